@@ -1,0 +1,3 @@
+//! The command line `egmem`.
+
+fn main() {}

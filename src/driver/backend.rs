@@ -1,0 +1,374 @@
+//! The seam: one object-safe trait, one method per driver call.
+
+use std::ffi::CStr;
+use std::fmt::Debug;
+
+use super::sim::Sim;
+use super::types::*;
+use super::{Call, Code};
+use crate::{Error, Result};
+
+fn absent<T>(call: Call) -> Result<T> {
+    Err(Error::driver(call, Code::NOT_SUPPORTED))
+}
+
+/// A driver: CUDA, the simulator, or one of your own (a null driver for benchmarks, a recorder).
+///
+/// Each method is one driver call, named after it, with the arguments checked by nobody but the
+/// driver. A method that the implementor leaves out answers `NOT_SUPPORTED`. Methods may be called
+/// from any thread, and leave the caller's current CUDA context as it was.
+///
+/// # Safety
+/// What methods report as success must have happened: memory reported as mapped and granted to the
+/// host is dereferenced by safe code.
+///
+/// The methods that are `unsafe` here can pull memory from under somebody: their callers must know
+/// that nobody uses the range, handle or stream any more, or that the work named is in bounds.
+#[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.
+pub unsafe trait Backend: Debug + Send + Sync + 'static {
+    /// `"cuda"`, `"simulated"`, or the name of your own.
+    fn name(&self) -> &'static str;
+
+    /// The simulator's controls, where this is the simulator.
+    fn sim(&self) -> Option<&Sim> {
+        None
+    }
+
+    /// The pool calls of the runtime API.
+    ///
+    /// # Errors
+    /// [`Error::MissingLibrary`] or [`Error::PlatformUnsupported`] where there is none.
+    fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
+        Err(Error::PlatformUnsupported {
+            what: "the CUDA runtime API",
+            source: None,
+        })
+    }
+
+    /// The pool calls of the driver API.
+    fn driver_pools(&self) -> &dyn PoolCalls;
+
+    // Devices.
+
+    /// `cuDriverGetVersion`
+    fn driver_version(&self) -> Result<CudaVersion> {
+        absent(Call::DriverGetVersion)
+    }
+    /// `cuDeviceGetCount`
+    fn device_count(&self) -> Result<i32> {
+        absent(Call::DeviceGetCount)
+    }
+    /// `cuDeviceGetName`
+    fn device_name(&self, device: i32) -> Result<String> {
+        absent(Call::DeviceGetName)
+    }
+    /// `cuDeviceGetUuid_v2`
+    fn device_uuid(&self, device: i32) -> Result<[u8; 16]> {
+        absent(Call::DeviceGetUuid)
+    }
+    /// `cuDeviceGetPCIBusId`: `0000:01:00.0`.
+    fn device_pci_bus_id(&self, device: i32) -> Result<String> {
+        absent(Call::DeviceGetPciBusId)
+    }
+    /// `cuDeviceTotalMem`, in bytes.
+    fn device_total_mem(&self, device: i32) -> Result<u64> {
+        absent(Call::DeviceTotalMem)
+    }
+    /// `cuDeviceGetAttribute`
+    fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Result<i32> {
+        absent(Call::DeviceGetAttribute)
+    }
+    /// `cuDeviceCanAccessPeer`
+    fn device_can_access_peer(&self, device: i32, peer: i32) -> Result<bool> {
+        absent(Call::DeviceCanAccessPeer)
+    }
+    /// `cuMemGetInfo`: free and total bytes of the device's memory.
+    fn mem_info(&self, device: i32) -> Result<(u64, u64)> {
+        absent(Call::MemGetInfo)
+    }
+
+    // Virtual memory management.
+
+    /// `cuMemGetAllocationGranularity`, in bytes.
+    fn mem_granularity(&self, props: &AllocationProps, kind: GranularityKind) -> Result<u64> {
+        absent(Call::MemGetAllocationGranularity)
+    }
+    /// `cuMemCreate`
+    fn mem_create(&self, size: u64, props: &AllocationProps) -> Result<PhysicalHandle> {
+        absent(Call::MemCreate)
+    }
+    /// `cuMemRelease`
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> Result<()> {
+        absent(Call::MemRelease)
+    }
+    /// `cuMemAddressReserve`; `alignment` 0 and `hint` 0 leave the choice to the driver.
+    fn mem_address_reserve(&self, size: u64, alignment: u64, hint: u64) -> Result<DevicePtr> {
+        absent(Call::MemAddressReserve)
+    }
+    /// `cuMemAddressFree`
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, size: u64) -> Result<()> {
+        absent(Call::MemAddressFree)
+    }
+    /// `cuMemMap`
+    unsafe fn mem_map(
+        &self,
+        ptr: DevicePtr,
+        size: u64,
+        offset: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()> {
+        absent(Call::MemMap)
+    }
+    /// `cuMemUnmap`
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, size: u64) -> Result<()> {
+        absent(Call::MemUnmap)
+    }
+    /// `cuMemSetAccess`
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        size: u64,
+        access: &[AccessDesc],
+    ) -> Result<()> {
+        absent(Call::MemSetAccess)
+    }
+    /// `cuMemGetAccess`: the driver's flags (0, 1 or 3).
+    fn mem_get_access(&self, location: Location, ptr: DevicePtr) -> Result<u64> {
+        absent(Call::MemGetAccess)
+    }
+    /// `cuMemExportToShareableHandle`
+    fn mem_export(&self, handle: PhysicalHandle, kind: HandleType) -> Result<ShareableHandle> {
+        absent(Call::MemExportToShareableHandle)
+    }
+    /// `cuMemImportFromShareableHandle`; the caller keeps the shareable handle.
+    fn mem_import(&self, handle: &ShareableHandle) -> Result<PhysicalHandle> {
+        absent(Call::MemImportFromShareableHandle)
+    }
+    /// `cuMemGetAllocationPropertiesFromHandle`
+    fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
+        absent(Call::MemGetAllocationPropertiesFromHandle)
+    }
+    /// `cuMemRetainAllocationHandle`
+    fn mem_retain(&self, ptr: DevicePtr) -> Result<PhysicalHandle> {
+        absent(Call::MemRetainAllocationHandle)
+    }
+    /// `cuPointerGetAttribute`, its value widened to 64 bits.
+    fn pointer_attribute(&self, ptr: DevicePtr, attribute: PointerAttribute) -> Result<u64> {
+        absent(Call::PointerGetAttribute)
+    }
+    /// `cuMemGetAddressRange`: base and size.
+    fn mem_address_range(&self, ptr: DevicePtr) -> Result<(DevicePtr, u64)> {
+        absent(Call::MemGetAddressRange)
+    }
+    /// `cuMemGetHandleForAddressRange` for a DMA-BUF fd.
+    fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<std::os::fd::OwnedFd> {
+        absent(Call::MemGetHandleForAddressRange)
+    }
+
+    // The allocators of old, for comparison and for copies' other end.
+
+    /// `cuMemAlloc`
+    fn mem_alloc(&self, device: i32, size: u64) -> Result<DevicePtr> {
+        absent(Call::MemAlloc)
+    }
+    /// `cuMemFree`
+    unsafe fn mem_free(&self, device: i32, ptr: DevicePtr) -> Result<()> {
+        absent(Call::MemFree)
+    }
+    /// `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
+    fn mem_host_alloc(&self, device: i32, size: u64) -> Result<DevicePtr> {
+        absent(Call::MemHostAlloc)
+    }
+    /// `cuMemFreeHost`
+    unsafe fn mem_free_host(&self, device: i32, ptr: DevicePtr) -> Result<()> {
+        absent(Call::MemFreeHost)
+    }
+
+    // Streams, events, work.
+
+    /// `cuStreamCreate`, NON_BLOCKING.
+    fn stream_create(&self, device: i32) -> Result<StreamHandle> {
+        absent(Call::StreamCreate)
+    }
+    /// `cuStreamDestroy`
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        absent(Call::StreamDestroy)
+    }
+    /// `cuStreamSynchronize`
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        absent(Call::StreamSynchronize)
+    }
+    /// `cuStreamQuery`: whether all work is done.
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        absent(Call::StreamQuery)
+    }
+    /// `cuStreamWaitEvent`
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        absent(Call::StreamWaitEvent)
+    }
+    /// `cuEventCreate`; without timing it is cheaper to record.
+    fn event_create(&self, device: i32, timing: bool) -> Result<EventHandle> {
+        absent(Call::EventCreate)
+    }
+    /// `cuEventDestroy`
+    unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        absent(Call::EventDestroy)
+    }
+    /// `cuEventRecord`
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        absent(Call::EventRecord)
+    }
+    /// `cuEventSynchronize`
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        absent(Call::EventSynchronize)
+    }
+    /// `cuEventQuery`: whether the recorded work is done.
+    fn event_query(&self, event: EventHandle) -> Result<bool> {
+        absent(Call::EventQuery)
+    }
+    /// `cuEventElapsedTime`, in milliseconds.
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        absent(Call::EventElapsedTime)
+    }
+    /// `cuMemcpyAsync`, the direction inferred from the addresses.
+    unsafe fn memcpy_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        absent(Call::MemcpyAsync)
+    }
+    /// `cuMemsetD8Async`
+    unsafe fn memset_d8_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        absent(Call::MemsetD8Async)
+    }
+    /// `cuModuleLoadData` of PTX, into the device's primary context. The simulator knows this
+    /// crate's own kernels only.
+    fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
+        absent(Call::ModuleLoadData)
+    }
+    /// `cuModuleUnload`
+    unsafe fn module_unload(&self, device: i32, module: ModuleHandle) -> Result<()> {
+        absent(Call::ModuleUnload)
+    }
+    /// `cuModuleGetFunction`
+    fn module_function(
+        &self,
+        device: i32,
+        module: ModuleHandle,
+        name: &CStr,
+    ) -> Result<FunctionHandle> {
+        absent(Call::ModuleGetFunction)
+    }
+    /// `cuLaunchKernel` with arguments of 64 bits each.
+    unsafe fn launch_kernel(
+        &self,
+        function: FunctionHandle,
+        dims: LaunchDims,
+        args: &[u64],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        absent(Call::LaunchKernel)
+    }
+}
+
+/// The pool calls, which the driver API and the runtime API both have. The objects are the same:
+/// a pool or an allocation made through one can be used through the other.
+///
+/// # Safety
+/// As for [`Backend`].
+#[allow(unused_variables, clippy::missing_safety_doc)] // As above.
+pub unsafe trait PoolCalls: Send + Sync {
+    /// Which API: `"driver"` or `"runtime"`.
+    fn api(&self) -> &'static str;
+
+    /// `cuMemPoolCreate`, `cudaMemPoolCreate`
+    fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
+        absent(Call::MemPoolCreate)
+    }
+    /// `cuMemPoolDestroy`, `cudaMemPoolDestroy`
+    unsafe fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
+        absent(Call::MemPoolDestroy)
+    }
+    /// `cuMemPoolSetAttribute`, `cudaMemPoolSetAttribute`
+    fn pool_set_attribute(
+        &self,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<()> {
+        absent(Call::MemPoolSetAttribute)
+    }
+    /// `cuMemPoolGetAttribute`, `cudaMemPoolGetAttribute`
+    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+        absent(Call::MemPoolGetAttribute)
+    }
+    /// `cuMemPoolTrimTo`, `cudaMemPoolTrimTo`
+    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+        absent(Call::MemPoolTrimTo)
+    }
+    /// `cuMemPoolSetAccess`, `cudaMemPoolSetAccess`
+    unsafe fn pool_set_access(&self, pool: PoolHandle, access: &[AccessDesc]) -> Result<()> {
+        absent(Call::MemPoolSetAccess)
+    }
+    /// `cuMemPoolGetAccess`, `cudaMemPoolGetAccess`: the driver's flags (0, 1 or 3).
+    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+        absent(Call::MemPoolGetAccess)
+    }
+    /// `cuMemPoolExportToShareableHandle`
+    ///
+    /// Fabric only after a `cuMemCreate` with that handle type has succeeded on this machine:
+    /// refused, it has been seen to corrupt the heap.
+    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+        absent(Call::MemPoolExportToShareableHandle)
+    }
+    /// `cuMemPoolImportFromShareableHandle`; the caller keeps the shareable handle.
+    fn pool_import(&self, handle: &ShareableHandle) -> Result<PoolHandle> {
+        absent(Call::MemPoolImportFromShareableHandle)
+    }
+    /// `cuMemPoolExportPointer`
+    fn pool_export_pointer(&self, ptr: DevicePtr) -> Result<PoolPtrExport> {
+        absent(Call::MemPoolExportPointer)
+    }
+    /// `cuMemPoolImportPointer`
+    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+        absent(Call::MemPoolImportPointer)
+    }
+    /// `cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`
+    fn alloc_from_pool_async(
+        &self,
+        pool: PoolHandle,
+        size: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr> {
+        absent(Call::MemAllocFromPoolAsync)
+    }
+    /// `cuMemAllocAsync`, `cudaMallocAsync`: from the device's current pool.
+    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+        absent(Call::MemAllocAsync)
+    }
+    /// `cuMemFreeAsync`, `cudaFreeAsync`
+    unsafe fn free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
+        absent(Call::MemFreeAsync)
+    }
+    /// `cuDeviceGetDefaultMemPool`, `cudaDeviceGetDefaultMemPool`
+    fn device_default_pool(&self, device: i32) -> Result<PoolHandle> {
+        absent(Call::DeviceGetDefaultMemPool)
+    }
+    /// `cuDeviceGetMemPool`, `cudaDeviceGetMemPool`
+    fn device_pool(&self, device: i32) -> Result<PoolHandle> {
+        absent(Call::DeviceGetMemPool)
+    }
+    /// `cuDeviceSetMemPool`, `cudaDeviceSetMemPool`
+    unsafe fn device_set_pool(&self, device: i32, pool: PoolHandle) -> Result<()> {
+        absent(Call::DeviceSetMemPool)
+    }
+}

@@ -1,0 +1,137 @@
+//! The driver calls of the seam, by name.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! calls {
+    ($($variant:ident => $name:literal,)*) => {
+        /// A driver call of the seam. Errors, traces, counts and injected faults name calls by it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum Call {
+            $(
+                #[doc = concat!("`", $name, "`")]
+                #[serde(rename = $name)]
+                $variant,
+            )*
+        }
+
+        impl Call {
+            /// Every call of the seam.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The call's name in CUDA's documentation.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+calls! {
+    Init => "cuInit",
+    DriverGetVersion => "cuDriverGetVersion",
+    DeviceGetCount => "cuDeviceGetCount",
+    DeviceGet => "cuDeviceGet",
+    DeviceGetName => "cuDeviceGetName",
+    DeviceGetUuid => "cuDeviceGetUuid",
+    DeviceGetPciBusId => "cuDeviceGetPCIBusId",
+    DeviceTotalMem => "cuDeviceTotalMem",
+    DeviceGetAttribute => "cuDeviceGetAttribute",
+    DeviceCanAccessPeer => "cuDeviceCanAccessPeer",
+    DevicePrimaryCtxRetain => "cuDevicePrimaryCtxRetain",
+    DevicePrimaryCtxRelease => "cuDevicePrimaryCtxRelease",
+    CtxPushCurrent => "cuCtxPushCurrent",
+    CtxPopCurrent => "cuCtxPopCurrent",
+    MemGetInfo => "cuMemGetInfo",
+    MemGetAllocationGranularity => "cuMemGetAllocationGranularity",
+    MemCreate => "cuMemCreate",
+    MemRelease => "cuMemRelease",
+    MemAddressReserve => "cuMemAddressReserve",
+    MemAddressFree => "cuMemAddressFree",
+    MemMap => "cuMemMap",
+    MemUnmap => "cuMemUnmap",
+    MemSetAccess => "cuMemSetAccess",
+    MemGetAccess => "cuMemGetAccess",
+    MemExportToShareableHandle => "cuMemExportToShareableHandle",
+    MemImportFromShareableHandle => "cuMemImportFromShareableHandle",
+    MemGetAllocationPropertiesFromHandle => "cuMemGetAllocationPropertiesFromHandle",
+    MemRetainAllocationHandle => "cuMemRetainAllocationHandle",
+    PointerGetAttribute => "cuPointerGetAttribute",
+    MemGetAddressRange => "cuMemGetAddressRange",
+    MemGetHandleForAddressRange => "cuMemGetHandleForAddressRange",
+    MemAlloc => "cuMemAlloc",
+    MemFree => "cuMemFree",
+    MemHostAlloc => "cuMemHostAlloc",
+    MemFreeHost => "cuMemFreeHost",
+    MemPoolCreate => "cuMemPoolCreate",
+    MemPoolDestroy => "cuMemPoolDestroy",
+    MemPoolSetAttribute => "cuMemPoolSetAttribute",
+    MemPoolGetAttribute => "cuMemPoolGetAttribute",
+    MemPoolTrimTo => "cuMemPoolTrimTo",
+    MemPoolSetAccess => "cuMemPoolSetAccess",
+    MemPoolGetAccess => "cuMemPoolGetAccess",
+    MemPoolExportToShareableHandle => "cuMemPoolExportToShareableHandle",
+    MemPoolImportFromShareableHandle => "cuMemPoolImportFromShareableHandle",
+    MemPoolExportPointer => "cuMemPoolExportPointer",
+    MemPoolImportPointer => "cuMemPoolImportPointer",
+    MemAllocFromPoolAsync => "cuMemAllocFromPoolAsync",
+    MemAllocAsync => "cuMemAllocAsync",
+    MemFreeAsync => "cuMemFreeAsync",
+    DeviceGetDefaultMemPool => "cuDeviceGetDefaultMemPool",
+    DeviceGetMemPool => "cuDeviceGetMemPool",
+    DeviceSetMemPool => "cuDeviceSetMemPool",
+    StreamCreate => "cuStreamCreate",
+    StreamDestroy => "cuStreamDestroy",
+    StreamSynchronize => "cuStreamSynchronize",
+    StreamQuery => "cuStreamQuery",
+    StreamWaitEvent => "cuStreamWaitEvent",
+    EventCreate => "cuEventCreate",
+    EventDestroy => "cuEventDestroy",
+    EventRecord => "cuEventRecord",
+    EventSynchronize => "cuEventSynchronize",
+    EventQuery => "cuEventQuery",
+    EventElapsedTime => "cuEventElapsedTime",
+    MemcpyAsync => "cuMemcpyAsync",
+    MemsetD8Async => "cuMemsetD8Async",
+    ModuleLoadData => "cuModuleLoadData",
+    ModuleUnload => "cuModuleUnload",
+    ModuleGetFunction => "cuModuleGetFunction",
+    LaunchKernel => "cuLaunchKernel",
+    RtSetDevice => "cudaSetDevice",
+    RtMemPoolCreate => "cudaMemPoolCreate",
+    RtMemPoolDestroy => "cudaMemPoolDestroy",
+    RtMemPoolSetAttribute => "cudaMemPoolSetAttribute",
+    RtMemPoolGetAttribute => "cudaMemPoolGetAttribute",
+    RtMemPoolTrimTo => "cudaMemPoolTrimTo",
+    RtMemPoolSetAccess => "cudaMemPoolSetAccess",
+    RtMemPoolGetAccess => "cudaMemPoolGetAccess",
+    RtMallocFromPoolAsync => "cudaMallocFromPoolAsync",
+    RtMallocAsync => "cudaMallocAsync",
+    RtFreeAsync => "cudaFreeAsync",
+    RtDeviceGetDefaultMemPool => "cudaDeviceGetDefaultMemPool",
+    RtDeviceGetMemPool => "cudaDeviceGetMemPool",
+    RtDeviceSetMemPool => "cudaDeviceSetMemPool",
+    RtRuntimeGetVersion => "cudaRuntimeGetVersion",
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Call {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> crate::Result<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|call| call.name() == name)
+            .ok_or_else(|| {
+                crate::Error::invalid("call", format!("'{name}' is not a call of the seam"))
+            })
+    }
+}

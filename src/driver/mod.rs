@@ -1,0 +1,111 @@
+//! The driver seam: everything above it is written once, for CUDA and for the simulator.
+
+mod backend;
+mod call;
+mod code;
+mod cuda;
+pub mod sim;
+mod types;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub use backend::{Backend, PoolCalls};
+pub use call::Call;
+pub use code::Code;
+pub use types::*;
+
+use crate::{Error, Result};
+
+/// A driver: CUDA's, or a simulated one. Cheap to clone; clones are the same driver.
+///
+/// It dereferences to [`Backend`], whose methods are the driver's calls, one by one. Most programs
+/// need only `Buffer`, `Pool` and `Topology`.
+#[derive(Clone)]
+pub struct Driver(Arc<dyn Backend>);
+
+impl Driver {
+    /// The CUDA driver of this machine, initialised.
+    ///
+    /// Source: `cuInit`, through `libcuda.so.1`, loaded at run time.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`] without a usable library, [`Error::DriverTooOld`] before CUDA 12.2,
+    /// [`Error::Driver`] where `cuInit` fails, for example with `NO_DEVICE`.
+    pub fn open() -> Result<Self> {
+        cuda::open().map(Self)
+    }
+
+    /// A simulated driver of `machine`: for tests, and for development without a GPU.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the description contradicts itself, [`Error::System`]
+    /// where the operating system has no memory for it.
+    pub fn simulated(machine: sim::Machine) -> Result<Self> {
+        sim::open(machine).map(Self)
+    }
+
+    /// A driver over a backend of your own.
+    pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
+        Self(backend)
+    }
+
+    /// Whether this is the simulator: then no time measured on it means anything.
+    pub fn is_simulated(&self) -> bool {
+        self.sim().is_some()
+    }
+
+    /// The pool calls of one API.
+    ///
+    /// # Errors
+    /// For [`PoolApi::Runtime`]: [`Error::MissingLibrary`] without a CUDA runtime library,
+    /// [`Error::PlatformUnsupported`] where the feature `cudart` is off.
+    pub fn pools(&self, api: PoolApi) -> Result<&dyn PoolCalls> {
+        match api {
+            PoolApi::Driver => Ok(self.driver_pools()),
+            PoolApi::Runtime => self.runtime_pools(),
+        }
+    }
+
+    /// Whether both are the same driver.
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Checks that this is the driver `other` too: handles mean nothing to another driver.
+    pub(crate) fn expect_same(&self, other: &Self, what: &'static str) -> Result<()> {
+        if self.same(other) {
+            Ok(())
+        } else {
+            Err(Error::invalid(what, "it belongs to another driver"))
+        }
+    }
+}
+
+impl Deref for Driver {
+    type Target = dyn Backend;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Driver({})", self.name())
+    }
+}
+
+/// Through which API pools are used. The objects are the same.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolApi {
+    /// The driver API: `cuMemPoolCreate` and its family.
+    #[default]
+    Driver,
+    /// The runtime API: `cudaMemPoolCreate` and its family. Needs the feature `cudart`.
+    Runtime,
+}

@@ -1,0 +1,490 @@
+//! The seam's vocabulary: locations, access, handle types, properties and handles.
+
+use std::fmt;
+use std::ops::{BitOr, BitOrAssign};
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+/// Where memory lies, or who accesses it. Source: `CUmemLocation`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Location {
+    /// A GPU's own memory, by CUDA device ordinal.
+    Device(i32),
+    /// Host memory, on no particular node.
+    Host,
+    /// A host NUMA node, by the operating system's id.
+    HostNuma(i32),
+    /// The host NUMA node of the calling thread.
+    HostNumaCurrent,
+}
+
+impl Location {
+    /// Whether the CPU's memory is meant, by node or not.
+    pub const fn is_host(self) -> bool {
+        !matches!(self, Self::Device(_))
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(ordinal) => write!(f, "GPU {ordinal}"),
+            Self::Host => f.write_str("the host"),
+            Self::HostNuma(node) => write!(f, "host NUMA node {node}"),
+            Self::HostNumaCurrent => f.write_str("the calling thread's NUMA node"),
+        }
+    }
+}
+
+/// A NUMA node, by the operating system's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub i32);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl From<NodeId> for Location {
+    fn from(node: NodeId) -> Self {
+        Self::HostNuma(node.0)
+    }
+}
+
+/// What a location may do with mapped memory. Source: `CUmemAccess_flags`.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// Read only.
+    Read,
+    /// Read and write.
+    #[default]
+    ReadWrite,
+}
+
+impl Access {
+    /// The value of `CUmemAccess_flags`: 0, 1 or 3.
+    pub const fn flags(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Read => 1,
+            Self::ReadWrite => 3,
+        }
+    }
+
+    /// The access that a driver's flags mean; `None` for a value that the driver does not document.
+    pub const fn from_flags(flags: u64) -> Option<Self> {
+        match flags {
+            0 => Some(Self::None),
+            1 => Some(Self::Read),
+            3 => Some(Self::ReadWrite),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "no access",
+            Self::Read => "read-only access",
+            Self::ReadWrite => "read-write access",
+        })
+    }
+}
+
+/// Access for one location. Source: `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AccessDesc {
+    /// Who.
+    pub location: Location,
+    /// What it may do.
+    pub access: Access,
+}
+
+/// One way to share memory with another process. Source: `CUmemAllocationHandleType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandleType {
+    /// A POSIX file descriptor, for processes of one machine.
+    PosixFd,
+    /// A fabric handle, for the nodes of an IMEX domain.
+    Fabric,
+}
+
+impl fmt::Display for HandleType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PosixFd => "POSIX fd",
+            Self::Fabric => "fabric",
+        })
+    }
+}
+
+/// A set of [`HandleType`]s, chosen when memory is created.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HandleTypes(u32);
+
+impl HandleTypes {
+    /// Not shareable.
+    pub const NONE: Self = Self(0);
+    /// Shareable as a POSIX file descriptor.
+    pub const POSIX_FD: Self = Self(1);
+    /// Shareable as a fabric handle.
+    pub const FABRIC: Self = Self(8);
+
+    /// The driver's bit mask.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The set with the driver's bit mask `bits`, unknown bits kept.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Whether every type of `other` is in the set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl From<HandleType> for HandleTypes {
+    fn from(handle_type: HandleType) -> Self {
+        match handle_type {
+            HandleType::PosixFd => Self::POSIX_FD,
+            HandleType::Fabric => Self::FABRIC,
+        }
+    }
+}
+
+impl BitOr for HandleTypes {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for HandleTypes {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Display for HandleTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.contains(Self::POSIX_FD), self.contains(Self::FABRIC)) {
+            _ if self.0 & !9 != 0 => write!(f, "{:#x}", self.0),
+            (true, true) => f.write_str("fabric | POSIX fd"),
+            (true, false) => f.write_str("POSIX fd"),
+            (false, true) => f.write_str("fabric"),
+            (false, false) => f.write_str("none"),
+        }
+    }
+}
+
+impl fmt::Debug for HandleTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HandleTypes({self})")
+    }
+}
+
+/// What physical memory is to be. Source: `CUmemAllocationProp`, type PINNED.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AllocationProps {
+    /// Where the memory lies.
+    pub location: Location,
+    /// How it may be shared.
+    pub handle_types: HandleTypes,
+    /// Whether GPUDirect RDMA is asked for (device memory only).
+    pub gpu_direct_rdma: bool,
+}
+
+impl AllocationProps {
+    /// Memory at `location`, not shareable.
+    pub const fn at(location: Location) -> Self {
+        Self {
+            location,
+            handle_types: HandleTypes::NONE,
+            gpu_direct_rdma: false,
+        }
+    }
+
+    /// The same with `handle_types`.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.handle_types = handle_types;
+        self
+    }
+}
+
+/// What a memory pool is to be. Source: `CUmemPoolProps`, type PINNED.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PoolProps {
+    /// Where the pool's memory lies.
+    pub location: Location,
+    /// How the pool may be shared.
+    pub handle_types: HandleTypes,
+    /// The most bytes the pool may hold; 0: the driver's own limit. Ignored by drivers before 12.2.
+    pub max_size: u64,
+}
+
+/// A pool's settings and counters, all 64 bits wide here. Source: `CUmemPool_attribute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum PoolAttribute {
+    /// Reuse memory freed in another stream when an event orders the two (0 or 1; `int` in CUDA).
+    ReuseFollowEventDependencies = 1,
+    /// Reuse memory whose free is seen to have completed (0 or 1; `int` in CUDA).
+    ReuseAllowOpportunistic = 2,
+    /// Insert dependencies between streams in order to reuse memory (0 or 1; `int` in CUDA).
+    ReuseAllowInternalDependencies = 3,
+    /// Bytes kept before freed memory goes back to the system at a synchronisation.
+    ReleaseThreshold = 4,
+    /// Bytes held now; read only.
+    ReservedCurrent = 5,
+    /// Most bytes held since the last reset; only 0 can be set.
+    ReservedHigh = 6,
+    /// Bytes allocated from the pool now; read only.
+    UsedCurrent = 7,
+    /// Most bytes allocated since the last reset; only 0 can be set.
+    UsedHigh = 8,
+}
+
+impl PoolAttribute {
+    /// Whether the attribute is an `int` in CUDA rather than a `cuuint64_t`.
+    pub const fn is_int(self) -> bool {
+        (self as i32) < 4
+    }
+}
+
+/// Minimum or recommended granularity. Source: `CUmemAllocationGranularity_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum GranularityKind {
+    /// The smallest unit that works.
+    Minimum = 0,
+    /// The unit for best performance.
+    Recommended = 1,
+}
+
+/// A `CUdevice_attribute` number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DeviceAttribute(pub i32);
+
+#[allow(missing_docs)] // The names are CUDA's, less CU_DEVICE_ATTRIBUTE_.
+impl DeviceAttribute {
+    pub const INTEGRATED: Self = Self(18);
+    pub const UNIFIED_ADDRESSING: Self = Self(41);
+    pub const MULTIPROCESSOR_COUNT: Self = Self(16);
+    pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
+    pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    pub const PAGEABLE_MEMORY_ACCESS: Self = Self(88);
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Self = Self(100);
+    pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: Self = Self(101);
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
+    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
+    pub const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: Self = Self(110);
+    pub const MEMORY_POOLS_SUPPORTED: Self = Self(115);
+    pub const MEMPOOL_SUPPORTED_HANDLE_TYPES: Self = Self(119);
+    pub const DMA_BUF_SUPPORTED: Self = Self(124);
+    pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
+    pub const NUMA_CONFIG: Self = Self(130);
+    pub const NUMA_ID: Self = Self(131);
+    pub const HOST_NUMA_ID: Self = Self(134);
+    pub const HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(141);
+    pub const HOST_NUMA_MEMORY_POOLS_SUPPORTED: Self = Self(142);
+    pub const HOST_NUMA_MULTINODE_IPC_SUPPORTED: Self = Self(143);
+    pub const HOST_MEMORY_POOLS_SUPPORTED: Self = Self(144);
+    pub const HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(145);
+}
+
+/// What `cuPointerGetAttribute` can be asked for here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum PointerAttribute {
+    /// 1: host, 2: device.
+    MemoryType = 2,
+    /// The address for the GPU.
+    DevicePointer = 3,
+    /// The address for the CPU.
+    HostPointer = 4,
+    /// The device's ordinal.
+    DeviceOrdinal = 9,
+    /// The start of the mapped range.
+    RangeStartAddr = 11,
+    /// The size of the mapped range.
+    RangeSize = 12,
+    /// Whether the range is mapped.
+    Mapped = 13,
+    /// The handle types chosen when the memory was created.
+    AllowedHandleTypes = 14,
+}
+
+/// A CUDA version, as drivers report it: 13000 is 13.0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CudaVersion(pub i32);
+
+impl CudaVersion {
+    /// 12.2, the first version with host-NUMA locations and the oldest driver this crate uses.
+    pub const OLDEST: Self = Self(12020);
+
+    /// Major and minor number.
+    pub const fn parts(self) -> (i32, i32) {
+        (self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.parts();
+        write!(f, "{major}.{minor}")
+    }
+}
+
+impl fmt::Debug for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaVersion({self})")
+    }
+}
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident,)*) => {$(
+        $(#[$doc])*
+        ///
+        /// A plain number, as the driver gave it: it owns nothing.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+handles! {
+    /// Physical memory: `CUmemGenericAllocationHandle`.
+    PhysicalHandle,
+    /// A memory pool: `CUmemoryPool` or `cudaMemPool_t`, the same object.
+    PoolHandle,
+    /// An event: `CUevent`.
+    EventHandle,
+    /// A loaded module: `CUmodule`.
+    ModuleHandle,
+    /// A kernel: `CUfunction`.
+    FunctionHandle,
+}
+
+/// A stream with the device that it belongs to: `CUstream`. A plain value: it owns nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamHandle {
+    /// The device's ordinal.
+    pub device: i32,
+    /// The driver's pointer; 0 is the legacy default stream.
+    pub raw: u64,
+}
+
+/// An address in CUDA's unified address space: `CUdeviceptr`.
+///
+/// For host memory it is also the CPU's address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The address `bytes` further.
+    ///
+    /// # Panics
+    /// In debug builds, if the address would wrap.
+    #[allow(clippy::should_implement_trait)] // `+` would suggest a distance as the result.
+    pub const fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DevicePtr({:#x})", self.0)
+    }
+}
+
+/// The 64 bytes that name memory across the nodes of an IMEX domain: `CUmemFabricHandle`.
+///
+/// Whoever holds them can map the memory, so they are never shown and are wiped when dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FabricHandle(Box<[u8; 64]>);
+
+impl FabricHandle {
+    /// The handle with these bytes.
+    pub fn from_bytes(bytes: &[u8; 64]) -> Self {
+        Self(Box::new(*bytes))
+    }
+
+    /// The handle's bytes: a secret.
+    pub fn expose_bytes(&self) -> &[u8; 64] {
+        &self.0
+    }
+}
+
+impl Drop for FabricHandle {
+    fn drop(&mut self) {
+        for byte in self.0.iter_mut() {
+            // SAFETY: `byte` is a live, exclusive reference; volatile so that the wipe is kept.
+            unsafe { std::ptr::write_volatile(byte, 0) };
+        }
+    }
+}
+
+impl fmt::Debug for FabricHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FabricHandle(redacted)")
+    }
+}
+
+/// Memory in a form that can leave the process.
+#[derive(Debug)]
+pub enum ShareableHandle {
+    /// A file descriptor, owned: closed when dropped.
+    PosixFd(OwnedFd),
+    /// A fabric handle.
+    Fabric(FabricHandle),
+}
+
+impl ShareableHandle {
+    /// Which type it is.
+    pub const fn handle_type(&self) -> HandleType {
+        match self {
+            Self::PosixFd(_) => HandleType::PosixFd,
+            Self::Fabric(_) => HandleType::Fabric,
+        }
+    }
+}
+
+/// A pool allocation in a form that can leave the process: `CUmemPoolPtrExportData`.
+#[derive(Clone)]
+pub struct PoolPtrExport(pub [u8; 64]);
+
+impl fmt::Debug for PoolPtrExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PoolPtrExport(redacted)")
+    }
+}
+
+/// Blocks and threads of a kernel launch, in one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchDims {
+    /// Blocks: 1 or more.
+    pub blocks: u32,
+    /// Threads per block: 1 to 1024.
+    pub threads: u32,
+}

@@ -1,0 +1,327 @@
+//! The one error type: what failed, why, and what to do.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
+use crate::size::Bytes;
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A driver call that failed, and the code it failed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed: {code}")]
+pub struct DriverError {
+    /// The call.
+    pub call: Call,
+    /// Its result.
+    pub code: Code,
+}
+
+/// What failed and why; [`Error::remedy`] says what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no usable CUDA driver library.
+    #[error("no CUDA driver: {detail}")]
+    NoDriver {
+        /// What was tried and what came of it.
+        detail: String,
+    },
+    /// The driver is older than what was asked for needs.
+    #[error("{what} needs a driver for CUDA {need}, this one is for CUDA {have}")]
+    DriverTooOld {
+        /// What needs the newer driver.
+        what: &'static str,
+        /// The driver's version.
+        have: CudaVersion,
+        /// The version needed.
+        need: CudaVersion,
+    },
+    /// A library that is loaded at run time is not there.
+    #[error("cannot load {library}: {detail}")]
+    MissingLibrary {
+        /// The library.
+        library: &'static str,
+        /// The loader's words.
+        detail: String,
+    },
+    /// A library lacks a function, although its version should have it.
+    #[error("{library} has no function {symbol}")]
+    MissingSymbol {
+        /// The function.
+        symbol: &'static str,
+        /// The library.
+        library: &'static str,
+    },
+    /// A driver call failed with a code that has no better explanation here.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Fabric handles were refused for want of an IMEX channel.
+    #[error("fabric handles are refused: no IMEX channel at {}", path.display())]
+    NoImexChannel {
+        /// Where a channel would be.
+        path: PathBuf,
+        /// The refused call.
+        source: DriverError,
+    },
+    /// The machine, its GPU or its driver cannot do it.
+    #[error("this platform does not support {what}")]
+    PlatformUnsupported {
+        /// What it cannot do.
+        what: &'static str,
+        /// The refused call, where there was one.
+        source: Option<DriverError>,
+    },
+    /// The driver had no memory left.
+    #[error("out of memory: {} asked for at {location}", Bytes(*requested))]
+    OutOfMemory {
+        /// Where.
+        location: Location,
+        /// Bytes asked for.
+        requested: u64,
+        /// The refused call.
+        source: DriverError,
+    },
+    /// The request is bigger than the node's free memory and was not put to the driver.
+    #[error(
+        "NUMA node {node} has {} free, {} were asked for",
+        Bytes(*free),
+        Bytes(*requested)
+    )]
+    NodeTooFull {
+        /// The node.
+        node: NodeId,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The driver does not say which host NUMA node is a GPU's.
+    #[error(
+        "the host NUMA node of GPU {gpu} is unknown; nodes of this machine: {}",
+        list(choices)
+    )]
+    NodeUnknown {
+        /// The GPU's ordinal.
+        gpu: i32,
+        /// The nodes there are.
+        choices: Vec<NodeId>,
+    },
+    /// There is no such NUMA node.
+    #[error(
+        "there is no host NUMA node {node}; nodes of this machine: {}",
+        list(choices)
+    )]
+    NoSuchNode {
+        /// The node asked for.
+        node: NodeId,
+        /// The nodes there are.
+        choices: Vec<NodeId>,
+    },
+    /// There is no such GPU.
+    #[error("there is no GPU {gpu}; this machine has {count}")]
+    NoSuchGpu {
+        /// The ordinal asked for.
+        gpu: i32,
+        /// How many there are.
+        count: usize,
+    },
+    /// An argument cannot be right.
+    #[error("invalid {what}: {why}")]
+    InvalidArgument {
+        /// Which argument.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A range reaches beyond the memory it is in.
+    #[error("range of {len} bytes at offset {offset} is outside memory of {size} bytes")]
+    OutOfRange {
+        /// Where the range starts, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// The memory's size in bytes.
+        size: u64,
+    },
+    /// Someone lacks the access that the operation needs.
+    #[error("{who} has {have}, the operation needs {need}")]
+    NotAccessible {
+        /// Who.
+        who: Location,
+        /// What it has.
+        have: Access,
+        /// What it would need.
+        need: Access,
+    },
+    /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
+    #[error("GPU {device} is lost to this process after an earlier fault ({source})")]
+    ContextLost {
+        /// The GPU's ordinal.
+        device: i32,
+        /// The call that found out.
+        source: DriverError,
+    },
+    /// Bytes read back are not the bytes written.
+    #[error("wrong bytes at offset {offset}: {found:#018x} instead of {expected:#018x} ({by})")]
+    WrongBytes {
+        /// Who read them.
+        by: Location,
+        /// Where, in bytes from the start.
+        offset: u64,
+        /// The 64-bit word that should be there.
+        expected: u64,
+        /// The one that is.
+        found: u64,
+    },
+    /// A probe in a child process died.
+    #[error("the probe of {what} died: {how}")]
+    ProbeDied {
+        /// What was probed.
+        what: String,
+        /// Its signal, exit status, or why it could not be started.
+        how: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {detail}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's words.
+        detail: String,
+    },
+    /// The machine's topology cannot be read.
+    #[error("topology: {detail}")]
+    Topology {
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// A failed driver call.
+    pub const fn driver(call: Call, code: Code) -> Self {
+        Self::Driver(DriverError { call, code })
+    }
+
+    /// An argument that cannot be right.
+    pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
+        Self::InvalidArgument {
+            what,
+            why: why.into(),
+        }
+    }
+
+    /// A refusal by the operating system.
+    pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
+        Self::System {
+            what: what.into(),
+            detail: error.to_string(),
+        }
+    }
+
+    /// The failed driver call behind the error, where there is one.
+    pub const fn driver_error(&self) -> Option<DriverError> {
+        match self {
+            Self::Driver(source)
+            | Self::NoImexChannel { source, .. }
+            | Self::OutOfMemory { source, .. }
+            | Self::ContextLost { source, .. } => Some(*source),
+            Self::PlatformUnsupported { source, .. } => *source,
+            _ => None,
+        }
+    }
+
+    /// The result code behind the error, where a driver call failed.
+    pub const fn code(&self) -> Option<Code> {
+        match self.driver_error() {
+            Some(source) => Some(source.code),
+            None => None,
+        }
+    }
+
+    /// What to do about it, in a sentence.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoDriver { .. } => {
+                "install the NVIDIA driver (libcuda.so.1), or use Driver::simulated"
+            }
+            Self::DriverTooOld { .. } => "install a newer NVIDIA driver",
+            Self::MissingLibrary { .. } => {
+                "install the library, or add its folder to LD_LIBRARY_PATH"
+            }
+            Self::MissingSymbol { .. } => {
+                "the installed library is damaged or a stub: install the driver that belongs to the GPU"
+            }
+            Self::NoImexChannel { .. } => {
+                "ask the administrator for an IMEX channel (nvidia-modprobe or the IMEX service), and in \
+                 a container for the device node; within one machine use POSIX fds instead"
+            }
+            Self::PlatformUnsupported { .. } => {
+                "use another path: `egmem doctor` lists those that work"
+            }
+            Self::OutOfMemory { .. } | Self::NodeTooFull { .. } => {
+                "ask for less, free memory on the node, or choose another node"
+            }
+            Self::NodeUnknown { .. } => "choose a node by its id",
+            Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
+                "choose one that `egmem topo` lists"
+            }
+            Self::NotAccessible { .. } => "grant it with set_access first",
+            Self::ContextLost { .. } => {
+                "restart the process; compute-sanitizer finds the faulty access"
+            }
+            Self::WrongBytes { .. } => {
+                "memory was overwritten or is faulty: check other writers, then the machine's logs"
+            }
+            Self::ProbeDied { .. } => {
+                "the driver crashed: update it, and keep to the paths that work"
+            }
+            Self::Driver(source) => remedy_for(source.code),
+            Self::InvalidArgument { .. }
+            | Self::OutOfRange { .. }
+            | Self::System { .. }
+            | Self::Topology { .. } => "mend what the message names",
+        }
+    }
+}
+
+fn list(nodes: &[NodeId]) -> String {
+    nodes
+        .iter()
+        .map(NodeId::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn remedy_for(code: Code) -> &'static str {
+    match code {
+        Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
+        Code::SYSTEM_DRIVER_MISMATCH => {
+            "reboot or reload the kernel module: it is not the library's version"
+        }
+        Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
+        Code::NOT_PERMITTED => {
+            "check the IMEX channel, the container's device nodes and its capabilities"
+        }
+        Code::OUT_OF_MEMORY => "ask for less, or free memory",
+        _ => "`egmem doctor` tells what works on this machine",
+    }
+}
+
+/// An error with its remedy, for people: `{error}; {remedy}`.
+#[derive(Debug)]
+pub struct Explained<'a>(pub &'a Error);
+
+impl fmt::Display for Explained<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        if let (Some(source), false) = (self.0.driver_error(), matches!(self.0, Error::Driver(_))) {
+            write!(f, " ({source})")?;
+        }
+        write!(f, "; {}", self.0.remedy())
+    }
+}

@@ -1,0 +1,209 @@
+//! Sizes: a granularity and a size rounded up to it once, then carried everywhere.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The unit in which the driver creates and maps physical memory, in bytes: a power of two.
+///
+/// Source: `cuMemGetAllocationGranularity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Granularity(u64);
+
+impl Granularity {
+    /// The 2 MiB that every driver measured so far reports.
+    pub const TWO_MIB: Self = Self(2 << 20);
+
+    /// A granularity of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless `bytes` is a power of two.
+    pub fn new(bytes: u64) -> Result<Self> {
+        if bytes.is_power_of_two() {
+            Ok(Self(bytes))
+        } else {
+            Err(Error::invalid(
+                "granularity",
+                format!("{bytes} bytes is not a power of two"),
+            ))
+        }
+    }
+
+    /// The granularity in bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// Whether `bytes` is a whole number of units.
+    pub const fn divides(self, bytes: u64) -> bool {
+        bytes & (self.0 - 1) == 0
+    }
+}
+
+impl TryFrom<u64> for Granularity {
+    type Error = Error;
+    fn try_from(bytes: u64) -> Result<Self> {
+        Self::new(bytes)
+    }
+}
+
+impl From<Granularity> for u64 {
+    fn from(granularity: Granularity) -> u64 {
+        granularity.0
+    }
+}
+
+/// A size that was asked for, and the same size rounded up to a granularity.
+///
+/// Physical memory, reservation and mapping must agree on the padded size to the byte, so it is
+/// computed once, here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PaddedSize {
+    requested: u64,
+    padded: u64,
+}
+
+impl PaddedSize {
+    /// `requested` bytes rounded up to `granularity`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `requested` is 0 or the padded size does not fit `isize`.
+    pub fn new(requested: u64, granularity: Granularity) -> Result<Self> {
+        let unit = granularity.bytes();
+        if requested == 0 {
+            return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+        }
+        match requested.checked_next_multiple_of(unit) {
+            Some(padded) if padded <= isize::MAX as u64 => Ok(Self { requested, padded }),
+            _ => Err(Error::invalid(
+                "size",
+                format!("{requested} bytes is more than an address space holds"),
+            )),
+        }
+    }
+
+    /// The bytes that were asked for: at least 1.
+    pub const fn requested(self) -> u64 {
+        self.requested
+    }
+
+    /// The bytes that are allocated: a multiple of the granularity.
+    pub const fn padded(self) -> u64 {
+        self.padded
+    }
+}
+
+/// Bytes, shown in the largest binary unit that keeps the number short: `1.5 GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let exponent = (63 - self.0.leading_zeros()) as usize / 10;
+        let unit = 1_u64 << (10 * exponent);
+        if self.0.is_multiple_of(unit) {
+            write!(f, "{} {}", self.0 / unit, UNITS[exponent - 1])
+        } else {
+            write!(
+                f,
+                "{:.2} {}",
+                self.0 as f64 / unit as f64,
+                UNITS[exponent - 1]
+            )
+        }
+    }
+}
+
+impl std::str::FromStr for Bytes {
+    type Err = Error;
+
+    /// Reads `4096`, `64KiB`, `1.5 GiB`, `2G`: binary units, case ignored.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = |why: &str| Error::invalid("size", format!("'{text}': {why}"));
+        let text_trimmed = text.trim();
+        let split = text_trimmed
+            .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+            .unwrap_or(text_trimmed.len());
+        let (number, unit) = text_trimmed.split_at(split);
+        let shift = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kib" => 10,
+            "m" | "mib" => 20,
+            "g" | "gib" => 30,
+            "t" | "tib" => 40,
+            _ => return Err(bad("the unit must be B, KiB, MiB, GiB or TiB")),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole
+                .checked_mul(1 << shift)
+                .map(Self)
+                .ok_or_else(|| bad("more than 64 bits hold"));
+        }
+        let value: f64 = number.parse().map_err(|_| bad("not a number"))?;
+        let bytes = value * (1_u64 << shift) as f64;
+        if bytes.is_finite() && (0.0..u64::MAX as f64).contains(&bytes) {
+            Ok(Self(bytes as u64))
+        } else {
+            Err(bad("more than 64 bits hold"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn padding_is_the_least_multiple_that_holds_the_request(
+            requested in 1_u64..1 << 50,
+            shift in 0_u32..31,
+        ) {
+            let granularity = Granularity::new(1 << shift).unwrap();
+            let size = PaddedSize::new(requested, granularity).unwrap();
+            prop_assert!(granularity.divides(size.padded()));
+            prop_assert!(size.padded() >= requested);
+            prop_assert!(size.padded() - requested < granularity.bytes());
+        }
+
+        #[test]
+        fn displayed_bytes_read_back_to_within_the_digits_shown(bytes in 0_u64..1 << 50) {
+            let read: Bytes = Bytes(bytes).to_string().parse().unwrap();
+            let error = read.0.abs_diff(bytes) as f64;
+            prop_assert!(error <= 0.005 * bytes as f64 + 1.0, "{bytes} read back as {}", read.0);
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        assert!(PaddedSize::new(0, Granularity::TWO_MIB).is_err());
+        assert!(PaddedSize::new(u64::MAX, Granularity::TWO_MIB).is_err());
+        assert!(PaddedSize::new(isize::MAX as u64, Granularity::TWO_MIB).is_err());
+        assert!(Granularity::new(0).is_err());
+        assert!(Granularity::new(3 << 20).is_err());
+    }
+
+    #[test]
+    fn sizes_are_read_in_binary_units() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("64KiB", 65536),
+            ("1.5 GiB", 3 << 29),
+            ("2G", 2 << 30),
+        ] {
+            assert_eq!(text.parse::<Bytes>().unwrap().0, bytes, "{text}");
+        }
+        for text in ["", "GiB", "1 XB", "99999999 TiB", "-1"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+}
