@@ -2,8 +2,10 @@
 #![deny(missing_docs)]
 #![warn(clippy::all)]
 
+pub mod capability;
 pub mod driver;
 mod error;
+mod explain;
 pub mod kernels;
 pub mod size;
 

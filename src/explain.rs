@@ -1,0 +1,256 @@
+//! What the driver's codes mean where memory is made: a typed reason instead of a number.
+
+use crate::capability::ImexChannel;
+use crate::driver::{AllocationProps, Code, CudaVersion, HandleTypes, Location, PoolProps};
+use crate::{Driver, DriverError, Error};
+
+/// Explains why `cuMemCreate` (or an export from its handle) with `props` failed.
+pub(crate) fn explain_create(
+    driver: &Driver,
+    error: Error,
+    props: &AllocationProps,
+    bytes: u64,
+) -> Error {
+    let what = match props.location {
+        Location::Device(_) => "device memory through VMM",
+        Location::Host => "host memory through VMM",
+        Location::HostNuma(_) | Location::HostNumaCurrent => "host-NUMA memory through VMM",
+    };
+    explain(
+        driver,
+        error,
+        Attempt {
+            what,
+            need: match props.location {
+                Location::Host => HOST,
+                _ => CudaVersion::OLDEST,
+            },
+            location: props.location,
+            handle_types: props.handle_types,
+            bytes,
+        },
+    )
+}
+
+/// Explains why a pool with `props` was refused, or an allocation of `bytes` from it.
+pub(crate) fn explain_pool(driver: &Driver, error: Error, props: &PoolProps, bytes: u64) -> Error {
+    let (what, need) = match props.location {
+        Location::Device(_) => ("device memory pools", CudaVersion::OLDEST),
+        Location::Host => ("host memory pools", HOST),
+        Location::HostNuma(_) | Location::HostNumaCurrent => {
+            ("host-NUMA memory pools", HOST_NUMA_POOLS)
+        }
+    };
+    explain(
+        driver,
+        error,
+        Attempt {
+            what,
+            need,
+            location: props.location,
+            handle_types: props.handle_types,
+            bytes,
+        },
+    )
+}
+
+/// The first drivers that know fabric handles.
+const FABRIC: CudaVersion = CudaVersion(12030);
+/// The first drivers whose pools have been seen to work on host-NUMA nodes.
+const HOST_NUMA_POOLS: CudaVersion = CudaVersion(12060);
+/// The first drivers with memory on the host, on no particular node.
+const HOST: CudaVersion = CudaVersion(13000);
+
+/// What was tried.
+struct Attempt {
+    what: &'static str,
+    need: CudaVersion,
+    location: Location,
+    handle_types: HandleTypes,
+    bytes: u64,
+}
+
+fn explain(driver: &Driver, error: Error, attempt: Attempt) -> Error {
+    let Error::Driver(source) = error else {
+        return error;
+    };
+    let fabric = attempt.handle_types.contains(HandleTypes::FABRIC);
+    match source.code {
+        Code::OUT_OF_MEMORY => Error::OutOfMemory {
+            location: attempt.location,
+            requested: attempt.bytes,
+            source,
+        },
+        Code::NOT_PERMITTED if fabric => no_imex_channel(source, &ImexChannel::of(driver)),
+        Code::NOT_SUPPORTED | Code::INVALID_VALUE => {
+            let have = driver.driver_version().ok();
+            match have {
+                Some(have) if fabric && have < FABRIC => Error::DriverTooOld {
+                    what: "fabric handles",
+                    have,
+                    need: FABRIC,
+                },
+                Some(have) if have < attempt.need => Error::DriverTooOld {
+                    what: attempt.what,
+                    have,
+                    need: attempt.need,
+                },
+                _ if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
+                    what: if fabric {
+                        "fabric handles"
+                    } else {
+                        attempt.what
+                    },
+                    source: Some(source),
+                },
+                _ => error,
+            }
+        }
+        _ => error,
+    }
+}
+
+/// NOT_PERMITTED means a missing channel only where one is missing.
+fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
+    if channel.usable() {
+        Error::Driver(source)
+    } else {
+        Error::NoImexChannel {
+            path: channel.path(),
+            source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Result;
+    use crate::driver::{Backend, Call, NodeId, PoolCalls};
+
+    /// A driver of which only the version is asked.
+    #[derive(Debug)]
+    struct Version(i32);
+
+    struct NoPools;
+    // SAFETY: it reports no success.
+    unsafe impl PoolCalls for NoPools {
+        fn api(&self) -> &'static str {
+            "none"
+        }
+    }
+
+    // SAFETY: it reports no success but its version.
+    unsafe impl Backend for Version {
+        fn name(&self) -> &'static str {
+            "version"
+        }
+        fn driver_pools(&self) -> &dyn PoolCalls {
+            &NoPools
+        }
+        fn driver_version(&self) -> Result<CudaVersion> {
+            Ok(CudaVersion(self.0))
+        }
+    }
+
+    const NODE: Location = Location::HostNuma(3);
+
+    fn create(version: i32, code: Code, location: Location, types: HandleTypes) -> Error {
+        let driver = Driver::from_backend(Arc::new(Version(version)));
+        let props = AllocationProps::at(location).handle_types(types);
+        explain_create(&driver, Error::driver(Call::MemCreate, code), &props, 7)
+    }
+
+    fn pool(version: i32, code: Code, location: Location) -> Error {
+        let driver = Driver::from_backend(Arc::new(Version(version)));
+        let props = PoolProps {
+            location,
+            handle_types: HandleTypes::NONE,
+            max_size: 0,
+        };
+        explain_pool(&driver, Error::driver(Call::MemPoolCreate, code), &props, 7)
+    }
+
+    fn failed(call: Call, code: Code) -> DriverError {
+        DriverError { call, code }
+    }
+
+    #[test]
+    fn each_code_has_its_reason() {
+        let (none, fabric) = (HandleTypes::NONE, HandleTypes::FABRIC);
+        assert_eq!(
+            create(13000, Code::OUT_OF_MEMORY, NODE, none),
+            Error::OutOfMemory {
+                location: NODE,
+                requested: 7,
+                source: failed(Call::MemCreate, Code::OUT_OF_MEMORY),
+            }
+        );
+        assert_eq!(
+            create(13000, Code::NOT_SUPPORTED, NODE, fabric),
+            Error::PlatformUnsupported {
+                what: "fabric handles",
+                source: Some(failed(Call::MemCreate, Code::NOT_SUPPORTED)),
+            }
+        );
+        for code in [Code::INVALID_VALUE, Code::NOT_PERMITTED, Code(12345)] {
+            assert_eq!(
+                create(13000, code, NODE, none),
+                Error::driver(Call::MemCreate, code)
+            );
+        }
+        let other = Error::NoSuchNode {
+            node: NodeId(9),
+            choices: vec![],
+        };
+        let driver = Driver::from_backend(Arc::new(Version(13000)));
+        assert_eq!(
+            explain_create(&driver, other.clone(), &AllocationProps::at(NODE), 7),
+            other
+        );
+    }
+
+    #[test]
+    fn a_driver_is_called_too_old_only_where_age_explains_the_code() {
+        let too_old = |error: &Error| match error {
+            Error::DriverTooOld { need, .. } => Some(need.0),
+            _ => None,
+        };
+        let (none, fabric) = (HandleTypes::NONE, HandleTypes::FABRIC);
+        let refused = Code::INVALID_VALUE;
+        assert_eq!(too_old(&create(12020, refused, NODE, fabric)), Some(12030));
+        assert_eq!(too_old(&create(12030, refused, NODE, fabric)), None);
+        assert_eq!(too_old(&create(12020, refused, NODE, none)), None);
+        assert_eq!(
+            too_old(&create(12090, refused, Location::Host, none)),
+            Some(13000)
+        );
+        assert_eq!(
+            too_old(&create(12020, Code::OUT_OF_MEMORY, NODE, fabric)),
+            None
+        );
+        assert_eq!(too_old(&pool(12050, refused, NODE)), Some(12060));
+        assert_eq!(too_old(&pool(12060, Code::NOT_SUPPORTED, NODE)), None);
+        assert_eq!(too_old(&pool(12090, refused, Location::Host)), Some(13000));
+    }
+
+    #[test]
+    fn not_permitted_means_no_channel_only_where_there_is_none() {
+        let source = failed(Call::MemCreate, Code::NOT_PERMITTED);
+        let path = std::path::PathBuf::from("/dev/nvidia-caps-imex-channels/channel0");
+        let absent = ImexChannel::Absent { path: path.clone() };
+        assert_eq!(
+            no_imex_channel(source, &absent),
+            Error::NoImexChannel {
+                path: path.clone(),
+                source
+            }
+        );
+        assert_eq!(
+            no_imex_channel(source, &ImexChannel::Accessible { path }),
+            Error::Driver(source)
+        );
+    }
+}
