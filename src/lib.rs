@@ -1,14 +1,26 @@
 //! Extended GPU Memory for Rust.
 #![deny(missing_docs)]
-#![warn(clippy::all)]
 
+mod buffer;
 pub mod capability;
 pub mod driver;
 mod error;
 mod explain;
+mod guard;
 pub mod kernels;
+pub mod memory;
+pub mod plain;
+pub mod pool;
+pub mod proof;
 pub mod size;
+pub mod stream;
+mod teardown;
+pub mod vmm;
 
+pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
 pub use error::{DriverError, Error, Explained, Result};
+pub use memory::Memory;
+pub use pool::{Pool, PoolBuffer};
+pub use stream::{Event, Stream};

@@ -1,0 +1,119 @@
+//! The allocators of old: pinned host memory as `cudaHostAlloc` gives it, and plain device memory.
+//!
+//! For comparison with EGM, and for the other end of copies.
+
+use crate::driver::{DevicePtr, Driver, Location};
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+fn not_empty(bytes: u64) -> Result<()> {
+    match bytes {
+        0 => Err(Error::invalid("size", "0 bytes cannot be allocated")),
+        _ => Ok(()),
+    }
+}
+
+/// Pinned host memory on no chosen node, usable by the CPU and every GPU; freed when dropped.
+///
+/// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
+#[derive(Debug)]
+pub struct PinnedHost {
+    driver: Driver,
+    device: i32,
+    start: DevicePtr,
+    len: u64,
+}
+
+impl PinnedHost {
+    /// Allocates `bytes` in the primary context of GPU `device`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, or the driver's.
+    pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
+        not_empty(bytes)?;
+        Ok(Self {
+            start: driver.mem_host_alloc(device, bytes)?,
+            driver: driver.clone(),
+            device,
+            len: bytes,
+        })
+    }
+
+    /// The CPU's window on the bytes.
+    pub fn cpu(&self) -> CpuView<'_> {
+        // SAFETY: pinned memory is mapped for the CPU until freed, which needs `self`; safe code
+        // reaches it through atomic views only.
+        unsafe { CpuView::new(self.start, self.len, true) }
+    }
+}
+
+impl Drop for PinnedHost {
+    fn drop(&mut self) {
+        give_back_or_log("pinned host memory", || {
+            // SAFETY: owned by `self`; views of it borrow `self` and are gone.
+            unsafe { self.driver.mem_free_host(self.device, self.start) }
+        });
+    }
+}
+
+/// Memory of one GPU; freed when dropped.
+///
+/// Source: `cuMemAlloc`.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    driver: Driver,
+    device: i32,
+    start: DevicePtr,
+    len: u64,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` of GPU `device`'s memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, or the driver's.
+    pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
+        not_empty(bytes)?;
+        Ok(Self {
+            start: driver.mem_alloc(device, bytes)?,
+            driver: driver.clone(),
+            device,
+            len: bytes,
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        give_back_or_log("device memory", || {
+            // SAFETY: owned by `self`; the driver waits for work that uses it.
+            unsafe { self.driver.mem_free(self.device, self.start) }
+        });
+    }
+}
+
+macro_rules! memory {
+    ($name:ident, $location:expr) => {
+        impl Sealed for $name {}
+
+        impl Memory for $name {
+            fn driver(&self) -> &Driver {
+                &self.driver
+            }
+            fn device_ptr(&self) -> DevicePtr {
+                self.start
+            }
+            fn len(&self) -> u64 {
+                self.len
+            }
+            fn location(&self) -> Location {
+                let location: fn(&Self) -> Location = $location;
+                location(self)
+            }
+        }
+    };
+}
+
+memory!(PinnedHost, |_| Location::Host);
+memory!(DeviceMemory, |this| Location::Device(this.device));

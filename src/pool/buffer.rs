@@ -1,0 +1,137 @@
+//! One allocation of a pool.
+
+use std::sync::Arc;
+
+use super::Inner;
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::stream::Stream;
+use crate::teardown::{give_back, give_back_or_log};
+use crate::{Error, Result};
+
+/// Memory of a pool, freed in the order of a stream.
+///
+/// It belongs to the stream it was allocated on. Another stream may use it after
+/// [`use_on`](Self::use_on), which orders that stream after the allocation and the free after that
+/// stream. Dropped, it is freed on its own stream, after the work of all streams it was used on.
+#[derive(Debug)]
+pub struct PoolBuffer {
+    pool: Arc<Inner>,
+    start: DevicePtr,
+    len: u64,
+    stream: Stream,
+    users: Vec<Stream>,
+}
+
+impl PoolBuffer {
+    pub(super) fn new(pool: Arc<Inner>, start: DevicePtr, len: u64, stream: &Stream) -> Self {
+        Self {
+            pool,
+            start,
+            len,
+            stream: stream.clone(),
+            users: Vec::new(),
+        }
+    }
+
+    /// Lets work put on `stream` from now on use the memory.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`] for another driver's stream.
+    pub fn use_on(&mut self, stream: &Stream) -> Result<()> {
+        if self.is_user(stream) {
+            return Ok(());
+        }
+        stream.wait_for(&self.stream)?;
+        self.users.push(stream.clone());
+        Ok(())
+    }
+
+    /// Frees the memory after all work by now on `stream` and on every stream that used it.
+    ///
+    /// Source: `cuMemFreeAsync`, `cudaFreeAsync`.
+    ///
+    /// # Errors
+    /// The driver's; the memory is then still freed by a second try where that is possible.
+    pub fn free_on(self, stream: &Stream) -> Result<()> {
+        let this = std::mem::ManuallyDrop::new(self);
+        let result = this.free(stream);
+        // SAFETY: `this` is never used or dropped again, so each field is read out exactly once.
+        unsafe {
+            drop(std::ptr::read(&this.pool));
+            drop(std::ptr::read(&this.stream));
+            drop(std::ptr::read(&this.users));
+        }
+        result
+    }
+
+    /// The CPU's window on the bytes, once the work of every stream that uses them is done.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] where the CPU cannot reach the pool's memory, and what earlier work
+    /// on the streams failed with.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if !self.pool.props.location.is_host() {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have: Access::None,
+                need: Access::ReadWrite,
+            });
+        }
+        for stream in std::iter::once(&self.stream).chain(&self.users) {
+            stream.synchronize()?;
+        }
+        // SAFETY: the allocation has happened and lasts until `self` is freed; a host pool is
+        // readable and writable by the CPU; safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+    }
+
+    /// The stream that the memory was allocated on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn is_user(&self, stream: &Stream) -> bool {
+        std::iter::once(&self.stream)
+            .chain(&self.users)
+            .any(|user| user.handle() == stream.handle())
+    }
+
+    fn free(&self, stream: &Stream) -> Result<()> {
+        self.pool.driver.expect_same(stream.driver(), "stream")?;
+        let mut ordered = Ok(());
+        for user in std::iter::once(&self.stream).chain(&self.users) {
+            // Where a stream cannot be ordered by an event, waiting for it does as well.
+            let result = stream.wait_for(user).or_else(|_| user.synchronize());
+            ordered = ordered.and(result);
+        }
+        let freed = give_back(|| {
+            // SAFETY: owned by `self`, which is at its end; the free comes after all known work.
+            unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
+        });
+        freed.and(ordered)
+    }
+}
+
+impl Sealed for PoolBuffer {}
+
+impl Memory for PoolBuffer {
+    fn driver(&self) -> &Driver {
+        &self.pool.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        self.pool.props.location
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        give_back_or_log("pool memory", || self.free(&self.stream));
+    }
+}

@@ -1,0 +1,89 @@
+//! A pool as a device's current one, from which plain `cudaMallocAsync` draws.
+
+use std::sync::Arc;
+
+use super::{Pool, PoolBuffer};
+use crate::driver::{Code, PoolHandle};
+use crate::explain::explain_pool;
+use crate::stream::Stream;
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// While it lives, the pool is the device's current one, for everybody in this process.
+#[derive(Debug)]
+#[must_use = "dropped, it makes the earlier pool current again"]
+pub struct DevicePoolGuard {
+    pool: Pool,
+    device: i32,
+    previous: PoolHandle,
+}
+
+impl Pool {
+    /// Makes this pool the current one of GPU `device`, until the guard is dropped.
+    ///
+    /// Source: `cuDeviceSetMemPool`, `cudaDeviceSetMemPool`.
+    ///
+    /// # Errors
+    /// [`Error::PlatformUnsupported`] where a host pool cannot be a device's pool, as on x86
+    /// machines with CUDA 13.0: allocate from the pool itself there.
+    pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
+        let calls = self.0.calls()?;
+        let previous = calls.device_pool(device)?;
+        // SAFETY: the guard holds the pool for as long as it is current.
+        unsafe { calls.device_set_pool(device, self.handle()) }.map_err(|error| match error {
+            Error::Driver(source)
+                if self.props().location.is_host()
+                    && matches!(source.code, Code::INVALID_VALUE | Code::NOT_SUPPORTED) =>
+            {
+                Error::PlatformUnsupported {
+                    what: "a host memory pool as a device's current pool; allocate from the pool itself",
+                    source: Some(source),
+                }
+            }
+            other => other,
+        })?;
+        Ok(DevicePoolGuard {
+            pool: self.clone(),
+            device,
+            previous,
+        })
+    }
+}
+
+impl DevicePoolGuard {
+    /// Allocates `bytes` from the device's current pool.
+    ///
+    /// Source: `cuMemAllocAsync`, `cudaMallocAsync`.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU.
+    pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
+        self.pool.driver().expect_same(stream.driver(), "stream")?;
+        if stream.device() != self.device || bytes == 0 {
+            return Err(Error::invalid(
+                "allocation",
+                format!("{bytes} bytes on a stream of GPU {}", stream.device()),
+            ));
+        }
+        let inner = &self.pool.0;
+        let start = inner
+            .calls()?
+            .alloc_async(bytes, stream.handle())
+            .map_err(|error| explain_pool(&inner.driver, error, &inner.props, bytes))?;
+        Ok(PoolBuffer::new(Arc::clone(inner), start, bytes, stream))
+    }
+}
+
+impl Drop for DevicePoolGuard {
+    fn drop(&mut self) {
+        give_back_or_log("a device's current pool", || {
+            // SAFETY: the earlier pool was current before, so somebody else keeps it alive.
+            unsafe {
+                self.pool
+                    .0
+                    .calls()?
+                    .device_set_pool(self.device, self.previous)
+            }
+        });
+    }
+}

@@ -1,0 +1,255 @@
+//! Proof that the CPU and a GPU see the same bytes.
+
+use crate::driver::{DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle};
+use crate::kernels::{self, pattern};
+use crate::memory::{CpuView, Memory};
+use crate::plain::PinnedHost;
+use crate::stream::Stream;
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// Runs the crate's kernels on one GPU, so that memory can be proved and measured from it.
+///
+/// Each call waits for its kernel. Words are 64 bits; see [`kernels`] for the pattern.
+#[derive(Debug)]
+pub struct Prover {
+    driver: Driver,
+    stream: Stream,
+    report: PinnedHost,
+    module: ModuleHandle,
+    check_rewrite: FunctionHandle,
+    read: FunctionHandle,
+    write: FunctionHandle,
+    blocks: u32,
+}
+
+impl Drop for Prover {
+    fn drop(&mut self) {
+        give_back_or_log("a module", || {
+            // SAFETY: owned by `self`, and every launch was waited for.
+            unsafe { self.driver.module_unload(self.stream.device(), self.module) }
+        });
+    }
+}
+
+const THREADS: u32 = 256;
+
+impl Prover {
+    /// Loads the kernels on GPU `device`.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_DEVICE for a GPU that does not exist, INVALID_PTX, NO_BINARY_FOR_GPU.
+    pub fn new(driver: &Driver, device: i32) -> Result<Self> {
+        let stream = Stream::new(driver, device)?;
+        let report = PinnedHost::new(driver, device, 4096)?;
+        let processors = driver
+            .device_attribute(device, DeviceAttribute::MULTIPROCESSOR_COUNT)?
+            .clamp(1, 4096) as u32;
+        let module = driver.module_load(device, kernels::PTX)?;
+        // Owned from here on, so that a missing function unloads the module.
+        let mut prover = Self {
+            driver: driver.clone(),
+            stream,
+            report,
+            module,
+            check_rewrite: FunctionHandle(0),
+            read: FunctionHandle(0),
+            write: FunctionHandle(0),
+            blocks: processors * 8,
+        };
+        prover.check_rewrite = driver.module_function(device, module, kernels::CHECK_REWRITE)?;
+        prover.read = driver.module_function(device, module, kernels::READ)?;
+        prover.write = driver.module_function(device, module, kernels::WRITE)?;
+        Ok(prover)
+    }
+
+    /// Proves memory that the CPU can reach: the CPU writes a pattern, the GPU checks it and writes
+    /// another, the CPU checks that. The memory's bytes are overwritten.
+    ///
+    /// # Errors
+    /// [`Error::WrongBytes`] naming who read them and where; [`Error::ContextLost`] if the GPU has
+    /// no access.
+    pub fn prove(&self, memory: &impl Memory, cpu: &CpuView<'_>, seed: u64) -> Result<()> {
+        let next = !seed;
+        write_pattern(cpu, seed)?;
+        if let Err(error) = self.check_rewrite(memory, seed, next) {
+            return Err(match error {
+                Error::WrongBytes {
+                    by,
+                    offset,
+                    expected,
+                    ..
+                } => Error::WrongBytes {
+                    by,
+                    offset,
+                    expected,
+                    found: cpu.get(offset)?,
+                },
+                other => other,
+            });
+        }
+        check_pattern(cpu, next)
+    }
+
+    /// The GPU checks that the memory holds the pattern of `expected` and writes that of `next`.
+    ///
+    /// # Errors
+    /// [`Error::WrongBytes`], its `found` unknown (0) for memory the CPU cannot reach;
+    /// [`Error::ContextLost`] if the GPU has no access.
+    pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
+        self.report.cpu().write_at(0, &[u64::MAX, 0])?;
+        let args = [
+            memory.device_ptr().0,
+            memory.len() / 8,
+            expected,
+            next,
+            self.report.device_ptr().0,
+        ];
+        // SAFETY: the memory is borrowed until the kernel is done.
+        let launched = unsafe { self.launch(memory, self.check_rewrite, &args) };
+        launched.and(self.stream.synchronize())?;
+        let mut report = [0_u64; 2];
+        self.report.cpu().read_at(0, &mut report)?;
+        match report {
+            [_, 0] => Ok(()),
+            [first, _] => Err(Error::WrongBytes {
+                by: Location::Device(self.stream.device()),
+                offset: first.saturating_mul(8),
+                expected: pattern(expected, first),
+                found: 0,
+            }),
+        }
+    }
+
+    /// The GPU writes the pattern of `seed`.
+    ///
+    /// # Errors
+    /// [`Error::ContextLost`] if the GPU has no access.
+    pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
+        // SAFETY: the memory is borrowed until the kernel is done.
+        unsafe { self.launch_write(memory, seed) }.and(self.stream.synchronize())
+    }
+
+    /// The GPU reads all words; the result is their exclusive or.
+    ///
+    /// # Errors
+    /// [`Error::ContextLost`] if the GPU has no access.
+    pub fn read(&self, memory: &impl Memory) -> Result<u64> {
+        self.report.cpu().put(0, 0_u64)?;
+        // SAFETY: the memory is borrowed until the kernel is done.
+        unsafe { self.launch_read(memory) }.and(self.stream.synchronize())?;
+        self.report.cpu().get(0)
+    }
+
+    /// Puts [`write`](Self::write) on the stream without waiting, for measurements.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the stream is synchronised.
+    pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
+        let args = [memory.device_ptr().0, memory.len() / 8, seed];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(memory, self.write, &args) }
+    }
+
+    /// Puts [`read`](Self::read) on the stream without waiting, for measurements.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As for [`launch_write`](Self::launch_write).
+    pub unsafe fn launch_read(&self, memory: &impl Memory) -> Result<()> {
+        let args = [
+            memory.device_ptr().0,
+            memory.len() / 8,
+            self.report.device_ptr().0,
+        ];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(memory, self.read, &args) }
+    }
+
+    /// The stream that the kernels run on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// # Safety
+    /// The memory stays allocated until the stream is synchronised.
+    unsafe fn launch(
+        &self,
+        memory: &impl Memory,
+        kernel: FunctionHandle,
+        args: &[u64],
+    ) -> Result<()> {
+        self.driver.expect_same(memory.driver(), "memory")?;
+        let words = memory.len() / 8;
+        let needed = words
+            .div_ceil(u64::from(THREADS))
+            .clamp(1, u64::from(self.blocks));
+        let dims = LaunchDims {
+            blocks: needed as u32,
+            threads: THREADS,
+        };
+        // SAFETY: the kernel is the crate's own and stays inside `words`; the memory lives by the
+        // caller's promise; a GPU without access faults, which the driver reports.
+        unsafe {
+            self.driver
+                .launch_kernel(kernel, dims, args, self.stream.handle())
+        }
+    }
+}
+
+/// The words written or read at a time.
+const CHUNK: usize = 4096;
+
+/// Writes the pattern of `seed` by the CPU; bytes beyond the last whole word are left alone.
+///
+/// # Errors
+/// [`Error::NotAccessible`] where the CPU may only read.
+pub fn write_pattern(cpu: &CpuView<'_>, seed: u64) -> Result<()> {
+    let mut words = [0_u64; CHUNK];
+    for_chunks(cpu, |first, count| {
+        for (i, word) in words[..count].iter_mut().enumerate() {
+            *word = pattern(seed, first + i as u64);
+        }
+        cpu.write_at(first * 8, &words[..count])
+    })
+}
+
+/// Checks by the CPU that the memory holds the pattern of `seed`.
+///
+/// # Errors
+/// [`Error::WrongBytes`] naming the first wrong word.
+pub fn check_pattern(cpu: &CpuView<'_>, seed: u64) -> Result<()> {
+    let mut words = [0_u64; CHUNK];
+    for_chunks(cpu, |first, count| {
+        cpu.read_at(first * 8, &mut words[..count])?;
+        for (i, &found) in words[..count].iter().enumerate() {
+            let at = first + i as u64;
+            let expected = pattern(seed, at);
+            if found != expected {
+                return Err(Error::WrongBytes {
+                    by: Location::Host,
+                    offset: at * 8,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    })
+}
+
+fn for_chunks(cpu: &CpuView<'_>, mut work: impl FnMut(u64, usize) -> Result<()>) -> Result<()> {
+    let words = cpu.len() / 8;
+    let mut first = 0;
+    while first < words {
+        let count = (words - first).min(CHUNK as u64);
+        work(first, count as usize)?;
+        first += count;
+    }
+    Ok(())
+}

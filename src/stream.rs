@@ -1,0 +1,255 @@
+//! Streams and events, and the work that can be put on them.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::driver::{DevicePtr, Driver, EventHandle, StreamHandle};
+use crate::memory::Memory;
+use crate::teardown::give_back_or_log;
+
+/// A stream of one GPU's work, in order. Clones are the same stream; it is destroyed with the last.
+///
+/// Source: `cuStreamCreate` (non-blocking with respect to the legacy default stream).
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    driver: Driver,
+    handle: StreamHandle,
+    owned: bool,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.owned {
+            give_back_or_log("a stream", || {
+                // SAFETY: owned by `self`, and this is the last clone; work in flight goes on.
+                unsafe { self.driver.stream_destroy(self.handle) }
+            });
+        }
+    }
+}
+
+impl Stream {
+    /// A new stream on GPU `device`.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_DEVICE for a GPU that does not exist.
+    pub fn new(driver: &Driver, device: i32) -> Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            handle: driver.stream_create(device)?,
+            driver: driver.clone(),
+            owned: true,
+        })))
+    }
+
+    /// A stream that somebody else owns, such as cudarc's or a framework's.
+    ///
+    /// # Safety
+    /// `handle` is a stream of that device's primary context and outlives the result's clones and
+    /// whatever they were given to.
+    pub unsafe fn borrowed(driver: &Driver, handle: StreamHandle) -> Self {
+        Self(Arc::new(Inner {
+            driver: driver.clone(),
+            handle,
+            owned: false,
+        }))
+    }
+
+    /// Waits until all work on the stream is done.
+    ///
+    /// # Errors
+    /// What earlier work failed with: [`Error::ContextLost`](crate::Error::ContextLost) after an illegal access.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver().stream_synchronize(self.handle())
+    }
+
+    /// Whether all work on the stream is done.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    pub fn is_done(&self) -> Result<bool> {
+        self.driver().stream_query(self.handle())
+    }
+
+    /// Makes work put on this stream from now on wait for `event`.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.driver().expect_same(&event.driver, "event")?;
+        self.driver().stream_wait_event(self.handle(), event.handle)
+    }
+
+    /// Makes work put on this stream from now on wait for all that is on `other` by now.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(&self, other: &Self) -> Result<()> {
+        if self.handle() == other.handle() {
+            return Ok(());
+        }
+        let event = Event::new(other.driver(), other.device(), false)?;
+        event.record(other)?;
+        self.wait(&event)
+    }
+
+    /// Copies between two memories and waits for the end.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's memory;
+    /// [`Error::ContextLost`](crate::Error::ContextLost) if the GPU lacks access to either.
+    pub fn copy(
+        &self,
+        to: &impl Memory,
+        to_offset: u64,
+        from: &impl Memory,
+        from_offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        self.driver().expect_same(to.driver(), "destination")?;
+        self.driver().expect_same(from.driver(), "source")?;
+        let dst = to.range(to_offset, bytes)?;
+        let src = from.range(from_offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
+        let put = unsafe { self.copy_async(dst, src, bytes) };
+        put.and(self.synchronize())
+    }
+
+    /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn fill(&self, to: &impl Memory, offset: u64, bytes: u64, byte: u8) -> Result<()> {
+        self.driver().expect_same(to.driver(), "destination")?;
+        let dst = to.range(offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range is borrowed until the work is done, which is before this returns.
+        let put = unsafe { self.memset_async(dst, byte, bytes) };
+        put.and(self.synchronize())
+    }
+
+    /// Puts a copy on the stream.
+    ///
+    /// Source: `cuMemcpyAsync`.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// Both ranges stay allocated until the copy is done, and nobody in this process reads what it
+    /// writes or writes what it reads before that, except through [`CpuView`](crate::memory::CpuView).
+    pub unsafe fn copy_async(&self, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver().memcpy_async(dst, src, bytes, self.handle()) }
+    }
+
+    /// Puts setting bytes on the stream.
+    ///
+    /// Source: `cuMemsetD8Async`.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_VALUE for pool memory that the GPU has no access to.
+    ///
+    /// # Safety
+    /// As [`copy_async`](Self::copy_async).
+    pub unsafe fn memset_async(&self, dst: DevicePtr, byte: u8, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.driver()
+                .memset_d8_async(dst, byte, bytes, self.handle())
+        }
+    }
+
+    /// The GPU's ordinal.
+    pub fn device(&self) -> i32 {
+        self.0.handle.device
+    }
+
+    /// The driver's handle, for calls of your own.
+    pub fn handle(&self) -> StreamHandle {
+        self.0.handle
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.0.driver
+    }
+}
+
+/// A point in a stream's work, destroyed when dropped.
+#[derive(Debug)]
+pub struct Event {
+    driver: Driver,
+    handle: EventHandle,
+}
+
+impl Event {
+    /// A new event on GPU `device`; without `timing` it is cheaper.
+    ///
+    /// Source: `cuEventCreate`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
+        Ok(Self {
+            handle: driver.event_create(device, timing)?,
+            driver: driver.clone(),
+        })
+    }
+
+    /// Marks the end of what is on `stream` by now.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's stream.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.driver.expect_same(stream.driver(), "stream")?;
+        self.driver.event_record(self.handle, stream.handle())
+    }
+
+    /// Waits until the marked work is done; at once if the event was never recorded.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.event_synchronize(self.handle)
+    }
+
+    /// Whether the marked work is done.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn is_done(&self) -> Result<bool> {
+        self.driver.event_query(self.handle)
+    }
+
+    /// Milliseconds from `start` to this event, both created with timing and done; 0 on the
+    /// simulator.
+    ///
+    /// # Errors
+    /// The driver's: NOT_READY before both are done, INVALID_HANDLE without timing.
+    pub fn elapsed_ms_since(&self, start: &Self) -> Result<f32> {
+        self.driver.expect_same(&start.driver, "event")?;
+        self.driver.event_elapsed_ms(start.handle, self.handle)
+    }
+
+    /// The driver's handle.
+    pub const fn handle(&self) -> EventHandle {
+        self.handle
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        give_back_or_log("an event", || {
+            // SAFETY: owned by `self`; the driver keeps what is still waited for.
+            unsafe { self.driver.event_destroy(self.handle) }
+        });
+    }
+}

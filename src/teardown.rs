@@ -1,0 +1,68 @@
+//! Giving things back, where nobody is left to hear of a failure.
+
+use crate::driver::Code;
+use crate::{Error, Result};
+
+/// Gives something back: `call` is tried a second time if the driver refuses for a reason that may
+/// pass.
+///
+/// A refused call has had no effect, except that INVALID_VALUE and the like say that the object is
+/// not (or no longer) there; then a second try could hit another object under the same number.
+pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
+    match call() {
+        Err(Error::Driver(first)) if may_pass(first.code) => {
+            tracing::warn!(%first, "trying once more");
+            call()
+        }
+        result => result,
+    }
+}
+
+/// The same in `Drop`: what cannot be given back is logged.
+pub(crate) fn give_back_or_log(what: &'static str, call: impl FnMut() -> Result<()>) {
+    if let Err(error) = give_back(call) {
+        // A process that is exiting may have torn the driver down already; nothing is lost then.
+        if error.code() == Some(Code::DEINITIALIZED) {
+            return;
+        }
+        tracing::error!(%error, "cannot give back {what}: it is lost until the process ends");
+    }
+}
+
+fn may_pass(code: Code) -> bool {
+    !matches!(
+        code,
+        Code::INVALID_VALUE
+            | Code::INVALID_HANDLE
+            | Code::INVALID_CONTEXT
+            | Code::DEINITIALIZED
+            | Code::NOT_INITIALIZED
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Call;
+
+    fn tries(code: Code) -> (u32, bool) {
+        let mut count = 0;
+        let result = give_back(|| {
+            count += 1;
+            if count == 1 {
+                Err(Error::driver(Call::MemRelease, code))
+            } else {
+                Ok(())
+            }
+        });
+        (count, result.is_ok())
+    }
+
+    #[test]
+    fn only_refusals_that_may_pass_are_tried_again() {
+        assert_eq!(tries(Code::OUT_OF_MEMORY), (2, true));
+        assert_eq!(tries(Code(99_999)), (2, true));
+        assert_eq!(tries(Code::INVALID_VALUE), (1, false));
+        assert_eq!(tries(Code::DEINITIALIZED), (1, false));
+    }
+}

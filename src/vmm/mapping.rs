@@ -1,0 +1,245 @@
+//! Reserved addresses, and physical memory mapped and granted there.
+
+use std::sync::Arc;
+
+use super::PhysicalMemory;
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::memory::{CpuView, Memory, Sealed, check_range};
+use crate::size::{Granularity, PaddedSize};
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// How addresses are to be reserved; [`reserve`](Self::reserve) does it.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "options do nothing until `reserve`"]
+pub struct ReservationOptions {
+    alignment: u64,
+    hint: u64,
+}
+
+impl ReservationOptions {
+    /// The alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
+    pub const fn alignment(mut self, bytes: u64) -> Self {
+        self.alignment = bytes;
+        self
+    }
+
+    /// An address to try first. The driver may choose another.
+    pub const fn hint(mut self, address: DevicePtr) -> Self {
+        self.hint = address.0;
+        self
+    }
+
+    /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.
+    ///
+    /// Source: `cuMemAddressReserve`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is no power of two; the
+    /// driver's OUT_OF_MEMORY where the address space has no such hole.
+    pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
+        if self.alignment != 0 {
+            Granularity::new(self.alignment)
+                .map_err(|_| Error::invalid("alignment", "it must be a power of two"))?;
+        }
+        let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
+        let start = driver.mem_address_reserve(size, self.alignment, self.hint)?;
+        Ok(Reservation {
+            driver: driver.clone(),
+            start,
+            size,
+        })
+    }
+}
+
+/// A range of reserved addresses, freed when dropped.
+///
+/// Mappings share it by [`Arc`], so it outlives them.
+#[derive(Debug)]
+pub struct Reservation {
+    driver: Driver,
+    start: DevicePtr,
+    size: u64,
+}
+
+impl Reservation {
+    /// Options for a reservation.
+    pub fn options() -> ReservationOptions {
+        ReservationOptions::default()
+    }
+
+    /// The first address.
+    pub const fn start(&self) -> DevicePtr {
+        self.start
+    }
+
+    /// The size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Maps all of `physical` at `offset` bytes into the range, with no access for anybody yet.
+    ///
+    /// Source: `cuMemMap`. The same memory may be mapped more than once.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is
+    /// another driver's; the driver's INVALID_VALUE where something is mapped already.
+    pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
+        physical
+            .driver()
+            .expect_same(&self.driver, "physical memory")?;
+        let size = physical.size();
+        check_range(offset, size.padded(), self.size)?;
+        let start = self.start.add(offset);
+        // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
+        unsafe {
+            self.driver
+                .mem_map(start, size.padded(), 0, physical.handle())?
+        };
+        Ok(Mapping {
+            reservation: Arc::clone(self),
+            start,
+            size,
+            location: physical.location(),
+            host: Access::None,
+        })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        give_back_or_log("reserved addresses", || {
+            // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
+            unsafe { self.driver.mem_address_free(self.start, self.size) }
+        });
+    }
+}
+
+/// Physical memory mapped at an address, unmapped when dropped.
+///
+/// Nobody has access until [`set_access`](Self::set_access) grants it. Before a mapping is dropped,
+/// GPU work that uses it must have finished: a GPU that touches unmapped addresses loses its
+/// context.
+#[derive(Debug)]
+pub struct Mapping {
+    reservation: Arc<Reservation>,
+    start: DevicePtr,
+    size: PaddedSize,
+    location: Location,
+    host: Access,
+}
+
+impl Mapping {
+    /// Changes the access of the named locations for the whole mapping, in one call.
+    ///
+    /// Source: `cuMemSetAccess`. For the host name [`Location::Host`] or any host node. A GPU that
+    /// cannot reach the memory is refused.
+    ///
+    /// # Errors
+    /// The driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that does not exist or cannot reach
+    /// the memory.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        if access.is_empty() {
+            return Ok(());
+        }
+        let own: Vec<AccessDesc> = access.iter().map(|desc| self.own_terms(desc)).collect();
+        // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
+        let result = unsafe {
+            self.driver()
+                .mem_set_access(self.start, self.size.padded(), &own)
+        };
+        if let Some(desc) = access.iter().rev().find(|desc| desc.location.is_host()) {
+            self.host = match &result {
+                Ok(()) => desc.access,
+                // How far a failed call got is not documented.
+                Err(_) => self.access(Location::Host).unwrap_or(Access::None),
+            };
+        }
+        result
+    }
+
+    /// What `location` may do with the mapping, as the driver tells.
+    ///
+    /// Source: `cuMemGetAccess`.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    pub fn access(&self, location: Location) -> Result<Access> {
+        let flags = self
+            .driver()
+            .mem_get_access(self.host_terms(location), self.start)?;
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+    }
+
+    /// The CPU's window on the bytes asked for.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if self.host == Access::None {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have: Access::None,
+                need: Access::Read,
+            });
+        }
+        let writable = self.host == Access::ReadWrite;
+        // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which
+        // need `self` exclusively; safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, self.size.requested(), writable) })
+    }
+
+    /// The size asked for and the size mapped.
+    pub const fn size(&self) -> PaddedSize {
+        self.size
+    }
+
+    /// The reservation that the mapping lies in.
+    pub const fn reservation(&self) -> &Arc<Reservation> {
+        &self.reservation
+    }
+
+    /// Drivers name the host by the node the memory is on; any other name means the same here.
+    fn host_terms(&self, location: Location) -> Location {
+        match (location.is_host(), self.location) {
+            (false, _) => location,
+            (true, Location::HostNuma(node)) => Location::HostNuma(node),
+            (true, _) => Location::Host,
+        }
+    }
+
+    fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
+        AccessDesc {
+            location: self.host_terms(desc.location),
+            access: desc.access,
+        }
+    }
+}
+
+impl Sealed for Mapping {}
+
+impl Memory for Mapping {
+    fn driver(&self) -> &Driver {
+        &self.reservation.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.size.requested()
+    }
+    fn location(&self) -> Location {
+        self.location
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        give_back_or_log("a mapping", || {
+            // SAFETY: the range is owned by `self`; views of it borrow `self` and are gone.
+            unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
+        });
+    }
+}

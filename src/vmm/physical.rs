@@ -1,0 +1,211 @@
+//! Physical memory: created or imported, exported, released.
+
+use std::sync::Arc;
+
+use super::{Mapping, Reservation};
+use crate::driver::{
+    AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
+    ShareableHandle,
+};
+use crate::explain::explain_create;
+use crate::guard::check_free;
+use crate::size::{Granularity, PaddedSize};
+use crate::teardown::{give_back, give_back_or_log};
+use crate::{Error, Result};
+
+/// What physical memory is to be; [`create`](Self::create) makes it.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct PhysicalOptions {
+    props: AllocationProps,
+    kind: GranularityKind,
+    overcommit: bool,
+}
+
+impl PhysicalOptions {
+    /// How the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.props.handle_types = handle_types;
+        self
+    }
+
+    /// Memory that NICs may reach by GPUDirect RDMA; device memory only.
+    pub const fn gpu_direct_rdma(mut self, on: bool) -> Self {
+        self.props.gpu_direct_rdma = on;
+        self
+    }
+
+    /// Which granularity the size is rounded up to; by default the minimum.
+    pub const fn granularity(mut self, kind: GranularityKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Whether to ask the driver even for more than the node has free. Pinned memory cannot be
+    /// swapped out, so the kernel may kill processes to provide it.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
+    ///
+    /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for more than the node has
+    /// free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
+    /// [`Error::PlatformUnsupported`], or the driver's own code.
+    pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
+        let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
+        if !self.overcommit {
+            check_free(driver, self.props.location, size.padded())?;
+        }
+        let handle = driver
+            .mem_create(size.padded(), &self.props)
+            .map_err(|error| explain_create(driver, error, &self.props, size.padded()))?;
+        Ok(PhysicalMemory {
+            driver: driver.clone(),
+            handle,
+            size,
+            props: self.props,
+        })
+    }
+
+    /// The unit that sizes are rounded up to with exactly these options.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`] if it answers no power of two.
+    pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
+        Granularity::new(driver.mem_granularity(&self.props, self.kind)?)
+    }
+}
+
+/// Physical memory on a host NUMA node or a GPU, released when dropped.
+///
+/// Mappings of it may outlive it: the driver keeps the memory until the last one is unmapped.
+#[derive(Debug)]
+pub struct PhysicalMemory {
+    driver: Driver,
+    handle: PhysicalHandle,
+    size: PaddedSize,
+    props: AllocationProps,
+}
+
+impl PhysicalMemory {
+    /// Options for memory at `location`.
+    pub fn options(location: impl Into<Location>) -> PhysicalOptions {
+        PhysicalOptions {
+            props: AllocationProps::at(location.into()),
+            kind: GranularityKind::Minimum,
+            overcommit: false,
+        }
+    }
+
+    /// Imports memory that another process exported, of which `bytes` were padded there.
+    ///
+    /// Source: `cuMemImportFromShareableHandle`. The handle stays the caller's; an imported memory
+    /// reports no handle types and cannot be exported again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's
+    /// INVALID_VALUE for an fd that is no CUDA memory, NOT_SUPPORTED for a fabric handle it cannot
+    /// use.
+    pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
+        let handle = driver.mem_import(handle)?;
+        // Owned from here on, so that a failing step gives it back.
+        let mut memory = Self {
+            driver: driver.clone(),
+            handle,
+            size: PaddedSize::new(1, Granularity::TWO_MIB)?,
+            props: AllocationProps::at(Location::Host),
+        };
+        memory.props = driver.mem_properties(handle)?;
+        let granularity =
+            Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?;
+        if !granularity.divides(bytes) {
+            return Err(Error::invalid(
+                "size",
+                format!("{bytes} bytes is no multiple of {}", granularity.bytes()),
+            ));
+        }
+        memory.size = PaddedSize::new(bytes, granularity)?;
+        Ok(memory)
+    }
+
+    /// Exports the memory in a form that another process can import.
+    ///
+    /// Source: `cuMemExportToShareableHandle`. Whoever imports it keeps the memory alive, even
+    /// after this process has ended.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the memory was created without this handle type.
+    pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
+        if !self.props.handle_types.contains(handle_type.into()) {
+            return Err(Error::invalid(
+                "handle type",
+                format!(
+                    "the memory was created with handle types {}, not {handle_type}",
+                    self.props.handle_types
+                ),
+            ));
+        }
+        self.driver.mem_export(self.handle, handle_type)
+    }
+
+    /// Maps the whole memory at addresses of the driver's choice, with no access for anybody yet.
+    ///
+    /// # Errors
+    /// The driver's; nothing stays reserved then.
+    pub fn map(&self) -> Result<Mapping> {
+        Arc::new(Reservation::options().reserve(&self.driver, self.size.padded())?).map(0, self)
+    }
+
+    /// The size asked for and the size created.
+    pub const fn size(&self) -> PaddedSize {
+        self.size
+    }
+
+    /// Location, handle types and flags, as created or imported.
+    pub const fn props(&self) -> &AllocationProps {
+        &self.props
+    }
+
+    /// Where the memory lies.
+    pub const fn location(&self) -> Location {
+        self.props.location
+    }
+
+    /// The driver it belongs to.
+    pub const fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The driver's handle, for calls of your own; still owned by `self`.
+    pub const fn handle(&self) -> PhysicalHandle {
+        self.handle
+    }
+
+    /// Releases the memory and says how that went; dropping it does the same in silence.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn release(self) -> Result<()> {
+        let this = std::mem::ManuallyDrop::new(self);
+        let result = give_back(|| this.release_once());
+        // SAFETY: `this` is never used or dropped again, so the clone is read out exactly once.
+        drop(unsafe { std::ptr::read(&this.driver) });
+        result
+    }
+
+    fn release_once(&self) -> Result<()> {
+        // SAFETY: the handle is owned by `self`, which is at its end.
+        unsafe { self.driver.mem_release(self.handle) }
+    }
+}
+
+impl Drop for PhysicalMemory {
+    fn drop(&mut self) {
+        give_back_or_log("physical memory", || self.release_once());
+    }
+}
