@@ -9,7 +9,7 @@ mod types;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 pub use backend::{Backend, PoolCalls};
 pub use call::Call;
@@ -71,6 +71,11 @@ impl Driver {
     /// Whether both are the same driver.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// A reference that does not keep the driver alive.
+    pub(crate) fn downgrade(&self) -> Weak<dyn Backend> {
+        Arc::downgrade(&self.0)
     }
 
     /// Checks that this is the driver `other` too: handles mean nothing to another driver.

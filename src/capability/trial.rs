@@ -1,0 +1,138 @@
+//! A trial itself: the whole chain in the least size, everything given back on every way out.
+
+use super::{Capabilities, Path, Trial};
+use crate::driver::{Access, AccessDesc, Code, HandleType, HandleTypes, Location, NodeId};
+use crate::vmm::PhysicalMemory;
+use crate::{Driver, Error, Pool, Result, Stream, Topology};
+
+/// Tries it.
+pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> {
+    let driver = capabilities.driver();
+    check_gpu(driver, trial)?;
+    let tried = match trial.path {
+        Path::Vmm => vmm(driver, trial),
+        Path::Pool => {
+            if trial.handle_types.contains(HandleTypes::FABRIC) {
+                // A fabric pool that the driver refuses to export corrupts the heap when it is
+                // destroyed, so it is tried only where plain fabric memory works.
+                let vmm = Trial {
+                    path: Path::Vmm,
+                    ..*trial
+                };
+                capabilities.trial(vmm).require()?;
+            }
+            pool(driver, trial)
+        }
+    };
+    tracing::debug!(%trial, ?tried, "tried");
+    tried.map_err(|error| name_missing_node(driver, trial, error))
+}
+
+/// The GPU must exist, and reach the memory if that is another GPU's.
+fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
+    let count = driver.device_count()?;
+    let owner = match trial.location {
+        Location::Device(owner) => owner,
+        _ => trial.gpu,
+    };
+    for gpu in [trial.gpu, owner] {
+        if !(0..count).contains(&gpu) {
+            return Err(Error::NoSuchGpu {
+                gpu,
+                count: count.max(0) as usize,
+            });
+        }
+    }
+    if owner != trial.gpu && !driver.device_can_access_peer(trial.gpu, owner)? {
+        return Err(Error::PlatformUnsupported {
+            what: "peer access between these GPUs",
+            source: None,
+        });
+    }
+    Ok(())
+}
+
+/// Who is to have access: the GPU, and the CPU where the memory is its own.
+fn accessors(trial: &Trial) -> Vec<Location> {
+    let mut accessors = vec![Location::Device(trial.gpu)];
+    if trial.location.is_host() {
+        accessors.push(trial.location);
+    }
+    accessors
+}
+
+fn exports(handle_types: HandleTypes) -> impl Iterator<Item = HandleType> {
+    [HandleType::PosixFd, HandleType::Fabric]
+        .into_iter()
+        .filter(move |&kind| handle_types.contains(kind.into()))
+}
+
+fn expect_read_write(who: Location, have: Access) -> Result<()> {
+    if have == Access::ReadWrite {
+        Ok(())
+    } else {
+        Err(Error::NotAccessible {
+            who,
+            have,
+            need: Access::ReadWrite,
+        })
+    }
+}
+
+fn vmm(driver: &Driver, trial: &Trial) -> Result<()> {
+    // One byte becomes one granule.
+    let physical = PhysicalMemory::options(trial.location)
+        .handle_types(trial.handle_types)
+        .create(driver, 1)?;
+    for kind in exports(trial.handle_types) {
+        physical.export(kind)?;
+    }
+    let mut mapping = physical.map()?;
+    let accessors = accessors(trial);
+    let access: Vec<AccessDesc> = accessors
+        .iter()
+        .map(|&location| AccessDesc {
+            location,
+            access: Access::ReadWrite,
+        })
+        .collect();
+    mapping.set_access(&access)?;
+    for who in accessors {
+        expect_read_write(who, mapping.access(who)?)?;
+    }
+    Ok(())
+}
+
+fn pool(driver: &Driver, trial: &Trial) -> Result<()> {
+    let pool = Pool::options(trial.location)
+        .handle_types(trial.handle_types)
+        .access_by([Location::Device(trial.gpu)])
+        .create(driver)?;
+    for kind in exports(trial.handle_types) {
+        driver.pools(pool.api())?.pool_export(pool.handle(), kind)?;
+    }
+    let stream = Stream::new(driver, trial.gpu)?;
+    let buffer = pool.allocate(1, &stream)?;
+    for who in accessors(trial) {
+        expect_read_write(who, pool.access(who)?)?;
+    }
+    buffer.free_on(&stream)?;
+    stream.synchronize()
+}
+
+/// The driver says INVALID_VALUE for a node that does not exist; the topology knows better.
+fn name_missing_node(driver: &Driver, trial: &Trial, error: Error) -> Error {
+    let Location::HostNuma(node) = trial.location else {
+        return error;
+    };
+    if error.code() != Some(Code::INVALID_VALUE) {
+        return error;
+    }
+    match Topology::discover(driver) {
+        Ok(topology) if topology.node(NodeId(node)).is_err() => Error::NoSuchNode {
+            node: NodeId(node),
+            choices: topology.nodes().iter().map(|node| node.id).collect(),
+        },
+        _ => error,
+    }
+}
