@@ -34,6 +34,31 @@ macro_rules! codes {
     };
 }
 
+impl Code {
+    /// Whether the code says that the process has lost its context on the GPU: every later call on
+    /// that GPU fails the same way until the process ends.
+    pub const fn loses_context(self) -> bool {
+        matches!(
+            self,
+            Self::ECC_UNCORRECTABLE
+                | Self::NVLINK_UNCORRECTABLE
+                | Self::CONTAINED
+                | Self::ILLEGAL_ADDRESS
+                | Self::LAUNCH_TIMEOUT
+                | Self::CONTEXT_IS_DESTROYED
+                | Self::ASSERT
+                | Self::HARDWARE_STACK_ERROR
+                | Self::ILLEGAL_INSTRUCTION
+                | Self::MISALIGNED_ADDRESS
+                | Self::INVALID_ADDRESS_SPACE
+                | Self::INVALID_PC
+                | Self::LAUNCH_FAILED
+                | Self::TENSOR_MEMORY_LEAK
+                | Self::EXTERNAL_DEVICE
+        )
+    }
+}
+
 codes! {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
@@ -140,6 +165,11 @@ codes! {
     GRAPH_RECAPTURE_FAILURE = 918,
     FABRIC_NOT_READY = 919,
     UNKNOWN = 999,
+}
+
+impl Code {
+    /// `cudaErrorInsufficientDriver`: the CUDA runtime library is newer than the driver.
+    pub const RUNTIME_NEEDS_NEWER_DRIVER: Self = Self(35);
 }
 
 impl fmt::Debug for Code {

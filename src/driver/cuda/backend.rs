@@ -1,0 +1,577 @@
+//! The seam's calls on libcuda.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+
+use super::abi::{self, MemAccessDesc, MemAllocationProp, MemLocation, Opaque64};
+use super::symbols::Opaque;
+use super::{Core, Cuda, fd};
+use crate::Result;
+use crate::driver::*;
+
+pub(super) fn opaque(handle: u64) -> Opaque {
+    handle as Opaque
+}
+
+/// Reads a string that `read` writes, NUL-terminated, into a buffer of the given length.
+fn string(read: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
+    let mut buffer = [0_u8; 256];
+    // One byte less, so that a NUL is left whatever the driver does.
+    read(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1)?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// Imports what `handle` names: a POSIX fd by value in place of the pointer, a fabric handle's bytes
+/// through it.
+pub(super) fn import<T>(
+    handle: &ShareableHandle,
+    call: impl FnOnce(*mut c_void, u32) -> Result<T>,
+) -> Result<T> {
+    let kind = HandleTypes::from(handle.handle_type()).bits();
+    match handle {
+        ShareableHandle::PosixFd(fd) => call(fd.as_raw_fd() as usize as *mut c_void, kind),
+        ShareableHandle::Fabric(fabric) => {
+            // A copy, since the driver's signature is not const; wiped when dropped.
+            let copy = fabric.clone();
+            call(copy.expose_bytes().as_ptr().cast_mut().cast(), kind)
+        }
+    }
+}
+
+/// Exports to a handle of `kind`, which `export` writes.
+pub(super) fn export(
+    by: Call,
+    kind: HandleType,
+    export: impl FnOnce(*mut c_void, u32) -> Result<()>,
+) -> Result<ShareableHandle> {
+    let bits = HandleTypes::from(kind).bits();
+    match kind {
+        HandleType::PosixFd => {
+            let mut raw = -1_i32;
+            export((&raw mut raw).cast(), bits)?;
+            // SAFETY: the driver has just made the fd for us and written it.
+            Ok(ShareableHandle::PosixFd(unsafe { fd::take(by, raw)? }))
+        }
+        HandleType::Fabric => {
+            let mut bytes: Opaque64 = [0; 64];
+            export(bytes.as_mut_ptr().cast(), bits)?;
+            let handle = FabricHandle::from_bytes(&bytes);
+            // SAFETY: a live, exclusive reference; volatile so that the wipe of a secret is kept.
+            unsafe { ptr::write_volatile(&mut bytes, [0; 64]) };
+            Ok(ShareableHandle::Fabric(handle))
+        }
+    }
+}
+
+// In the blocks below, unless more is said: pointers are to live values of the types that CUDA's
+// headers give, which the call fills or reads before it returns and does not keep; numbers and
+// handles are checked by the driver; what pulls memory from under somebody is the caller's to
+// answer for, by the contract of `Backend`.
+
+// SAFETY: each method makes the call that it is named after and reports its result.
+unsafe impl Backend for Cuda {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn driver_pools(&self) -> &dyn PoolCalls {
+        &*self.core
+    }
+
+    #[cfg(feature = "cudart")]
+    fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
+        let runtime = self
+            .runtime
+            .get_or_init(|| super::runtime::Runtime::open(&self.core));
+        match runtime {
+            Ok(runtime) => Ok(runtime),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    #[cfg(not(feature = "cudart"))]
+    fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
+        Err(crate::Error::PlatformUnsupported {
+            what: "the CUDA runtime API (this program was built without egmem's feature `cudart`)",
+            source: None,
+        })
+    }
+
+    fn driver_version(&self) -> Result<CudaVersion> {
+        let mut version = 0;
+        // SAFETY: as said above.
+        unsafe { self.api().driver_get_version(&mut version)? };
+        Ok(CudaVersion(version))
+    }
+
+    fn device_count(&self) -> Result<i32> {
+        let mut count = 0;
+        // SAFETY: as said above.
+        unsafe { self.api().device_get_count(&mut count)? };
+        Ok(count)
+    }
+
+    fn device_name(&self, device: i32) -> Result<String> {
+        let device = self.core.device(device)?;
+        // SAFETY: as said above; the buffer is as long as said.
+        string(|text, len| unsafe { self.api().device_get_name(text, len, device) })
+    }
+
+    fn device_uuid(&self, device: i32) -> Result<[u8; 16]> {
+        let device = self.core.device(device)?;
+        let mut uuid = [0; 16];
+        // SAFETY: as said above.
+        unsafe { self.api().device_get_uuid(&mut uuid, device)? };
+        Ok(uuid)
+    }
+
+    fn device_pci_bus_id(&self, device: i32) -> Result<String> {
+        let device = self.core.device(device)?;
+        // SAFETY: as said above; the buffer is as long as said.
+        string(|text, len| unsafe { self.api().device_get_pci_bus_id(text, len, device) })
+    }
+
+    fn device_total_mem(&self, device: i32) -> Result<u64> {
+        let device = self.core.device(device)?;
+        let mut bytes = 0;
+        // SAFETY: as said above.
+        unsafe { self.api().device_total_mem(&mut bytes, device)? };
+        Ok(bytes as u64)
+    }
+
+    fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Result<i32> {
+        let device = self.core.device(device)?;
+        let mut value = 0;
+        // SAFETY: as said above. A driver refuses an attribute that it does not know.
+        unsafe {
+            self.api()
+                .device_get_attribute(&mut value, attribute.0, device)?;
+        }
+        Ok(value)
+    }
+
+    fn device_can_access_peer(&self, device: i32, peer: i32) -> Result<bool> {
+        let (device, peer) = (self.core.device(device)?, self.core.device(peer)?);
+        let mut can = 0;
+        // SAFETY: as said above.
+        unsafe { self.api().device_can_access_peer(&mut can, device, peer)? };
+        Ok(can != 0)
+    }
+
+    fn mem_info(&self, device: i32) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api().mem_get_info(&mut free, &mut total)
+        })?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn mem_granularity(&self, props: &AllocationProps, kind: GranularityKind) -> Result<u64> {
+        let (props, mut bytes) = (MemAllocationProp::from(props), 0);
+        // SAFETY: as said above.
+        unsafe {
+            self.api()
+                .mem_get_allocation_granularity(&mut bytes, &props, kind as u32)?;
+        }
+        Ok(bytes as u64)
+    }
+
+    fn mem_create(&self, size: u64, props: &AllocationProps) -> Result<PhysicalHandle> {
+        let (props, mut handle) = (MemAllocationProp::from(props), 0);
+        // SAFETY: as said above; the flags must be 0.
+        unsafe {
+            self.api()
+                .mem_create(&mut handle, size as usize, &props, 0)?;
+        }
+        Ok(PhysicalHandle(handle))
+    }
+
+    unsafe fn mem_release(&self, handle: PhysicalHandle) -> Result<()> {
+        // SAFETY: as said above.
+        unsafe { self.api().mem_release(handle.0) }
+    }
+
+    fn mem_address_reserve(&self, size: u64, alignment: u64, hint: u64) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        // SAFETY: as said above; the hint is only a wish, the flags must be 0.
+        unsafe {
+            self.api()
+                .mem_address_reserve(&mut ptr, size as usize, alignment as usize, hint, 0)?;
+        }
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn mem_address_free(&self, ptr: DevicePtr, size: u64) -> Result<()> {
+        // SAFETY: as said above.
+        unsafe { self.api().mem_address_free(ptr.0, size as usize) }
+    }
+
+    unsafe fn mem_map(
+        &self,
+        ptr: DevicePtr,
+        size: u64,
+        offset: u64,
+        handle: PhysicalHandle,
+    ) -> Result<()> {
+        // SAFETY: as said above; the flags must be 0.
+        unsafe {
+            self.api()
+                .mem_map(ptr.0, size as usize, offset as usize, handle.0, 0)
+        }
+    }
+
+    unsafe fn mem_unmap(&self, ptr: DevicePtr, size: u64) -> Result<()> {
+        // SAFETY: as said above.
+        unsafe { self.api().mem_unmap(ptr.0, size as usize) }
+    }
+
+    unsafe fn mem_set_access(
+        &self,
+        ptr: DevicePtr,
+        size: u64,
+        access: &[AccessDesc],
+    ) -> Result<()> {
+        let descs: Vec<MemAccessDesc> = access.iter().map(MemAccessDesc::from).collect();
+        // SAFETY: as said above; the count is that of `descs`.
+        unsafe {
+            self.api()
+                .mem_set_access(ptr.0, size as usize, descs.as_ptr(), descs.len())
+        }
+    }
+
+    fn mem_get_access(&self, location: Location, ptr: DevicePtr) -> Result<u64> {
+        let (location, mut flags) = (MemLocation::from(location), 0);
+        // SAFETY: as said above.
+        unsafe { self.api().mem_get_access(&mut flags, &location, ptr.0)? };
+        Ok(flags)
+    }
+
+    fn mem_export(&self, handle: PhysicalHandle, kind: HandleType) -> Result<ShareableHandle> {
+        export(Call::MemExportToShareableHandle, kind, |out, bits| {
+            // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
+            unsafe { self.api().mem_export(out, handle.0, bits, 0) }
+        })
+    }
+
+    fn mem_import(&self, handle: &ShareableHandle) -> Result<PhysicalHandle> {
+        let mut imported = 0;
+        import(handle, |os_handle, bits| {
+            // SAFETY: `os_handle` is an open fd's number or to 64 bytes, as `bits` says; the driver
+            // checks that they name memory.
+            unsafe { self.api().mem_import(&mut imported, os_handle, bits) }
+        })?;
+        Ok(PhysicalHandle(imported))
+    }
+
+    fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
+        let mut props = MemAllocationProp::ZERO;
+        // SAFETY: as said above.
+        unsafe { self.api().mem_get_properties(&mut props, handle.0)? };
+        props.to_props(Call::MemGetAllocationPropertiesFromHandle)
+    }
+
+    fn mem_retain(&self, ptr: DevicePtr) -> Result<PhysicalHandle> {
+        let mut handle = 0;
+        // SAFETY: as said above; the driver looks the address up and does not follow it.
+        unsafe { self.api().mem_retain(&mut handle, opaque(ptr.0))? };
+        Ok(PhysicalHandle(handle))
+    }
+
+    fn pointer_attribute(&self, ptr: DevicePtr, attribute: PointerAttribute) -> Result<u64> {
+        // The widest attribute is 64 bits; narrower ones leave the rest as it is.
+        let mut value = 0_u64;
+        self.core.anywhere(|| {
+            let data = (&raw mut value).cast();
+            // SAFETY: `data` is to 8 bytes, which hold each attribute of the enum; the driver looks
+            // the address up and does not follow it.
+            unsafe {
+                self.api()
+                    .pointer_get_attribute(data, attribute as i32, ptr.0)
+            }
+        })?;
+        Ok(match attribute {
+            PointerAttribute::DeviceOrdinal => i64::from(value as u32 as i32) as u64,
+            _ => value,
+        })
+    }
+
+    fn mem_address_range(&self, ptr: DevicePtr) -> Result<(DevicePtr, u64)> {
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: as said above; the driver looks the address up and does not follow it.
+        self.core.anywhere(|| unsafe {
+            self.api()
+                .mem_get_address_range(&mut base, &mut size, ptr.0)
+        })?;
+        Ok((DevicePtr(base), size as u64))
+    }
+
+    fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<OwnedFd> {
+        let mut raw = -1_i32;
+        self.core.anywhere(|| {
+            let out = (&raw mut raw).cast();
+            // SAFETY: `out` is to an int, which this handle type is; the flags 0 are the default.
+            unsafe {
+                self.api().mem_get_handle_for_address_range(
+                    out,
+                    ptr.0,
+                    size as usize,
+                    abi::DMA_BUF_FD,
+                    0,
+                )
+            }
+        })?;
+        // SAFETY: the driver has just made the fd for us and written it.
+        unsafe { fd::take(Call::MemGetHandleForAddressRange, raw) }
+    }
+
+    fn mem_alloc(&self, device: i32, size: u64) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api().mem_alloc(&mut ptr, size as usize)
+        })?;
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn mem_free(&self, device: i32, ptr: DevicePtr) -> Result<()> {
+        // SAFETY: as said above.
+        self.core
+            .on(device, || unsafe { self.api().mem_free(ptr.0) })
+    }
+
+    fn mem_host_alloc(&self, device: i32, size: u64) -> Result<DevicePtr> {
+        let mut ptr = ptr::null_mut();
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api()
+                .mem_host_alloc(&mut ptr, size as usize, abi::HOST_ALLOC_PORTABLE_DEVICEMAP)
+        })?;
+        Ok(DevicePtr(ptr as u64))
+    }
+
+    unsafe fn mem_free_host(&self, device: i32, ptr: DevicePtr) -> Result<()> {
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api().mem_free_host(opaque(ptr.0))
+        })
+    }
+
+    fn stream_create(&self, device: i32) -> Result<StreamHandle> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api()
+                .stream_create(&mut stream, abi::STREAM_NON_BLOCKING)
+        })?;
+        Ok(StreamHandle {
+            device,
+            raw: stream as u64,
+        })
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as said above; the stream lives until here by the caller's contract.
+        self.on_stream(stream, |raw| unsafe { self.api().stream_destroy(raw) })
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as said above; the stream lives.
+        self.on_stream(stream, |raw| unsafe { self.api().stream_synchronize(raw) })
+    }
+
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        // SAFETY: as said above; the stream lives.
+        done(self.on_stream(stream, |raw| unsafe { self.api().stream_query(raw) }))
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        // SAFETY: as said above; stream and event live, the flags 0 are the default.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().stream_wait_event(raw, opaque(event.0), 0)
+        })
+    }
+
+    fn event_create(&self, device: i32, timing: bool) -> Result<EventHandle> {
+        let flags = if timing {
+            abi::EVENT_DEFAULT
+        } else {
+            abi::EVENT_DISABLE_TIMING
+        };
+        let mut event = ptr::null_mut();
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api().event_create(&mut event, flags)
+        })?;
+        let event = EventHandle(event as u64);
+        self.core.events().insert(event, device);
+        Ok(event)
+    }
+
+    unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        // Forgotten first: once destroyed, another thread may get the same handle for another event.
+        let device = self.core.events().remove(&event);
+        // SAFETY: as said above; the event lives until here by the caller's contract.
+        let destroy = || unsafe { self.api().event_destroy(opaque(event.0)) };
+        match device {
+            Some(device) => self.core.on(device, destroy),
+            None => destroy(),
+        }
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as said above; stream and event live.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().event_record(opaque(event.0), raw)
+        })
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        // SAFETY: as said above; the event lives.
+        self.core.at_event(event, || unsafe {
+            self.api().event_synchronize(opaque(event.0))
+        })
+    }
+
+    fn event_query(&self, event: EventHandle) -> Result<bool> {
+        // SAFETY: as said above; the event lives.
+        done(
+            self.core
+                .at_event(event, || unsafe { self.api().event_query(opaque(event.0)) }),
+        )
+    }
+
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: as said above; the events live.
+        self.core.at_event(end, || unsafe {
+            self.api()
+                .event_elapsed_time(&mut milliseconds, opaque(start.0), opaque(end.0))
+        })?;
+        Ok(milliseconds)
+    }
+
+    unsafe fn memcpy_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: as said above; the ranges are the caller's to answer for.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().memcpy_async(dst.0, src.0, bytes as usize, raw)
+        })
+    }
+
+    unsafe fn memset_d8_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: as said above; the range is the caller's to answer for.
+        self.on_stream(stream, |raw| unsafe {
+            self.api()
+                .memset_d8_async(dst.0, value, bytes as usize, raw)
+        })
+    }
+
+    fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
+        let mut module = ptr::null_mut();
+        // SAFETY: as said above; PTX is read up to its NUL.
+        self.core.on(device, || unsafe {
+            self.api().module_load_data(&mut module, ptx.as_ptr())
+        })?;
+        Ok(ModuleHandle(module as u64))
+    }
+
+    unsafe fn module_unload(&self, device: i32, module: ModuleHandle) -> Result<()> {
+        // SAFETY: as said above; the module lives until here by the caller's contract.
+        self.core.on(device, || unsafe {
+            self.api().module_unload(opaque(module.0))
+        })
+    }
+
+    fn module_function(
+        &self,
+        device: i32,
+        module: ModuleHandle,
+        name: &CStr,
+    ) -> Result<FunctionHandle> {
+        let mut function = ptr::null_mut();
+        // SAFETY: as said above; the module lives.
+        self.core.on(device, || unsafe {
+            self.api()
+                .module_get_function(&mut function, opaque(module.0), name.as_ptr())
+        })?;
+        Ok(FunctionHandle(function as u64))
+    }
+
+    unsafe fn launch_kernel(
+        &self,
+        function: FunctionHandle,
+        dims: LaunchDims,
+        args: &[u64],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let mut params: Vec<*mut c_void> = args
+            .iter()
+            .map(|arg| ptr::from_ref(arg).cast_mut().cast())
+            .collect();
+        // SAFETY: as said above; the driver copies the arguments, as many and as wide as the kernel
+        // has by the caller's contract, and does not write them.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().launch_kernel(
+                opaque(function.0),
+                dims.blocks,
+                1,
+                1,
+                dims.threads,
+                1,
+                1,
+                0,
+                raw,
+                params.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Cuda {
+    fn api(&self) -> &super::DriverApi {
+        &self.core.api
+    }
+
+    fn on_stream<T>(
+        &self,
+        stream: StreamHandle,
+        work: impl FnOnce(Opaque) -> Result<T>,
+    ) -> Result<T> {
+        self.core.on_stream(stream, work)
+    }
+}
+
+impl Core {
+    /// Runs `work` on the device of `stream`.
+    pub(super) fn on_stream<T>(
+        &self,
+        stream: StreamHandle,
+        work: impl FnOnce(Opaque) -> Result<T>,
+    ) -> Result<T> {
+        self.on(stream.device, || work(opaque(stream.raw)))
+    }
+}
+
+/// Whether work is done: `NOT_READY` is an answer, not a failure.
+fn done(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,174 @@
+//! Primary contexts: retained once a device, made current for a call, and given back.
+
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::symbols::{DriverApi, Opaque};
+use crate::driver::{Call, Code};
+use crate::{Error, Result};
+
+/// The devices and those of their primary contexts that have been retained.
+pub(super) struct Contexts {
+    devices: Box<[Device]>,
+    // Held while a context is being retained, so that it is retained once.
+    retaining: Mutex<()>,
+    // A forked child has a copy of this, but not of the driver's state.
+    process: u32,
+}
+
+#[derive(Default)]
+struct Device {
+    /// `CUdevice`
+    id: OnceLock<i32>,
+    /// `CUcontext`, as a number so that it can be shared; it is never followed here.
+    context: OnceLock<usize>,
+}
+
+impl Contexts {
+    pub(super) fn new(api: &DriverApi) -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: `count` is a live integer.
+        unsafe { api.device_get_count(&mut count)? };
+        Ok(Self {
+            devices: (0..count).map(|_| Device::default()).collect(),
+            retaining: Mutex::new(()),
+            process: std::process::id(),
+        })
+    }
+
+    /// The `CUdevice` of an ordinal. An ordinal that does not exist is the driver's to refuse.
+    pub(super) fn device(&self, api: &DriverApi, ordinal: i32) -> Result<i32> {
+        let known = usize::try_from(ordinal)
+            .ok()
+            .and_then(|i| self.devices.get(i));
+        if let Some(id) = known.and_then(|device| device.id.get()) {
+            return Ok(*id);
+        }
+        let mut id = -1;
+        // SAFETY: `id` is a live integer.
+        unsafe { api.device_get(&mut id, ordinal)? };
+        Ok(known.map_or(id, |device| *device.id.get_or_init(|| id)))
+    }
+
+    /// The primary context of an ordinal, retained when first asked for.
+    fn primary(&self, api: &DriverApi, ordinal: i32) -> Result<Opaque> {
+        let id = self.device(api, ordinal)?;
+        let slot = usize::try_from(ordinal)
+            .ok()
+            .and_then(|i| self.devices.get(i))
+            .ok_or(Error::driver(Call::DeviceGet, Code::INVALID_DEVICE))?;
+        if let Some(context) = slot.context.get() {
+            return Ok(*context as Opaque);
+        }
+        let _retaining = self
+            .retaining
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = slot.context.get() {
+            return Ok(*context as Opaque);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: `context` is a live pointer; `id` is a device; what is retained here is released
+        // in `release`.
+        unsafe { api.device_primary_ctx_retain(&mut context, id)? };
+        Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
+    }
+
+    /// Retains the primary context of every device.
+    pub(super) fn retain_all(&self, api: &DriverApi) -> Result<()> {
+        (0..self.devices.len()).try_for_each(|ordinal| self.primary(api, ordinal as i32).map(drop))
+    }
+
+    /// Runs `work` with the primary context of `ordinal` current, and leaves the caller's as it was.
+    pub(super) fn with<T>(
+        &self,
+        api: &DriverApi,
+        ordinal: i32,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let context = self.primary(api, ordinal)?;
+        let _guard = Current::enter(api, context).map_err(|error| lost(error, ordinal))?;
+        work().map_err(|error| lost(error, ordinal))
+    }
+
+    /// Runs `work`, which needs no particular context, in the caller's; where the driver wants one
+    /// and the caller has none, in the first device's.
+    pub(super) fn anywhere<T>(
+        &self,
+        api: &DriverApi,
+        mut work: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        match work() {
+            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => self.with(api, 0, work),
+            result => result,
+        }
+    }
+
+    /// Gives back what was retained.
+    pub(super) fn release(&self, api: &DriverApi) {
+        if self.process != std::process::id() {
+            return;
+        }
+        for device in &self.devices {
+            if let (Some(id), Some(_)) = (device.id.get(), device.context.get()) {
+                // SAFETY: it was retained once, in `primary`, and nobody can use it through this
+                // value, which is being dropped.
+                let released = unsafe { api.device_primary_ctx_release(*id) };
+                if let Err(error) = released {
+                    tracing::debug!(%error, "a primary context was not released");
+                }
+            }
+        }
+    }
+}
+
+/// A context made current on this thread, until dropped.
+struct Current<'a> {
+    /// `None`: it was current already.
+    api: Option<&'a DriverApi>,
+}
+
+impl<'a> Current<'a> {
+    fn enter(api: &'a DriverApi, context: Opaque) -> Result<Self> {
+        let mut current = ptr::null_mut();
+        // SAFETY: `current` is a live pointer.
+        let known = unsafe { api.ctx_get_current(&mut current) }.is_ok();
+        if known && current == context {
+            return Ok(Self { api: None });
+        }
+        // SAFETY: the context is retained for as long as the backend, which `api` belongs to, lives.
+        let pushed = unsafe { api.ctx_push_current(context) };
+        if let Err(error) = pushed {
+            // The call may pass on the error of earlier work although it has pushed.
+            let mut after = ptr::null_mut();
+            // SAFETY: as above.
+            if known && unsafe { api.ctx_get_current(&mut after) }.is_ok() && after == context {
+                drop(Self { api: Some(api) });
+            }
+            return Err(error);
+        }
+        Ok(Self { api: Some(api) })
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let Some(api) = self.api else { return };
+        let mut popped = ptr::null_mut();
+        // SAFETY: `popped` is a live pointer; this thread pushed in `enter`, and what was pushed in
+        // between has been popped.
+        if let Err(error) = unsafe { api.ctx_pop_current(&mut popped) } {
+            tracing::debug!(%error, "the context was not popped cleanly");
+        }
+    }
+}
+
+/// Says so where a code means that the device's context is gone.
+pub(super) fn lost(error: Error, device: i32) -> Error {
+    match error {
+        Error::Driver(source) if source.code.loses_context() => {
+            Error::ContextLost { device, source }
+        }
+        error => error,
+    }
+}

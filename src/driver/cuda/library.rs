@@ -1,0 +1,271 @@
+//! A library loaded at run time, whose functions are looked up one by one when first called.
+
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::mem::{ManuallyDrop, size_of, transmute_copy};
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libloading::os::unix;
+
+use crate::driver::{Call, CudaVersion};
+use crate::{Error, Result};
+
+/// A loaded CUDA library.
+#[derive(Debug)]
+pub(super) struct Library {
+    // Never closed: CUDA's libraries have threads and exit handlers of their own.
+    inner: ManuallyDrop<unix::Library>,
+    name: &'static str,
+}
+
+impl Library {
+    /// Loads `path`, which errors call `name`; refused, the loader's words.
+    pub(super) fn open(path: &Path, name: &'static str) -> std::result::Result<Self, String> {
+        // SAFETY: loading runs the library's initialisers. These are CUDA's own libraries, by name,
+        // which are made to be loaded at run time, from any thread; whoever can put another library
+        // in their place can as well put another program in this one's.
+        let loaded = unsafe { unix::Library::open(Some(path), unix::RTLD_LAZY | unix::RTLD_LOCAL) };
+        match loaded {
+            Ok(inner) => Ok(Self {
+                inner: ManuallyDrop::new(inner),
+                name,
+            }),
+            Err(error) => Err(words(&error)),
+        }
+    }
+
+    /// The library's name, as errors use it.
+    pub(super) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn find(&self, symbols: &[&'static CStr]) -> Option<*mut c_void> {
+        symbols.iter().find_map(|symbol| {
+            // SAFETY: the address is only taken here; it is called through the type that
+            // `Function::get` vouches for.
+            let found = unsafe { self.inner.get::<*mut c_void>(*symbol) };
+            let address = found.ok()?.as_raw_ptr();
+            (!address.is_null()).then_some(address)
+        })
+    }
+}
+
+/// The loader's message alone: `libloading` shows it only as the error's source.
+fn words(error: &libloading::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// A function of a library, of type `F`, found when first used.
+pub(super) struct Function<F> {
+    call: Call,
+    symbols: &'static [&'static CStr],
+    since: CudaVersion,
+    address: AtomicPtr<c_void>,
+    signature: PhantomData<fn() -> F>,
+}
+
+impl<F: Copy> Function<F> {
+    /// The function for `call`: the first of `symbols` that the library has. Drivers have it from
+    /// `since` on.
+    ///
+    /// # Safety
+    /// `F` must be the `extern "C"` function pointer type of each of `symbols`.
+    pub(super) const unsafe fn new(
+        call: Call,
+        symbols: &'static [&'static CStr],
+        since: CudaVersion,
+    ) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Self {
+            call,
+            symbols,
+            since,
+            address: AtomicPtr::new(ptr::null_mut()),
+            signature: PhantomData,
+        }
+    }
+
+    /// The function's address in `library`, which belongs to a driver of version `have`.
+    #[inline]
+    pub(super) fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
+        // Relaxed: what is at the address was there before the address was known to anyone.
+        let mut address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            address = self.look_up(library, have)?;
+        }
+        // SAFETY: the address is not null and of one of `symbols`, whose type is `F` (`new`'s
+        // contract), a pointer by the size asserted there.
+        Ok(unsafe { transmute_copy::<*mut c_void, F>(&address) })
+    }
+
+    #[cold]
+    fn look_up(&self, library: &Library, have: Option<CudaVersion>) -> Result<*mut c_void> {
+        let address = library
+            .find(self.symbols)
+            .ok_or_else(|| self.missing(library.name, have))?;
+        self.address.store(address, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    fn missing(&self, library: &'static str, have: Option<CudaVersion>) -> Error {
+        let error = match have {
+            Some(have) if have < self.since => Error::DriverTooOld {
+                what: self.call.name(),
+                have,
+                need: self.since,
+            },
+            _ => Error::MissingSymbol {
+                symbol: self
+                    .symbols
+                    .first()
+                    .map_or("", |s| s.to_str().unwrap_or("")),
+                library,
+            },
+        };
+        tracing::debug!(%error, "a function is missing");
+        error
+    }
+}
+
+/// A library's functions: a struct with one checked method for each, and a table of them.
+///
+/// `name = Variant ["symbol", ...] since version (arguments);`
+macro_rules! functions {
+    (
+        $(#[$doc:meta])*
+        $api:ident;
+        $($name:ident = $call:ident [$($symbol:literal),+] since $since:literal
+            ($($arg:ident: $ty:ty),* $(,)?);)*
+    ) => {
+        $(#[$doc])*
+        pub(super) struct $api {
+            library: $crate::driver::cuda::library::Library,
+            version: Option<$crate::driver::CudaVersion>,
+            $($name: $crate::driver::cuda::library::Function<
+                unsafe extern "C" fn($($ty),*) -> i32>,)*
+        }
+
+        impl $api {
+            pub(super) fn new(library: $crate::driver::cuda::library::Library) -> Self {
+                use $crate::driver::cuda::library::Function;
+                Self {
+                    library,
+                    version: None,
+                    $(
+                        // SAFETY: the type is that of CUDA's headers for these symbols.
+                        $name: unsafe {
+                            const SYMBOLS: &[&std::ffi::CStr] = &[$($symbol),+];
+                            Function::new(
+                                $crate::driver::Call::$call,
+                                SYMBOLS,
+                                $crate::driver::CudaVersion($since),
+                            )
+                        },
+                    )*
+                }
+            }
+
+            $(
+                #[allow(clippy::too_many_arguments)] // As many as the C function has.
+                #[inline]
+                pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
+                    let function = self.$name.get(&self.library, self.version)?;
+                    // SAFETY: the caller answers for the arguments, as for the C function.
+                    let code = unsafe { function($($arg),*) };
+                    $crate::driver::cuda::check($crate::driver::Call::$call, code)
+                }
+            )*
+
+            /// What the functions are called in the library, and since which CUDA version.
+            #[cfg(test)]
+            pub(super) const TABLE: &'static [(
+                $crate::driver::Call,
+                &'static [&'static std::ffi::CStr],
+                i32,
+            )] = &[$(($crate::driver::Call::$call, &[$($symbol),+], $since),)*];
+        }
+
+        impl std::fmt::Debug for $api {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($api))
+                    .field("library", &self.library.name())
+                    .field("version", &self.version)
+                    .finish()
+            }
+        }
+    };
+}
+
+pub(super) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Nullary = unsafe extern "C" fn() -> i32;
+
+    const fn absent(since: i32) -> Function<Nullary> {
+        // SAFETY: there is no such function, so it has every type.
+        unsafe { Function::new(Call::MemCreate, &[c"egmem_no_such"], CudaVersion(since)) }
+    }
+
+    fn this_process() -> Library {
+        Library {
+            inner: ManuallyDrop::new(unix::Library::this()),
+            name: "libtest.so",
+        }
+    }
+
+    #[test]
+    fn a_function_newer_than_the_driver_says_which_driver_has_it() {
+        let error = absent(13000)
+            .get(&this_process(), Some(CudaVersion(12020)))
+            .unwrap_err();
+        assert_eq!(
+            error,
+            Error::DriverTooOld {
+                what: "cuMemCreate",
+                have: CudaVersion(12020),
+                need: CudaVersion(13000),
+            }
+        );
+    }
+
+    #[test]
+    fn a_function_that_the_driver_should_have_is_a_missing_symbol() {
+        for have in [None, Some(CudaVersion(13000)), Some(CudaVersion(99990))] {
+            let error = absent(13000).get(&this_process(), have).unwrap_err();
+            assert_eq!(
+                error,
+                Error::MissingSymbol {
+                    symbol: "egmem_no_such",
+                    library: "libtest.so",
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_symbol_present_is_called() {
+        type Abs = unsafe extern "C" fn(i32) -> i32;
+        // SAFETY: `abs` of the C library has this type; the other name does not exist.
+        let function: Function<Abs> =
+            unsafe { Function::new(Call::MemCreate, &[c"egmem_no_such", c"abs"], CudaVersion(0)) };
+        for _ in 0..2 {
+            let abs = function.get(&this_process(), None).unwrap();
+            // SAFETY: `abs` takes any integer but the least.
+            assert_eq!(unsafe { abs(-7) }, 7);
+        }
+    }
+
+    #[test]
+    fn the_loader_is_quoted() {
+        let words = Library::open(Path::new("libegmem-no-such.so.9"), "x").unwrap_err();
+        assert!(words.contains("libegmem-no-such.so.9"), "{words}");
+    }
+}

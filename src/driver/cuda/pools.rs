@@ -1,0 +1,222 @@
+//! The pool calls of the driver API.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::Core;
+use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
+use super::backend::{export, import, opaque};
+use super::symbols::Opaque;
+use crate::Result;
+use crate::driver::*;
+
+/// A pool attribute in the width that CUDA gives it: `int` or 64 bits.
+pub(super) enum AttributeValue {
+    Int(i32),
+    Wide(u64),
+}
+
+impl AttributeValue {
+    pub(super) fn new(attribute: PoolAttribute, value: u64) -> Self {
+        if attribute.is_int() {
+            // What does not fit is not 0 or 1: the driver refuses −1 just so.
+            Self::Int(i32::try_from(value).unwrap_or(-1))
+        } else {
+            Self::Wide(value)
+        }
+    }
+
+    pub(super) fn as_mut_ptr(&mut self) -> *mut c_void {
+        match self {
+            Self::Int(value) => ptr::from_mut(value).cast(),
+            Self::Wide(value) => ptr::from_mut(value).cast(),
+        }
+    }
+
+    pub(super) fn widened(self) -> u64 {
+        match self {
+            Self::Int(value) => i64::from(value) as u64,
+            Self::Wide(value) => value,
+        }
+    }
+}
+
+// In the blocks below, unless more is said: pointers are to live values of the types that CUDA's
+// headers give, which the call fills or reads before it returns and does not keep; numbers and
+// handles are checked by the driver; what pulls memory from under somebody is the caller's to
+// answer for, by the contract of `PoolCalls`.
+
+// SAFETY: each method makes the call that it is named after and reports its result.
+unsafe impl PoolCalls for Core {
+    fn api(&self) -> &'static str {
+        "driver"
+    }
+
+    fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
+        let (props, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.pool_create(&mut pool, &props) })?;
+        Ok(PoolHandle(pool as u64))
+    }
+
+    unsafe fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.pool_destroy(opaque(pool.0)) })
+    }
+
+    fn pool_set_attribute(
+        &self,
+        pool: PoolHandle,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<()> {
+        let mut value = AttributeValue::new(attribute, value);
+        self.anywhere(|| {
+            let value = value.as_mut_ptr();
+            // SAFETY: as said above; the value is as wide as the attribute.
+            unsafe {
+                self.api
+                    .pool_set_attribute(opaque(pool.0), attribute as i32, value)
+            }
+        })
+    }
+
+    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+        let mut value = AttributeValue::new(attribute, 0);
+        self.anywhere(|| {
+            let value = value.as_mut_ptr();
+            // SAFETY: as said above; the value is as wide as the attribute.
+            unsafe {
+                self.api
+                    .pool_get_attribute(opaque(pool.0), attribute as i32, value)
+            }
+        })?;
+        Ok(value.widened())
+    }
+
+    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.pool_trim_to(opaque(pool.0), keep as usize) })
+    }
+
+    unsafe fn pool_set_access(&self, pool: PoolHandle, access: &[AccessDesc]) -> Result<()> {
+        let descs: Vec<MemAccessDesc> = access.iter().map(MemAccessDesc::from).collect();
+        // SAFETY: as said above; the count is that of `descs`.
+        self.anywhere(|| unsafe {
+            self.api
+                .pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len())
+        })
+    }
+
+    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+        let (mut location, mut flags) = (MemLocation::from(location), 0);
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe {
+            self.api
+                .pool_get_access(&mut flags, opaque(pool.0), &mut location)
+        })?;
+        Ok(flags.into())
+    }
+
+    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+        export(Call::MemPoolExportToShareableHandle, kind, |out, bits| {
+            // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
+            self.anywhere(|| unsafe { self.api.pool_export(out, opaque(pool.0), bits, 0) })
+        })
+    }
+
+    fn pool_import(&self, handle: &ShareableHandle) -> Result<PoolHandle> {
+        let mut pool: Opaque = ptr::null_mut();
+        import(handle, |os_handle, bits| {
+            // SAFETY: `os_handle` is an open fd's number or to 64 bytes, as `bits` says; the flags
+            // must be 0.
+            self.anywhere(|| unsafe { self.api.pool_import(&mut pool, os_handle, bits, 0) })
+        })?;
+        Ok(PoolHandle(pool as u64))
+    }
+
+    fn pool_export_pointer(&self, ptr: DevicePtr) -> Result<PoolPtrExport> {
+        let mut data: Opaque64 = [0; 64];
+        // SAFETY: as said above; the driver looks the address up and does not follow it.
+        self.anywhere(|| unsafe { self.api.pool_export_pointer(&mut data, ptr.0) })?;
+        Ok(PoolPtrExport(data))
+    }
+
+    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+        let (mut data, mut ptr) = (export.0, 0);
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe {
+            self.api
+                .pool_import_pointer(&mut ptr, opaque(pool.0), &mut data)
+        })?;
+        Ok(DevicePtr(ptr))
+    }
+
+    fn alloc_from_pool_async(
+        &self,
+        pool: PoolHandle,
+        size: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        // SAFETY: as said above; the stream lives.
+        self.on_stream(stream, |raw| unsafe {
+            self.api
+                .alloc_from_pool_async(&mut ptr, size as usize, opaque(pool.0), raw)
+        })?;
+        Ok(DevicePtr(ptr))
+    }
+
+    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        // SAFETY: as said above; the stream lives.
+        self.on_stream(stream, |raw| unsafe {
+            self.api.alloc_async(&mut ptr, size as usize, raw)
+        })?;
+        Ok(DevicePtr(ptr))
+    }
+
+    unsafe fn free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as said above; the stream lives.
+        self.on_stream(stream, |raw| unsafe { self.api.free_async(ptr.0, raw) })
+    }
+
+    fn device_default_pool(&self, device: i32) -> Result<PoolHandle> {
+        let (device, mut pool) = (self.device(device)?, ptr::null_mut());
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.device_get_default_pool(&mut pool, device) })?;
+        Ok(PoolHandle(pool as u64))
+    }
+
+    fn device_pool(&self, device: i32) -> Result<PoolHandle> {
+        let (device, mut pool) = (self.device(device)?, ptr::null_mut());
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.device_get_pool(&mut pool, device) })?;
+        Ok(PoolHandle(pool as u64))
+    }
+
+    unsafe fn device_set_pool(&self, device: i32, pool: PoolHandle) -> Result<()> {
+        let device = self.device(device)?;
+        // SAFETY: as said above.
+        self.anywhere(|| unsafe { self.api.device_set_pool(device, opaque(pool.0)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attribute_values_are_as_wide_as_cuda_says() {
+        let mut value = AttributeValue::new(PoolAttribute::ReuseAllowOpportunistic, 1);
+        // SAFETY: the attribute is an `int`, and `value` lives.
+        assert_eq!(unsafe { *value.as_mut_ptr().cast::<i32>() }, 1);
+        let mut value = AttributeValue::new(PoolAttribute::ReleaseThreshold, u64::MAX);
+        // SAFETY: the attribute has 64 bits, and `value` lives.
+        assert_eq!(unsafe { *value.as_mut_ptr().cast::<u64>() }, u64::MAX);
+        assert_eq!(value.widened(), u64::MAX);
+        // A wide value does not become a valid flag by losing its upper half.
+        let value = AttributeValue::new(PoolAttribute::ReuseFollowEventDependencies, 1 << 32 | 1);
+        assert_eq!(value.widened() as i64, -1);
+    }
+}

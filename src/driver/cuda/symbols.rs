@@ -1,0 +1,189 @@
+//! The functions of libcuda that are used, under the names that CUDA's headers map them to.
+//!
+//! A suffix (`_v2`) is the version of a function's signature. The numbers are the CUDA versions
+//! that first had the symbol; docs/driver-versions.md has the table for people.
+
+use std::ffi::{c_char, c_void};
+
+use super::abi::{MemAccessDesc, MemAllocationProp, MemLocation, MemPoolProps, Opaque64};
+use super::library::functions;
+
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUmemoryPool`: pointers to the
+/// driver's own objects, never followed here.
+pub(super) type Opaque = *mut c_void;
+
+functions! {
+    /// libcuda.
+    DriverApi;
+
+    init = Init [c"cuInit"] since 2000 (flags: u32);
+    driver_get_version = DriverGetVersion [c"cuDriverGetVersion"] since 2020 (version: *mut i32);
+
+    device_get_count = DeviceGetCount [c"cuDeviceGetCount"] since 2000 (count: *mut i32);
+    device_get = DeviceGet [c"cuDeviceGet"] since 2000 (device: *mut i32, ordinal: i32);
+    device_get_name = DeviceGetName [c"cuDeviceGetName"] since 2000
+        (name: *mut c_char, len: i32, device: i32);
+    device_get_uuid = DeviceGetUuid [c"cuDeviceGetUuid_v2", c"cuDeviceGetUuid"] since 9020
+        (uuid: *mut [u8; 16], device: i32);
+    device_get_pci_bus_id = DeviceGetPciBusId [c"cuDeviceGetPCIBusId"] since 4010
+        (id: *mut c_char, len: i32, device: i32);
+    device_total_mem = DeviceTotalMem [c"cuDeviceTotalMem_v2"] since 3020
+        (bytes: *mut usize, device: i32);
+    device_get_attribute = DeviceGetAttribute [c"cuDeviceGetAttribute"] since 2000
+        (value: *mut i32, attribute: i32, device: i32);
+    device_can_access_peer = DeviceCanAccessPeer [c"cuDeviceCanAccessPeer"] since 4000
+        (can: *mut i32, device: i32, peer: i32);
+
+    device_primary_ctx_retain = DevicePrimaryCtxRetain [c"cuDevicePrimaryCtxRetain"] since 7000
+        (context: *mut Opaque, device: i32);
+    device_primary_ctx_release = DevicePrimaryCtxRelease
+        [c"cuDevicePrimaryCtxRelease_v2", c"cuDevicePrimaryCtxRelease"] since 7000 (device: i32);
+    ctx_push_current = CtxPushCurrent [c"cuCtxPushCurrent_v2"] since 4000 (context: Opaque);
+    ctx_pop_current = CtxPopCurrent [c"cuCtxPopCurrent_v2"] since 4000 (context: *mut Opaque);
+    ctx_get_current = CtxGetCurrent [c"cuCtxGetCurrent"] since 4000 (context: *mut Opaque);
+    mem_get_info = MemGetInfo [c"cuMemGetInfo_v2"] since 3020 (free: *mut usize, total: *mut usize);
+
+    mem_get_allocation_granularity = MemGetAllocationGranularity
+        [c"cuMemGetAllocationGranularity"] since 10020
+        (granularity: *mut usize, prop: *const MemAllocationProp, option: u32);
+    mem_create = MemCreate [c"cuMemCreate"] since 10020
+        (handle: *mut u64, size: usize, prop: *const MemAllocationProp, flags: u64);
+    mem_release = MemRelease [c"cuMemRelease"] since 10020 (handle: u64);
+    mem_address_reserve = MemAddressReserve [c"cuMemAddressReserve"] since 10020
+        (ptr: *mut u64, size: usize, alignment: usize, addr: u64, flags: u64);
+    mem_address_free = MemAddressFree [c"cuMemAddressFree"] since 10020 (ptr: u64, size: usize);
+    mem_map = MemMap [c"cuMemMap"] since 10020
+        (ptr: u64, size: usize, offset: usize, handle: u64, flags: u64);
+    mem_unmap = MemUnmap [c"cuMemUnmap"] since 10020 (ptr: u64, size: usize);
+    mem_set_access = MemSetAccess [c"cuMemSetAccess"] since 10020
+        (ptr: u64, size: usize, desc: *const MemAccessDesc, count: usize);
+    mem_get_access = MemGetAccess [c"cuMemGetAccess"] since 10020
+        (flags: *mut u64, location: *const MemLocation, ptr: u64);
+    mem_export = MemExportToShareableHandle [c"cuMemExportToShareableHandle"] since 10020
+        (shareable: *mut c_void, handle: u64, kind: u32, flags: u64);
+    mem_import = MemImportFromShareableHandle [c"cuMemImportFromShareableHandle"] since 10020
+        (handle: *mut u64, os_handle: *mut c_void, kind: u32);
+    mem_get_properties = MemGetAllocationPropertiesFromHandle
+        [c"cuMemGetAllocationPropertiesFromHandle"] since 10020
+        (prop: *mut MemAllocationProp, handle: u64);
+    mem_retain = MemRetainAllocationHandle [c"cuMemRetainAllocationHandle"] since 11000
+        (handle: *mut u64, addr: *mut c_void);
+    pointer_get_attribute = PointerGetAttribute [c"cuPointerGetAttribute"] since 4000
+        (data: *mut c_void, attribute: i32, ptr: u64);
+    mem_get_address_range = MemGetAddressRange [c"cuMemGetAddressRange_v2"] since 3020
+        (base: *mut u64, size: *mut usize, ptr: u64);
+    mem_get_handle_for_address_range = MemGetHandleForAddressRange
+        [c"cuMemGetHandleForAddressRange"] since 11070
+        (handle: *mut c_void, ptr: u64, size: usize, kind: u32, flags: u64);
+
+    mem_alloc = MemAlloc [c"cuMemAlloc_v2"] since 3020 (ptr: *mut u64, size: usize);
+    mem_free = MemFree [c"cuMemFree_v2"] since 3020 (ptr: u64);
+    mem_host_alloc = MemHostAlloc [c"cuMemHostAlloc"] since 2020
+        (ptr: *mut *mut c_void, size: usize, flags: u32);
+    mem_free_host = MemFreeHost [c"cuMemFreeHost"] since 2000 (ptr: *mut c_void);
+
+    pool_create = MemPoolCreate [c"cuMemPoolCreate"] since 11020
+        (pool: *mut Opaque, props: *const MemPoolProps);
+    pool_destroy = MemPoolDestroy [c"cuMemPoolDestroy"] since 11020 (pool: Opaque);
+    pool_set_attribute = MemPoolSetAttribute [c"cuMemPoolSetAttribute"] since 11020
+        (pool: Opaque, attribute: i32, value: *mut c_void);
+    pool_get_attribute = MemPoolGetAttribute [c"cuMemPoolGetAttribute"] since 11020
+        (pool: Opaque, attribute: i32, value: *mut c_void);
+    pool_trim_to = MemPoolTrimTo [c"cuMemPoolTrimTo"] since 11020 (pool: Opaque, keep: usize);
+    pool_set_access = MemPoolSetAccess [c"cuMemPoolSetAccess"] since 11020
+        (pool: Opaque, desc: *const MemAccessDesc, count: usize);
+    pool_get_access = MemPoolGetAccess [c"cuMemPoolGetAccess"] since 11020
+        (flags: *mut u32, pool: Opaque, location: *mut MemLocation);
+    pool_export = MemPoolExportToShareableHandle [c"cuMemPoolExportToShareableHandle"] since 11020
+        (shareable: *mut c_void, pool: Opaque, kind: u32, flags: u64);
+    pool_import = MemPoolImportFromShareableHandle
+        [c"cuMemPoolImportFromShareableHandle"] since 11020
+        (pool: *mut Opaque, shareable: *mut c_void, kind: u32, flags: u64);
+    pool_export_pointer = MemPoolExportPointer [c"cuMemPoolExportPointer"] since 11020
+        (data: *mut Opaque64, ptr: u64);
+    pool_import_pointer = MemPoolImportPointer [c"cuMemPoolImportPointer"] since 11020
+        (ptr: *mut u64, pool: Opaque, data: *mut Opaque64);
+    alloc_from_pool_async = MemAllocFromPoolAsync [c"cuMemAllocFromPoolAsync"] since 11020
+        (ptr: *mut u64, size: usize, pool: Opaque, stream: Opaque);
+    alloc_async = MemAllocAsync [c"cuMemAllocAsync"] since 11020
+        (ptr: *mut u64, size: usize, stream: Opaque);
+    free_async = MemFreeAsync [c"cuMemFreeAsync"] since 11020 (ptr: u64, stream: Opaque);
+    device_get_default_pool = DeviceGetDefaultMemPool [c"cuDeviceGetDefaultMemPool"] since 11020
+        (pool: *mut Opaque, device: i32);
+    device_get_pool = DeviceGetMemPool [c"cuDeviceGetMemPool"] since 11020
+        (pool: *mut Opaque, device: i32);
+    device_set_pool = DeviceSetMemPool [c"cuDeviceSetMemPool"] since 11020
+        (device: i32, pool: Opaque);
+
+    stream_create = StreamCreate [c"cuStreamCreate"] since 2000 (stream: *mut Opaque, flags: u32);
+    stream_destroy = StreamDestroy [c"cuStreamDestroy_v2"] since 4000 (stream: Opaque);
+    stream_synchronize = StreamSynchronize [c"cuStreamSynchronize"] since 2000 (stream: Opaque);
+    stream_query = StreamQuery [c"cuStreamQuery"] since 2000 (stream: Opaque);
+    stream_wait_event = StreamWaitEvent [c"cuStreamWaitEvent"] since 3020
+        (stream: Opaque, event: Opaque, flags: u32);
+    event_create = EventCreate [c"cuEventCreate"] since 2000 (event: *mut Opaque, flags: u32);
+    event_destroy = EventDestroy [c"cuEventDestroy_v2"] since 4000 (event: Opaque);
+    event_record = EventRecord [c"cuEventRecord"] since 2000 (event: Opaque, stream: Opaque);
+    event_synchronize = EventSynchronize [c"cuEventSynchronize"] since 2000 (event: Opaque);
+    event_query = EventQuery [c"cuEventQuery"] since 2000 (event: Opaque);
+    event_elapsed_time = EventElapsedTime [c"cuEventElapsedTime"] since 2000
+        (milliseconds: *mut f32, start: Opaque, end: Opaque);
+    memcpy_async = MemcpyAsync [c"cuMemcpyAsync"] since 4000
+        (dst: u64, src: u64, bytes: usize, stream: Opaque);
+    memset_d8_async = MemsetD8Async [c"cuMemsetD8Async"] since 3020
+        (dst: u64, value: u8, bytes: usize, stream: Opaque);
+    module_load_data = ModuleLoadData [c"cuModuleLoadData"] since 2000
+        (module: *mut Opaque, image: *const c_char);
+    module_unload = ModuleUnload [c"cuModuleUnload"] since 2000 (module: Opaque);
+    module_get_function = ModuleGetFunction [c"cuModuleGetFunction"] since 2000
+        (function: *mut Opaque, module: Opaque, name: *const c_char);
+    launch_kernel = LaunchKernel [c"cuLaunchKernel"] since 4000
+        (function: Opaque, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+         block_z: u32, shared_bytes: u32, stream: Opaque, params: *mut *mut c_void,
+         extra: *mut *mut c_void);
+}
+
+impl DriverApi {
+    /// Reads the driver's version, which says from then on whether a missing function is missed.
+    pub(super) fn learn_version(&mut self) -> crate::Result<crate::driver::CudaVersion> {
+        let mut version = 0;
+        // SAFETY: `version` is a live integer.
+        unsafe { self.driver_get_version(&mut version)? };
+        let version = crate::driver::CudaVersion(version);
+        self.version = Some(version);
+        Ok(version)
+    }
+
+    /// The driver's version; the oldest until it is known.
+    #[cfg(feature = "cudart")]
+    pub(super) fn version(&self) -> crate::driver::CudaVersion {
+        self.version.unwrap_or(crate::driver::CudaVersion::OLDEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::CudaVersion;
+
+    #[test]
+    fn every_driver_that_is_accepted_has_every_function() {
+        for (call, _, since) in DriverApi::TABLE {
+            assert!(
+                CudaVersion(*since) <= CudaVersion::OLDEST,
+                "{call} since {since}"
+            );
+        }
+    }
+
+    #[test]
+    fn symbols_are_the_calls_names_with_at_most_a_version_behind() {
+        for (call, symbols, _) in DriverApi::TABLE {
+            for symbol in *symbols {
+                let symbol = symbol.to_str().unwrap();
+                let suffix = symbol.strip_prefix(call.name());
+                assert!(matches!(suffix, Some("" | "_v2")), "{call}: {symbol}");
+            }
+        }
+    }
+}
