@@ -15,6 +15,7 @@ pub mod proof;
 pub mod size;
 pub mod stream;
 mod teardown;
+pub mod topology;
 pub mod vmm;
 
 pub use buffer::{Buffer, BufferOptions};
@@ -24,3 +25,4 @@ pub use error::{DriverError, Error, Explained, Result};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};
+pub use topology::Topology;

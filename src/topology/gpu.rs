@@ -1,0 +1,286 @@
+//! GPUs, and what of them the driver tells.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
+use crate::{Error, Result};
+
+/// A GPU of the node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Gpu {
+    /// The CUDA ordinal, which is also the id of [`Location::Device`].
+    pub ordinal: i32,
+    /// The product name.
+    pub name: String,
+    /// `domain:bus:device.function`, as the driver writes it.
+    pub pci_bus_id: String,
+    /// The UUID, the same in every process and under any CUDA_VISIBLE_DEVICES.
+    pub uuid: Option<GpuUuid>,
+    /// The GPU's own memory in bytes.
+    pub memory: u64,
+    /// Major and minor compute capability, where the driver says.
+    pub compute_capability: Option<(i32, i32)>,
+    /// The nearest host NUMA node, where anybody knows; see [`Gpu::host_node`].
+    pub host_numa: Option<NodeId>,
+    /// How the host node is known.
+    pub host_numa_source: Locality,
+    /// The NUMA node that the GPU's own memory forms, where the operating system manages it.
+    ///
+    /// Source: `NUMA_CONFIG` and `NUMA_ID`. Never a host node: EGM lies on [`Gpu::host_node`].
+    pub memory_node: Option<NodeId>,
+    /// Whether GPU and CPU share page tables, so that each reaches the other's memory coherently.
+    ///
+    /// Source: `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`; `PAGEABLE_MEMORY_ACCESS` alone is
+    /// also 1 where the kernel migrates pages in software (HMM) over PCIe.
+    pub coherent: bool,
+    /// What links the GPU to the CPU.
+    pub link: LinkKind,
+    /// The GPUs whose memory this one can map, by ordinal. Source: `cuDeviceCanAccessPeer`.
+    pub peers: Vec<i32>,
+    /// The host nodes there are, for the error when none is known to be the GPU's.
+    #[serde(skip)]
+    pub(super) choices: Vec<NodeId>,
+}
+
+impl Gpu {
+    /// The host NUMA node nearest to the GPU: where its Extended GPU Memory belongs.
+    ///
+    /// # Errors
+    /// [`Error::NodeUnknown`], with the nodes to choose from, where neither the driver nor PCI
+    /// locality tells. No node is ever assumed.
+    pub fn host_node(&self) -> Result<NodeId> {
+        self.host_numa.ok_or_else(|| Error::NodeUnknown {
+            gpu: self.ordinal,
+            choices: self.choices.clone(),
+        })
+    }
+
+    /// What the driver tells of device `ordinal` among `count`.
+    pub(super) fn of_driver(driver: &Driver, ordinal: i32, count: i32) -> Result<Self> {
+        let attribute = |attribute| optional_attribute(driver, ordinal, attribute);
+        let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
+
+        let coherent = attribute(DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)?
+            .map(|v| v == 1);
+        let integrated = attribute(DeviceAttribute::INTEGRATED)? == Some(1);
+        let major = attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(DeviceAttribute::COMPUTE_CAPABILITY_MINOR)?;
+        let compute_capability = major.zip(minor);
+        let memory_node = match attribute(DeviceAttribute::NUMA_CONFIG)? {
+            Some(0) => None,
+            _ => attribute(DeviceAttribute::NUMA_ID)?.and_then(known_node),
+        };
+        let host_numa = attribute(DeviceAttribute::HOST_NUMA_ID)?.and_then(known_node);
+        let mut peers = Vec::new();
+        for peer in (0..count).filter(|peer| *peer != ordinal) {
+            if driver.device_can_access_peer(ordinal, peer)? {
+                peers.push(peer);
+            }
+        }
+        Ok(Self {
+            ordinal,
+            name: driver.device_name(ordinal)?,
+            pci_bus_id: driver.device_pci_bus_id(ordinal)?,
+            uuid: Some(GpuUuid(driver.device_uuid(ordinal)?)),
+            memory: driver.device_total_mem(ordinal)?,
+            compute_capability,
+            host_numa,
+            host_numa_source: match host_numa {
+                Some(_) => Locality::Driver,
+                None => Locality::Unknown,
+            },
+            memory_node,
+            coherent: coherent == Some(true),
+            link: LinkKind::guess(coherent, integrated, major),
+            peers,
+            choices: Vec::new(),
+        })
+    }
+}
+
+/// An attribute that an older driver may not know: it then answers `INVALID_VALUE`, which is
+/// 'unknown' and not an error.
+fn optional_attribute(
+    driver: &Driver,
+    device: i32,
+    attribute: DeviceAttribute,
+) -> Result<Option<i32>> {
+    match driver.device_attribute(device, attribute) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl From<&Gpu> for Location {
+    fn from(gpu: &Gpu) -> Self {
+        Self::Device(gpu.ordinal)
+    }
+}
+
+/// How a GPU's host NUMA node is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Locality {
+    /// The driver says so: `HOST_NUMA_ID`.
+    Driver,
+    /// The driver does not know; the operating system says where the GPU's PCI device hangs.
+    Pci,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl fmt::Display for Locality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Driver => "driver",
+            Self::Pci => "PCI locality",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// What links a GPU to the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LinkKind {
+    /// NVLink-C2C: coherent, as in Grace-Hopper and Grace-Blackwell.
+    NvlinkC2c,
+    /// PCI Express.
+    Pcie,
+    /// Not known, or neither.
+    Unknown,
+}
+
+impl LinkKind {
+    /// CUDA has no attribute for the link. What tells NVLink-C2C apart is a discrete GPU that uses
+    /// the host's page tables, and that is Hopper or later: POWER9 machines did the same with
+    /// Volta over NVLink 2. An integrated GPU shares the CPU's memory and has no link to name.
+    fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
+        match (coherent, integrated) {
+            (None, _) | (_, true) => Self::Unknown,
+            (Some(false), false) => Self::Pcie,
+            (Some(true), false) if major.is_none_or(|major| major >= 9) => Self::NvlinkC2c,
+            (Some(true), false) => Self::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NvlinkC2c => "NVLink-C2C",
+            Self::Pcie => "PCIe",
+            Self::Unknown => "unknown link",
+        })
+    }
+}
+
+/// A GPU's UUID, shown as `nvidia-smi` shows it: `GPU-` and five groups of hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GpuUuid(pub [u8; 16]);
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU-")?;
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GpuUuid({self})")
+    }
+}
+
+impl std::str::FromStr for GpuUuid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || {
+            Error::invalid(
+                "GPU UUID",
+                format!("'{text}' is not GPU- and 32 hex digits"),
+            )
+        };
+        let digits: Vec<u8> = text
+            .strip_prefix("GPU-")
+            .ok_or_else(bad)?
+            .chars()
+            .filter(|c| *c != '-')
+            .map(|c| c.to_digit(16).map(|digit| digit as u8).ok_or_else(bad))
+            .collect::<Result<_>>()?;
+        let mut uuid = [0; 16];
+        if digits.len() != 2 * uuid.len() {
+            return Err(bad());
+        }
+        for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        Ok(Self(uuid))
+    }
+}
+
+impl TryFrom<String> for GpuUuid {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<GpuUuid> for String {
+    fn from(uuid: GpuUuid) -> Self {
+        uuid.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_reads_back_from_its_text() {
+        let uuid = GpuUuid(std::array::from_fn(|i| 17 * i as u8));
+        assert_eq!(uuid.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(uuid.to_string().parse::<GpuUuid>().unwrap(), uuid);
+        for text in [
+            "",
+            "GPU-",
+            "00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-0011223g-4455-6677-8899-aabbccddeeff",
+        ] {
+            assert!(text.parse::<GpuUuid>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_a_discrete_gpu_with_the_hosts_page_tables_is_on_c2c() {
+        use LinkKind::*;
+        for (coherent, integrated, major, link) in [
+            (Some(true), false, Some(9), NvlinkC2c),
+            (Some(true), false, Some(10), NvlinkC2c),
+            (Some(true), false, Some(7), Unknown), // POWER9 with V100
+            (Some(true), true, Some(12), Unknown), // shares the CPU's memory
+            (Some(false), false, Some(9), Pcie),
+            (None, false, Some(9), Unknown),
+        ] {
+            assert_eq!(
+                LinkKind::guess(coherent, integrated, major),
+                link,
+                "{coherent:?} {major:?}"
+            );
+        }
+    }
+}

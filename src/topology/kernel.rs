@@ -1,0 +1,348 @@
+//! What the Linux kernel tells of NUMA nodes, free memory and PCI locality, under `/sys` and `/proc`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use super::{CpuSet, NumaNode};
+use crate::driver::NodeId;
+
+/// The kernel's files, from a root: `/`, or a test's folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    root: PathBuf,
+}
+
+impl Kernel {
+    /// This machine's kernel.
+    pub(crate) fn here() -> Self {
+        Self::at("/")
+    }
+
+    /// The kernel whose files lie under `root`.
+    pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The text of a file, where it can be read.
+    pub(crate) fn read(&self, path: &str) -> Option<String> {
+        // Bytes first: a file of the kernel need not be UTF-8.
+        let bytes = std::fs::read(self.root.join(path.trim_start_matches('/'))).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The names in a folder, sorted; empty where there is none.
+    pub(crate) fn list(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.root.join(path.trim_start_matches('/'))) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The nodes that are memory of NVIDIA GPUs, whether or not CUDA shows these GPUs.
+    ///
+    /// Source: the kernel module's `/proc/driver/nvidia/gpus/*/numa_status`, which hwloc reads too.
+    pub(crate) fn gpu_memory_nodes(&self) -> BTreeSet<NodeId> {
+        let gpus = "/proc/driver/nvidia/gpus";
+        self.list(gpus)
+            .iter()
+            .filter_map(|gpu| self.read(&format!("{gpus}/{gpu}/numa_status")))
+            .filter_map(|text| numa_status_node(&text))
+            .collect()
+    }
+
+    /// The host nodes: those with memory or CPUs, less the `gpu_memory` nodes.
+    ///
+    /// A kernel without NUMA has one memory, which is node 0 to itself and to everybody.
+    pub(crate) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
+        let online: Option<CpuSet> = self
+            .read("/sys/devices/system/node/online")
+            .and_then(|list| list.parse().ok());
+        let Some(online) = online else {
+            return self.single_node().into_iter().collect();
+        };
+        // The columns of a node's distances are the online nodes, in order.
+        let ids: Vec<NodeId> = online.iter().filter_map(node_id).collect();
+        let hosts: Vec<NumaNode> = ids
+            .iter()
+            .filter(|id| !gpu_memory.contains(id))
+            .map(|id| self.node(*id, &ids))
+            .filter(|node| node.memory_total > 0 || !node.cpus.is_empty())
+            .collect();
+        let kept: BTreeSet<NodeId> = hosts.iter().map(|node| node.id).collect();
+        hosts
+            .into_iter()
+            .map(|mut node| {
+                node.distances.retain(|id, _| kept.contains(id));
+                node
+            })
+            .collect()
+    }
+
+    fn node(&self, id: NodeId, columns: &[NodeId]) -> NumaNode {
+        let folder = format!("/sys/devices/system/node/node{id}");
+        let file = |name: &str| self.read(&format!("{folder}/{name}")).unwrap_or_default();
+        let meminfo = MemInfo::parse(&file("meminfo"));
+        let distances: Vec<u32> = file("distance")
+            .split_ascii_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let whole = (columns.len() == 1).then(|| self.whole_machine()).flatten();
+        let total = meminfo.total().max(whole.as_ref().and_then(MemInfo::total));
+        let available = whole.and_then(|whole| whole.available());
+        NumaNode {
+            cpus: file("cpulist").parse().unwrap_or_default(),
+            memory_total: total.unwrap_or(0),
+            memory_free: self.bound_by_cgroup(available.or(meminfo.available())),
+            distances: if distances.len() == columns.len() {
+                columns.iter().copied().zip(distances).collect()
+            } else {
+                BTreeMap::new()
+            },
+            ..NumaNode::new(id)
+        }
+    }
+
+    fn single_node(&self) -> Option<NumaNode> {
+        let meminfo = self.whole_machine()?;
+        let cpus = self.read("/sys/devices/system/cpu/online");
+        Some(NumaNode {
+            cpus: cpus.and_then(|list| list.parse().ok()).unwrap_or_default(),
+            memory_total: meminfo.total()?,
+            memory_free: self.bound_by_cgroup(meminfo.available()),
+            distances: BTreeMap::from([(NodeId(0), 10)]),
+            ..NumaNode::new(NodeId(0))
+        })
+    }
+
+    /// Bytes that an allocation on `node` could get now.
+    pub(crate) fn free_memory(&self, node: NodeId) -> Option<u64> {
+        let online = self.read("/sys/devices/system/node/online");
+        let only = online.map_or(node.0 == 0, |list| list.trim() == node.to_string());
+        let meminfo = if only {
+            self.whole_machine()?
+        } else {
+            let path = format!("/sys/devices/system/node/node{node}/meminfo");
+            MemInfo::parse(&self.read(&path)?)
+        };
+        self.bound_by_cgroup(meminfo.available())
+    }
+
+    /// On a machine of one node this knows more than the node's file: the kernel's own estimate,
+    /// and memory that a virtual machine's host adds when it is needed.
+    fn whole_machine(&self) -> Option<MemInfo> {
+        self.read("/proc/meminfo").map(|text| MemInfo::parse(&text))
+    }
+
+    fn bound_by_cgroup(&self, free: Option<u64>) -> Option<u64> {
+        let room = super::cgroup::memory_room(self);
+        free.map(|free| room.map_or(free, |room| free.min(room)))
+    }
+
+    /// The node at which a PCI device hangs, where the kernel knows.
+    pub(crate) fn pci_node(&self, bus_id: &str) -> Option<NodeId> {
+        let address = sysfs_pci_address(bus_id)?;
+        let text = self.read(&format!("/sys/bus/pci/devices/{address}/numa_node"))?;
+        text.trim().parse().ok().filter(|id| *id >= 0).map(NodeId)
+    }
+}
+
+fn node_id(number: u32) -> Option<NodeId> {
+    i32::try_from(number).ok().map(NodeId)
+}
+
+/// A CUDA PCI bus id (`0009:01:00.0`, `00000009:01:00.0` or `01:00.0`) as sysfs writes it.
+pub(crate) fn sysfs_pci_address(bus_id: &str) -> Option<String> {
+    let (address, function) = bus_id.trim().rsplit_once('.')?;
+    let parts: Vec<&str> = address.split(':').collect();
+    let (domain, bus, device) = match parts[..] {
+        [domain, bus, device] => (domain, bus, device),
+        [bus, device] => ("0", bus, device),
+        _ => return None,
+    };
+    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+    Some(format!(
+        "{:04x}:{:02x}:{:02x}.{:x}",
+        hex(domain)?,
+        hex(bus)?,
+        hex(device)?,
+        hex(function)?
+    ))
+}
+
+/// The node in a `numa_status` file, for example `Node: 4`.
+fn numa_status_node(text: &str) -> Option<NodeId> {
+    let (_, after) = text.split_once("Node:")?;
+    let id: i32 = after.split_ascii_whitespace().next()?.parse().ok()?;
+    (id >= 0).then_some(NodeId(id))
+}
+
+/// The lines of a `meminfo` file, in bytes, by name.
+#[derive(Debug)]
+struct MemInfo(BTreeMap<String, u64>);
+
+impl MemInfo {
+    /// Reads `/proc/meminfo` and a node's `meminfo`, whose lines begin with `Node 0`.
+    fn parse(text: &str) -> Self {
+        Self(text.lines().filter_map(Self::line).collect())
+    }
+
+    fn line(line: &str) -> Option<(String, u64)> {
+        let (name, value) = line.split_once(':')?;
+        let name = name.split_ascii_whitespace().last()?;
+        let mut words = value.split_ascii_whitespace();
+        let number: u64 = words.next()?.parse().ok()?;
+        let unit = if words.next() == Some("kB") { 1024 } else { 1 };
+        Some((name.to_owned(), number.checked_mul(unit)?))
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    fn total(&self) -> Option<u64> {
+        self.0.get("MemTotal").copied()
+    }
+
+    /// Bytes that an allocation could get without killing anybody: the kernel's `MemAvailable`.
+    /// It has none per node; there: free pages, the page cache that needs no writing, and half of
+    /// the reclaimable slab, since a slab page goes only when all its objects do.
+    fn available(&self) -> Option<u64> {
+        if let Some(available) = self.0.get("MemAvailable") {
+            return Some(*available);
+        }
+        let free = *self.0.get("MemFree")?;
+        let cache = self.get("Active(file)") + self.get("Inactive(file)");
+        let unwritten = self.get("Dirty") + self.get("Writeback");
+        Some(free + cache.saturating_sub(unwritten) + self.get("SReclaimable") / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::test_tree::Tree;
+
+    const KB: u64 = 1024;
+
+    fn meminfo(node: i32, total_kb: u64, free_kb: u64) -> String {
+        format!(
+            "Node {node} MemTotal:       {total_kb} kB\nNode {node} MemFree:  {free_kb} kB\n\
+             Node {node} Active(file):  300 kB\nNode {node} Inactive(file): 200 kB\n\
+             Node {node} Dirty:  100 kB\nNode {node} SReclaimable:   60 kB\n\
+             Node {node} HugePages_Total:     0\n"
+        )
+    }
+
+    /// Two sockets, a GPU's memory as node 4, an empty node for a MIG slice, memory without CPUs.
+    fn grace() -> Tree {
+        let tree = Tree::new();
+        let node = "sys/devices/system/node";
+        tree.file(&format!("{node}/online"), "0-1,4-5,8\n");
+        for (id, cpus, total, distance) in [
+            (0, "0-71\n", 1000, "10 40 80 80 20"),
+            (1, "72-143\n", 2000, "40 10 80 80 20"),
+            (4, "\n", 3000, "80 80 10 80 80"),
+            (5, "\n", 0, "80 80 80 10 80"),
+            (8, "\n", 4000, "20 20 80 80 10"),
+        ] {
+            tree.file(&format!("{node}/node{id}/cpulist"), cpus);
+            tree.file(
+                &format!("{node}/node{id}/meminfo"),
+                &meminfo(id, total, total / 2),
+            );
+            tree.file(&format!("{node}/node{id}/distance"), distance);
+        }
+        tree.file(
+            "proc/driver/nvidia/gpus/0009:01:00.0/numa_status",
+            "NUMA Info:\n  Node:  4\n  Status: online\n",
+        );
+        tree.file("sys/bus/pci/devices/0009:01:00.0/numa_node", "1\n");
+        tree.file("sys/bus/pci/devices/0019:01:00.0/numa_node", "-1\n");
+        tree
+    }
+
+    #[test]
+    fn host_nodes_are_those_that_are_no_gpus_memory() {
+        let tree = grace();
+        let kernel = tree.kernel();
+        let gpu_memory = kernel.gpu_memory_nodes();
+        assert_eq!(gpu_memory, BTreeSet::from([NodeId(4)]));
+        let nodes = kernel.nodes(&gpu_memory);
+        assert_eq!(nodes.iter().map(|n| n.id.0).collect::<Vec<_>>(), [0, 1, 8]);
+        assert_eq!(nodes[1].cpus.to_string(), "72-143");
+        assert_eq!(nodes[1].memory_total, 2000 * KB);
+        assert_eq!(nodes[1].memory_free, Some((1000 + 400 + 30) * KB));
+        let distances: Vec<_> = nodes[0]
+            .distances
+            .iter()
+            .map(|(id, d)| (id.0, *d))
+            .collect();
+        assert_eq!(distances, [(0, 10), (1, 40), (8, 20)]);
+        assert_eq!(kernel.free_memory(NodeId(8)), Some((2000 + 400 + 30) * KB));
+        assert_eq!(kernel.free_memory(NodeId(77)), None);
+    }
+
+    #[test]
+    fn a_control_groups_limit_bounds_what_is_free() {
+        let tree = grace();
+        tree.file("proc/self/cgroup", "0::/\n");
+        tree.file(
+            "proc/self/mountinfo",
+            "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        );
+        tree.file("sys/fs/cgroup/memory.max", "1048576\n");
+        tree.file("sys/fs/cgroup/memory.current", "0\n");
+        assert_eq!(tree.kernel().free_memory(NodeId(1)), Some(1 << 20));
+        assert_eq!(
+            tree.kernel().free_memory(NodeId(0)),
+            Some((500 + 400 + 30) * KB)
+        );
+    }
+
+    #[test]
+    fn a_kernel_without_numa_has_node_0() {
+        let tree = Tree::new();
+        tree.file(
+            "proc/meminfo",
+            "MemTotal: 800 kB\nMemFree: 500 kB\nMemAvailable: 700 kB\n",
+        );
+        tree.file("sys/devices/system/cpu/online", "0-3\n");
+        let nodes = tree.kernel().nodes(&BTreeSet::new());
+        assert_eq!(nodes.len(), 1);
+        assert_eq!((nodes[0].id, nodes[0].memory_total), (NodeId(0), 800 * KB));
+        assert_eq!(nodes[0].memory_free, Some(700 * KB));
+        assert_eq!(tree.kernel().free_memory(NodeId(0)), Some(700 * KB));
+        assert_eq!(nodes[0].cpus.len(), 4);
+        assert!(Tree::new().kernel().nodes(&BTreeSet::new()).is_empty());
+    }
+
+    #[test]
+    fn pci_locality_is_known_or_unknown_and_never_guessed() {
+        let tree = grace();
+        let node = |bus_id| tree.kernel().pci_node(bus_id);
+        assert_eq!(node("0009:01:00.0"), Some(NodeId(1)));
+        assert_eq!(node("00000009:01:00.0"), Some(NodeId(1)));
+        assert_eq!(node("0019:01:00.0"), None);
+        assert_eq!(node("0029:01:00.0"), None);
+        assert_eq!(node("nonsense"), None);
+        assert_eq!(
+            sysfs_pci_address("C1:00.0").as_deref(),
+            Some("0000:c1:00.0")
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn damaged_files_never_panic(text in "(Node [0-9]? ?)?[A-Za-z()]{0,8}:? *[0-9]{0,25} ?(kB)?\n?") {
+            let info = MemInfo::parse(&text);
+            let _ = (info.total(), info.available());
+            let _ = numa_status_node(&text);
+            let _ = sysfs_pci_address(&text);
+        }
+    }
+}

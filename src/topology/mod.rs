@@ -1,0 +1,268 @@
+//! The node's topology: its GPUs, host NUMA nodes, and what is near to what.
+//!
+//! # Where it differs on the simulator
+//! The GPUs are asked of the simulated driver by the same calls, so they can be trusted to come out
+//! as on the real one. The host nodes come from the simulated [`Machine`] and not from the kernel:
+//! CPUs that this machine may not have, so no thread is ever bound to them, and distances that are
+//! 10 (local) and 40 (another socket), because a `Machine` has none.
+
+mod cgroup;
+mod cpuset;
+mod gpu;
+mod kernel;
+mod node;
+#[cfg(test)]
+pub(crate) mod test_tree;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use cpuset::CpuSet;
+pub use gpu::{Gpu, GpuUuid, LinkKind, Locality};
+use kernel::Kernel;
+pub use node::NumaNode;
+
+use crate::driver::sim::Machine;
+use crate::driver::{Driver, NodeId};
+use crate::{Error, Result};
+
+/// The GPUs and host NUMA nodes of a machine.
+///
+/// It is read once: only [`Topology::refresh_free`] changes it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Topology {
+    source: TopologySource,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    machine: Option<String>,
+    gpus: Vec<Gpu>,
+    nodes: Vec<NumaNode>,
+    #[serde(skip)]
+    live: Live,
+}
+
+/// Whom to ask for what changes.
+#[derive(Clone, Debug)]
+enum Live {
+    /// This machine's kernel.
+    Kernel,
+    /// The simulator.
+    #[allow(dead_code)] // until Sim::free_bytes is there
+    Simulator(Driver),
+    /// Nobody: the topology is of a machine elsewhere.
+    Nobody,
+}
+
+impl Topology {
+    /// The topology of the machine that `driver` drives.
+    ///
+    /// GPUs are what the driver reports. Host nodes, and the PCI locality of a GPU whose host node
+    /// the driver does not know, are asked of hwloc (feature `hwloc`) or of the kernel.
+    ///
+    /// Source: `cuDeviceGetAttribute` and its family; hwloc; `/sys/devices/system/node`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where a driver call fails. An attribute that the driver is too old to know
+    /// is unknown, not an error.
+    pub fn discover(driver: &Driver) -> Result<Self> {
+        let count = driver.device_count()?;
+        let gpus = (0..count)
+            .map(|ordinal| Gpu::of_driver(driver, ordinal, count))
+            .collect::<Result<Vec<_>>>()?;
+        if let Some(sim) = driver.sim() {
+            let mut topology = Self::of_machine(sim.machine(), gpus)?;
+            topology.live = Live::Simulator(driver.clone());
+            topology.refresh_free();
+            return Ok(topology);
+        }
+        Ok(Self::of_this_machine(&Kernel::here(), gpus))
+    }
+
+    fn of_this_machine(kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {
+        let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
+        gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
+        let mut nodes = kernel.nodes(&gpu_memory);
+        let source = if nodes.is_empty() {
+            let told: BTreeSet<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
+            nodes = told.into_iter().map(NumaNode::new).collect();
+            TopologySource::Driver
+        } else {
+            TopologySource::Kernel
+        };
+        for gpu in &mut gpus {
+            locate(gpu, &nodes, |bus_id| kernel.pci_node(bus_id));
+        }
+        Self::new(source, None, gpus, nodes, Live::Kernel)
+    }
+
+    fn of_machine(machine: &Machine, gpus: Vec<Gpu>) -> Result<Self> {
+        let ids: Vec<NodeId> = machine.nodes.iter().map(|node| NodeId(node.id)).collect();
+        let nodes = machine
+            .nodes
+            .iter()
+            .map(|spec| {
+                let id = NodeId(spec.id);
+                let distance = |to: NodeId| if to == id { 10 } else { 40 };
+                Ok(NumaNode {
+                    cpus: spec.cpus.parse()?,
+                    memory_total: spec.memory,
+                    memory_free: Some(spec.memory),
+                    distances: ids.iter().map(|to| (*to, distance(*to))).collect(),
+                    ..NumaNode::new(id)
+                })
+            })
+            .collect::<Result<_>>()?;
+        let name = Some(machine.name.clone());
+        Ok(Self::new(
+            TopologySource::Simulated,
+            name,
+            gpus,
+            nodes,
+            Live::Nobody,
+        ))
+    }
+
+    fn new(
+        source: TopologySource,
+        machine: Option<String>,
+        mut gpus: Vec<Gpu>,
+        mut nodes: Vec<NumaNode>,
+        live: Live,
+    ) -> Self {
+        nodes.sort_by_key(|node| node.id);
+        let choices: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
+        for gpu in &mut gpus {
+            gpu.choices.clone_from(&choices);
+        }
+        for node in &mut nodes {
+            let near = gpus.iter().filter(|gpu| gpu.host_numa == Some(node.id));
+            node.gpus = near.map(|gpu| gpu.ordinal).collect();
+        }
+        Self {
+            source,
+            machine,
+            gpus,
+            nodes,
+            live,
+        }
+    }
+
+    /// Who told it.
+    pub fn source(&self) -> TopologySource {
+        self.source
+    }
+
+    /// The name of the simulated machine.
+    pub fn machine(&self) -> Option<&str> {
+        self.machine.as_deref()
+    }
+
+    /// The GPUs, by ordinal.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The GPU with this CUDA ordinal.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`]
+    pub fn gpu(&self, ordinal: i32) -> Result<&Gpu> {
+        let found = self.gpus.iter().find(|gpu| gpu.ordinal == ordinal);
+        found.ok_or(Error::NoSuchGpu {
+            gpu: ordinal,
+            count: self.gpus.len(),
+        })
+    }
+
+    /// The host nodes (the CPUs' memory), by rising id; never a GPU's own memory.
+    pub fn nodes(&self) -> &[NumaNode] {
+        &self.nodes
+    }
+
+    /// The host node with this id.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`], also where the id is that of a GPU's own memory.
+    pub fn node(&self, id: NodeId) -> Result<&NumaNode> {
+        let found = self.nodes.iter().find(|node| node.id == id);
+        found.ok_or_else(|| Error::NoSuchNode {
+            node: id,
+            choices: self.node_ids(),
+        })
+    }
+
+    /// The ids of the host nodes, rising.
+    pub fn node_ids(&self) -> Vec<NodeId> {
+        self.nodes.iter().map(|node| node.id).collect()
+    }
+
+    /// Bytes that an allocation on the node could get now; `None` where nobody says.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`]
+    pub fn free_memory(&self, id: NodeId) -> Result<Option<u64>> {
+        Ok(self.live_free(self.node(id)?))
+    }
+
+    /// Reads anew how much memory of each node is free.
+    pub fn refresh_free(&mut self) {
+        let free: Vec<Option<u64>> = self.nodes.iter().map(|node| self.live_free(node)).collect();
+        for (node, free) in self.nodes.iter_mut().zip(free) {
+            node.memory_free = free;
+        }
+    }
+
+    fn live_free(&self, node: &NumaNode) -> Option<u64> {
+        match &self.live {
+            Live::Kernel => Kernel::here().free_memory(node.id),
+            Live::Simulator(_) | Live::Nobody => node.memory_free,
+        }
+    }
+}
+
+/// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is
+/// no host node (a GPU's memory, or one that this machine lacks) is no answer.
+fn locate(gpu: &mut Gpu, nodes: &[NumaNode], pci_node: impl FnOnce(&str) -> Option<NodeId>) {
+    if gpu.host_numa.is_some() {
+        return;
+    }
+    if let Some(id) = pci_node(&gpu.pci_bus_id)
+        && nodes.iter().any(|node| node.id == id)
+    {
+        gpu.host_numa = Some(id);
+        gpu.host_numa_source = Locality::Pci;
+    }
+}
+
+/// Who told a topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TopologySource {
+    /// The driver, and hwloc for the machine's part.
+    Hwloc,
+    /// The driver, and the kernel for the machine's part: hwloc is left out of this build or failed.
+    Kernel,
+    /// The driver alone: the kernel says nothing about NUMA nodes.
+    Driver,
+    /// An XML file of hwloc, as `lstopo` writes it: of a machine that may be elsewhere.
+    Xml,
+    /// A simulated machine.
+    Simulated,
+}
+
+impl fmt::Display for TopologySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Hwloc => "the driver and hwloc",
+            Self::Kernel => "the driver and the kernel, without hwloc",
+            Self::Driver => "the driver alone",
+            Self::Xml => "an hwloc XML file",
+            Self::Simulated => "SIMULATED",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! Tests of discovery that need no driver: GPUs made by hand, the kernel's files in a folder.
+
+use super::test_tree::Tree;
+use super::*;
+
+fn gpu(ordinal: i32, host_numa: Option<i32>) -> Gpu {
+    Gpu {
+        ordinal,
+        name: "NVIDIA H200".into(),
+        pci_bus_id: format!("0000:{:02x}:00.0", 0x10 + ordinal),
+        uuid: Some(GpuUuid([ordinal as u8; 16])),
+        memory: 141 << 30,
+        compute_capability: Some((9, 0)),
+        host_numa: host_numa.map(NodeId),
+        host_numa_source: match host_numa {
+            Some(_) => Locality::Driver,
+            None => Locality::Unknown,
+        },
+        memory_node: None,
+        coherent: false,
+        link: LinkKind::Pcie,
+        peers: Vec::new(),
+        choices: Vec::new(),
+    }
+}
+
+fn two_nodes() -> Tree {
+    let tree = Tree::new();
+    tree.file("sys/devices/system/node/online", "0-1\n");
+    for (id, cpus) in [(0, "0-3"), (1, "4-7")] {
+        let node = format!("sys/devices/system/node/node{id}");
+        tree.file(&format!("{node}/cpulist"), cpus);
+        tree.file(
+            &format!("{node}/meminfo"),
+            &format!("Node {id} MemTotal: 100 kB\nNode {id} MemFree: 50 kB\n"),
+        );
+    }
+    tree
+}
+
+#[test]
+fn a_host_node_that_the_driver_does_not_know_is_found_by_pci_locality() {
+    let tree = two_nodes();
+    tree.file("sys/bus/pci/devices/0000:10:00.0/numa_node", "1\n");
+    tree.file("sys/bus/pci/devices/0000:11:00.0/numa_node", "-1\n");
+    tree.file("sys/bus/pci/devices/0000:12:00.0/numa_node", "1\n");
+    tree.file("sys/bus/pci/devices/0000:13:00.0/numa_node", "9\n");
+    let gpus = vec![gpu(0, None), gpu(1, None), gpu(2, Some(0)), gpu(3, None)];
+    let topology = Topology::of_this_machine(&tree.kernel(), gpus);
+
+    assert_eq!(topology.source(), TopologySource::Kernel);
+    let found: Vec<_> = topology
+        .gpus()
+        .iter()
+        .map(|g| (g.host_numa, g.host_numa_source))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (Some(NodeId(1)), Locality::Pci),
+            (None, Locality::Unknown),
+            (Some(NodeId(0)), Locality::Driver), // the driver's word stands
+            (None, Locality::Unknown),           // a node that is none
+        ]
+    );
+    assert_eq!(
+        topology.gpu(1).unwrap().host_node(),
+        Err(Error::NodeUnknown {
+            gpu: 1,
+            choices: vec![NodeId(0), NodeId(1)]
+        })
+    );
+    assert_eq!(topology.node(NodeId(1)).unwrap().gpus, [0]);
+    assert_eq!(topology.node(NodeId(0)).unwrap().gpus, [2]);
+}
+
+#[test]
+fn even_a_single_node_is_not_assumed() {
+    let tree = Tree::new();
+    tree.file("proc/meminfo", "MemTotal: 100 kB\nMemFree: 50 kB\n");
+    let topology = Topology::of_this_machine(&tree.kernel(), vec![gpu(0, None)]);
+    assert_eq!(
+        topology.gpu(0).unwrap().host_node(),
+        Err(Error::NodeUnknown {
+            gpu: 0,
+            choices: vec![NodeId(0)]
+        })
+    );
+}
+
+#[test]
+fn without_kernel_files_it_is_what_the_driver_reports_and_says_so() {
+    let topology = Topology::of_this_machine(
+        &Tree::new().kernel(),
+        vec![gpu(0, Some(2)), gpu(1, Some(0))],
+    );
+    assert_eq!(topology.source(), TopologySource::Driver);
+    assert_eq!(topology.source().to_string(), "the driver alone");
+    assert_eq!(topology.node_ids(), [NodeId(0), NodeId(2)]);
+    assert_eq!(topology.nodes()[0].memory_free, None);
+}
+
+#[test]
+fn a_gpus_own_memory_is_no_host_node() {
+    let tree = two_nodes();
+    let mut coherent = gpu(0, Some(0));
+    coherent.memory_node = Some(NodeId(1));
+    let topology = Topology::of_this_machine(&tree.kernel(), vec![coherent]);
+    assert_eq!(topology.node_ids(), [NodeId(0)]);
+    assert!(matches!(
+        topology.node(NodeId(1)),
+        Err(Error::NoSuchNode { .. })
+    ));
+}
