@@ -79,6 +79,11 @@ impl Topology {
         Ok(Self::of_this_machine(&Kernel::here(), gpus))
     }
 
+    /// The host nodes of this machine alone, with no GPU: for where there is no driver to ask.
+    pub fn of_host() -> Self {
+        Self::of_this_machine(&Kernel::here(), Vec::new())
+    }
+
     fn of_this_machine(kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {
         let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
         gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
