@@ -1,37 +1,82 @@
 //! Descriptions of machines to simulate.
 
-use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
-use crate::driver::CudaVersion;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::driver::{CudaVersion, NodeId};
+use crate::size::Bytes;
+use crate::{Error, Result};
 
 /// A machine to simulate: its NUMA nodes, GPUs and driver.
+///
+/// Read from JSON, only `nodes` with their `memory` and `gpus` with their `memory` are needed;
+/// sizes are numbers of bytes or texts such as `"96 GiB"`.
+///
+/// ```
+/// let machine: egmem::Machine = serde_json::from_str(
+///     r#"{"nodes": [{"memory": "64 GiB"}], "gpus": [{"memory": "16 GiB", "host_numa": 0}]}"#,
+/// )?;
+/// machine.validate()?;
+/// let driver = egmem::Driver::simulated(machine)?;
+/// assert_eq!(driver.device_count()?, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// A name for people.
+    #[serde(default = "default_name")]
     pub name: String,
-    /// What `cuDriverGetVersion` answers.
+    /// What `cuDriverGetVersion` answers: 12.2 or newer. What a version lacks is refused as by a
+    /// driver of that version. 13.0 if not given.
+    #[serde(default = "default_version")]
     pub driver_version: CudaVersion,
     /// The host NUMA nodes: at least one.
     pub nodes: Vec<NodeSpec>,
     /// The GPUs, by CUDA ordinal.
+    #[serde(default)]
     pub gpus: Vec<GpuSpec>,
+    /// Which GPUs reach which others' memory.
+    #[serde(default)]
+    pub peer_access: PeerAccess,
     /// Whether there is an IMEX channel, without which FABRIC is refused.
+    #[serde(default)]
     pub imex_channel: bool,
     /// Whether a host-NUMA pool may become a device's pool, so that `cudaMallocAsync` draws from it.
+    #[serde(default)]
     pub host_pool_for_device: bool,
+    /// By how many bytes a pool grows at a time, if a request does not need more: a multiple of
+    /// 2 MiB.
+    #[serde(default = "default_chunk", deserialize_with = "bytes")]
+    pub pool_chunk: u64,
+    /// Answers of `cuDeviceGetAttribute` that differ from what the rest implies, by the attribute's
+    /// number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub attributes: BTreeMap<i32, AttributeAnswer>,
+    /// An `lstopo` XML file of the machine, for what hwloc would say of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology_xml: Option<PathBuf>,
 }
 
 /// A host NUMA node: a CPU socket's memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The operating system's id.
+    /// The operating system's id. 0 if not given.
+    #[serde(default)]
     pub id: i32,
-    /// Its CPUs as a list, such as `0-71`.
+    /// Its CPUs as a list, such as `0-71`; may be empty.
+    #[serde(default)]
     pub cpus: String,
     /// Its memory in bytes.
+    #[serde(deserialize_with = "bytes")]
     pub memory: u64,
+    /// The distance to other NUMA nodes, GPU memories among them, as the firmware's SLIT has it: 10
+    /// is the node itself. May be empty: unknown.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub distances: BTreeMap<i32, u32>,
 }
 
 /// A GPU.
@@ -39,15 +84,348 @@ pub struct NodeSpec {
 #[serde(deny_unknown_fields)]
 pub struct GpuSpec {
     /// Its product name.
+    #[serde(default = "default_gpu_name")]
     pub name: String,
-    /// `domain:bus:device.function`.
+    /// `domain:bus:device.function`; empty: made up from the ordinal.
+    #[serde(default)]
     pub pci_bus_id: String,
+    /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` allowed; empty: made up.
+    #[serde(default)]
+    pub uuid: String,
     /// Its memory in bytes.
+    #[serde(deserialize_with = "bytes")]
     pub memory: u64,
-    /// HOST_NUMA_ID; −1: unknown.
+    /// HOST_NUMA_ID; −1, the default: unknown.
+    #[serde(default = "unknown")]
     pub host_numa: i32,
-    /// NUMA_ID: the node that its own memory forms on coherent machines; −1: none.
+    /// NUMA_ID: the node that its own memory forms on coherent machines; −1, the default: none.
+    #[serde(default = "unknown")]
     pub numa_id: i32,
     /// Whether it reaches host memory coherently, over NVLink-C2C.
+    #[serde(default)]
     pub coherent: bool,
+    /// Its compute capability, major and minor. 9.0 if not given.
+    #[serde(default = "default_capability")]
+    pub compute_capability: (i32, i32),
+    /// How many multiprocessors it has. 132 if not given.
+    #[serde(default = "default_multiprocessors")]
+    pub multiprocessors: i32,
+    /// The distance from its memory's node to other NUMA nodes. May be empty: unknown.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub distances: BTreeMap<i32, u32>,
+}
+
+/// Which GPUs reach which others' memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerAccess {
+    /// Each every other.
+    #[default]
+    All,
+    /// None any other.
+    None,
+    /// These pairs of ordinals, both ways.
+    Pairs(Vec<(i32, i32)>),
+}
+
+/// An answer of `cuDeviceGetAttribute`: a number, or `"INVALID_VALUE"` where the driver does not
+/// know the attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AttributeAnswer {
+    /// The attribute's value.
+    Value(i32),
+    /// The call fails.
+    Refused(Refusal),
+}
+
+/// How `cuDeviceGetAttribute` fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// `CUDA_ERROR_INVALID_VALUE`: the driver does not know the attribute.
+    #[serde(rename = "INVALID_VALUE")]
+    InvalidValue,
+}
+
+fn default_name() -> String {
+    "custom".into()
+}
+fn default_gpu_name() -> String {
+    "Simulated GPU".into()
+}
+fn default_version() -> CudaVersion {
+    CudaVersion(13000)
+}
+fn default_chunk() -> u64 {
+    32 << 20
+}
+fn default_capability() -> (i32, i32) {
+    (9, 0)
+}
+fn default_multiprocessors() -> i32 {
+    132
+}
+fn unknown() -> i32 {
+    -1
+}
+
+/// A number of bytes, or a text such as `"96 GiB"`.
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(
+        untagged,
+        expecting = "a number of bytes, or a text such as \"96 GiB\""
+    )]
+    enum Size {
+        Number(u64),
+        Text(String),
+    }
+    match Size::deserialize(deserializer)? {
+        Size::Number(bytes) => Ok(bytes),
+        Size::Text(text) => text
+            .parse::<Bytes>()
+            .map(|bytes| bytes.0)
+            .map_err(serde::de::Error::custom),
+    }
+}
+
+impl Default for Machine {
+    /// A machine without nodes and GPUs: to be filled in.
+    fn default() -> Self {
+        Self {
+            name: default_name(),
+            driver_version: default_version(),
+            nodes: Vec::new(),
+            gpus: Vec::new(),
+            peer_access: PeerAccess::All,
+            imex_channel: false,
+            host_pool_for_device: false,
+            pool_chunk: default_chunk(),
+            attributes: BTreeMap::new(),
+            topology_xml: None,
+        }
+    }
+}
+
+impl Default for GpuSpec {
+    /// A GPU without memory, nowhere: to be filled in.
+    fn default() -> Self {
+        Self {
+            name: default_gpu_name(),
+            pci_bus_id: String::new(),
+            uuid: String::new(),
+            memory: 0,
+            host_numa: -1,
+            numa_id: -1,
+            coherent: false,
+            compute_capability: default_capability(),
+            multiprocessors: default_multiprocessors(),
+            distances: BTreeMap::new(),
+        }
+    }
+}
+
+impl Machine {
+    /// Checks that the description does not contradict itself.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] naming the first contradiction, [`Error::DriverTooOld`] for a
+    /// driver before 12.2.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |why: String| Err(Error::invalid("machine", why));
+        if self.driver_version < CudaVersion::OLDEST {
+            return Err(Error::DriverTooOld {
+                what: "egmem",
+                have: self.driver_version,
+                need: CudaVersion::OLDEST,
+            });
+        }
+        if self.nodes.is_empty() {
+            return bad("it has no host NUMA node".into());
+        }
+        if self.pool_chunk == 0 || !self.pool_chunk.is_multiple_of(2 << 20) {
+            return bad(format!(
+                "pool_chunk is {}, which is no multiple of 2 MiB",
+                self.pool_chunk
+            ));
+        }
+        let mut ids = BTreeSet::new();
+        for node in &self.nodes {
+            if node.id < 0 || !ids.insert(node.id) {
+                return bad(format!("node id {} is negative or used twice", node.id));
+            }
+            if node.memory == 0 {
+                return bad(format!("node {} has no memory", node.id));
+            }
+            if !is_cpu_list(&node.cpus) {
+                return bad(format!(
+                    "'{}', the CPUs of node {}, is no list such as 0-71",
+                    node.cpus, node.id
+                ));
+            }
+        }
+        for (ordinal, gpu) in self.gpus.iter().enumerate() {
+            self.validate_gpu(ordinal, gpu, &mut ids)?;
+        }
+        self.validate_distances(&ids)?;
+        if let PeerAccess::Pairs(pairs) = &self.peer_access {
+            let count = self.gpus.len() as i32;
+            for &(a, b) in pairs {
+                if !(0..count).contains(&a) || !(0..count).contains(&b) || a == b {
+                    return bad(format!("({a}, {b}) is no pair of GPUs"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_gpu(&self, ordinal: usize, gpu: &GpuSpec, ids: &mut BTreeSet<i32>) -> Result<()> {
+        let bad = |why: String| Err(Error::invalid("machine", format!("GPU {ordinal}: {why}")));
+        if gpu.memory == 0 {
+            return bad("it has no memory".into());
+        }
+        if gpu.host_numa != -1 && self.node(NodeId(gpu.host_numa)).is_none() {
+            return bad(format!(
+                "its host NUMA node {} does not exist",
+                gpu.host_numa
+            ));
+        }
+        if gpu.numa_id < -1 || (gpu.numa_id >= 0 && !ids.insert(gpu.numa_id)) {
+            return bad(format!(
+                "its memory's node {} is negative or used twice",
+                gpu.numa_id
+            ));
+        }
+        if !gpu.pci_bus_id.is_empty() && parse_pci(&gpu.pci_bus_id).is_none() {
+            return bad(format!(
+                "'{}' is no PCI bus id such as 0000:01:00.0",
+                gpu.pci_bus_id
+            ));
+        }
+        if !gpu.uuid.is_empty() && parse_uuid(&gpu.uuid).is_none() {
+            return bad(format!("'{}' is no UUID", gpu.uuid));
+        }
+        Ok(())
+    }
+
+    fn validate_distances(&self, ids: &BTreeSet<i32>) -> Result<()> {
+        let nodes = self.nodes.iter().map(|node| (node.id, &node.distances));
+        let gpus = self.gpus.iter().map(|gpu| (gpu.numa_id, &gpu.distances));
+        for (from, distances) in nodes.chain(gpus) {
+            for (&to, &distance) in distances {
+                if !ids.contains(&to) {
+                    return Err(Error::invalid(
+                        "machine",
+                        format!("a distance names node {to}, which does not exist"),
+                    ));
+                }
+                if (from == to) != (distance == 10) || distance < 10 {
+                    return Err(Error::invalid(
+                        "machine",
+                        format!("the distance from node {from} to {to} cannot be {distance}"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The host node with this id.
+    pub fn node(&self, id: NodeId) -> Option<&NodeSpec> {
+        self.nodes.iter().find(|node| node.id == id.0)
+    }
+
+    /// The GPU with this ordinal.
+    pub fn gpu(&self, ordinal: i32) -> Option<&GpuSpec> {
+        usize::try_from(ordinal)
+            .ok()
+            .and_then(|ordinal| self.gpus.get(ordinal))
+    }
+
+    /// The distance from one NUMA node to another, host node or GPU memory; `None`: unknown.
+    pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
+        let gpu = || self.gpus.iter().find(|gpu| gpu.numa_id == from.0);
+        match self.node(from) {
+            Some(node) => node.distances.get(&to.0).copied(),
+            None => gpu()?.distances.get(&to.0).copied(),
+        }
+    }
+
+    /// Whether GPU `device` can reach the memory of GPU `peer`; a GPU is no peer of its own.
+    pub fn peers(&self, device: i32, peer: i32) -> bool {
+        device != peer
+            && self.gpu(device).is_some()
+            && self.gpu(peer).is_some()
+            && match &self.peer_access {
+                PeerAccess::All => true,
+                PeerAccess::None => false,
+                PeerAccess::Pairs(pairs) => {
+                    pairs.contains(&(device, peer)) || pairs.contains(&(peer, device))
+                }
+            }
+    }
+
+    /// The PCI bus id of a GPU, given or made up.
+    pub fn pci_bus_id(&self, ordinal: i32) -> Option<String> {
+        let gpu = self.gpu(ordinal)?;
+        Some(if gpu.pci_bus_id.is_empty() {
+            format!("{:04x}:01:00.0", ordinal)
+        } else {
+            gpu.pci_bus_id.clone()
+        })
+    }
+
+    /// The UUID of a GPU, given or made up.
+    pub fn uuid(&self, ordinal: i32) -> Option<[u8; 16]> {
+        let gpu = self.gpu(ordinal)?;
+        parse_uuid(&gpu.uuid).or_else(|| {
+            let mut uuid = [0; 16];
+            for (i, half) in uuid.chunks_exact_mut(8).enumerate() {
+                // Any well-mixed function of the ordinal will do: the UUID is stable and unique.
+                let word = crate::kernels::pattern(0x5eed + ordinal as u64, 1 + i as u64);
+                half.copy_from_slice(&word.to_be_bytes());
+            }
+            Some(uuid)
+        })
+    }
+}
+
+/// Domain, bus, device and function of `0000:01:00.0`.
+pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    Some((
+        u32::from_str_radix(domain, 16).ok()?,
+        u8::from_str_radix(bus, 16).ok()?,
+        u8::from_str_radix(device, 16).ok()?,
+        u8::from_str_radix(function, 16).ok()?,
+    ))
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text
+        .trim_start_matches("GPU-")
+        .chars()
+        .filter(|&c| c != '-')
+        .collect();
+    if digits.len() != 32 || !digits.is_ascii() {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (i, byte) in uuid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(uuid)
+}
+
+fn is_cpu_list(text: &str) -> bool {
+    text.is_empty()
+        || text.split(',').all(|part| match part.split_once('-') {
+            Some((first, last)) => match (first.parse::<u32>(), last.parse::<u32>()) {
+                (Ok(first), Ok(last)) => first <= last,
+                _ => false,
+            },
+            None => part.parse::<u32>().is_ok(),
+        })
 }

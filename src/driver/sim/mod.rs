@@ -1,29 +1,177 @@
 //! The simulated driver: answers as the real one answers, with real memory behind it.
 
+mod access;
+mod alloc;
+mod backend;
+mod bind;
+mod capacity;
+mod device;
+mod fault;
+mod held;
+mod kernels;
 mod machine;
+mod memory;
+mod pool;
+mod pool_calls;
+mod pool_share;
+mod presets;
+mod ranges;
+mod share;
+mod space;
+mod state;
+mod stream;
+mod vmm;
 
-use std::sync::Arc;
+#[cfg(test)]
+mod tests;
 
-pub use machine::{GpuSpec, Machine, NodeSpec};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Backend;
-use crate::{Error, Result};
+pub use fault::FaultId;
+pub use held::Held;
+pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refusal};
+
+use super::{Backend, Call, Code, Location};
+use crate::{DriverError, Error, Result};
+use fault::Faults;
+use state::{Answer, Fail, State};
+
+/// Physical memory is created and mapped in units of this many bytes, wherever it lies.
+const GRANULARITY: u64 = 2 << 20;
 
 /// The simulator's controls: injected faults, call counts, and what is still held.
+///
+/// ```
+/// use egmem::driver::{Call, Code};
+///
+/// let driver = egmem::Driver::simulated(egmem::Machine::gh200())?;
+/// let sim = driver.sim().expect("it is simulated");
+/// sim.fail(Call::MemAlloc, 1, Code::OUT_OF_MEMORY);
+/// assert!(driver.mem_alloc(0, 4096).is_err()); // the injected fault
+/// assert!(driver.mem_alloc(0, 4096).is_ok());
+/// assert_eq!(sim.count(Call::MemAlloc), 2);
+/// assert_eq!(sim.held().to_string(), "1 device allocations");
+/// # Ok::<(), egmem::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Sim {
-    machine: Machine,
+    shared: Arc<Shared>,
+}
+
+/// What the driver API, the runtime API and the controls share.
+#[derive(Debug)]
+struct Shared {
+    machine: Arc<Machine>,
+    faults: Faults,
+    state: Mutex<State>,
 }
 
 impl Sim {
+    /// Makes the `nth` use of `call` from now on fail with `code`: 1 is the next use, 0 too. Any
+    /// code can be given, also one that CUDA does not have.
+    ///
+    /// The call then has no other effect, but for being counted.
+    pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
+        self.shared.faults.add(call, nth, code)
+    }
+
+    /// Takes a fault back; tells whether it had not happened yet.
+    pub fn cancel(&self, fault: FaultId) -> bool {
+        self.shared.faults.remove(|id| id == fault) > 0
+    }
+
+    /// Takes back all faults that have not happened yet; tells how many.
+    pub fn cancel_all(&self) -> usize {
+        self.shared.faults.remove(|_| true)
+    }
+
+    /// How often each call was used; calls that were not used are left out.
+    pub fn calls(&self) -> BTreeMap<Call, u64> {
+        self.shared.faults.counts()
+    }
+
+    /// How often a call was used.
+    pub fn count(&self, call: Call) -> u64 {
+        self.shared.faults.count(call)
+    }
+
+    /// Counts from zero again.
+    pub fn reset_counts(&self) {
+        self.shared.faults.reset_counts();
+    }
+
+    /// What has not been given back.
+    pub fn held(&self) -> Held {
+        Held::of(&self.shared.lock())
+    }
+
+    /// Free bytes at a location; for the host as a whole, the sum over its nodes.
+    pub fn free_bytes(&self, location: Location) -> u64 {
+        self.shared.lock().capacity.free(location)
+    }
+
+    /// Whether work on streams runs at once (`true`), or as late as CUDA allows (`false`, as at
+    /// first), so that a missing synchronisation shows.
+    pub fn set_eager(&self, eager: bool) {
+        let mut state = self.shared.lock();
+        state.eager = eager;
+        if eager {
+            for device in 0..self.shared.machine.gpus.len() as i32 {
+                state.synchronize_device(device);
+            }
+        }
+    }
+
     /// The machine that is simulated.
-    pub const fn machine(&self) -> &Machine {
-        &self.machine
+    pub fn machine(&self) -> &Machine {
+        &self.shared.machine
     }
 }
 
-pub(super) fn open(_machine: Machine) -> Result<Arc<dyn Backend>> {
-    Err(Error::NoDriver {
-        detail: "not yet".into(),
-    })
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock would be a defect of ours; the state is still the best there is.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, and fails it where a fault was injected.
+    fn enter(&self, call: Call) -> Result<()> {
+        self.faults
+            .enter(call)
+            .map_err(|code| Error::driver(call, code))
+    }
+
+    /// A call that needs the state.
+    fn call<T>(&self, call: Call, answer: impl FnOnce(&mut State) -> Answer<T>) -> Result<T> {
+        self.enter(call)?;
+        answer(&mut self.lock()).map_err(|fail| error(call, fail))
+    }
+
+    /// A call that the machine's description answers.
+    fn ask<T>(&self, call: Call, answer: impl FnOnce(&Machine) -> Answer<T>) -> Result<T> {
+        self.enter(call)?;
+        answer(&self.machine).map_err(|fail| error(call, fail))
+    }
+}
+
+fn error(call: Call, fail: Fail) -> Error {
+    match fail {
+        Fail::Code(code) => Error::driver(call, code),
+        Fail::Lost { device, code } => Error::ContextLost {
+            device,
+            source: DriverError { call, code },
+        },
+    }
+}
+
+pub(super) fn open(machine: Machine) -> Result<Arc<dyn Backend>> {
+    machine.validate()?;
+    let machine = Arc::new(machine);
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State::new(Arc::clone(&machine))),
+        faults: Faults::new(),
+        machine,
+    });
+    Ok(Arc::new(backend::Simulator::new(shared)))
 }

@@ -1,0 +1,196 @@
+//! The allocators of old, and questions about pointers.
+
+use super::memory::Purpose;
+use super::space::Range;
+use super::state::{Answer, Kind, Region, State, exhausted, fail};
+use crate::driver::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
+
+/// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.
+const UNIT: u64 = 64 << 10;
+
+/// What a pointer lies in.
+struct Found<'a> {
+    start: u64,
+    size: u64,
+    location: Location,
+    device: i32,
+    handle_types: HandleTypes,
+    region: &'a Region,
+}
+
+impl State {
+    pub(super) fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+        self.context(device)?;
+        let region = self.allocate(Location::Device(device), size, Access::None, |_range| {
+            Kind::Device { device, _range }
+        });
+        self.insert(region?)
+    }
+
+    pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+        self.context(device)?;
+        let location = match self.machine.gpu(device) {
+            Some(gpu) if gpu.host_numa >= 0 => Location::HostNuma(gpu.host_numa),
+            _ => Location::Host,
+        };
+        let region = self.allocate(location, size, Access::ReadWrite, |_range| Kind::Host {
+            device,
+            _range,
+        });
+        self.insert(region?)
+    }
+
+    fn allocate(
+        &self,
+        location: Location,
+        size: u64,
+        host: Access,
+        kind: impl FnOnce(Range) -> Kind,
+    ) -> Answer<(u64, Region)> {
+        if size == 0 {
+            return fail(Code::INVALID_VALUE);
+        }
+        let Some(len) = size.checked_next_multiple_of(UNIT) else {
+            return fail(Code::OUT_OF_MEMORY);
+        };
+        let memory = self.new_memory(Purpose::Physical, location, HandleTypes::NONE, len)?;
+        let range = Range::reserve(len, 0, 0).map_err(exhausted)?;
+        let start = range.start();
+        range
+            .place(start, len, memory.file(), 0, host)
+            .map_err(exhausted)?;
+        Ok((
+            start,
+            Region {
+                len,
+                memory,
+                offset: 0,
+                kind: kind(range),
+            },
+        ))
+    }
+
+    fn insert(&mut self, (start, region): (u64, Region)) -> Answer<DevicePtr> {
+        self.regions.insert(start, region);
+        Ok(DevicePtr(start))
+    }
+
+    /// Frees device memory after all work of the device, as CUDA does.
+    pub(super) fn mem_free(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
+        self.device(device)?;
+        let owner = match self.region(ptr.0) {
+            Some((start, region)) => match region.kind {
+                Kind::Device { device, .. } if start == ptr.0 => device,
+                Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
+                _ => return fail(Code::INVALID_VALUE),
+            },
+            None => return fail(Code::INVALID_VALUE),
+        };
+        self.synchronize_device(owner);
+        self.regions.remove(&ptr.0);
+        self.context(device).map(drop)
+    }
+
+    pub(super) fn mem_free_host(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
+        self.device(device)?;
+        match self.regions.get(&ptr.0) {
+            Some(region) if matches!(region.kind, Kind::Host { .. }) => {}
+            _ => return fail(Code::INVALID_VALUE),
+        }
+        for device in 0..self.machine.gpus.len() as i32 {
+            self.synchronize_device(device);
+        }
+        self.regions.remove(&ptr.0);
+        self.context(device).map(drop)
+    }
+
+    pub(super) fn mem_info(&self, device: i32) -> Answer<(u64, u64)> {
+        let index = self.context(device)?;
+        let free = self.capacity.free(Location::Device(device));
+        Ok((free, self.machine.gpus[index].memory))
+    }
+
+    fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
+        let (start, region) = self.region(ptr.0)?;
+        let whole = |location, device, handle_types| Found {
+            start,
+            size: region.len,
+            location,
+            device,
+            handle_types,
+            region,
+        };
+        Some(match &region.kind {
+            Kind::Mapping { physical, .. } => whole(
+                physical.location,
+                owner(physical.location),
+                physical.handle_types,
+            ),
+            Kind::Device { device, .. } => {
+                whole(Location::Device(*device), *device, HandleTypes::NONE)
+            }
+            Kind::Host { device, .. } => whole(Location::Host, *device, HandleTypes::NONE),
+            Kind::Chunk { pool } => {
+                let pool = self.pools.get(pool)?;
+                let (start, size) = pool.allocation(ptr.0)?;
+                Found {
+                    start,
+                    size,
+                    ..whole(pool.location, owner(pool.location), pool.handle_types)
+                }
+            }
+        })
+    }
+
+    pub(super) fn pointer_attribute(
+        &self,
+        ptr: DevicePtr,
+        attribute: PointerAttribute,
+    ) -> Answer<u64> {
+        let Some(found) = self.find(ptr) else {
+            return match attribute {
+                PointerAttribute::Mapped if self.reservation(ptr.0, 1).is_some() => Ok(0),
+                _ => fail(Code::INVALID_VALUE),
+            };
+        };
+        let host = found.location.is_host();
+        Ok(match attribute {
+            PointerAttribute::MemoryType => 2 - u64::from(host),
+            PointerAttribute::DevicePointer => ptr.0,
+            PointerAttribute::HostPointer if host => ptr.0,
+            PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
+            PointerAttribute::DeviceOrdinal => found.device as u64,
+            PointerAttribute::RangeStartAddr => found.start,
+            PointerAttribute::RangeSize => found.size,
+            PointerAttribute::Mapped => 1,
+            PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
+        })
+    }
+
+    pub(super) fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
+        let Some(found) = self.find(ptr) else {
+            return fail(Code::NOT_FOUND);
+        };
+        // Measured: for mapped host memory the base is 0, the size right.
+        let is_mapping = matches!(found.region.kind, Kind::Mapping { .. });
+        let base = match is_mapping && found.location.is_host() {
+            true => 0,
+            false => found.start,
+        };
+        Ok((DevicePtr(base), found.size))
+    }
+
+    pub(super) fn mem_dma_buf<T>(&self, ptr: DevicePtr, size: u64) -> Answer<T> {
+        match self.find(ptr) {
+            Some(found) if !found.location.is_host() && size > 0 => fail(Code::NOT_SUPPORTED),
+            _ => fail(Code::INVALID_VALUE),
+        }
+    }
+}
+
+fn owner(location: Location) -> i32 {
+    match location {
+        Location::Device(device) => device,
+        _ => 0,
+    }
+}

@@ -1,0 +1,80 @@
+//! Questions about devices: answered from the machine's description alone.
+
+use super::machine::{AttributeAnswer, Machine, parse_pci};
+use super::state::{Answer, fail};
+use crate::driver::{Code, DeviceAttribute};
+
+impl Machine {
+    pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
+        let Some(gpu) = self.gpu(device) else {
+            return fail(Code::INVALID_DEVICE);
+        };
+        match self.attributes.get(&attribute.0) {
+            Some(AttributeAnswer::Value(value)) => return Ok(*value),
+            Some(AttributeAnswer::Refused(_)) => return fail(Code::INVALID_VALUE),
+            None => {}
+        }
+        if self.driver_version.0 < since(attribute) {
+            return fail(Code::INVALID_VALUE);
+        }
+        let (domain, bus, slot, _) = self
+            .pci_bus_id(device)
+            .and_then(|id| parse_pci(&id))
+            .unwrap_or_default();
+        let coherent = i32::from(gpu.coherent);
+        let handle_types = match self.driver_version.0 {
+            12030.. => 9,
+            _ => 1,
+        };
+        Ok(match attribute {
+            DeviceAttribute(1) => 1024, // MAX_THREADS_PER_BLOCK
+            DeviceAttribute(10) => 32,  // WARP_SIZE
+            DeviceAttribute(19) => 1,   // CAN_MAP_HOST_MEMORY
+            DeviceAttribute(31) => 1,   // CONCURRENT_KERNELS
+            DeviceAttribute(33) => bus.into(),
+            DeviceAttribute(34) => slot.into(),
+            DeviceAttribute(40) => 3, // ASYNC_ENGINE_COUNT
+            DeviceAttribute(50) => domain as i32,
+            DeviceAttribute(83) => 1, // MANAGED_MEMORY
+            DeviceAttribute::INTEGRATED => 0,
+            DeviceAttribute::UNIFIED_ADDRESSING => 1,
+            DeviceAttribute::MULTIPROCESSOR_COUNT => gpu.multiprocessors,
+            DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => gpu.compute_capability.0,
+            DeviceAttribute::COMPUTE_CAPABILITY_MINOR => gpu.compute_capability.1,
+            DeviceAttribute::PAGEABLE_MEMORY_ACCESS => coherent,
+            DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES => coherent,
+            DeviceAttribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST => coherent,
+            DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+            DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => 1,
+            DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
+            DeviceAttribute::MEMORY_POOLS_SUPPORTED => 1,
+            DeviceAttribute::MEMPOOL_SUPPORTED_HANDLE_TYPES => handle_types,
+            DeviceAttribute::DMA_BUF_SUPPORTED => 1,
+            // A hint only: without an IMEX channel the driver says 1 too, and refuses.
+            DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
+            DeviceAttribute::NUMA_CONFIG => i32::from(gpu.numa_id >= 0),
+            DeviceAttribute::NUMA_ID => gpu.numa_id,
+            DeviceAttribute::HOST_NUMA_ID => gpu.host_numa,
+            DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+            DeviceAttribute::HOST_NUMA_MEMORY_POOLS_SUPPORTED => 1,
+            DeviceAttribute::HOST_NUMA_MULTINODE_IPC_SUPPORTED => coherent,
+            DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED => 1,
+            DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+            // Others are not simulated: what the simulator does not know it does not make up.
+            _ => return fail(Code::INVALID_VALUE),
+        })
+    }
+}
+
+/// The CUDA version that brought an attribute.
+const fn since(attribute: DeviceAttribute) -> i32 {
+    match attribute {
+        DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 12030,
+        DeviceAttribute::HOST_NUMA_MULTINODE_IPC_SUPPORTED => 12080,
+        DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | DeviceAttribute::HOST_NUMA_MEMORY_POOLS_SUPPORTED => 12090,
+        DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED
+        | DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 13000,
+        _ => 0,
+    }
+}

@@ -1,0 +1,382 @@
+//! Physical memory: a memfd, so that bytes are real, cost nothing until touched, and can be mapped
+//! by another process.
+//!
+//! The simulated GPU reads and writes it by `pread` and `pwrite`: that needs no mapping, cannot
+//! fault, and leaves holes holes. The memfd's name carries what an importer must know.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+
+use super::capacity::Charge;
+use crate::driver::{Code, HandleTypes, Location};
+
+/// The part of a copy that is in flight at a time.
+const BOUNCE: usize = 256 << 10;
+const MARK: &str = "egmem-sim-1";
+
+/// What the memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// One handle's memory, of one size for ever.
+    Physical,
+    /// A pool's chunks, one after another; the file grows.
+    Pool,
+}
+
+/// What a memfd's name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Label {
+    pub(super) purpose: Purpose,
+    pub(super) location: Location,
+    pub(super) handle_types: HandleTypes,
+    /// Names the memory among all simulators, past and present.
+    pub(super) id: u128,
+}
+
+impl Label {
+    fn to_name(self) -> String {
+        let purpose = match self.purpose {
+            Purpose::Physical => "physical",
+            Purpose::Pool => "pool",
+        };
+        let location = match self.location {
+            Location::Device(ordinal) => format!("device:{ordinal}"),
+            Location::HostNuma(node) => format!("node:{node}"),
+            Location::Host | Location::HostNumaCurrent => "host".into(),
+        };
+        let types = self.handle_types.bits();
+        format!("{MARK} {purpose} {location} {types:x} {:032x}", self.id)
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        let mut words = name.split(' ');
+        let purpose = match (words.next()?, words.next()?) {
+            (MARK, "physical") => Purpose::Physical,
+            (MARK, "pool") => Purpose::Pool,
+            _ => return None,
+        };
+        let location = match words.next()?.split_once(':') {
+            Some(("device", ordinal)) => Location::Device(ordinal.parse().ok()?),
+            Some(("node", node)) => Location::HostNuma(node.parse().ok()?),
+            Some(_) => return None,
+            None => Location::Host,
+        };
+        let handle_types = HandleTypes::from_bits(u32::from_str_radix(words.next()?, 16).ok()?);
+        let id = u128::from_str_radix(words.next()?, 16).ok()?;
+        words.next().is_none().then_some(Self {
+            purpose,
+            location,
+            handle_types,
+            id,
+        })
+    }
+}
+
+/// Real memory behind simulated physical memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    file: File,
+    pub(super) label: Label,
+    /// The capacity it takes; `None` for imported memory, which its exporter paid for, and for
+    /// pools, which pay by the chunk.
+    _charge: Option<Charge>,
+}
+
+impl Memory {
+    /// New memory of `size` bytes, all zero. A pool's starts empty and grows.
+    pub(super) fn create(
+        purpose: Purpose,
+        location: Location,
+        handle_types: HandleTypes,
+        size: u64,
+        charge: Option<Charge>,
+    ) -> io::Result<Self> {
+        let label = Label {
+            purpose,
+            location,
+            handle_types,
+            id: u128::from_ne_bytes(random()?),
+        };
+        let name = CString::new(label.to_name())?;
+        // SAFETY: `name` is a NUL-terminated string that outlives the call.
+        let fd = unsafe {
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the fd was just made and is owned by nobody else.
+        let file = unsafe { File::from_raw_fd(fd) };
+        if size > 0 {
+            file.set_len(size)?;
+        }
+        // Nobody who gets the fd can pull the pages from under a mapping by truncating.
+        let seals = match purpose {
+            Purpose::Physical => libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
+            Purpose::Pool => libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
+        };
+        // SAFETY: plain integers; the fd is open.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            file,
+            label,
+            _charge: charge,
+        })
+    }
+
+    /// The memory behind an fd that a simulator exported, in this process or another; `None` for
+    /// any other fd.
+    pub(super) fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
+        let file = File::from(fd.try_clone_to_owned().ok()?);
+        let label = Self::label_of(&file).filter(|label| label.purpose == purpose)?;
+        // SAFETY: plain integers; the fd is open.
+        let (seals, flags) = unsafe {
+            (
+                libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS),
+                libc::fcntl(file.as_raw_fd(), libc::F_GETFL),
+            )
+        };
+        let sealed = seals != -1 && seals & libc::F_SEAL_SHRINK != 0;
+        let writable = flags & libc::O_ACCMODE == libc::O_RDWR;
+        (sealed && writable).then_some(Self {
+            file,
+            label,
+            _charge: None,
+        })
+    }
+
+    /// What an open file's name says, where it is a simulator's memory.
+    pub(super) fn label_of(file: &File) -> Option<Label> {
+        let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+        let name = target.to_str()?.strip_prefix("/memfd:")?;
+        Label::from_name(name.strip_suffix(" (deleted)").unwrap_or(name))
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its size now: another process may have grown a pool's.
+    pub(super) fn size(&self) -> u64 {
+        self.file.metadata().map_or(0, |data| data.len())
+    }
+
+    /// Makes the file at least `size` bytes long.
+    pub(super) fn grow(&self, size: u64) -> io::Result<()> {
+        if self.size() < size {
+            self.file.set_len(size)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the pages of a range back: it reads as zero from now on.
+    pub(super) fn discard(&self, offset: u64, len: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: plain integers; the fd is open.
+        let done =
+            unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, offset as i64, len as i64) };
+        if done != 0 {
+            // The pages stay until the pool dies; the bytes must go all the same.
+            let _ = self.fill(offset, 0, len);
+        }
+    }
+
+    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Code> {
+        self.file.read_exact_at(bytes, offset).map_err(|_| FAULT)
+    }
+
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Code> {
+        self.file.write_all_at(bytes, offset).map_err(|_| FAULT)
+    }
+
+    /// Sets `len` bytes to `value`.
+    pub(super) fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
+        let pattern = vec![value; BOUNCE.min(len as usize)];
+        pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
+    }
+
+    /// Copies `len` bytes from other memory, or from another place of this.
+    pub(super) fn copy_from(
+        &self,
+        offset: u64,
+        from: &Self,
+        from_offset: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        let mut bounce = vec![0; BOUNCE.min(len as usize)];
+        pieces(len, |at, n| {
+            from.read(from_offset + at, &mut bounce[..n])?;
+            self.write(offset + at, &bounce[..n])
+        })
+    }
+
+    /// Copies `len` bytes from an address of this process. The kernel does it, so that a wrong
+    /// address is an error, not a fault.
+    pub(super) fn copy_from_address(
+        &self,
+        offset: u64,
+        address: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        self.transfer(offset, address, len, |fd, address, len, offset| {
+            // SAFETY: the kernel checks the address: one that cannot be read answers EFAULT. That
+            // the range may be read is the contract of the copy that asked for it.
+            unsafe { libc::pwrite64(fd, address as *const _, len, offset) }
+        })
+    }
+
+    /// Copies `len` bytes to an address of this process, as above.
+    ///
+    /// # Safety
+    /// The range must be the caller's to overwrite.
+    pub(super) unsafe fn copy_to_address(
+        &self,
+        offset: u64,
+        address: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        self.transfer(offset, address, len, |fd, address, len, offset| {
+            // SAFETY: as above; the caller vouches that the range may be overwritten.
+            unsafe { libc::pread64(fd, address as *mut _, len, offset) }
+        })
+    }
+
+    fn transfer(
+        &self,
+        offset: u64,
+        address: u64,
+        len: u64,
+        call: impl Fn(i32, u64, usize, i64) -> isize,
+    ) -> Result<(), Code> {
+        let mut done = 0;
+        while done < len {
+            let (at, n) = (address.checked_add(done).ok_or(FAULT)?, len - done);
+            let moved = call(
+                self.file.as_raw_fd(),
+                at,
+                n as usize,
+                (offset + done) as i64,
+            );
+            match moved {
+                1.. => done += moved as u64,
+                0 => return Err(FAULT),
+                _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+                _ => return Err(FAULT),
+            }
+        }
+        Ok(())
+    }
+}
+
+const FAULT: Code = Code::ILLEGAL_ADDRESS;
+
+fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Result<(), Code> {
+    let mut at = 0;
+    while at < len {
+        let n = (len - at).min(BOUNCE as u64);
+        each(at, n as usize)?;
+        at += n;
+    }
+    Ok(())
+}
+
+/// Random bytes from the operating system.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the pointer and length are those of `bytes`, which is written.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if got == N as isize {
+        Ok(bytes)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn memory(purpose: Purpose) -> Memory {
+        let location = Location::HostNuma(3);
+        Memory::create(purpose, location, HandleTypes::POSIX_FD, 2 << 20, None).unwrap()
+    }
+
+    #[test]
+    fn names_read_back() {
+        for location in [Location::Device(2), Location::Host, Location::HostNuma(28)] {
+            let label = Label {
+                purpose: Purpose::Pool,
+                location,
+                handle_types: HandleTypes::POSIX_FD | HandleTypes::FABRIC,
+                id: 0x1234,
+            };
+            assert_eq!(Label::from_name(&label.to_name()), Some(label));
+        }
+        for garbage in ["", "memory", "egmem-sim-1 physical node:x 1 2"] {
+            assert_eq!(Label::from_name(garbage), None);
+        }
+    }
+
+    #[test]
+    fn an_importer_learns_what_the_memory_is_and_sees_its_bytes() {
+        let memory = memory(Purpose::Physical);
+        let imported = Memory::import(memory.file().as_fd(), Purpose::Physical).unwrap();
+        assert_eq!(imported.label, memory.label);
+        memory.write(77, b"both").unwrap();
+        let mut bytes = [0; 4];
+        imported.read(77, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"both");
+        assert!(Memory::import(memory.file().as_fd(), Purpose::Pool).is_none());
+    }
+
+    #[test]
+    fn other_files_are_no_memory() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(Memory::import(file.as_fd(), Purpose::Physical).is_none());
+        let (read, _write) = std::io::pipe().unwrap();
+        assert!(Memory::import(read.as_fd(), Purpose::Physical).is_none());
+    }
+
+    #[test]
+    fn nobody_can_truncate_it() {
+        assert!(memory(Purpose::Physical).file().set_len(0).is_err());
+        let pool = memory(Purpose::Pool);
+        assert!(pool.file().set_len(0).is_err());
+        pool.grow(4 << 20).unwrap();
+        assert_eq!(pool.size(), 4 << 20);
+    }
+
+    #[test]
+    fn a_wrong_address_is_an_error() {
+        let memory = memory(Purpose::Physical);
+        assert_eq!(memory.copy_from_address(0, 4096, 16), Err(FAULT));
+        // SAFETY: nothing can be overwritten at an address where nothing is mapped.
+        let answer = unsafe { memory.copy_to_address(0, 4096, 16) };
+        assert_eq!(answer, Err(FAULT));
+        let text = *b"some words";
+        memory
+            .copy_from_address(5, text.as_ptr() as u64, text.len() as u64)
+            .unwrap();
+        let mut back = [0_u8; 10];
+        // SAFETY: `back` is ours and as long.
+        unsafe { memory.copy_to_address(5, back.as_mut_ptr() as u64, 10) }.unwrap();
+        assert_eq!(back, text);
+    }
+
+    #[test]
+    fn discarded_bytes_are_zero() {
+        let memory = memory(Purpose::Pool);
+        memory.fill(0, 7, 2 << 20).unwrap();
+        memory.discard(1 << 20, 1 << 20);
+        let mut bytes = [1; 2];
+        memory.read((1 << 20) - 1, &mut bytes).unwrap();
+        assert_eq!(bytes, [7, 0]);
+    }
+}

@@ -1,0 +1,237 @@
+//! The machines that come with the crate.
+
+use std::collections::BTreeMap;
+
+use super::{GpuSpec, Machine, NodeSpec};
+use crate::{Error, Result};
+
+const GIB: u64 = 1 << 30;
+/// The CPUs of a Grace socket.
+const GRACE_CPUS: i32 = 72;
+/// SLIT distances as Grace machines report them: another socket, and GPU memory.
+const OTHER_SOCKET: u32 = 40;
+const GPU_MEMORY: u32 = 80;
+const FAR_GPU_MEMORY: u32 = 120;
+
+impl Machine {
+    /// The names that [`Machine::preset`] knows.
+    pub const PRESETS: &'static [&'static str] = &["gh200", "gh200x4", "gb200", "h200x8"];
+
+    /// The preset called `name`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] listing the presets, where there is none of that name.
+    pub fn preset(name: &str) -> Result<Self> {
+        match name {
+            "gh200" => Ok(Self::gh200()),
+            "gh200x4" => Ok(Self::gh200x4()),
+            "gb200" => Ok(Self::gb200()),
+            "h200x8" => Ok(Self::h200x8()),
+            _ => Err(Error::invalid(
+                "preset",
+                format!(
+                    "'{name}' is none of {}, nor a machine's description",
+                    Self::PRESETS.join(", ")
+                ),
+            )),
+        }
+    }
+
+    /// One GH200 superchip, 480 GB + 96 GB, a member of an NVLink domain.
+    pub fn gh200() -> Self {
+        Self {
+            imex_channel: true,
+            ..grace(
+                "gh200",
+                &[0],
+                480 * GIB,
+                GpuSpec {
+                    name: "NVIDIA GH200 480GB".into(),
+                    memory: 96 * GIB,
+                    ..GpuSpec::default()
+                },
+                &[(0, 1)],
+            )
+        }
+    }
+
+    /// A quad GH200 node: CPU nodes 0 to 3, GPU memory nodes 4, 12, 20 and 28, 120 GB + 96 GB each.
+    pub fn gh200x4() -> Self {
+        grace(
+            "gh200x4",
+            &[0, 1, 2, 3],
+            120 * GIB,
+            GpuSpec {
+                name: "NVIDIA GH200 120GB".into(),
+                memory: 96 * GIB,
+                ..GpuSpec::default()
+            },
+            &[(0, 4), (1, 12), (2, 20), (3, 28)],
+        )
+    }
+
+    /// A GB200 node: two Grace sockets, four GPUs, a member of an NVLink domain.
+    pub fn gb200() -> Self {
+        Self {
+            imex_channel: true,
+            ..grace(
+                "gb200",
+                &[0, 1],
+                480 * GIB,
+                GpuSpec {
+                    name: "NVIDIA GB200".into(),
+                    memory: 184 * GIB,
+                    compute_capability: (10, 0),
+                    multiprocessors: 152,
+                    ..GpuSpec::default()
+                },
+                &[(0, 2), (0, 10), (1, 18), (1, 26)],
+            )
+        }
+    }
+
+    /// Eight H200 on an x86-64 host with one NUMA node, as measured (docs/driver-behaviour.md).
+    pub fn h200x8() -> Self {
+        let gpus = (0..8)
+            .map(|ordinal| GpuSpec {
+                name: "NVIDIA H200".into(),
+                pci_bus_id: format!("0000:{:02x}:00.0", 0x8d + 2 * ordinal),
+                memory: 71_578 << 21, // 139.8 GiB
+                host_numa: 0,
+                ..GpuSpec::default()
+            })
+            .collect();
+        Self {
+            name: "h200x8".into(),
+            nodes: vec![NodeSpec {
+                id: 0,
+                cpus: "0-127".into(),
+                memory: 560 * GIB,
+                distances: BTreeMap::from([(0, 10)]),
+            }],
+            gpus,
+            ..Self::default()
+        }
+    }
+}
+
+/// A machine of Grace sockets; `gpus` are pairs of host node and GPU memory node.
+fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i32)]) -> Machine {
+    let distances = |from: i32, host: i32| -> BTreeMap<i32, u32> {
+        let to_node = |to: i32| match (to == from, to == host) {
+            (true, _) => 10,
+            (_, true) => GPU_MEMORY,
+            _ if from == host => OTHER_SOCKET,
+            _ => FAR_GPU_MEMORY,
+        };
+        let to_gpu = |memory: i32, near: i32| match (memory == from, near == host) {
+            (true, _) => 10,
+            (_, true) => GPU_MEMORY,
+            _ => FAR_GPU_MEMORY,
+        };
+        let nodes = nodes.iter().map(|&to| (to, to_node(to)));
+        let gpus = gpus
+            .iter()
+            .map(|&(near, memory)| (memory, to_gpu(memory, near)));
+        nodes.chain(gpus).collect()
+    };
+    Machine {
+        name: name.into(),
+        nodes: nodes
+            .iter()
+            .map(|&id| NodeSpec {
+                id,
+                cpus: format!("{}-{}", id * GRACE_CPUS, (id + 1) * GRACE_CPUS - 1),
+                memory,
+                distances: distances(id, id),
+            })
+            .collect(),
+        gpus: gpus
+            .iter()
+            .enumerate()
+            .map(|(ordinal, &(host_numa, numa_id))| GpuSpec {
+                pci_bus_id: format!("{:04x}:01:00.0", 9 + 0x10 * ordinal),
+                host_numa,
+                numa_id,
+                coherent: true,
+                distances: distances(numa_id, host_numa),
+                ..model.clone()
+            })
+            .collect(),
+        host_pool_for_device: true,
+        ..Machine::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::NodeId;
+
+    #[test]
+    fn every_preset_is_valid_and_survives_json() {
+        for name in Machine::PRESETS {
+            let machine = Machine::preset(name).unwrap();
+            machine.validate().unwrap();
+            assert_eq!(&machine.name, name);
+            let text = serde_json::to_string(&machine).unwrap();
+            assert_eq!(serde_json::from_str::<Machine>(&text).unwrap(), machine);
+        }
+        assert!(Machine::preset("gh300").is_err());
+    }
+
+    #[test]
+    fn a_quad_node_has_its_known_numbering_and_near_memories() {
+        let machine = Machine::gh200x4();
+        let memories: Vec<i32> = machine.gpus.iter().map(|gpu| gpu.numa_id).collect();
+        assert_eq!(memories, [4, 12, 20, 28]);
+        let distance = |from, to| machine.distance(NodeId(from), NodeId(to)).unwrap();
+        assert_eq!(distance(2, 2), 10);
+        assert_eq!(distance(0, 1), OTHER_SOCKET);
+        assert_eq!(distance(1, 12), GPU_MEMORY);
+        assert_eq!(distance(12, 1), GPU_MEMORY);
+        assert_eq!(distance(12, 4), FAR_GPU_MEMORY);
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let broken: [(&str, fn(&mut Machine)); 8] = [
+            ("no host NUMA node", |m| m.nodes.clear()),
+            ("used twice", |m| m.nodes[1].id = 0),
+            ("no memory", |m| m.gpus[0].memory = 0),
+            ("does not exist", |m| m.gpus[0].host_numa = 7),
+            ("used twice", |m| m.gpus[1].numa_id = 4),
+            ("PCI", |m| m.gpus[0].pci_bus_id = "1:2".into()),
+            ("list", |m| m.nodes[0].cpus = "7-3".into()),
+            ("cannot be", |m| {
+                m.nodes[0].distances.insert(1, 10);
+            }),
+        ];
+        for (words, break_it) in broken {
+            let mut machine = Machine::gh200x4();
+            break_it(&mut machine);
+            let error = machine.validate().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let mut old = Machine::gh200();
+        old.driver_version.0 = 12010;
+        assert!(matches!(old.validate(), Err(Error::DriverTooOld { .. })));
+    }
+
+    #[test]
+    fn unknown_fields_and_sizes_are_refused() {
+        for text in [
+            r#"{"nodes": [{"memory": 1}], "speed": 3}"#,
+            r#"{"nodes": [{"memory": "1 XB"}]}"#,
+            r#"{"nodes": [{}]}"#,
+        ] {
+            assert!(serde_json::from_str::<Machine>(text).is_err(), "{text}");
+        }
+        let odd: Machine = serde_json::from_str(
+            r#"{"nodes": [{"memory": "1 GiB"}], "attributes": {"134": "INVALID_VALUE", "141": 0}}"#,
+        )
+        .unwrap();
+        assert_eq!(odd.nodes[0].memory, GIB);
+        assert_eq!(odd.attributes.len(), 2);
+    }
+}

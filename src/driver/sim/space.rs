@@ -1,0 +1,171 @@
+//! Address space: ranges that are reserved without memory, and files placed in them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use super::GRANULARITY;
+use crate::driver::Access;
+
+/// A reserved range of addresses, unmapped when dropped, whatever was placed in it.
+#[derive(Debug)]
+pub(super) struct Range {
+    start: u64,
+    len: u64,
+}
+
+impl Range {
+    /// Reserves `len` bytes that nobody may touch, at a multiple of `alignment`, at `hint` if that
+    /// is not 0 and is free.
+    pub(super) fn reserve(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
+        let alignment = alignment.max(GRANULARITY);
+        if hint != 0 && hint.is_multiple_of(alignment) {
+            if let Ok(start) = anonymous(hint, len, libc::MAP_FIXED_NOREPLACE) {
+                let range = Self { start, len };
+                if start == hint {
+                    return Ok(range);
+                } // A kernel before 4.17 takes the flag for a hint.
+            }
+        }
+        let whole = len
+            .checked_add(alignment)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let low = anonymous(0, whole, 0)?;
+        let start = low.next_multiple_of(alignment);
+        // Too much is reserved and the ends are cut off, so the range is ours at every moment.
+        for (cut, bytes) in [(low, start - low), (start + len, low + whole - start - len)] {
+            drop(Self {
+                start: cut,
+                len: bytes,
+            });
+        }
+        Ok(Self { start, len })
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn contains(&self, start: u64, len: u64) -> bool {
+        start >= self.start
+            && start
+                .checked_add(len)
+                .is_some_and(|end| end <= self.start + self.len)
+    }
+
+    /// Places `len` bytes of `file` from `offset` on at `start`, with what the CPU may do.
+    ///
+    /// # Panics
+    /// If that is not within the range.
+    pub(super) fn place(
+        &self,
+        start: u64,
+        len: u64,
+        file: &File,
+        offset: u64,
+        access: Access,
+    ) -> io::Result<()> {
+        assert!(self.contains(start, len));
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let (prot, fd) = (protection(access), file.as_raw_fd());
+        // SAFETY: the range lies in a reservation that `self` owns, so that nothing else is
+        // replaced; it is replaced in one step.
+        answer(unsafe {
+            libc::mmap64(
+                start as *mut _,
+                len as usize,
+                prot,
+                flags,
+                fd,
+                offset as i64,
+            )
+        })
+        .map(drop)
+    }
+
+    /// Takes what was placed in a part of the range away; the part stays reserved.
+    ///
+    /// # Panics
+    /// If the part is not within the range.
+    pub(super) fn clear(&self, start: u64, len: u64) -> io::Result<()> {
+        assert!(self.contains(start, len));
+        anonymous(start, len, libc::MAP_FIXED).map(drop)
+    }
+
+    /// Changes what the CPU may do with a part of the range.
+    ///
+    /// # Panics
+    /// If the part is not within the range.
+    pub(super) fn protect(&self, start: u64, len: u64, access: Access) -> io::Result<()> {
+        assert!(self.contains(start, len));
+        // SAFETY: the range lies in a reservation that `self` owns; who still uses it is the
+        // contract of the driver call.
+        let done = unsafe { libc::mprotect(start as *mut _, len as usize, protection(access)) };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: the range is owned by `self` alone; the driver's contract says that nobody
+            // uses it any more.
+            unsafe { libc::munmap(self.start as *mut _, self.len as usize) };
+        }
+    }
+}
+
+fn anonymous(start: u64, len: u64, flags: i32) -> io::Result<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    // SAFETY: without MAP_FIXED nothing that exists is replaced; with it, the caller owns the
+    // range (`Range::clear`).
+    answer(unsafe { libc::mmap64(start as *mut _, len as usize, libc::PROT_NONE, flags, -1, 0) })
+}
+
+fn answer(address: *mut libc::c_void) -> io::Result<u64> {
+    if address == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(address as u64)
+    }
+}
+
+const fn protection(access: Access) -> i32 {
+    match access {
+        Access::None => libc::PROT_NONE,
+        Access::Read => libc::PROT_READ,
+        Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_and_hint_are_kept() {
+        for shift in [12, 21, 30, 32] {
+            let range = Range::reserve(2 << 20, 1 << shift, 0).unwrap();
+            assert!(range.start().is_multiple_of((1 << shift).max(GRANULARITY)));
+        }
+        let free = Range::reserve(4 << 20, 0, 0).unwrap().start();
+        let range = Range::reserve(2 << 20, 0, free).unwrap();
+        assert_eq!(range.start(), free);
+        let other = Range::reserve(2 << 20, 0, free).unwrap();
+        assert_ne!(other.start(), free);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert!(Range::reserve(1 << 62, 0, 0).is_err());
+        assert!(Range::reserve(u64::MAX - 4095, 1 << 30, 0).is_err());
+    }
+}

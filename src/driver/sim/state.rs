@@ -1,0 +1,245 @@
+//! What the simulated driver knows: one state under one lock, as the real driver serialises too.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Arc, Weak};
+
+use super::capacity::{Capacity, Charge};
+use super::memory::{Memory, Purpose};
+use super::pool::Pool;
+use super::space::Range;
+use super::stream::{Event, Stream, StreamKey};
+use super::{GRANULARITY, Machine};
+use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
+
+/// How a call answers inside the simulator.
+pub(super) type Answer<T> = Result<T, Fail>;
+
+/// Why a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fail {
+    /// With this code.
+    Code(Code),
+    /// The device's context is lost.
+    Lost { device: i32, code: Code },
+}
+
+impl From<Code> for Fail {
+    fn from(code: Code) -> Self {
+        Self::Code(code)
+    }
+}
+
+pub(super) fn fail<T>(code: Code) -> Answer<T> {
+    Err(Fail::Code(code))
+}
+
+/// The operating system is out of something.
+pub(super) fn exhausted(_: io::Error) -> Fail {
+    Fail::Code(Code::OUT_OF_MEMORY)
+}
+
+/// Physical memory under its handle.
+#[derive(Debug)]
+pub(super) struct Physical {
+    pub(super) handle: PhysicalHandle,
+    pub(super) memory: Arc<Memory>,
+    pub(super) location: Location,
+    pub(super) handle_types: HandleTypes,
+    pub(super) gpu_direct_rdma: bool,
+    pub(super) size: u64,
+}
+
+/// Handles given out and not yet released.
+#[derive(Debug)]
+pub(super) struct Reference {
+    pub(super) physical: Arc<Physical>,
+    pub(super) count: u64,
+}
+
+/// A range of addresses with memory behind it.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) len: u64,
+    pub(super) memory: Arc<Memory>,
+    /// Where in `memory` the region starts.
+    pub(super) offset: u64,
+    pub(super) kind: Kind,
+}
+
+/// Whose a region is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// `cuMemMap` made it, within a reservation.
+    Mapping {
+        physical: Arc<Physical>,
+        host: Access,
+        devices: Box<[Access]>,
+    },
+    /// A pool's chunk.
+    Chunk { pool: u64 },
+    /// `cuMemAlloc` made it.
+    Device { device: i32, _range: Range },
+    /// `cuMemHostAlloc` made it.
+    Host { device: i32, _range: Range },
+}
+
+/// A module's kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function {
+    pub(super) device: i32,
+    pub(super) module: u64,
+    pub(super) kernel: super::kernels::Kernel,
+}
+
+/// The driver's state.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) machine: Arc<Machine>,
+    pub(super) capacity: Arc<Capacity>,
+    pub(super) eager: bool,
+    next: u64,
+    pub(super) references: HashMap<u64, Reference>,
+    /// Memory that left the process and may come back.
+    pub(super) exported: HashMap<u128, Weak<Memory>>,
+    pub(super) prune_at: usize,
+    pub(super) reservations: BTreeMap<u64, Range>,
+    pub(super) regions: BTreeMap<u64, Region>,
+    pub(super) pools: BTreeMap<u64, Pool>,
+    pub(super) default_pools: Box<[Option<u64>]>,
+    pub(super) current_pools: Box<[Option<u64>]>,
+    pub(super) streams: HashMap<StreamKey, Stream>,
+    pub(super) events: HashMap<u64, Event>,
+    /// The device of each loaded module.
+    pub(super) modules: HashMap<u64, i32>,
+    pub(super) functions: HashMap<u64, Function>,
+    /// The fault that each device's context died of.
+    pub(super) lost: Box<[Option<Code>]>,
+}
+
+impl State {
+    pub(super) fn new(machine: Arc<Machine>) -> Self {
+        let gpus = machine.gpus.len();
+        Self {
+            capacity: Arc::new(Capacity::of(&machine)),
+            machine,
+            eager: false,
+            // Handles look like handles: non-zero, no small numbers.
+            next: 0x5100_0000,
+            references: HashMap::new(),
+            exported: HashMap::new(),
+            prune_at: 16,
+            reservations: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            default_pools: vec![None; gpus].into(),
+            current_pools: vec![None; gpus].into(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            lost: vec![None; gpus].into(),
+        }
+    }
+
+    /// A number for a new handle, never used before.
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 0x10;
+        self.next
+    }
+
+    /// Checks that a device exists.
+    pub(super) fn device(&self, device: i32) -> Answer<usize> {
+        match usize::try_from(device) {
+            Ok(index) if index < self.machine.gpus.len() => Ok(index),
+            _ => fail(Code::INVALID_DEVICE),
+        }
+    }
+
+    /// Checks that a device exists and its context lives.
+    pub(super) fn context(&self, device: i32) -> Answer<usize> {
+        let index = self.device(device)?;
+        match self.lost[index] {
+            Some(code) => Err(Fail::Lost { device, code }),
+            None => Ok(index),
+        }
+    }
+
+    /// Access for each GPU: none yet.
+    pub(super) fn nobody(&self) -> Box<[Access]> {
+        vec![Access::None; self.machine.gpus.len()].into()
+    }
+
+    /// Takes capacity at a location.
+    pub(super) fn charge(&self, location: Location, bytes: u64) -> Answer<Charge> {
+        self.capacity
+            .take(location, bytes)
+            .ok_or(Fail::Code(Code::OUT_OF_MEMORY))
+    }
+
+    /// New memory, taken from the location's capacity and bound to its node.
+    pub(super) fn new_memory(
+        &self,
+        purpose: Purpose,
+        location: Location,
+        handle_types: HandleTypes,
+        size: u64,
+    ) -> Answer<Arc<Memory>> {
+        let charge = match purpose {
+            Purpose::Physical => Some(self.charge(location, size)?),
+            Purpose::Pool => None,
+        };
+        let memory =
+            Memory::create(purpose, location, handle_types, size, charge).map_err(exhausted)?;
+        super::bind::bind(&memory, 0, size);
+        Ok(Arc::new(memory))
+    }
+
+    /// Remembers memory that leaves the process, so that it is known when it comes back.
+    pub(super) fn remember(&mut self, memory: &Arc<Memory>) {
+        if self.exported.len() >= self.prune_at {
+            self.exported.retain(|_, memory| memory.strong_count() > 0);
+            self.prune_at = 2 * self.exported.len() + 16;
+        }
+        self.exported
+            .insert(memory.label.id, Arc::downgrade(memory));
+    }
+
+    /// The region that holds an address, with its start.
+    pub(super) fn region(&self, address: u64) -> Option<(u64, &Region)> {
+        let (&start, region) = self.regions.range(..=address).next_back()?;
+        (address - start < region.len).then_some((start, region))
+    }
+
+    /// The reservation that holds a whole range.
+    pub(super) fn reservation(&self, start: u64, len: u64) -> Option<&Range> {
+        let (_, range) = self.reservations.range(..=start).next_back()?;
+        range.contains(start, len).then_some(range)
+    }
+
+    /// What a device may do with a region in a kernel.
+    pub(super) fn access(&self, region: &Region, device: i32) -> Access {
+        match &region.kind {
+            Kind::Mapping { devices, .. } => devices[device as usize],
+            Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
+            Kind::Device { device: owner, .. } if *owner == device => Access::ReadWrite,
+            Kind::Device { .. } => Access::None,
+            Kind::Host { .. } => Access::ReadWrite,
+        }
+    }
+
+    /// Whether a GPU can reach a location at all.
+    pub(super) fn reaches(&self, device: i32, location: Location) -> bool {
+        match location {
+            Location::Device(owner) if self.machine.gpu(owner).is_some() => {
+                owner == device || self.machine.peers(device, owner)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Whether a size or address is a whole number of granules, and not 0.
+pub(super) const fn is_granular(bytes: u64) -> bool {
+    bytes != 0 && bytes.is_multiple_of(GRANULARITY)
+}

@@ -1,0 +1,406 @@
+//! Streams and events.
+//!
+//! Work runs at the latest moment that CUDA allows: when somebody waits for it. A program that
+//! forgets to wait sees stale bytes here every time, and on a GPU now and then.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::access::{self, Engine};
+use super::kernels::Kernel;
+use super::state::{Answer, Fail, State, fail};
+use crate::driver::{Access, Code, EventHandle, StreamHandle};
+
+/// A device and the driver's pointer: 0 is the device's default stream.
+pub(super) type StreamKey = (i32, u64);
+
+/// A place in a stream: after its `seq`-th piece of work.
+pub(super) type Point = (StreamKey, u64);
+
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    queue: VecDeque<Work>,
+    submitted: u64,
+    completed: u64,
+    /// Its handle is gone; it lives until its work is done.
+    pub(super) destroyed: bool,
+    /// How far into other streams this one has been told to wait.
+    waited: HashMap<StreamKey, u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Event {
+    device: i32,
+    timing: bool,
+    recorded: Option<Point>,
+}
+
+/// A piece of work, with addresses as the program gave them: what lies there is looked up when it
+/// runs, as on a GPU.
+#[derive(Debug)]
+pub(super) enum Work {
+    Copy {
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    },
+    Fill {
+        dst: u64,
+        value: u8,
+        bytes: u64,
+    },
+    Kernel {
+        kernel: Kernel,
+        args: [u64; 5],
+    },
+    Record,
+    Wait(Point),
+    /// Memory freed at this point goes back to its pool.
+    Free {
+        pool: u64,
+    },
+}
+
+impl State {
+    pub(super) fn stream_create(&mut self, device: i32) -> Answer<StreamHandle> {
+        self.context(device)?;
+        let raw = self.number();
+        self.streams.insert((device, raw), Stream::default());
+        Ok(StreamHandle { device, raw })
+    }
+
+    /// Checks that a stream and its device's context live.
+    pub(super) fn stream(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
+        self.context(handle.device)?;
+        self.existing(handle)
+    }
+
+    fn existing(&mut self, handle: StreamHandle) -> Answer<StreamKey> {
+        let key = (handle.device, handle.raw);
+        if handle.raw == 0 {
+            self.streams.entry(key).or_default();
+        }
+        match self.streams.get(&key) {
+            Some(stream) if !stream.destroyed => Ok(key),
+            _ => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    pub(super) fn stream_destroy(&mut self, handle: StreamHandle) -> Answer<()> {
+        let device = self.device(handle.device)?;
+        if handle.raw == 0 {
+            return fail(Code::INVALID_HANDLE);
+        }
+        let key = self.existing(handle)?;
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.destroyed = true;
+        }
+        self.bury(key);
+        match self.lost[device] {
+            Some(code) => Err(Fail::Lost {
+                device: handle.device,
+                code,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn bury(&mut self, key: StreamKey) {
+        let done = |stream: &Stream| stream.destroyed && stream.queue.is_empty();
+        if self.streams.get(&key).is_some_and(done) {
+            self.streams.remove(&key);
+        }
+    }
+
+    pub(super) fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer<()> {
+        let key = self.stream(handle)?;
+        self.synchronize(key);
+        self.context(handle.device).map(drop)
+    }
+
+    /// Runs all work of a stream, and of streams of its device that nobody can wait for any more.
+    fn synchronize(&mut self, key: StreamKey) {
+        let orphans: Vec<StreamKey> = self
+            .streams
+            .iter()
+            .filter(|(other, stream)| other.0 == key.0 && stream.destroyed)
+            .map(|(&other, _)| other)
+            .collect();
+        for key in orphans.into_iter().chain([key]) {
+            self.run_all(key);
+        }
+        self.release_pools();
+    }
+
+    /// Runs all work of a device.
+    pub(super) fn synchronize_device(&mut self, device: i32) {
+        let keys: Vec<StreamKey> = self.streams.keys().copied().collect();
+        for key in keys.into_iter().filter(|key| key.0 == device) {
+            self.run_all(key);
+        }
+        self.release_pools();
+    }
+
+    pub(super) fn run_all(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.get(&key) {
+            self.run((key, stream.submitted));
+        }
+    }
+
+    /// Runs a stream's work up to a point, and what that work waits for.
+    pub(super) fn run(&mut self, point: Point) {
+        let mut pending = vec![point];
+        while let Some(&(key, upto)) = pending.last() {
+            let Some(stream) = self.streams.get(&key).filter(|s| s.completed < upto) else {
+                pending.pop();
+                self.bury(key);
+                continue;
+            };
+            if let Some(&Work::Wait(point)) = stream.queue.front() {
+                if !self.is_complete(point) {
+                    pending.push(point);
+                    continue;
+                }
+            }
+            let Some(stream) = self.streams.get_mut(&key) else {
+                continue;
+            };
+            let Some(work) = stream.queue.pop_front() else {
+                stream.completed = upto;
+                continue;
+            };
+            stream.completed += 1;
+            let seq = stream.completed;
+            if let Err(code) = self.execute((key, seq), work) {
+                self.lose(key.0, code);
+            }
+        }
+    }
+
+    pub(super) fn is_complete(&self, (key, seq): Point) -> bool {
+        self.streams.get(&key).is_none_or(|s| s.completed >= seq)
+    }
+
+    /// Whether work submitted to a stream now is ordered after a point, by stream or by event.
+    pub(super) fn is_ordered(&self, key: StreamKey, point: Point) -> bool {
+        let waited = |stream: &Stream| stream.waited.get(&point.0).is_some_and(|&s| s >= point.1);
+        self.streams.get(&key).is_some_and(waited)
+    }
+
+    /// Submits work.
+    pub(super) fn submit(&mut self, key: StreamKey, work: Work) -> Point {
+        let stream = self.streams.entry(key).or_default();
+        stream.queue.push_back(work);
+        stream.submitted += 1;
+        let point = (key, stream.submitted);
+        if self.eager {
+            self.run(point);
+        }
+        point
+    }
+
+    /// Where the next piece of work will be.
+    pub(super) fn next_point(&self, key: StreamKey) -> Point {
+        (key, self.streams.get(&key).map_or(0, |s| s.submitted) + 1)
+    }
+
+    fn execute(&mut self, point: Point, work: Work) -> Result<(), Code> {
+        let device = point.0.0;
+        match work {
+            Work::Record | Work::Wait(_) => Ok(()),
+            Work::Free { pool } => {
+                self.free_reached(pool, point);
+                Ok(())
+            }
+            Work::Copy { dst, src, bytes } => self.copy(device, dst, src, bytes),
+            Work::Fill { dst, value, bytes } => {
+                let pieces = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
+                pieces.iter().try_for_each(|piece| {
+                    // SAFETY: whoever submitted the memset vouched for the range.
+                    unsafe { piece.fill(value) }
+                })
+            }
+            Work::Kernel { kernel, args } => kernel.run(self, device, args),
+        }
+    }
+
+    fn copy(&self, device: i32, dst: u64, src: u64, bytes: u64) -> Result<(), Code> {
+        let from = self.pieces(device, Engine::Copy, src, bytes, Access::Read)?;
+        let to = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
+        // SAFETY: whoever submitted the copy vouched for the range.
+        unsafe { access::copy(to, from) }
+    }
+
+    /// A fault: the device's context is lost with all work that was to come.
+    fn lose(&mut self, device: i32, code: Code) {
+        if let Some(lost) = self.lost.get_mut(device as usize) {
+            lost.get_or_insert(code);
+        }
+        let keys: Vec<StreamKey> = self.streams.keys().copied().collect();
+        for key in keys.into_iter().filter(|key| key.0 == device) {
+            while let Some(stream) = self.streams.get_mut(&key) {
+                let Some(work) = stream.queue.pop_front() else {
+                    break;
+                };
+                stream.completed += 1;
+                let point = (key, stream.completed);
+                if let Work::Free { pool } = work {
+                    self.free_reached(pool, point);
+                }
+            }
+            self.bury(key);
+        }
+    }
+
+    pub(super) fn stream_query(&mut self, handle: StreamHandle) -> Answer<bool> {
+        // Who asks again and again would never be told yes if asking did not run the work.
+        self.stream_synchronize(handle).map(|()| true)
+    }
+
+    pub(super) fn stream_wait_event(
+        &mut self,
+        handle: StreamHandle,
+        event: EventHandle,
+    ) -> Answer<()> {
+        let key = self.stream(handle)?;
+        let event = self.events.get(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        let Some(point) = event.recorded else {
+            return Ok(());
+        };
+        let streams = &self.streams;
+        let alive: Vec<StreamKey> = streams.keys().copied().collect();
+        if let Some(stream) = self.streams.get_mut(&key) {
+            if stream.waited.len() > 2 * alive.len() + 16 {
+                stream.waited.retain(|other, _| alive.contains(other));
+            }
+            let seq = stream.waited.entry(point.0).or_default();
+            *seq = point.1.max(*seq);
+        }
+        if !self.is_complete(point) {
+            self.submit(key, Work::Wait(point));
+        }
+        Ok(())
+    }
+
+    pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
+        self.context(device)?;
+        let event = self.number();
+        self.events.insert(
+            event,
+            Event {
+                device,
+                timing,
+                recorded: None,
+            },
+        );
+        Ok(EventHandle(event))
+    }
+
+    pub(super) fn event_destroy(&mut self, event: EventHandle) -> Answer<()> {
+        match self.events.remove(&event.0) {
+            Some(event) => self.context(event.device).map(drop),
+            None => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    fn event(&self, event: EventHandle) -> Answer<&Event> {
+        match self.events.get(&event.0) {
+            Some(event) => self.context(event.device).map(|_| event),
+            None => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    pub(super) fn event_record(&mut self, event: EventHandle, stream: StreamHandle) -> Answer<()> {
+        let key = self.stream(stream)?;
+        if self.event(event)?.device != stream.device {
+            return fail(Code::INVALID_HANDLE);
+        }
+        let point = self.submit(key, Work::Record);
+        if let Some(event) = self.events.get_mut(&event.0) {
+            event.recorded = Some(point);
+        }
+        Ok(())
+    }
+
+    pub(super) fn event_synchronize(&mut self, handle: EventHandle) -> Answer<()> {
+        let event = self.event(handle)?;
+        let device = event.device;
+        if let Some(point) = event.recorded {
+            self.run(point);
+            self.release_pools();
+        }
+        self.context(device).map(drop)
+    }
+
+    pub(super) fn event_query(&mut self, event: EventHandle) -> Answer<bool> {
+        self.event_synchronize(event).map(|()| true)
+    }
+
+    pub(super) fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Answer<f32> {
+        let (start, end) = (self.event(start)?, self.event(end)?);
+        match (start.recorded, end.recorded) {
+            (Some(from), Some(to)) if start.timing && end.timing => {
+                if !self.is_complete(from) || !self.is_complete(to) {
+                    fail(Code::NOT_READY)
+                } else {
+                    Ok(0.0) // Simulated work takes no time that would mean anything.
+                }
+            }
+            _ => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    pub(super) fn memcpy(
+        &mut self,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Answer<()> {
+        let key = self.stream(stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let from = self.check_submitted(stream.device, src, bytes)?;
+        let to = self.check_submitted(stream.device, dst, bytes)?;
+        if !from && !to {
+            self.submit(key, Work::Copy { dst, src, bytes });
+            return Ok(());
+        }
+        // Pageable memory is copied before the call returns, after the stream's earlier work.
+        self.run_all(key);
+        self.context(stream.device)?;
+        match self.copy(stream.device, dst, src, bytes) {
+            Ok(()) => Ok(()),
+            Err(_) if self.pieces_fault(stream.device, dst, src, bytes) => {
+                self.lose(stream.device, Code::ILLEGAL_ADDRESS);
+                self.context(stream.device).map(drop)
+            }
+            Err(_) => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Whether the GPU lacks the access that a copy needs.
+    fn pieces_fault(&self, device: i32, dst: u64, src: u64, bytes: u64) -> bool {
+        let pieces = |at, need| self.pieces(device, Engine::Copy, at, bytes, need);
+        pieces(src, Access::Read).is_err() || pieces(dst, Access::ReadWrite).is_err()
+    }
+
+    pub(super) fn memset(
+        &mut self,
+        dst: u64,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Answer<()> {
+        let key = self.stream(stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // Only memory that the driver knows can be set.
+        if self.check_submitted(stream.device, dst, bytes)? {
+            return fail(Code::INVALID_VALUE);
+        }
+        self.submit(key, Work::Fill { dst, value, bytes });
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+use super::*;
+use crate::kernels;
+
+const ALL: LaunchDims = LaunchDims {
+    blocks: 4,
+    threads: 256,
+};
+
+fn function(driver: &Driver, device: i32, name: &std::ffi::CStr) -> FunctionHandle {
+    let module = driver.module_load(device, kernels::PTX).unwrap();
+    driver.module_function(device, module, name).unwrap()
+}
+
+fn launch(driver: &Driver, function: FunctionHandle, args: &[u64], stream: StreamHandle) -> Code {
+    // SAFETY: tests launch on memory of their own, or want the fault.
+    code(unsafe { driver.launch_kernel(function, ALL, args, stream) })
+}
+
+fn memset(driver: &Driver, dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> Code {
+    // SAFETY: as above.
+    code(unsafe { driver.memset_d8_async(dst, value, bytes, stream) })
+}
+
+fn copy(driver: &Driver, dst: u64, src: u64, bytes: u64, stream: StreamHandle) -> Code {
+    // SAFETY: as above.
+    code(unsafe { driver.memcpy_async(DevicePtr(dst), DevicePtr(src), bytes, stream) })
+}
+
+#[test]
+fn work_runs_when_it_is_waited_for_and_not_before() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let stream = driver.stream_create(0).unwrap();
+    assert_eq!(
+        memset(&driver, memory.ptr, 1, GRANULE, stream),
+        Code::SUCCESS
+    );
+    assert_eq!(peek(memory.ptr), 0, "nobody has waited");
+    driver.stream_synchronize(stream).unwrap();
+    assert_eq!(peek(memory.ptr), u64::from_ne_bytes([1; 8]));
+
+    sim(&driver).set_eager(true);
+    assert_eq!(
+        memset(&driver, memory.ptr, 2, GRANULE, stream),
+        Code::SUCCESS
+    );
+    assert_eq!(peek(memory.ptr), u64::from_ne_bytes([2; 8]));
+}
+
+#[test]
+fn events_order_streams() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let (a, b) = (
+        driver.stream_create(0).unwrap(),
+        driver.stream_create(1).unwrap(),
+    );
+    let event = driver.event_create(0, true).unwrap();
+    memset(&driver, memory.ptr, 1, 8, a);
+    driver.event_record(event, a).unwrap();
+    memset(&driver, memory.ptr.add(8), 1, 8, a);
+    driver.stream_wait_event(b, event).unwrap();
+    copy(&driver, memory.ptr.0 + 64, memory.ptr.0, 16, b);
+    assert_eq!(code(driver.event_elapsed_ms(event, event)), Code::NOT_READY);
+    driver.stream_synchronize(b).unwrap();
+    let ones = u64::from_ne_bytes([1; 8]);
+    assert_eq!(peek(memory.ptr.add(64)), ones, "before the event");
+    assert_eq!(peek(memory.ptr.add(72)), 0, "after the event nothing ran");
+    assert!(driver.event_query(event).unwrap());
+    assert_eq!(driver.event_elapsed_ms(event, event).unwrap(), 0.0);
+    let other = driver.event_create(1, false).unwrap();
+    assert_eq!(code(driver.event_record(other, a)), Code::INVALID_HANDLE);
+    assert_eq!(
+        code(driver.event_elapsed_ms(event, other)),
+        Code::INVALID_HANDLE
+    );
+    assert!(driver.stream_query(a).unwrap());
+    assert_eq!(peek(memory.ptr.add(8)), ones);
+}
+
+#[test]
+fn long_chains_of_events_need_no_deep_stack() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let streams = [
+        driver.stream_create(0).unwrap(),
+        driver.stream_create(0).unwrap(),
+    ];
+    memset(&driver, memory.ptr, 1, 8, streams[0]);
+    for i in 0..100_000 {
+        let event = driver.event_create(0, false).unwrap();
+        driver.event_record(event, streams[i % 2]).unwrap();
+        driver
+            .stream_wait_event(streams[(i + 1) % 2], event)
+            .unwrap();
+        // SAFETY: nobody else knows the event.
+        unsafe { driver.event_destroy(event) }.unwrap();
+    }
+    driver.stream_synchronize(streams[0]).unwrap();
+    assert_eq!(peek(memory.ptr) & 0xff, 1);
+}
+
+#[test]
+fn kernels_check_rewrite_read_and_write() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let stream = driver.stream_create(2).unwrap();
+    let words = 100_000;
+    let report = memory.ptr.0 + GRANULE - 16;
+    let write = function(&driver, 2, kernels::WRITE);
+    let check = function(&driver, 2, kernels::CHECK_REWRITE);
+    let read = function(&driver, 2, kernels::READ);
+    launch(&driver, write, &[memory.ptr.0, words, 11], stream);
+    driver.stream_synchronize(stream).unwrap();
+    for i in [0, 1, 77_777, words - 1] {
+        assert_eq!(peek(memory.ptr.add(8 * i)), kernels::pattern(11, i));
+    }
+    assert_eq!(peek(memory.ptr.add(8 * words)), 0);
+    poke(memory.ptr.add(8 * 500), 1);
+    poke(memory.ptr.add(8 * 600), 2);
+    poke(DevicePtr(report), u64::MAX);
+    launch(
+        &driver,
+        check,
+        &[memory.ptr.0, words, 11, 12, report],
+        stream,
+    );
+    driver.stream_synchronize(stream).unwrap();
+    assert_eq!(peek(DevicePtr(report)), 500);
+    assert_eq!(peek(DevicePtr(report + 8)), 2);
+    assert_eq!(peek(memory.ptr.add(8 * 500)), 1);
+    assert_eq!(peek(memory.ptr.add(8 * 501)), kernels::pattern(12, 501));
+    poke(DevicePtr(report), 0);
+    launch(&driver, read, &[memory.ptr.0, words, report], stream);
+    driver.stream_synchronize(stream).unwrap();
+    let xor = (0..words).fold(0, |all, i| all ^ peek(memory.ptr.add(8 * i)));
+    assert_eq!(peek(DevicePtr(report)), xor);
+    assert_eq!(launch(&driver, read, &[1, 2], stream), Code::INVALID_VALUE);
+    assert_eq!(
+        code(driver.module_load(0, c".version 8.0")),
+        Code::INVALID_PTX
+    );
+}
+
+#[test]
+fn a_fault_loses_the_context_of_that_gpu_alone() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant(
+        &driver,
+        &[
+            desc(Location::Host, Access::ReadWrite),
+            desc(Location::Device(0), Access::Read),
+            desc(Location::Device(1), Access::ReadWrite),
+        ],
+    );
+    let stream = driver.stream_create(0).unwrap();
+    let read = function(&driver, 0, kernels::READ);
+    let write = function(&driver, 0, kernels::WRITE);
+    let result = driver.mem_alloc(0, 4096).unwrap();
+    launch(&driver, read, &[memory.ptr.0, 8, result.0], stream);
+    driver.stream_synchronize(stream).unwrap();
+    assert_eq!(
+        launch(&driver, write, &[memory.ptr.0, 8, 1], stream),
+        Code::SUCCESS
+    );
+    let error = driver.stream_synchronize(stream).unwrap_err();
+    assert!(
+        matches!(error, Error::ContextLost { device: 0, .. }),
+        "{error}"
+    );
+    assert_eq!(error.code(), Some(Code::ILLEGAL_ADDRESS));
+    assert_eq!(code(driver.mem_alloc(0, 4096)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(code(driver.stream_create(0)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(peek(memory.ptr), 0);
+    // SAFETY: both are this test's own.
+    unsafe {
+        assert_eq!(code(driver.stream_destroy(stream)), Code::ILLEGAL_ADDRESS);
+        assert_eq!(code(driver.mem_free(0, result)), Code::ILLEGAL_ADDRESS);
+    }
+    let held = sim(&driver).held();
+    assert_eq!((held.streams, held.device_allocations), (0, 0));
+    // Another GPU goes on, and what needs no context too.
+    let stream = driver.stream_create(1).unwrap();
+    assert_eq!(memset(&driver, memory.ptr, 3, 8, stream), Code::SUCCESS);
+    driver.stream_synchronize(stream).unwrap();
+    memory.give_back(&driver);
+}
+
+#[test]
+fn what_is_unmapped_before_its_work_ran_is_a_fault() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let stream = driver.stream_create(0).unwrap();
+    memset(&driver, memory.ptr, 1, 8, stream);
+    memory.give_back(&driver);
+    assert_eq!(
+        code(driver.stream_synchronize(stream)),
+        Code::ILLEGAL_ADDRESS
+    );
+}
+
+#[test]
+fn copies_know_every_kind_of_memory() {
+    let driver = h200();
+    let stream = driver.stream_create(0).unwrap();
+    let numa = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    numa.grant_all(&driver);
+    let device = driver.mem_alloc(0, MIB).unwrap();
+    let peer = driver.mem_alloc(5, MIB).unwrap();
+    let host = driver.mem_host_alloc(0, MIB).unwrap();
+    let source: Vec<u8> = (0..MIB).map(|i| (i * 7 >> 3) as u8).collect();
+    let mut back = vec![0_u8; MIB as usize];
+    let mut at = source.as_ptr() as u64;
+    for next in [numa.ptr, device, peer, host, numa.ptr.add(MIB)] {
+        assert_eq!(copy(&driver, next.0, at, MIB, stream), Code::SUCCESS);
+        at = next.0;
+    }
+    assert_eq!(
+        copy(&driver, back.as_mut_ptr() as u64, at, MIB, stream),
+        Code::SUCCESS
+    );
+    assert!(
+        back == source,
+        "a copy to pageable memory is done when the call returns"
+    );
+    let middle = copy(&driver, device.0 + 3, numa.ptr.0 + 5, 1001, stream);
+    assert_eq!(middle, Code::SUCCESS);
+    let to = back.as_mut_ptr() as u64;
+    assert_eq!(copy(&driver, to, device.0 + 3, 1001, stream), Code::SUCCESS);
+    assert_eq!(back[..1001], source[5..1006]);
+    let pageable = copy(&driver, to, source.as_ptr() as u64, MIB, stream);
+    assert_eq!(pageable, Code::SUCCESS);
+    assert!(back == source);
+    // SAFETY: the test is done with them.
+    unsafe {
+        driver.mem_free(0, device).unwrap();
+        driver.mem_free(5, peer).unwrap();
+        driver.mem_free_host(0, host).unwrap();
+        assert_eq!(code(driver.mem_free(0, device)), Code::INVALID_VALUE);
+        assert_eq!(code(driver.mem_free_host(0, host)), Code::INVALID_VALUE);
+    }
+}
+
+#[test]
+fn wrong_addresses_are_errors_at_the_call() {
+    let driver = h200();
+    let stream = driver.stream_create(0).unwrap();
+    let device = driver.mem_alloc(0, MIB).unwrap();
+    let ungranted = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    let reserved = driver.mem_address_reserve(GRANULE, 0, 0).unwrap();
+    for wrong in [
+        8,
+        ungranted.ptr.0,
+        reserved.0,
+        u64::MAX - 10,
+        device.0 + MIB - 1,
+    ] {
+        let expected = Code::INVALID_VALUE;
+        assert_eq!(
+            copy(&driver, device.0, wrong, 16, stream),
+            expected,
+            "{wrong:#x}"
+        );
+        assert_eq!(
+            copy(&driver, wrong, device.0, 16, stream),
+            expected,
+            "{wrong:#x}"
+        );
+        assert_eq!(memset(&driver, DevicePtr(wrong), 0, 16, stream), expected);
+    }
+    driver.stream_synchronize(stream).unwrap();
+    let gone = stream;
+    // SAFETY: nothing is queued on it.
+    unsafe { driver.stream_destroy(stream) }.unwrap();
+    assert_eq!(code(driver.stream_synchronize(gone)), Code::INVALID_HANDLE);
+}
+
+#[test]
+fn a_coherent_gpu_reads_pageable_memory_and_another_faults() {
+    let words = [3_u64, 5, 9];
+    for (machine, expected) in [
+        (Machine::gh200(), Code::SUCCESS),
+        (Machine::h200x8(), Code::ILLEGAL_ADDRESS),
+    ] {
+        let driver = driver(machine);
+        let stream = driver.stream_create(0).unwrap();
+        let report = driver.mem_host_alloc(0, 8).unwrap();
+        let read = function(&driver, 0, kernels::READ);
+        launch(&driver, read, &[words.as_ptr() as u64, 3, report.0], stream);
+        assert_eq!(code(driver.stream_synchronize(stream)), expected);
+        if expected == Code::SUCCESS {
+            assert_eq!(peek(report), 3 ^ 5 ^ 9);
+        }
+    }
+}
