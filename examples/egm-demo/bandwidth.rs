@@ -1,0 +1,385 @@
+//! The bandwidth matrix: every kind of host memory on every node, used by every GPU.
+//!
+//! All kinds are measured in turns within one run, in an order that rotates, so that drift (clocks,
+//! neighbours) hits all alike. Times are those of CUDA events around the work on one stream. The
+//! thread that allocates, and whose CPU stages pageable copies, is bound to the node.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+
+use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
+use egmem::driver::{ModuleHandle, NodeId};
+use egmem::kernels::{PTX, READ, WRITE, pattern};
+use egmem::{
+    Buffer, DeviceMemory, Error, Event, Explained, Memory, PinnedHost, Pool, PoolBuffer, Result,
+    Stream, Topology,
+};
+use indicatif::ProgressBar;
+
+use super::report::{Bandwidth, BandwidthRow, Rate};
+
+/// What all memory holds while it is measured: the pattern under this seed.
+const SEED: u64 = 0x0065_676d_656d;
+/// Rounds that do not count: clocks rise, address translations are cached.
+const WARM_UP: u32 = 2;
+
+/// What to measure.
+pub struct Plan<'a> {
+    pub driver: &'a Driver,
+    pub topology: &'a Topology,
+    pub nodes: &'a [NodeId],
+    pub gpus: &'a [i32],
+    /// A multiple of 8.
+    pub bytes: u64,
+    pub repeats: u32,
+}
+
+impl Plan<'_> {
+    /// Steps that `measure` advances its progress bar by.
+    pub fn steps(&self) -> u64 {
+        (self.nodes.len() * self.gpus.len()) as u64 * u64::from(self.repeats + WARM_UP)
+    }
+
+    /// Measures everything.
+    pub fn measure(&self, progress: &ProgressBar) -> Result<Bandwidth> {
+        let expected = (0..self.bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i));
+        let mut rows = Vec::new();
+        for &node in self.nodes {
+            // A thread of its own, so that the binding ends with it.
+            let measured = std::thread::scope(|scope| {
+                scope
+                    .spawn(|| {
+                        if let Err(error) = self.topology.bind_thread(node) {
+                            progress.println(format!(
+                                "measuring node {node} unbound: {}",
+                                Explained(&error)
+                            ));
+                        }
+                        self.measure_node(node, expected, progress)
+                    })
+                    .join()
+            });
+            match measured {
+                Ok(measured) => rows.extend(measured?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(Bandwidth {
+            unit: "GB/s",
+            bytes: self.bytes,
+            repeats: self.repeats,
+            worst_ratio_to_cuda_host_alloc: worst_ratio(&rows),
+            rows,
+        })
+    }
+
+    fn measure_node(
+        &self,
+        node: NodeId,
+        expected: u64,
+        progress: &ProgressBar,
+    ) -> Result<Vec<BandwidthRow>> {
+        let memories = self.allocate(node, progress)?;
+        let mut rows = Vec::new();
+        for &gpu in self.gpus {
+            progress.set_message(format!("bandwidth: node {node}, GPU {gpu}"));
+            let bench = Bench::new(self.driver, gpu, self.bytes, expected)?;
+            let mut times: Vec<[Vec<f32>; 4]> = vec![Default::default(); memories.len()];
+            for round in 0..WARM_UP + self.repeats {
+                for operation in [Op::ToHost, Op::ToGpu, Op::Write, Op::Read] {
+                    for turn in 0..memories.len() {
+                        let which = (turn + round as usize) % memories.len();
+                        let memory = &memories[which];
+                        if operation.is_kernel() && !memory.reached_by_kernels_of(gpu)? {
+                            continue;
+                        }
+                        let ms = bench.time(operation, memory.start())?;
+                        if round >= WARM_UP {
+                            times[which][operation as usize].push(ms);
+                        }
+                    }
+                }
+                progress.inc(1);
+            }
+            for (memory, times) in memories.iter().zip(times) {
+                let [copy_to_gpu, copy_to_host, kernel_read, kernel_write] =
+                    times.map(|ms| Rate::of(self.bytes, &ms));
+                rows.push(BandwidthRow {
+                    node: node.0,
+                    gpu,
+                    memory: memory.name(),
+                    copy_to_gpu,
+                    copy_to_host,
+                    kernel_read,
+                    kernel_write,
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One memory of each kind that this machine can do; the proofs have said why it cannot others.
+    fn allocate(&self, node: NodeId, progress: &ProgressBar) -> Result<Vec<HostMemory>> {
+        progress.set_message(format!("allocating on node {node}"));
+        let gpus = || self.gpus.iter().map(|&gpu| Location::Device(gpu));
+        let first = self.gpus[0];
+        let vmm = Buffer::on(node)
+            .access_by(gpus())
+            .bytes(self.bytes)
+            .allocate(self.driver);
+        let pool = Pool::options(node)
+            .access_by(gpus())
+            .create(self.driver)
+            .and_then(|pool| {
+                let stream = Stream::new(self.driver, first)?;
+                let buffer = pool.allocate(self.bytes, &stream)?;
+                // From here on the memory is there for every stream.
+                stream.synchronize()?;
+                Ok(buffer)
+            });
+        let pinned = PinnedHost::new(self.driver, first, self.bytes);
+        let pageable = Pageable::new(self.driver, self.bytes);
+        let all = [
+            vmm.map(HostMemory::Vmm),
+            pool.map(HostMemory::Pool),
+            pinned.map(HostMemory::Pinned),
+            pageable.map(HostMemory::Pageable),
+        ];
+        let mut memories = Vec::new();
+        for memory in all {
+            match memory {
+                Ok(memory) => memories.push(memory),
+                Err(error) => {
+                    progress.println(format!("not measured on {node}: {}", Explained(&error)));
+                }
+            }
+        }
+        Ok(memories)
+    }
+}
+
+/// The least of VMM's and the pool's medians over cudaHostAlloc's, among all pairs and operations.
+fn worst_ratio(rows: &[BandwidthRow]) -> Option<f64> {
+    let mut worst: Option<f64> = None;
+    for row in rows.iter().filter(|row| matches!(row.memory, "vmm" | "pool")) {
+        let Some(base) = row.beside(rows) else {
+            continue;
+        };
+        for (own, base) in row.rates().into_iter().zip(base.rates()) {
+            if let (Some(own), Some(base)) = (own, base) {
+                let ratio = own.median / base.median;
+                worst = Some(worst.map_or(ratio, |worst| worst.min(ratio)));
+            }
+        }
+    }
+    worst
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Op {
+    ToGpu,
+    ToHost,
+    Read,
+    Write,
+}
+
+impl Op {
+    fn is_kernel(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+}
+
+enum HostMemory {
+    Vmm(Buffer),
+    Pool(PoolBuffer),
+    Pinned(PinnedHost),
+    Pageable(Pageable),
+}
+
+impl HostMemory {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Vmm(_) => "vmm",
+            Self::Pool(_) => "pool",
+            Self::Pinned(_) => "cudaHostAlloc",
+            Self::Pageable(_) => "pageable",
+        }
+    }
+
+    fn start(&self) -> DevicePtr {
+        match self {
+            Self::Vmm(buffer) => buffer.device_ptr(),
+            Self::Pool(buffer) => buffer.device_ptr(),
+            Self::Pinned(memory) => memory.device_ptr(),
+            Self::Pageable(memory) => DevicePtr(memory.start.expose_provenance() as u64),
+        }
+    }
+
+    /// Copies reach every kind, kernels reach pageable memory on coherent machines only.
+    fn reached_by_kernels_of(&self, gpu: i32) -> Result<bool> {
+        match self {
+            Self::Pageable(memory) => memory
+                .driver
+                .device_attribute(gpu, DeviceAttribute::PAGEABLE_MEMORY_ACCESS)
+                .map(|answer| answer == 1),
+            _ => Ok(true),
+        }
+    }
+}
+
+/// What `malloc` gives, touched by the thread that allocates it.
+struct Pageable {
+    driver: Driver,
+    start: *mut u8,
+    layout: Layout,
+}
+
+impl Pageable {
+    fn new(driver: &Driver, bytes: u64) -> Result<Self> {
+        let layout = usize::try_from(bytes)
+            .ok()
+            .filter(|&bytes| bytes > 0)
+            .and_then(|bytes| Layout::from_size_align(bytes, 4096).ok())
+            .ok_or_else(|| Error::invalid("size", format!("{bytes} bytes cannot be allocated")))?;
+        // SAFETY: the layout's size is not 0.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        // SAFETY: just allocated with this size. The first touch puts it on this thread's node.
+        unsafe { start.write_bytes(1, layout.size()) };
+        Ok(Self {
+            driver: driver.clone(),
+            start,
+            layout,
+        })
+    }
+}
+
+impl Drop for Pageable {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; `Bench::time` waits for the work that uses it.
+        unsafe { dealloc(self.start, self.layout) };
+    }
+}
+
+/// One GPU's side: its memory, stream, events and kernels.
+struct Bench<'a> {
+    driver: &'a Driver,
+    gpu: i32,
+    bytes: u64,
+    expected: u64,
+    memory: DeviceMemory,
+    report: DeviceMemory,
+    back: PinnedHost,
+    stream: Stream,
+    start: Event,
+    end: Event,
+    module: ModuleHandle,
+    read: FunctionHandle,
+    write: FunctionHandle,
+    dims: LaunchDims,
+}
+
+impl<'a> Bench<'a> {
+    fn new(driver: &'a Driver, gpu: i32, bytes: u64, expected: u64) -> Result<Self> {
+        let multiprocessors = driver
+            .device_attribute(gpu, DeviceAttribute::MULTIPROCESSOR_COUNT)?
+            .max(1);
+        let memory = DeviceMemory::new(driver, gpu, bytes)?;
+        let report = DeviceMemory::new(driver, gpu, 8)?;
+        let back = PinnedHost::new(driver, gpu, 8)?;
+        let stream = Stream::new(driver, gpu)?;
+        let start = Event::new(driver, gpu, true)?;
+        let end = Event::new(driver, gpu, true)?;
+        let module = driver.module_load(gpu, PTX)?;
+        let mut bench = Self {
+            driver,
+            gpu,
+            bytes,
+            expected,
+            memory,
+            report,
+            back,
+            stream,
+            start,
+            end,
+            module,
+            // Set below: from here on `Drop` unloads the module.
+            read: FunctionHandle(0),
+            write: FunctionHandle(0),
+            // Twice what can run at once, so that the link has requests in flight to the end.
+            dims: LaunchDims {
+                blocks: 4 * multiprocessors as u32,
+                threads: 1024,
+            },
+        };
+        bench.read = driver.module_function(gpu, module, READ)?;
+        bench.write = driver.module_function(gpu, module, WRITE)?;
+        bench.launch(bench.write, bench.memory.device_ptr(), SEED)?;
+        bench.stream.synchronize()?;
+        Ok(bench)
+    }
+
+    /// Milliseconds that one operation between the GPU and `host` takes, `bytes` long.
+    fn time(&self, op: Op, host: DevicePtr) -> Result<f32> {
+        let gpu = self.memory.device_ptr();
+        if op == Op::Read {
+            // SAFETY: the report is 8 bytes of this struct's own.
+            unsafe {
+                self.stream
+                    .memset_async(self.report.device_ptr(), 0, 8)?;
+            }
+        }
+        self.start.record(&self.stream)?;
+        match op {
+            // SAFETY: `host` is one of the memories of `bytes` bytes that this thread measures,
+            // no one else uses them, and the work is waited for below.
+            Op::ToGpu => unsafe { self.stream.copy_async(gpu, host, self.bytes)? },
+            // SAFETY: as above.
+            Op::ToHost => unsafe { self.stream.copy_async(host, gpu, self.bytes)? },
+            Op::Read => self.launch(self.read, host, self.report.device_ptr().0)?,
+            Op::Write => self.launch(self.write, host, SEED)?,
+        }
+        self.end.record(&self.stream)?;
+        self.end.synchronize()?;
+        if op == Op::Read {
+            self.check_sum()?;
+        }
+        self.end.elapsed_ms_since(&self.start)
+    }
+
+    /// Launches `function(host, words, last)`.
+    fn launch(&self, function: FunctionHandle, host: DevicePtr, last: u64) -> Result<()> {
+        let args = [host.0, self.bytes / 8, last];
+        // SAFETY: both kernels take three 64-bit arguments and stay inside the `bytes` bytes at
+        // `host`, which this GPU was granted or can reach; the report outlives the stream's work.
+        unsafe {
+            self.driver
+                .launch_kernel(function, self.dims, &args, self.stream.handle())
+        }
+    }
+
+    /// Whether the kernel has really read every word: the sum tells.
+    fn check_sum(&self) -> Result<()> {
+        self.stream.copy(&self.back, 0, &self.report, 0, 8)?;
+        let found = self.back.cpu().get(0)?;
+        if found == self.expected {
+            return Ok(());
+        }
+        Err(Error::WrongBytes {
+            by: Location::Device(self.gpu),
+            offset: 0,
+            expected: self.expected,
+            found,
+        })
+    }
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        // A failed measurement may have left work on the stream; what that failed with was told.
+        let _ = self.stream.synchronize();
+        // SAFETY: the module is this struct's own, and its kernels are done.
+        let _ = unsafe { self.driver.module_unload(self.gpu, self.module) };
+    }
+}
