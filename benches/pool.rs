@@ -44,13 +44,13 @@ fn pair(c: &mut Criterion, group: &str, driver: &Driver, node: i32) {
     };
     let raw = calls.pool_create(&props).expect("a pool");
     // SAFETY: the pool is this function's own, and nothing is allocated from it yet.
-    unsafe { calls.pool_set_access(raw, &access).expect("access for the GPU") };
+    unsafe {
+        calls
+            .pool_set_access(raw, &access)
+            .expect("access for the GPU")
+    };
     calls
-        .pool_set_attribute(
-            raw,
-            egmem::driver::PoolAttribute::ReleaseThreshold,
-            1 << 30,
-        )
+        .pool_set_attribute(raw, egmem::driver::PoolAttribute::ReleaseThreshold, 1 << 30)
         .expect("the release threshold");
     group.bench_function("calls", |b| {
         b.iter(|| {

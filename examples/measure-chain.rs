@@ -27,7 +27,12 @@ struct Args {
     c_lib: Option<PathBuf>,
 
     /// Sizes, each rounded up to the granularity.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2MiB,64MiB")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "2MiB,64MiB"
+    )]
     size: Vec<Bytes>,
 
     /// Which GPU, by ordinal.
@@ -80,7 +85,7 @@ fn measure(args: &Args) -> Result<()> {
     let topology = Topology::discover(&driver)?;
     let node = topology.gpu(args.gpu)?.host_node()?;
     let c = args.c_lib.as_deref().map(CChain::load).transpose()?;
-    let granule = egmem::PhysicalMemory::options(node)
+    let granule = egmem::vmm::PhysicalMemory::options(node)
         .granularity_of(&driver)?
         .bytes();
 
@@ -130,7 +135,10 @@ fn measure(args: &Args) -> Result<()> {
     }
 
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows).unwrap_or_default());
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&rows).unwrap_or_default()
+        );
     } else {
         println!("{}", table(&rows));
         println!("Medians in µs, quartiles in brackets. Types over C: the ratio of the medians.");
@@ -153,7 +161,15 @@ impl Times {
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["size", "repeats", "types", "calls", "C", "types / C", "types / calls"]);
+    table.set_header([
+        "size",
+        "repeats",
+        "types",
+        "calls",
+        "C",
+        "types / C",
+        "types / calls",
+    ]);
     for column in table.column_iter_mut() {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -165,7 +181,8 @@ fn table(rows: &[Row]) -> Table {
             show(row.types),
             show(row.calls),
             row.c.map_or("–".into(), show),
-            row.types_over_c.map_or("–".into(), |ratio| format!("{ratio:.4}")),
+            row.types_over_c
+                .map_or("–".into(), |ratio| format!("{ratio:.4}")),
             format!("{:.4}", row.types_over_calls),
         ]);
     }

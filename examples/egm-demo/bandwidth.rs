@@ -9,10 +9,8 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
 use egmem::driver::{ModuleHandle, NodeId};
 use egmem::kernels::{PTX, READ, WRITE, pattern};
-use egmem::{
-    Buffer, DeviceMemory, Error, Event, Explained, Memory, PinnedHost, Pool, PoolBuffer, Result,
-    Stream, Topology,
-};
+use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::{Buffer, Error, Event, Explained, Memory, Pool, PoolBuffer, Result, Stream, Topology};
 use indicatif::ProgressBar;
 
 use super::report::{Bandwidth, BandwidthRow, Rate};
@@ -160,7 +158,10 @@ impl Plan<'_> {
 /// The least of VMM's and the pool's medians over cudaHostAlloc's, among all pairs and operations.
 fn worst_ratio(rows: &[BandwidthRow]) -> Option<f64> {
     let mut worst: Option<f64> = None;
-    for row in rows.iter().filter(|row| matches!(row.memory, "vmm" | "pool")) {
+    for row in rows
+        .iter()
+        .filter(|row| matches!(row.memory, "vmm" | "pool"))
+    {
         let Some(base) = row.beside(rows) else {
             continue;
         };
@@ -326,8 +327,7 @@ impl<'a> Bench<'a> {
         if op == Op::Read {
             // SAFETY: the report is 8 bytes of this struct's own.
             unsafe {
-                self.stream
-                    .memset_async(self.report.device_ptr(), 0, 8)?;
+                self.stream.memset_async(self.report.device_ptr(), 0, 8)?;
             }
         }
         self.start.record(&self.stream)?;

@@ -129,7 +129,10 @@ fn first_line(chosen: &Chosen, report: &Report) -> String {
     let count = report.gpus.len();
     let gpus = if count == 1 { "GPU" } else { "GPUs" };
     let Some(machine) = &chosen.simulated else {
-        return format!("CUDA {version} driver, {count} {gpus}, {}", report.machine.name);
+        return format!(
+            "CUDA {version} driver, {count} {gpus}, {}",
+            report.machine.name
+        );
     };
     let line = format!(
         "SIMULATED: machine {machine}, {count} {gpus}, as a CUDA {version} driver answers; nothing \

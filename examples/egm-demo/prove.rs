@@ -1,7 +1,8 @@
 //! The proofs: memory of both paths on every node, seen by the CPU and by every GPU.
 
 use egmem::driver::{Driver, Location, NodeId, PoolApi};
-use egmem::{Buffer, Pool, PoolBuffer, Prover, Result, Stream};
+use egmem::proof::Prover;
+use egmem::{Buffer, Pool, PoolBuffer, Result, Stream};
 use indicatif::ProgressBar;
 
 use super::report::{Path, Proof};
@@ -43,7 +44,8 @@ impl Plan<'_> {
                 // One memory that every GPU is granted; each proof overwrites it anew. Where the
                 // grant fails for all together, each GPU tries alone, so that the reason stands
                 // beside the one that it belongs to.
-                let shared = HostMemory::allocate(self.driver, node, path, api, self.gpus, self.bytes);
+                let shared =
+                    HostMemory::allocate(self.driver, node, path, api, self.gpus, self.bytes);
                 for (gpu, prover) in &provers {
                     progress.set_message(format!("proof: node {node}, GPU {gpu}"));
                     let outcome = match (prover, &shared) {
@@ -126,7 +128,10 @@ impl HostMemory {
                 .allocate(driver)
                 .map(Self::Vmm),
             Path::Pool => {
-                let pool = Pool::options(node).access_by(access).api(api).create(driver)?;
+                let pool = Pool::options(node)
+                    .access_by(access)
+                    .api(api)
+                    .create(driver)?;
                 let stream = Stream::new(driver, gpus.first().copied().unwrap_or(0))?;
                 let buffer = pool.allocate(bytes, &stream)?;
                 // From here on the memory is there for every stream.

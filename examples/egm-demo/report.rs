@@ -149,9 +149,8 @@ pub struct BandwidthRow {
 impl BandwidthRow {
     /// cudaHostAlloc's row for the same node and GPU.
     pub fn beside<'a>(&self, rows: &'a [Self]) -> Option<&'a Self> {
-        rows.iter().find(|row| {
-            (row.node, row.gpu, row.memory) == (self.node, self.gpu, "cudaHostAlloc")
-        })
+        rows.iter()
+            .find(|row| (row.node, row.gpu, row.memory) == (self.node, self.gpu, "cudaHostAlloc"))
     }
 
     /// The four figures in the order of [`OPERATIONS`].

@@ -25,7 +25,11 @@ pub fn nodes(nodes: &[Node]) -> Table {
     for node in nodes {
         table.add_row([
             node.id.to_string(),
-            if node.cpus.is_empty() { "–".into() } else { node.cpus.clone() },
+            if node.cpus.is_empty() {
+                "–".into()
+            } else {
+                node.cpus.clone()
+            },
             match node.memory_total {
                 0 => "unknown".into(),
                 bytes => Bytes(bytes).to_string(),
@@ -40,7 +44,15 @@ pub fn nodes(nodes: &[Node]) -> Table {
 
 /// The GPUs.
 pub fn gpus(gpus: &[Gpu]) -> Table {
-    let mut table = table(["GPU", "name", "PCI", "memory", "host node", "own node", "link"]);
+    let mut table = table([
+        "GPU",
+        "name",
+        "PCI",
+        "memory",
+        "host node",
+        "own node",
+        "link",
+    ]);
     let node = |id: Option<i32>, none: &str| id.map_or(none.to_owned(), |id| id.to_string());
     for gpu in gpus {
         table.add_row([
@@ -50,7 +62,11 @@ pub fn gpus(gpus: &[Gpu]) -> Table {
             Bytes(gpu.memory).to_string(),
             node(gpu.host_numa, "unknown"),
             node(gpu.memory_numa, "–"),
-            format!("{}{}", gpu.link, if gpu.coherent { ", coherent" } else { "" }),
+            format!(
+                "{}{}",
+                gpu.link,
+                if gpu.coherent { ", coherent" } else { "" }
+            ),
         ]);
     }
     table
@@ -133,10 +149,14 @@ pub fn bandwidth(bandwidth: &Bandwidth) -> Table {
         };
         let rates = row.rates();
         let cells = (0..rates.len()).map(|i| rate(rates[i], base.and_then(|base| base[i])));
-        let cells: Vec<String> = [row.node.to_string(), row.gpu.to_string(), row.memory.to_owned()]
-            .into_iter()
-            .chain(cells)
-            .collect();
+        let cells: Vec<String> = [
+            row.node.to_string(),
+            row.gpu.to_string(),
+            row.memory.to_owned(),
+        ]
+        .into_iter()
+        .chain(cells)
+        .collect();
         table.add_row(cells);
     }
     align_right(&mut table, 3);

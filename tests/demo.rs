@@ -1,0 +1,225 @@
+//! `egm-demo` from outside: what it prints, and with which exit status it ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const PRESETS: [&str; 4] = ["gh200", "gh200x4", "gb200", "h200x8"];
+
+/// The example beside this test, which cargo built with it: target/PROFILE/examples/egm-demo.
+fn demo() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/PROFILE/deps/");
+    let path = profile.join("examples/egm-demo");
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --example egm-demo",
+        path.display()
+    );
+    path
+}
+
+fn run(args: &[&str]) -> Output {
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words = runner
+        .split_whitespace()
+        .map(PathBuf::from)
+        .chain([demo()])
+        .collect::<Vec<_>>()
+        .into_iter();
+    let program = words.next().expect("at least the demo");
+    Command::new(program)
+        .args(words)
+        .args(args)
+        .output()
+        .expect("egm-demo starts")
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    serde_json::from_str(stdout(&output)).unwrap_or_else(|error| {
+        panic!("{args:?}: {error}: {}", stdout(&output));
+    })
+}
+
+#[test]
+fn every_preset_proves_every_pair_by_both_paths() {
+    for preset in PRESETS {
+        let report = json(&["--sim", preset, "--size", "2MiB", "--json"]);
+        assert_eq!(report["backend"], "simulated", "{preset}");
+        assert_eq!(report["size"], 2 << 20, "{preset}");
+        assert_eq!(report["machine"]["name"], preset);
+        assert!(report.get("bandwidth").is_none(), "{preset}");
+
+        let gpus = report["gpus"].as_array().expect("gpus");
+        assert!(!gpus.is_empty(), "{preset}");
+        for (index, gpu) in gpus.iter().enumerate() {
+            assert_eq!(gpu["index"], index);
+            assert!(
+                gpu["name"].is_string() && gpu["host_numa"].is_i64(),
+                "{gpu}"
+            );
+        }
+        let nodes = report["nodes"].as_array().expect("nodes");
+        let proofs = report["proofs"].as_array().expect("proofs");
+        for node in nodes {
+            for gpu in gpus {
+                for path in ["vmm", "pool"] {
+                    let found: Vec<&Value> = proofs
+                        .iter()
+                        .filter(|proof| {
+                            proof["node"] == node["id"]
+                                && proof["gpu"] == gpu["index"]
+                                && proof["path"] == path
+                        })
+                        .collect();
+                    assert!(!found.is_empty(), "{preset}: {path} for {gpu} on {node}");
+                    for proof in found {
+                        assert_eq!(proof["verified"], true, "{preset}: {proof}");
+                        assert!(proof["api"] == "driver" || proof["api"] == "runtime");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn people_are_told_first_that_it_is_simulated_and_see_no_rate() {
+    let output = run(&["--sim", "gh200", "--size", "2MiB", "--plot", "/nonexistent"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    let first = text.lines().next().expect("a first line");
+    assert!(
+        first.contains("SIMULATED") && first.contains("gh200"),
+        "{first}"
+    );
+    assert!(
+        !text.contains("B/s") && !text.contains("andwidth"),
+        "{text}"
+    );
+    assert!(text.contains("verified"), "{text}");
+    assert!(
+        stderr(&output).contains("nothing was measured"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_machine_can_come_from_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("machine.json");
+    let machine = egmem::Machine {
+        name: "two sockets, one GPU of unknown node".into(),
+        ..egmem::Machine::gh200x4()
+    };
+    let mut text = serde_json::to_value(machine).expect("JSON");
+    text["gpus"].as_array_mut().expect("gpus").truncate(1);
+    text["gpus"][0]["host_numa"] = (-1).into();
+    std::fs::write(&path, text.to_string()).expect("written");
+    let path = path.to_str().expect("UTF-8");
+
+    let report = json(&["--sim", path, "--size", "2MiB", "--json"]);
+    assert_eq!(
+        report["machine"]["name"],
+        "two sockets, one GPU of unknown node"
+    );
+    assert_eq!(report["gpus"].as_array().map(Vec::len), Some(1));
+    assert!(
+        report["gpus"][0]["host_numa"].is_null(),
+        "{}",
+        report["gpus"]
+    );
+
+    std::fs::write(path, "{\"nodes\": 7}").expect("written");
+    let output = run(&["--sim", path]);
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("machine description"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn gpus_are_chosen_by_ordinal_and_an_absent_one_is_refused() {
+    let report = json(&[
+        "--sim", "gh200x4", "--gpus", "3,1,3", "--size", "2MiB", "--json",
+    ]);
+    let of = |list: &str, field: &str| {
+        let mut values: Vec<i64> = report[list]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|entry| entry[field].as_i64().expect("an integer"))
+            .collect();
+        values.sort_unstable();
+        values.dedup();
+        values
+    };
+    assert_eq!(of("gpus", "index"), [1, 3]);
+    assert_eq!(of("proofs", "gpu"), [1, 3]);
+    assert_eq!(of("proofs", "node"), [0, 1, 2, 3]);
+
+    let output = run(&["--sim", "gh200x4", "--gpus", "0,4", "--json"]);
+    assert!(!output.status.success());
+    assert_eq!(stdout(&output), "");
+    assert!(
+        stderr(&output).contains("there is no GPU 4"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn an_unknown_machine_is_refused_with_the_presets() {
+    let output = run(&["--sim", "gh300"]);
+    assert!(!output.status.success());
+    for preset in PRESETS {
+        assert!(stderr(&output).contains(preset), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn memory_that_no_node_has_fails_every_proof_with_its_reason() {
+    let output = run(&["--sim", "gh200", "--size", "4TiB", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(stdout(&output)).expect("JSON");
+    for proof in report["proofs"].as_array().expect("proofs") {
+        assert_eq!(proof["verified"], false, "{proof}");
+        assert!(
+            proof["reason"].is_string() && proof["remedy"].is_string(),
+            "{proof}"
+        );
+    }
+}
+
+#[test]
+fn cuda_is_never_simulated_when_it_is_insisted_on() {
+    if egmem::Driver::open().is_ok() {
+        return; // There is a GPU: then this is no failure, and takes long.
+    }
+    let output = run(&["--cuda"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "");
+
+    let output = run(&["--size", "2MiB", "--gpus", "0"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.starts_with("SIMULATED"), "{text}");
+    assert!(text.contains("--sim") && text.contains("--cuda"), "{text}");
+}
