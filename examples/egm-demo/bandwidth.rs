@@ -42,24 +42,11 @@ impl Plan<'_> {
         let expected = (0..self.bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i));
         let mut rows = Vec::new();
         for &node in self.nodes {
-            // A thread of its own, so that the binding ends with it.
-            let measured = std::thread::scope(|scope| {
-                scope
-                    .spawn(|| {
-                        if let Err(error) = self.topology.bind_thread(node) {
-                            progress.println(format!(
-                                "measuring node {node} unbound: {}",
-                                Explained(&error)
-                            ));
-                        }
-                        self.measure_node(node, expected, progress)
-                    })
-                    .join()
+            let binding = self.topology.bind_thread(node).map_err(|error| {
+                progress.println(format!("node {node}, thread unbound: {}", Explained(&error)));
             });
-            match measured {
-                Ok(measured) => rows.extend(measured?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            rows.extend(self.measure_node(node, expected, progress)?);
+            drop(binding);
         }
         Ok(Bandwidth {
             unit: "GB/s",

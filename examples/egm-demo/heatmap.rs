@@ -11,7 +11,9 @@ const LABEL_WIDTH: usize = 168;
 const PANEL_GAP: usize = 36;
 const PANEL_HEAD: usize = 52;
 const MARGIN: usize = 28;
-const TITLE: usize = 64;
+const TITLE: usize = 84;
+/// What title and legend need.
+const LEAST_WIDTH: usize = 820;
 const LEGEND: usize = 84;
 
 /// Dark violet to yellow through blue and green: equal steps look equal, in grey too.
@@ -45,7 +47,7 @@ pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
 
     let panel_width = LABEL_WIDTH + gpus.len() * CELL_WIDTH;
     let panel_height = PANEL_HEAD + lines.len() * CELL_HEIGHT;
-    let width = (2 * MARGIN + 2 * panel_width + PANEL_GAP).max(640);
+    let width = (2 * MARGIN + 2 * panel_width + PANEL_GAP).max(LEAST_WIDTH);
     let height = TITLE + 2 * panel_height + PANEL_GAP + LEGEND + MARGIN;
     let mut svg = String::new();
     // Writing to a String cannot fail.
@@ -55,7 +57,8 @@ pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
 <title>Bandwidth between host memory and GPUs, GB/s</title>
 <rect width="{width}" height="{height}" fill="#fff"/>
 <text x="{MARGIN}" y="30" font-size="17" font-weight="bold">Bandwidth between host memory and GPUs, GB/s</text>
-<text x="{MARGIN}" y="50" fill="#555">{machine} · {size} at a time, median of {repeats}</text>
+<text x="{MARGIN}" y="50" fill="#555">{machine}</text>
+<text x="{MARGIN}" y="69" fill="#555">{size} at a time, median of {repeats}</text>
 "##,
         machine = escape(machine),
         size = egmem::size::Bytes(bandwidth.bytes),

@@ -1,0 +1,125 @@
+//! The parts of `egm-demo` that draw and count, with figures made up for the purpose.
+
+#[allow(dead_code)]
+#[path = "../examples/egm-demo/heatmap.rs"]
+mod heatmap;
+#[allow(dead_code)]
+#[path = "../examples/egm-demo/report.rs"]
+mod report;
+
+use report::{Bandwidth, BandwidthRow, OPERATIONS, Rate};
+
+fn rate(median: f64) -> Option<Rate> {
+    Some(Rate {
+        median,
+        min: median,
+        max: median,
+    })
+}
+
+/// Two nodes, three GPUs; kernels cannot reach pageable memory.
+fn made_up() -> Bandwidth {
+    let mut rows = Vec::new();
+    for node in [0, 1] {
+        for gpu in [0, 1, 5] {
+            for (index, memory) in ["vmm", "pool", "cudaHostAlloc", "pageable"]
+                .into_iter()
+                .enumerate()
+            {
+                let base = 10.0 * f64::from(node + 1) + f64::from(gpu) + index as f64 / 10.0;
+                let kernel = if memory == "pageable" {
+                    None
+                } else {
+                    rate(base)
+                };
+                rows.push(BandwidthRow {
+                    node,
+                    gpu,
+                    memory,
+                    copy_to_gpu: rate(base),
+                    copy_to_host: rate(2.0 * base),
+                    kernel_read: kernel,
+                    kernel_write: kernel,
+                });
+            }
+        }
+    }
+    Bandwidth {
+        unit: "GB/s",
+        bytes: 1 << 30,
+        repeats: 9,
+        worst_ratio_to_cuda_host_alloc: None,
+        rows,
+    }
+}
+
+#[test]
+fn the_heat_map_has_a_labelled_cell_for_every_figure() {
+    let svg = heatmap::draw(&made_up(), "made up <figures> & co");
+    if let Ok(folder) = std::env::var("EGMEM_KEEP_PLOT") {
+        std::fs::write(format!("{folder}/made-up.svg"), &svg).expect("written");
+    }
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(
+        svg.contains("made up &lt;figures&gt; &amp; co"),
+        "text is escaped"
+    );
+    for operation in OPERATIONS {
+        assert_eq!(svg.matches(&format!(">{operation}</text>")).count(), 1);
+    }
+    for gpu in [0, 1, 5] {
+        assert_eq!(
+            svg.matches(&format!(">GPU {gpu}</text>")).count(),
+            OPERATIONS.len()
+        );
+    }
+    for node in [0, 1] {
+        let label = format!(">node {node} · cudaHostAlloc</text>");
+        assert_eq!(svg.matches(&label).count(), OPERATIONS.len());
+    }
+    // 2 nodes × 3 GPUs × 4 kinds × 4 operations, of which pageable has no kernel figures.
+    assert_eq!(svg.matches(">–</text>").count(), 2 * 3 * 2);
+    assert_eq!(
+        svg.matches(">50.6</text>").count(),
+        1,
+        "2 × (20 + 5 + 0.3), pageable to the host"
+    );
+    assert!(
+        svg.contains(">60 GB/s</text>"),
+        "the scale ends at a round number with its unit"
+    );
+    assert!(!svg.contains("NaN") && !svg.contains("inf"));
+}
+
+#[test]
+fn a_matrix_without_figures_still_draws() {
+    let mut bandwidth = made_up();
+    bandwidth.rows.truncate(1);
+    bandwidth.rows[0].copy_to_gpu = None;
+    bandwidth.rows[0].copy_to_host = rate(0.0);
+    let svg = heatmap::draw(&bandwidth, "");
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+}
+
+#[test]
+fn a_rate_is_the_median_of_its_measurements() {
+    let one_gb = 1_000_000_000;
+    let odd = Rate::of(one_gb, &[40.0, 10.0, 20.0]).expect("measured");
+    assert_eq!((odd.min, odd.median, odd.max), (25.0, 50.0, 100.0));
+    let even = Rate::of(one_gb, &[10.0, 20.0]).expect("measured");
+    assert_eq!(even.median, 75.0);
+    assert_eq!(Rate::of(one_gb, &[]), None);
+}
+
+#[test]
+fn rows_are_compared_with_cuda_host_alloc_of_their_own_pair() {
+    let bandwidth = made_up();
+    let row = bandwidth
+        .rows
+        .iter()
+        .find(|row| row.memory == "pool" && row.gpu == 5);
+    let base = row
+        .and_then(|row| row.beside(&bandwidth.rows))
+        .expect("a row beside it");
+    assert_eq!((base.node, base.gpu, base.memory), (0, 5, "cudaHostAlloc"));
+}
