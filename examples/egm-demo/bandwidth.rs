@@ -43,7 +43,10 @@ impl Plan<'_> {
         let mut rows = Vec::new();
         for &node in self.nodes {
             let binding = self.topology.bind_thread(node).map_err(|error| {
-                progress.println(format!("node {node}, thread unbound: {}", Explained(&error)));
+                progress.println(format!(
+                    "node {node}, thread unbound: {}",
+                    Explained(&error)
+                ));
             });
             rows.extend(self.measure_node(node, expected, progress)?);
             drop(binding);
