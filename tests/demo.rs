@@ -17,7 +17,8 @@ fn demo() -> PathBuf {
     let path = profile.join("examples/egm-demo");
     assert!(
         path.exists(),
-        "{} is missing: cargo build --example egm-demo",
+        "{} is missing: cargo test builds it, cargo test --test demo does not; \
+         cargo build --example egm-demo does",
         path.display()
     );
     path
@@ -123,14 +124,12 @@ fn people_are_told_first_that_it_is_simulated_and_see_no_rate() {
 fn a_machine_can_come_from_a_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("machine.json");
-    let machine = egmem::Machine {
-        name: "two sockets, one GPU of unknown node".into(),
-        ..egmem::Machine::gh200x4()
-    };
-    let mut text = serde_json::to_value(machine).expect("JSON");
-    text["gpus"].as_array_mut().expect("gpus").truncate(1);
-    text["gpus"][0]["host_numa"] = (-1).into();
-    std::fs::write(&path, text.to_string()).expect("written");
+    let machine = r#"{
+        "name": "two sockets, one GPU of unknown node",
+        "nodes": [{"id": 0, "memory": "1 GiB"}, {"id": 3, "memory": "1 GiB"}],
+        "gpus": [{"memory": "1 GiB"}]
+    }"#;
+    std::fs::write(&path, machine).expect("written");
     let path = path.to_str().expect("UTF-8");
 
     let report = json(&["--sim", path, "--size", "2MiB", "--json"]);
@@ -144,6 +143,15 @@ fn a_machine_can_come_from_a_file() {
         "{}",
         report["gpus"]
     );
+
+    let nodes: Vec<i64> = report["proofs"]
+        .as_array()
+        .expect("proofs")
+        .iter()
+        .filter(|proof| proof["path"] == "vmm")
+        .map(|proof| proof["node"].as_i64().expect("an id"))
+        .collect();
+    assert_eq!(nodes, [0, 3]);
 
     std::fs::write(path, "{\"nodes\": 7}").expect("written");
     let output = run(&["--sim", path]);
@@ -192,6 +200,16 @@ fn an_unknown_machine_is_refused_with_the_presets() {
     for preset in PRESETS {
         assert!(stderr(&output).contains(preset), "{}", stderr(&output));
     }
+}
+
+#[test]
+fn no_bytes_at_all_prove_nothing_and_are_refused() {
+    for size in ["0", "18446744073709551615"] {
+        let output = run(&["--sim", "gh200", "--size", size]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("--size"), "{}", stderr(&output));
+    }
+    assert_eq!(run(&["--size", "5 parsecs"]).status.code(), Some(2));
 }
 
 #[test]

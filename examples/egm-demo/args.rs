@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use egmem::size::Bytes;
+use egmem::{Error, Result};
 
 /// Shows that one node's Extended GPU Memory works, with proof.
 ///
@@ -49,15 +50,20 @@ pub struct Args {
 }
 
 impl Args {
-    /// The bytes to allocate: what was asked for, else what suits the backend.
+    /// The bytes to allocate: what was asked for, else what suits the backend; a multiple of 8,
+    /// since kernels work in words.
     ///
     /// The simulator's memory is this machine's, written by this machine's CPU: a laptop gets
     /// through gh200x4's 32 proofs in seconds at 64 MiB.
-    pub fn size(&self, simulated: bool) -> u64 {
-        match self.size {
+    pub fn size(&self, simulated: bool) -> Result<u64> {
+        let bytes = match self.size {
             Some(Bytes(bytes)) => bytes,
             None if simulated => 64 << 20,
             None => 1 << 30,
-        }
+        };
+        bytes
+            .checked_next_multiple_of(8)
+            .filter(|&bytes| bytes > 0)
+            .ok_or_else(|| Error::invalid("--size", format!("{bytes} bytes cannot be allocated")))
     }
 }

@@ -43,8 +43,7 @@ fn run(args: &Args) -> Result<bool> {
     let topology = Topology::discover(driver)?;
     let selected = inventory::selected(&topology, &args.gpus)?;
     let nodes = inventory::node_ids(&topology);
-    // Kernels work in words of 8 bytes.
-    let bytes = args.size(driver.is_simulated()).next_multiple_of(8);
+    let bytes = args.size(driver.is_simulated())?;
 
     let mut report = Report {
         backend: driver.name(),

@@ -107,7 +107,7 @@ pub fn proofs(proofs: &[Proof], malloc_async: &[Proof]) -> String {
         }
     };
     add(way, proofs);
-    add(|_| "cudaMallocAsync from the pool", malloc_async);
+    add(|_| "cudaMallocAsync (optional)", malloc_async);
     let mut text = table.to_string();
     for (index, reason) in reasons.iter().enumerate() {
         let _ = write!(text, "\n[{}] {reason}", index + 1);

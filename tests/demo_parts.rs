@@ -1,12 +1,19 @@
-//! The parts of `egm-demo` that draw and count, with figures made up for the purpose.
+//! Parts of `egm-demo`: that its proofs can fail, and how it draws and counts figures made up for
+//! the purpose.
 
 #[allow(dead_code)]
 #[path = "../examples/egm-demo/heatmap.rs"]
 mod heatmap;
 #[allow(dead_code)]
+#[path = "../examples/egm-demo/prove.rs"]
+mod prove;
+#[allow(dead_code)]
 #[path = "../examples/egm-demo/report.rs"]
 mod report;
 
+use egmem::driver::{Call, Code, NodeId};
+use egmem::{Driver, Machine};
+use indicatif::ProgressBar;
 use report::{Bandwidth, BandwidthRow, OPERATIONS, Rate};
 
 fn rate(median: f64) -> Option<Rate> {
@@ -122,4 +129,60 @@ fn rows_are_compared_with_cuda_host_alloc_of_their_own_pair() {
         .and_then(|row| row.beside(&bandwidth.rows))
         .expect("a row beside it");
     assert_eq!((base.node, base.gpu, base.memory), (0, 5, "cudaHostAlloc"));
+}
+
+fn prove(driver: &Driver) -> Vec<report::Proof> {
+    let plan = prove::Plan {
+        driver,
+        nodes: &[NodeId(0), NodeId(1)],
+        gpus: &[2, 3],
+        bytes: 1 << 20,
+    };
+    let proofs = plan.prove(&ProgressBar::hidden());
+    assert_eq!(proofs.len() as u64, plan.steps());
+    proofs
+}
+
+#[test]
+fn each_proof_runs_a_kernel_and_leaves_nothing_behind() {
+    let driver = Driver::simulated(Machine::gh200x4()).expect("the simulator");
+    let sim = driver.sim().expect("it is simulated");
+    let proofs = prove(&driver);
+    assert!(proofs.iter().all(|proof| proof.verified), "{proofs:?}");
+    assert_eq!(sim.count(Call::LaunchKernel), proofs.len() as u64);
+    assert_eq!(sim.held().to_string(), "nothing");
+}
+
+#[test]
+fn a_kernel_that_fails_fails_its_own_proof_alone() {
+    for nth in 1..=8 {
+        let driver = Driver::simulated(Machine::gh200x4()).expect("the simulator");
+        let sim = driver.sim().expect("it is simulated");
+        sim.fail(Call::LaunchKernel, nth, Code::LAUNCH_OUT_OF_RESOURCES);
+        let proofs = prove(&driver);
+        for (index, proof) in proofs.iter().enumerate() {
+            assert_eq!(proof.verified, index as u64 + 1 != nth, "{proof:?}");
+            assert_eq!(proof.verified, proof.reason.is_none());
+        }
+        let reason = proofs[nth as usize - 1]
+            .reason
+            .as_deref()
+            .unwrap_or_default();
+        assert!(reason.contains("cuLaunchKernel"), "{reason}");
+        assert_eq!(sim.held().to_string(), "nothing");
+    }
+}
+
+#[test]
+fn a_grant_that_fails_for_all_gpus_is_tried_for_each() {
+    let driver = Driver::simulated(Machine::gh200x4()).expect("the simulator");
+    let sim = driver.sim().expect("it is simulated");
+    sim.fail(Call::MemSetAccess, 1, Code::INVALID_DEVICE);
+    sim.fail(Call::MemSetAccess, 2, Code::INVALID_DEVICE);
+    let proofs = prove(&driver);
+    let failed: Vec<_> = proofs.iter().filter(|proof| !proof.verified).collect();
+    assert_eq!(failed.len(), 1, "{proofs:?}");
+    assert_eq!((failed[0].node, failed[0].gpu), (0, 2));
+    assert!(failed[0].remedy.is_some());
+    assert_eq!(sim.held().to_string(), "nothing");
 }
