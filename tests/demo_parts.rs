@@ -2,6 +2,9 @@
 //! the purpose.
 
 #[allow(dead_code)]
+#[path = "../examples/egm-demo/bandwidth.rs"]
+mod bandwidth;
+#[allow(dead_code)]
 #[path = "../examples/egm-demo/heatmap.rs"]
 mod heatmap;
 #[allow(dead_code)]
@@ -12,7 +15,7 @@ mod prove;
 mod report;
 
 use egmem::driver::{Call, Code, NodeId};
-use egmem::{Driver, Machine};
+use egmem::{Driver, Machine, Topology};
 use indicatif::ProgressBar;
 use report::{Bandwidth, BandwidthRow, OPERATIONS, Rate};
 
@@ -185,4 +188,63 @@ fn a_grant_that_fails_for_all_gpus_is_tried_for_each() {
     assert_eq!((failed[0].node, failed[0].gpu), (0, 2));
     assert!(failed[0].remedy.is_some());
     assert_eq!(sim.held().to_string(), "nothing");
+}
+
+/// The simulator's rates mean nothing and are not looked at; that every kind of memory goes through
+/// every operation, and that the read kernel's sums are right, is the same as on a GPU.
+#[test]
+fn every_kind_of_memory_is_measured_and_given_back() {
+    for (machine, kernels_reach_pageable) in [(Machine::h200x8(), false), (Machine::gh200(), true)]
+    {
+        let driver = Driver::simulated(machine).expect("the simulator");
+        let topology = Topology::discover(&driver).expect("its topology");
+        let sim = driver.sim().expect("it is simulated");
+        let plan = bandwidth::Plan {
+            driver: &driver,
+            topology: &topology,
+            nodes: &[NodeId(0)],
+            gpus: &[0],
+            bytes: 1 << 20,
+            repeats: 3,
+        };
+        let bandwidth = plan.measure(&ProgressBar::hidden()).expect("measured");
+        let kinds: Vec<_> = bandwidth.rows.iter().map(|row| row.memory).collect();
+        assert_eq!(kinds, ["vmm", "pool", "cudaHostAlloc", "pageable"]);
+        for row in &bandwidth.rows {
+            let kernels = row.memory != "pageable" || kernels_reach_pageable;
+            let measured = row.rates().map(|rate| rate.is_some());
+            assert_eq!(measured, [true, true, kernels, kernels], "{}", row.memory);
+        }
+        assert_eq!(sim.held().to_string(), "nothing");
+    }
+}
+
+#[test]
+fn a_measurement_that_fails_gives_everything_back() {
+    for call in [
+        Call::MemcpyAsync,
+        Call::LaunchKernel,
+        Call::EventRecord,
+        Call::ModuleGetFunction,
+    ] {
+        for nth in [1, 2] {
+            let driver = Driver::simulated(Machine::h200x8()).expect("the simulator");
+            let topology = Topology::discover(&driver).expect("its topology");
+            let sim = driver.sim().expect("it is simulated");
+            sim.fail(call, nth, Code::UNKNOWN);
+            let plan = bandwidth::Plan {
+                driver: &driver,
+                topology: &topology,
+                nodes: &[NodeId(0)],
+                gpus: &[0],
+                bytes: 4096,
+                repeats: 1,
+            };
+            let error = plan
+                .measure(&ProgressBar::hidden())
+                .expect_err("a failed call");
+            assert_eq!(error.driver_error().map(|source| source.call), Some(call));
+            assert_eq!(sim.held().to_string(), "nothing", "{error}");
+        }
+    }
 }
