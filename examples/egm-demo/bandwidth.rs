@@ -42,14 +42,7 @@ impl Plan<'_> {
         let expected = (0..self.bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i));
         let mut rows = Vec::new();
         for &node in self.nodes {
-            let binding = self.topology.bind_thread(node).map_err(|error| {
-                progress.println(format!(
-                    "node {node}, thread unbound: {}",
-                    Explained(&error)
-                ));
-            });
             rows.extend(self.measure_node(node, expected, progress)?);
-            drop(binding);
         }
         Ok(Bandwidth {
             unit: "GB/s",
