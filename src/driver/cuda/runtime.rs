@@ -369,6 +369,20 @@ mod tests {
     }
 
     #[test]
+    fn symbols_are_the_calls_names() {
+        for (call, symbols, since) in RuntimeApi::TABLE {
+            assert!(
+                symbols.iter().all(|s| s.to_str() == Ok(call.name())),
+                "{call}"
+            );
+            assert!(
+                CudaVersion(*since) <= CudaVersion::OLDEST,
+                "{call} since {since}"
+            );
+        }
+    }
+
+    #[test]
     fn the_toolkits_folder_is_tried() {
         let mut paths = candidates(CudaVersion(13000)).map(|(_, path)| path);
         assert!(paths.any(|path| path == Path::new("/usr/local/cuda/lib64/libcudart.so.13")));
