@@ -1,0 +1,198 @@
+//! Every driver call of every public operation is made to fail, one after another, with several
+//! codes. The error names the call, and nothing stays behind.
+
+use egmem::driver::{
+    Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location, NodeId, PoolApi,
+};
+use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::proof::Prover;
+use egmem::vmm::{PhysicalMemory, Reservation};
+use egmem::{Buffer, Driver, Event, Machine, Pool, Result, Stream};
+
+const MIB: u64 = 1 << 20;
+const CODES: [Code; 4] = [
+    Code::OUT_OF_MEMORY,
+    Code::NOT_PERMITTED,
+    Code::NOT_SUPPORTED,
+    Code(77_777),
+];
+
+type Operation = (&'static str, fn(&Driver) -> Result<()>);
+
+const OPERATIONS: &[Operation] = &[
+    ("create physical memory", |driver| {
+        PhysicalMemory::options(NodeId(0))
+            .create(driver, 3 * MIB)?
+            .release()
+    }),
+    ("reserve addresses", |driver| {
+        Reservation::options()
+            .alignment(1 << 30)
+            .reserve(driver, MIB)
+            .map(drop)
+    }),
+    ("map and grant in steps", |driver| {
+        let physical = PhysicalMemory::options(NodeId(0))
+            .handle_types(HandleTypes::POSIX_FD)
+            .create(driver, 4 * MIB)?;
+        let mut mapping = physical.map()?;
+        drop(physical);
+        let gpu = Location::Device(0);
+        mapping.set_access(&[
+            AccessDesc {
+                location: Location::Host,
+                access: Access::ReadWrite,
+            },
+            AccessDesc {
+                location: gpu,
+                access: Access::Read,
+            },
+        ])?;
+        mapping.access(gpu).map(drop)
+    }),
+    ("export and import", |driver| {
+        let physical = PhysicalMemory::options(NodeId(0))
+            .handle_types(HandleTypes::POSIX_FD)
+            .create(driver, 2 * MIB)?;
+        let shared = physical.export(HandleType::PosixFd)?;
+        let imported = PhysicalMemory::import(driver, &shared, 2 * MIB)?;
+        imported.map().map(drop)
+    }),
+    ("fabric memory", |driver| {
+        let memory = PhysicalMemory::options(NodeId(0))
+            .handle_types(HandleTypes::FABRIC | HandleTypes::POSIX_FD)
+            .create(driver, 2 * MIB)?;
+        memory.export(HandleType::Fabric).map(drop)
+    }),
+    ("buffer near a GPU", |driver| {
+        Buffer::near(driver, 0, 5 * MIB).map(drop)
+    }),
+    ("buffer on a GPU", |driver| {
+        Buffer::on(Location::Device(1))
+            .bytes(MIB)
+            .allocate(driver)
+            .map(drop)
+    }),
+    ("stream work", |driver| {
+        let buffer = Buffer::near(driver, 0, 2 * MIB)?;
+        let device = DeviceMemory::new(driver, 0, 2 * MIB)?;
+        let stream = Stream::new(driver, 0)?;
+        stream.copy(&device, 0, &buffer, 0, MIB)?;
+        stream.fill(&buffer, 0, MIB, 1)?;
+        let (start, end) = (Event::new(driver, 0, true)?, Event::new(driver, 0, true)?);
+        start.record(&stream)?;
+        end.record(&stream)?;
+        end.synchronize()?;
+        end.elapsed_ms_since(&start).map(drop)
+    }),
+    ("pinned host memory", |driver| {
+        PinnedHost::new(driver, 0, MIB).map(drop)
+    }),
+    ("proof", |driver| {
+        let buffer = Buffer::near(driver, 0, 64 << 10)?;
+        let prover = Prover::new(driver, 0)?;
+        prover.prove(&buffer, &buffer.cpu()?, 1)
+    }),
+    ("pool", |driver| pool(driver, PoolApi::Driver)),
+    ("pool through the runtime API", |driver| {
+        pool(driver, PoolApi::Runtime)
+    }),
+    ("fabric pool", |driver| {
+        Pool::options(NodeId(0))
+            .handle_types(HandleTypes::FABRIC)
+            .create(driver)
+            .map(drop)
+    }),
+    ("current pool", |driver| {
+        let pool = Pool::options(Location::Device(0)).create(driver)?;
+        let stream = Stream::new(driver, 0)?;
+        let guard = pool.make_current(0)?;
+        guard.allocate(MIB, &stream).map(drop)
+    }),
+];
+
+fn pool(driver: &Driver, api: PoolApi) -> Result<()> {
+    let reuse = egmem::pool::Reuse {
+        allow_opportunistic: false,
+        ..Default::default()
+    };
+    let pool = Pool::options(NodeId(0))
+        .api(api)
+        .max_size(64 * MIB)
+        .release_threshold(u64::MAX)
+        .reuse(reuse)
+        .create(driver)?;
+    let (first, second) = (Stream::new(driver, 0)?, Stream::new(driver, 1)?);
+    let mut buffer = pool.allocate(MIB, &first)?;
+    buffer.use_on(&second)?;
+    buffer.cpu()?.put(0, 1_u8)?;
+    pool.stats()?;
+    pool.access(Location::Device(1))?;
+    buffer.free_on(&second)?;
+    pool.allocate(MIB, &second).map(drop)?;
+    pool.trim_to(0)?;
+    pool.reset_high_water()
+}
+
+/// Calls whose refusal an operation may survive: they give back, which is tried twice, or order a
+/// free, for which there is another way.
+fn may_be_survived(call: Call) -> bool {
+    matches!(
+        call,
+        Call::MemRelease
+            | Call::MemUnmap
+            | Call::MemAddressFree
+            | Call::MemFree
+            | Call::MemFreeHost
+            | Call::MemFreeAsync
+            | Call::RtFreeAsync
+            | Call::MemPoolDestroy
+            | Call::RtMemPoolDestroy
+            | Call::StreamDestroy
+            | Call::EventDestroy
+            | Call::ModuleUnload
+            | Call::DeviceSetMemPool
+            | Call::EventCreate
+            | Call::EventRecord
+            | Call::StreamWaitEvent
+    )
+}
+
+#[test]
+fn every_failing_call_is_named_and_leaves_nothing() {
+    let mut injected = 0;
+    for (name, operation) in OPERATIONS {
+        let driver = Driver::simulated(Machine::gb200()).unwrap();
+        operation(&driver).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (call, count) in driver.sim().unwrap().calls() {
+            for nth in 1..=count {
+                for code in CODES {
+                    fails_well(name, *operation, call, nth, code);
+                    injected += 1;
+                }
+            }
+        }
+    }
+    println!("{injected} faults injected");
+    assert!(injected > 500, "only {injected} faults were injected");
+}
+
+fn fails_well(name: &str, operation: fn(&Driver) -> Result<()>, call: Call, nth: u64, code: Code) {
+    let driver = Driver::simulated(Machine::gb200()).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(call, nth, code);
+    let result = operation(&driver);
+    let case = format!("{name}: {call} number {nth} failing with {code}");
+    match &result {
+        Ok(()) => assert!(may_be_survived(call), "{case}: went unnoticed"),
+        Err(error) => {
+            let source = error
+                .driver_error()
+                .unwrap_or_else(|| panic!("{case}: the error names no call: {error}"));
+            assert_eq!((source.call, source.code), (call, code), "{case}: {error}");
+            assert!(!error.remedy().is_empty());
+        }
+    }
+    let held = sim.held();
+    assert!(held.is_empty(), "{case}: still held: {held}");
+}

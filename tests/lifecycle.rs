@@ -1,0 +1,483 @@
+//! Memory's life through the public API: rules of access, any drop order, nothing left behind.
+
+use std::sync::Arc;
+
+use egmem::driver::sim::Machine;
+use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
+use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::proof::Prover;
+use egmem::vmm::{PhysicalMemory, Reservation};
+use egmem::{Buffer, Driver, Error, Event, Memory, Pool, Stream};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+
+fn grace() -> Driver {
+    Driver::simulated(Machine::gh200x4()).unwrap()
+}
+
+fn assert_nothing_held(driver: &Driver) {
+    let held = driver.sim().unwrap().held();
+    assert!(held.is_empty(), "still held: {held}");
+}
+
+fn grant(location: Location, access: Access) -> AccessDesc {
+    AccessDesc { location, access }
+}
+
+fn shareable(driver: &Driver, node: i32) -> PhysicalMemory {
+    PhysicalMemory::options(NodeId(node))
+        .handle_types(HandleTypes::POSIX_FD)
+        .create(driver, 2 * MIB)
+        .unwrap()
+}
+
+#[test]
+fn one_call_grants_the_host_and_every_gpu() {
+    let driver = grace();
+    for gpu in 0..4 {
+        let buffer = Buffer::near(&driver, gpu, 3 * MIB + 1).unwrap();
+        assert_eq!(buffer.location(), Location::HostNuma(gpu));
+        assert_eq!(buffer.len(), 3 * MIB + 1);
+        assert_eq!(buffer.physical().size().padded(), 4 * MIB);
+        for who in [Location::Host, Location::Device(0), Location::Device(3)] {
+            assert_eq!(buffer.access(who).unwrap(), Access::ReadWrite, "{who}");
+        }
+        buffer.put(3 * MIB, 7_u8).unwrap();
+        assert_eq!(buffer.get::<u8>(3 * MIB).unwrap(), 7);
+        assert!(matches!(
+            buffer.put(3 * MIB + 1, 7_u8),
+            Err(Error::OutOfRange { .. })
+        ));
+    }
+    assert_nothing_held(&driver);
+}
+
+#[test]
+fn cpu_and_gpus_see_the_same_bytes() {
+    let driver = grace();
+    let buffer = Buffer::near(&driver, 1, MIB + 40).unwrap();
+    for gpu in 0..4 {
+        let prover = Prover::new(&driver, gpu).unwrap();
+        prover
+            .prove(&buffer, &buffer.cpu().unwrap(), 11 + gpu as u64)
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_wrong_word_is_found_and_named() {
+    let driver = grace();
+    let buffer = Buffer::near(&driver, 0, MIB).unwrap();
+    let prover = Prover::new(&driver, 0).unwrap();
+    prover.write(&buffer, 5).unwrap();
+    buffer.put(4096, 0xbad_u64).unwrap();
+    let error = prover.check_rewrite(&buffer, 5, 6).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::WrongBytes {
+                by: Location::Device(0),
+                offset: 4096,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = egmem::proof::check_pattern(&buffer.cpu().unwrap(), 6).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::WrongBytes {
+                by: Location::Host,
+                offset: 4096,
+                found: 0xbad,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gpu_without_access_loses_its_context_and_says_so() {
+    let driver = grace();
+    let buffer = Buffer::on(NodeId(0))
+        .access_by([Location::Device(0)])
+        .bytes(MIB)
+        .allocate(&driver)
+        .unwrap();
+    let stranger = Prover::new(&driver, 1).unwrap();
+    let error = stranger.write(&buffer, 1).unwrap_err();
+    assert!(
+        matches!(error, Error::ContextLost { device: 1, .. }),
+        "{error}"
+    );
+    Prover::new(&driver, 0).unwrap().write(&buffer, 1).unwrap();
+}
+
+#[test]
+fn access_changes_and_reads_back() {
+    let driver = grace();
+    let mut buffer = Buffer::near(&driver, 0, 2 * MIB).unwrap();
+    let (host, gpu) = (Location::Host, Location::Device(2));
+    buffer
+        .set_access(&[grant(host, Access::Read), grant(gpu, Access::None)])
+        .unwrap();
+    assert_eq!(buffer.access(host).unwrap(), Access::Read);
+    assert_eq!(buffer.access(gpu).unwrap(), Access::None);
+    assert_eq!(buffer.get::<u8>(0).unwrap(), 0);
+    assert!(matches!(
+        buffer.put(0, 1_u8),
+        Err(Error::NotAccessible { .. })
+    ));
+    buffer.set_access(&[grant(host, Access::None)]).unwrap();
+    assert!(matches!(
+        buffer.get::<u8>(0),
+        Err(Error::NotAccessible { .. })
+    ));
+    buffer
+        .set_access(&[grant(NodeId(3).into(), Access::ReadWrite)])
+        .unwrap();
+    buffer.put(0, 9_u8).unwrap();
+    assert_eq!(buffer.get::<u8>(0).unwrap(), 9);
+}
+
+#[test]
+fn device_memory_is_shared_with_chosen_peers() {
+    let driver = grace();
+    let buffer = Buffer::on(Location::Device(0))
+        .access_by([0, 1].map(Location::Device))
+        .bytes(MIB)
+        .allocate(&driver)
+        .unwrap();
+    assert!(matches!(buffer.cpu(), Err(Error::NotAccessible { .. })));
+    Prover::new(&driver, 0).unwrap().write(&buffer, 3).unwrap();
+    Prover::new(&driver, 1)
+        .unwrap()
+        .check_rewrite(&buffer, 3, 4)
+        .unwrap();
+    let error = Prover::new(&driver, 2).unwrap().read(&buffer).unwrap_err();
+    assert!(
+        matches!(error, Error::ContextLost { device: 2, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn exported_memory_outlives_its_maker() {
+    let driver = grace();
+    let physical = shareable(&driver, 1);
+    assert!(matches!(
+        physical.export(HandleType::Fabric),
+        Err(Error::InvalidArgument {
+            what: "handle type",
+            ..
+        })
+    ));
+    let shared = physical.export(HandleType::PosixFd).unwrap();
+    let mut first = physical.map().unwrap();
+    first
+        .set_access(&[grant(Location::Host, Access::ReadWrite)])
+        .unwrap();
+    first.cpu().unwrap().put(8, 77_u64).unwrap();
+    drop((first, physical));
+
+    let imported = PhysicalMemory::import(&driver, &shared, 2 * MIB).unwrap();
+    assert_eq!(imported.location(), Location::HostNuma(1));
+    assert_eq!(imported.props().handle_types, HandleTypes::NONE);
+    let mut mapping = imported.map().unwrap();
+    drop((imported, shared));
+    mapping
+        .set_access(&[grant(Location::Host, Access::Read)])
+        .unwrap();
+    assert_eq!(mapping.cpu().unwrap().get::<u64>(8).unwrap(), 77);
+    drop(mapping);
+    assert_nothing_held(&driver);
+}
+
+#[test]
+fn import_of_the_wrong_size_is_refused() {
+    let driver = grace();
+    let physical = shareable(&driver, 0);
+    let shared = physical.export(HandleType::PosixFd).unwrap();
+    assert!(PhysicalMemory::import(&driver, &shared, MIB).is_err());
+    let larger = PhysicalMemory::import(&driver, &shared, 4 * MIB).unwrap();
+    assert!(larger.map().is_err());
+    drop((larger, physical, shared));
+    assert_nothing_held(&driver);
+}
+
+#[test]
+fn mappings_lie_side_by_side_in_one_reservation() {
+    let driver = grace();
+    let range = Reservation::options()
+        .alignment(1 << 30)
+        .reserve(&driver, 8 * MIB)
+        .unwrap();
+    assert_eq!(range.start().0 % (1 << 30), 0);
+    let range = Arc::new(range);
+    let physical = PhysicalMemory::options(NodeId(0))
+        .create(&driver, 2 * MIB)
+        .unwrap();
+    let mut low = range.map(0, &physical).unwrap();
+    let mut high = range.map(2 * MIB, &physical).unwrap();
+    assert!(range.map(2 * MIB, &physical).is_err(), "over a mapping");
+    assert!(matches!(
+        range.map(7 * MIB, &physical),
+        Err(Error::OutOfRange { .. })
+    ));
+    for mapping in [&mut low, &mut high] {
+        mapping
+            .set_access(&[grant(Location::Host, Access::ReadWrite)])
+            .unwrap();
+    }
+    low.cpu().unwrap().put(0, 123_u32).unwrap();
+    assert_eq!(high.cpu().unwrap().get::<u32>(0).unwrap(), 123);
+}
+
+#[test]
+fn another_drivers_objects_are_refused() {
+    let (one, two) = (grace(), grace());
+    let physical = PhysicalMemory::options(NodeId(0))
+        .create(&one, MIB)
+        .unwrap();
+    let range = Arc::new(Reservation::options().reserve(&two, 2 * MIB).unwrap());
+    assert!(matches!(
+        range.map(0, &physical),
+        Err(Error::InvalidArgument { .. })
+    ));
+    let stream = Stream::new(&two, 0).unwrap();
+    let pool = Pool::options(NodeId(0)).create(&one).unwrap();
+    assert!(matches!(
+        pool.allocate(1, &stream),
+        Err(Error::InvalidArgument { .. })
+    ));
+    let buffer = Buffer::near(&one, 0, MIB).unwrap();
+    assert!(matches!(
+        stream.fill(&buffer, 0, 1, 0),
+        Err(Error::InvalidArgument { .. })
+    ));
+}
+
+#[test]
+fn streams_copy_in_all_directions() {
+    let driver = grace();
+    let stream = Stream::new(&driver, 2).unwrap();
+    let egm = Buffer::near(&driver, 0, MIB).unwrap();
+    let gpu = DeviceMemory::new(&driver, 2, MIB).unwrap();
+    let pinned = PinnedHost::new(&driver, 2, MIB).unwrap();
+    egm.write_at(0, b"extended gpu memory").unwrap();
+    stream.copy(&gpu, 100, &egm, 0, 19).unwrap();
+    stream.copy(&pinned, 3, &gpu, 100, 19).unwrap();
+    let mut back = [0_u8; 19];
+    pinned.cpu().read_at(3, &mut back).unwrap();
+    assert_eq!(&back, b"extended gpu memory");
+    assert!(matches!(
+        stream.copy(&gpu, MIB - 1, &egm, 0, 2),
+        Err(Error::OutOfRange { .. })
+    ));
+    stream.fill(&egm, 1, 3, 0xff).unwrap();
+    assert_eq!(egm.get::<[u8; 4]>(0).unwrap(), [b'e', 0xff, 0xff, 0xff]);
+}
+
+#[test]
+fn pool_memory_is_ordered_across_streams() {
+    let driver = grace();
+    let pool = Pool::options(NodeId(1))
+        .release_threshold(u64::MAX)
+        .create(&driver)
+        .unwrap();
+    let (first, second) = (
+        Stream::new(&driver, 0).unwrap(),
+        Stream::new(&driver, 3).unwrap(),
+    );
+    let mut buffer = pool.allocate(64 << 10, &first).unwrap();
+    buffer.use_on(&second).unwrap();
+    // SAFETY: `buffer` outlives the work, which its `cpu` waits for.
+    unsafe {
+        second
+            .memset_async(buffer.device_ptr(), 0x5a, 64 << 10)
+            .unwrap()
+    };
+    assert_eq!(
+        buffer.cpu().unwrap().get::<u32>(60_000).unwrap(),
+        0x5a5a_5a5a
+    );
+    assert_eq!(pool.stats().unwrap().used, 64 << 10);
+    buffer.free_on(&second).unwrap();
+    second.synchronize().unwrap();
+    let stats = pool.stats().unwrap();
+    assert_eq!((stats.used, stats.used_high), (0, 64 << 10));
+    assert!(stats.reserved > 0);
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.stats().unwrap().reserved, 0);
+    pool.reset_high_water().unwrap();
+    assert_eq!(pool.stats().unwrap().used_high, 0);
+}
+
+#[test]
+fn pools_keep_to_their_largest_size_and_their_grants() {
+    let driver = grace();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let pool = Pool::options(NodeId(0))
+        .max_size(64 * MIB)
+        .access_by([Location::Device(0)])
+        .create(&driver)
+        .unwrap();
+    assert_eq!(pool.access(Location::Device(0)).unwrap(), Access::ReadWrite);
+    assert_eq!(pool.access(Location::Device(1)).unwrap(), Access::None);
+    let kept = pool.allocate(40 * MIB, &stream).unwrap();
+    let error = pool.allocate(40 * MIB, &stream).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert!(
+        pool.set_access(&[grant(Location::Device(1), Access::Read)])
+            .is_err()
+    );
+    let stranger = Stream::new(&driver, 1).unwrap();
+    assert!(stranger.fill(&kept, 0, 1, 1).is_err());
+    pool.set_access(&[grant(Location::Device(1), Access::ReadWrite)])
+        .unwrap();
+    stranger.fill(&kept, 0, 1, 1).unwrap();
+    let pool = pool.destroy().unwrap().unwrap_err(); // an allocation is left
+    drop(kept);
+    pool.destroy().unwrap().unwrap();
+    drop((stream, stranger));
+    assert_nothing_held(&driver);
+}
+
+#[test]
+fn a_host_pool_becomes_a_devices_pool_only_where_the_platform_lets_it() {
+    let x86 = Driver::simulated(Machine::h200x8()).unwrap();
+    let pool = Pool::options(NodeId(0)).create(&x86).unwrap();
+    let error = pool.make_current(0).unwrap_err();
+    assert!(
+        matches!(error, Error::PlatformUnsupported { .. }),
+        "{error}"
+    );
+
+    let mut machine = Machine::gh200();
+    machine.host_pool_for_device = true;
+    let driver = Driver::simulated(machine).unwrap();
+    let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let before = driver.driver_pools().device_pool(0).unwrap();
+    {
+        let guard = pool.make_current(0).unwrap();
+        let buffer = guard.allocate(4096, &stream).unwrap();
+        buffer.cpu().unwrap().put(0, 1_u8).unwrap();
+        assert_eq!(pool.stats().unwrap().used, 4096);
+    }
+    assert_eq!(driver.driver_pools().device_pool(0).unwrap(), before);
+}
+
+#[test]
+fn events_order_streams() {
+    let driver = grace();
+    let (first, second) = (
+        Stream::new(&driver, 0).unwrap(),
+        Stream::new(&driver, 1).unwrap(),
+    );
+    let buffer = Buffer::near(&driver, 0, 2 * MIB).unwrap();
+    let event = Event::new(&driver, 0, false).unwrap();
+    // SAFETY: `buffer` outlives the work, which is waited for below.
+    unsafe { first.memset_async(buffer.device_ptr(), 1, MIB).unwrap() };
+    event.record(&first).unwrap();
+    second.wait(&event).unwrap();
+    // SAFETY: as above.
+    unsafe { second.memset_async(buffer.device_ptr(), 2, 8).unwrap() };
+    second.synchronize().unwrap();
+    assert_eq!(buffer.get::<u8>(0).unwrap(), 2);
+    assert_eq!(buffer.get::<u8>(8).unwrap(), 1);
+    assert!(event.is_done().unwrap());
+}
+
+#[test]
+fn ten_thousand_cycles_leave_the_process_as_it_was() {
+    let driver = grace();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+    let cycle = || {
+        drop(Buffer::near(&driver, 0, MIB).unwrap());
+        pool.allocate(4096, &stream)
+            .unwrap()
+            .free_on(&stream)
+            .unwrap();
+        stream.synchronize().unwrap();
+    };
+    (0..1000).for_each(|_| cycle());
+    let before = Footprint::now();
+    (0..10_000).for_each(|_| cycle());
+    let after = Footprint::now();
+    // Tests in other threads of this process come and go.
+    assert!(
+        after.fds <= before.fds + 64,
+        "fds: {} to {}",
+        before.fds,
+        after.fds
+    );
+    assert!(
+        after.maps <= before.maps + 200,
+        "maps: {} to {}",
+        before.maps,
+        after.maps
+    );
+    assert!(
+        after.rss <= before.rss + 64 * MIB,
+        "RSS: {} to {}",
+        before.rss,
+        after.rss
+    );
+    drop((pool, stream));
+    assert_nothing_held(&driver);
+}
+
+struct Footprint {
+    fds: usize,
+    maps: usize,
+    rss: u64,
+}
+
+impl Footprint {
+    fn now() -> Self {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        // SAFETY: sysconf has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        Self {
+            fds: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+            maps: std::fs::read_to_string("/proc/self/maps")
+                .unwrap()
+                .lines()
+                .count(),
+            rss: pages * page,
+        }
+    }
+}
+
+type Thing = Option<Box<dyn std::any::Any>>;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Physical memory, mappings and reservations are dropped in a random order.
+    #[test]
+    fn any_drop_order_gives_everything_back(
+        order in Just((0..6_usize).collect::<Vec<_>>()).prop_shuffle(),
+    ) {
+        let driver = grace();
+        let range = Arc::new(Reservation::options().reserve(&driver, 8 * MIB).unwrap());
+        let one = PhysicalMemory::options(NodeId(0)).create(&driver, 2 * MIB).unwrap();
+        let two = PhysicalMemory::options(NodeId(1)).create(&driver, 2 * MIB).unwrap();
+        let mut things: Vec<Thing> = vec![
+            Some(Box::new(range.map(0, &one).unwrap())),
+            Some(Box::new(range.map(2 * MIB, &two).unwrap())),
+            Some(Box::new(one.map().unwrap())),
+        ];
+        things.extend([Some(Box::new(one) as _), Some(Box::new(two) as _), Some(Box::new(range) as _)]);
+        for index in order {
+            drop(things[index].take());
+        }
+        assert_nothing_held(&driver);
+    }
+}
