@@ -7,6 +7,7 @@ use crate::driver::{
     NodeId,
 };
 use crate::memory::{CpuView, Memory, Sealed};
+use crate::topology::Topology;
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
@@ -120,12 +121,13 @@ fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>
 ///
 /// ```
 /// use egmem::driver::sim::Machine;
-/// use egmem::driver::{Location, NodeId};
-/// use egmem::{Buffer, Driver};
+/// use egmem::{Buffer, Driver, Topology};
 ///
 /// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine
-/// let buffer = Buffer::on(NodeId(2))
-///     .access_by([Location::Device(2)])
+/// let topology = Topology::discover(&driver)?;
+/// let gpu = topology.gpu(2)?;
+/// let buffer = Buffer::on(gpu.host_node()?)
+///     .access_by(topology.gpus())
 ///     .bytes(4 << 20)
 ///     .allocate(&driver)?;
 /// buffer.write_at(64, &[1.0_f32, 2.0])?;
@@ -322,9 +324,6 @@ fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
     match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
         // Unknown, or a driver without the attribute.
-        _ => Err(Error::NodeUnknown {
-            gpu,
-            choices: Vec::new(),
-        }),
+        _ => Topology::discover(driver)?.gpu(gpu)?.host_node(),
     }
 }

@@ -1,11 +1,66 @@
-//! The guard before the driver is asked for memory.
+//! The guard before the driver is asked for much memory.
 
-use crate::Result;
-use crate::driver::{Driver, Location};
+use crate::driver::{Driver, Location, NodeId};
+use crate::{Error, Result, topology};
+
+/// Requests below this are left to the driver: reading the node's counters takes a good part of the
+/// time of creating them, and the kernel keeps as much in reserve.
+const WORTH_ASKING: u64 = 64 << 20;
+
+/// Set to `1`, the guard lets everything pass: for machines that report less than they can give.
+const OVERRIDE: &str = "EGMEM_ALLOW_OVERCOMMIT";
 
 /// Refuses `bytes` at `location` where the node has less free.
 ///
 /// Pinned memory cannot be swapped out: beyond a node's free memory the kernel starts to kill.
-pub(crate) fn check_free(_driver: &Driver, _location: Location, _bytes: u64) -> Result<()> {
-    Ok(())
+pub(crate) fn check_free(driver: &Driver, location: Location, bytes: u64) -> Result<()> {
+    let Location::HostNuma(id) = location else {
+        return Ok(());
+    };
+    if bytes < WORTH_ASKING {
+        return Ok(());
+    }
+    let node = NodeId(id);
+    match topology::free_now(driver, node) {
+        Some(free) if free < bytes && std::env::var_os(OVERRIDE).is_none_or(|set| set != "1") => {
+            Err(Error::NodeTooFull {
+                node,
+                requested: bytes,
+                free,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+
+    #[test]
+    fn more_than_a_node_has_free_is_refused_with_the_numbers() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let total = driver.sim().unwrap().machine().nodes[0].memory;
+        let at = |bytes| check_free(&driver, Location::HostNuma(0), bytes);
+        at(total).unwrap();
+        let error = at(total + 1).unwrap_err();
+        assert!(
+            matches!(error, Error::NodeTooFull { free, requested, .. } if free == total && requested == total + 1),
+            "{error}"
+        );
+        let _held = driver
+            .mem_create(256 << 20, &crate::driver::AllocationProps::at(Location::HostNuma(0)))
+            .unwrap();
+        assert!(at(total).is_err());
+        at(total - (256 << 20)).unwrap();
+    }
+
+    #[test]
+    fn only_host_nodes_are_guarded() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        check_free(&driver, Location::Device(0), 1 << 50).unwrap();
+        check_free(&driver, Location::Host, 1 << 50).unwrap();
+        check_free(&driver, Location::HostNuma(99), 1 << 50).unwrap();
+    }
 }

@@ -226,6 +226,14 @@ impl Topology {
     }
 }
 
+/// Bytes that an allocation on `node` could get now; `None` where nobody says.
+pub(crate) fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
+    match driver.sim() {
+        Some(sim) => sim.free_bytes(node.into()),
+        None => Kernel::here().free_memory(node),
+    }
+}
+
 /// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is
 /// no host node (a GPU's memory, or one that this machine lacks) is no answer.
 fn locate(gpu: &mut Gpu, nodes: &[NumaNode], pci_node: impl FnOnce(&str) -> Option<NodeId>) {
