@@ -50,7 +50,10 @@ mod tests {
             "{error}"
         );
         let _held = driver
-            .mem_create(256 << 20, &crate::driver::AllocationProps::at(Location::HostNuma(0)))
+            .mem_create(
+                256 << 20,
+                &crate::driver::AllocationProps::at(Location::HostNuma(0)),
+            )
             .unwrap();
         assert!(at(total).is_err());
         at(total - (256 << 20)).unwrap();
