@@ -201,12 +201,13 @@ impl Mapping {
         &self.reservation
     }
 
-    /// Drivers name the host by the node the memory is on; any other name means the same here.
+    /// The host under one name: the node that the memory is on. Drivers take other names too, but
+    /// asked about HOST, they have been seen to answer for GPU 0.
     fn host_terms(&self, location: Location) -> Location {
         match (location.is_host(), self.location) {
             (false, _) => location,
             (true, Location::HostNuma(node)) => Location::HostNuma(node),
-            (true, _) => Location::Host,
+            (true, _) => Location::HostNuma(0),
         }
     }
 
