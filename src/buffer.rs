@@ -3,8 +3,8 @@
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::driver::{
-    Access, AccessDesc, AllocationProps, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location,
-    NodeId,
+    Access, AccessDesc, AllocationProps, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes,
+    Location, NodeId,
 };
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::topology::Topology;
@@ -323,6 +323,7 @@ fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
     }
     match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
+        Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
         // Unknown, or a driver without the attribute.
         _ => Topology::discover(driver)?.gpu(gpu)?.host_node(),
     }

@@ -229,7 +229,10 @@ impl Topology {
 /// Bytes that an allocation on `node` could get now; `None` where nobody says.
 pub(crate) fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
     match driver.sim() {
-        Some(sim) => sim.free_bytes(node.into()),
+        Some(sim) => sim
+            .machine()
+            .node(node)
+            .map(|_| sim.free_bytes(node.into())),
         None => Kernel::here().free_memory(node),
     }
 }

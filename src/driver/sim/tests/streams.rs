@@ -214,7 +214,7 @@ fn copies_know_every_kind_of_memory() {
     let device = driver.mem_alloc(0, MIB).unwrap();
     let peer = driver.mem_alloc(5, MIB).unwrap();
     let host = driver.mem_host_alloc(0, MIB).unwrap();
-    let source: Vec<u8> = (0..MIB).map(|i| (i * 7 >> 3) as u8).collect();
+    let source: Vec<u8> = (0..MIB).map(|i| ((i * 7) >> 3) as u8).collect();
     let mut back = vec![0_u8; MIB as usize];
     let mut at = source.as_ptr() as u64;
     for next in [numa.ptr, device, peer, host, numa.ptr.add(MIB)] {
