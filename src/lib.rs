@@ -26,3 +26,8 @@ pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};
 pub use topology::Topology;
+
+/// The README's example, compiled and run as the documentation's are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
