@@ -91,12 +91,11 @@ impl State {
         let pieces = self
             .pieces(device, Engine::Copy, start, len, Access::Read)
             .map_err(|_| Code::INVALID_VALUE)?;
-        if let Some((_, region)) = self.region(start) {
-            if let Kind::Chunk { pool } = region.kind {
-                if !self.pools[&pool].is_live(start, len) {
-                    return Err(Code::INVALID_VALUE);
-                }
-            }
+        if let Some((_, region)) = self.region(start)
+            && let Kind::Chunk { pool } = region.kind
+            && !self.pools[&pool].is_live(start, len)
+        {
+            return Err(Code::INVALID_VALUE);
         }
         Ok(matches!(pieces[..], [Piece::Pageable { .. }]))
     }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::pool_calls::Face;
+use super::pool::Face;
 use super::state::fail;
 use super::{GRANULARITY, Shared, Sim};
 use crate::Result;

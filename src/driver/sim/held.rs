@@ -78,7 +78,7 @@ impl fmt::Display for Held {
         ];
         let mut separator = "";
         for (count, what) in counts.into_iter().filter(|&(count, _)| count > 0) {
-            write!(f, "{separator}{count} {what}")?;
+            write!(f, "{separator}{what}: {count}")?;
             separator = ", ";
         }
         if separator.is_empty() {

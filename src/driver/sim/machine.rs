@@ -1,13 +1,12 @@
 //! Descriptions of machines to simulate.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::driver::{CudaVersion, NodeId};
 use crate::size::Bytes;
-use crate::{Error, Result};
 
 /// A machine to simulate: its NUMA nodes, GPUs and driver.
 ///
@@ -226,110 +225,6 @@ impl Default for GpuSpec {
 }
 
 impl Machine {
-    /// Checks that the description does not contradict itself.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] naming the first contradiction, [`Error::DriverTooOld`] for a
-    /// driver before 12.2.
-    pub fn validate(&self) -> Result<()> {
-        let bad = |why: String| Err(Error::invalid("machine", why));
-        if self.driver_version < CudaVersion::OLDEST {
-            return Err(Error::DriverTooOld {
-                what: "egmem",
-                have: self.driver_version,
-                need: CudaVersion::OLDEST,
-            });
-        }
-        if self.nodes.is_empty() {
-            return bad("it has no host NUMA node".into());
-        }
-        if self.pool_chunk == 0 || !self.pool_chunk.is_multiple_of(2 << 20) {
-            return bad(format!(
-                "pool_chunk is {}, which is no multiple of 2 MiB",
-                self.pool_chunk
-            ));
-        }
-        let mut ids = BTreeSet::new();
-        for node in &self.nodes {
-            if node.id < 0 || !ids.insert(node.id) {
-                return bad(format!("node id {} is negative or used twice", node.id));
-            }
-            if node.memory == 0 {
-                return bad(format!("node {} has no memory", node.id));
-            }
-            if !is_cpu_list(&node.cpus) {
-                return bad(format!(
-                    "'{}', the CPUs of node {}, is no list such as 0-71",
-                    node.cpus, node.id
-                ));
-            }
-        }
-        for (ordinal, gpu) in self.gpus.iter().enumerate() {
-            self.validate_gpu(ordinal, gpu, &mut ids)?;
-        }
-        self.validate_distances(&ids)?;
-        if let PeerAccess::Pairs(pairs) = &self.peer_access {
-            let count = self.gpus.len() as i32;
-            for &(a, b) in pairs {
-                if !(0..count).contains(&a) || !(0..count).contains(&b) || a == b {
-                    return bad(format!("({a}, {b}) is no pair of GPUs"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_gpu(&self, ordinal: usize, gpu: &GpuSpec, ids: &mut BTreeSet<i32>) -> Result<()> {
-        let bad = |why: String| Err(Error::invalid("machine", format!("GPU {ordinal}: {why}")));
-        if gpu.memory == 0 {
-            return bad("it has no memory".into());
-        }
-        if gpu.host_numa != -1 && self.node(NodeId(gpu.host_numa)).is_none() {
-            return bad(format!(
-                "its host NUMA node {} does not exist",
-                gpu.host_numa
-            ));
-        }
-        if gpu.numa_id < -1 || (gpu.numa_id >= 0 && !ids.insert(gpu.numa_id)) {
-            return bad(format!(
-                "its memory's node {} is negative or used twice",
-                gpu.numa_id
-            ));
-        }
-        if !gpu.pci_bus_id.is_empty() && parse_pci(&gpu.pci_bus_id).is_none() {
-            return bad(format!(
-                "'{}' is no PCI bus id such as 0000:01:00.0",
-                gpu.pci_bus_id
-            ));
-        }
-        if !gpu.uuid.is_empty() && parse_uuid(&gpu.uuid).is_none() {
-            return bad(format!("'{}' is no UUID", gpu.uuid));
-        }
-        Ok(())
-    }
-
-    fn validate_distances(&self, ids: &BTreeSet<i32>) -> Result<()> {
-        let nodes = self.nodes.iter().map(|node| (node.id, &node.distances));
-        let gpus = self.gpus.iter().map(|gpu| (gpu.numa_id, &gpu.distances));
-        for (from, distances) in nodes.chain(gpus) {
-            for (&to, &distance) in distances {
-                if !ids.contains(&to) {
-                    return Err(Error::invalid(
-                        "machine",
-                        format!("a distance names node {to}, which does not exist"),
-                    ));
-                }
-                if (from == to) != (distance == 10) || distance < 10 {
-                    return Err(Error::invalid(
-                        "machine",
-                        format!("the distance from node {from} to {to} cannot be {distance}"),
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The host node with this id.
     pub fn node(&self, id: NodeId) -> Option<&NodeSpec> {
         self.nodes.iter().find(|node| node.id == id.0)
@@ -403,7 +298,7 @@ pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
     ))
 }
 
-fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: String = text
         .trim_start_matches("GPU-")
         .chars()
@@ -417,15 +312,4 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
         *byte = u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).ok()?;
     }
     Some(uuid)
-}
-
-fn is_cpu_list(text: &str) -> bool {
-    text.is_empty()
-        || text.split(',').all(|part| match part.split_once('-') {
-            Some((first, last)) => match (first.parse::<u32>(), last.parse::<u32>()) {
-                (Ok(first), Ok(last)) => first <= last,
-                _ => false,
-            },
-            None => part.parse::<u32>().is_ok(),
-        })
 }

@@ -12,14 +12,13 @@ mod kernels;
 mod machine;
 mod memory;
 mod pool;
-mod pool_calls;
-mod pool_share;
 mod presets;
 mod ranges;
 mod share;
 mod space;
 mod state;
 mod stream;
+mod validate;
 mod vmm;
 
 #[cfg(test)]
@@ -51,7 +50,7 @@ const GRANULARITY: u64 = 2 << 20;
 /// assert!(driver.mem_alloc(0, 4096).is_err()); // the injected fault
 /// assert!(driver.mem_alloc(0, 4096).is_ok());
 /// assert_eq!(sim.count(Call::MemAlloc), 2);
-/// assert_eq!(sim.held().to_string(), "1 device allocations");
+/// assert_eq!(sim.held().to_string(), "device allocations: 1");
 /// # Ok::<(), egmem::Error>(())
 /// ```
 #[derive(Debug)]

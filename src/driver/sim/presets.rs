@@ -195,7 +195,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_named() {
-        let broken: [(&str, fn(&mut Machine)); 8] = [
+        type Break = fn(&mut Machine);
+        let broken: [(&str, Break); 8] = [
             ("no host NUMA node", |m| m.nodes.clear()),
             ("used twice", |m| m.nodes[1].id = 0),
             ("no memory", |m| m.gpus[0].memory = 0),

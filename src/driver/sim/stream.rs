@@ -155,11 +155,11 @@ impl State {
                 self.bury(key);
                 continue;
             };
-            if let Some(&Work::Wait(point)) = stream.queue.front() {
-                if !self.is_complete(point) {
-                    pending.push(point);
-                    continue;
-                }
+            if let Some(&Work::Wait(point)) = stream.queue.front()
+                && !self.is_complete(point)
+            {
+                pending.push(point);
+                continue;
             }
             let Some(stream) = self.streams.get_mut(&key) else {
                 continue;

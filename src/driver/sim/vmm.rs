@@ -212,15 +212,10 @@ impl State {
         }
         // Whole mappings only; gaps are fine: what is unmapped may be unmapped again.
         let end = ptr.0 + size;
-        if let Some((start, _)) = self.region(ptr.0) {
-            if start != ptr.0 {
-                return fail(Code::INVALID_VALUE);
-            }
-        }
-        if let Some((start, region)) = self.region(end - 1) {
-            if start + region.len != end {
-                return fail(Code::INVALID_VALUE);
-            }
+        let begins = self.region(ptr.0).is_none_or(|(start, _)| start == ptr.0);
+        let ends = |(start, region): (u64, &Region)| start + region.len == end;
+        if !begins || !self.region(end - 1).is_none_or(ends) {
+            return fail(Code::INVALID_VALUE);
         }
         if let Some(range) = self.reservation(ptr.0, size) {
             range.clear(ptr.0, size).map_err(exhausted)?;
@@ -274,24 +269,47 @@ impl State {
                 self.check_grant(desc.location, location)?;
             }
         }
+        let host = descs.iter().rev().find(|desc| desc.location.is_host());
+        if let Some(desc) = host {
+            self.protect(&starts, desc.access)?;
+        }
         for start in starts {
-            let Some(region) = self.regions.get_mut(&start) else {
-                continue;
-            };
-            let Kind::Mapping { host, devices, .. } = &mut region.kind else {
-                continue;
-            };
-            let before = *host;
-            for desc in descs {
-                match desc.location {
-                    Location::Device(device) => devices[device as usize] = desc.access,
-                    _ => *host = desc.access,
+            if let Some(region) = self.regions.get_mut(&start)
+                && let Kind::Mapping { devices, .. } = &mut region.kind
+            {
+                for desc in descs {
+                    if let Location::Device(device) = desc.location {
+                        devices[device as usize] = desc.access;
+                    }
                 }
             }
-            if *host != before {
-                let (access, len) = (*host, region.len);
-                if let Some(range) = self.reservation(start, len) {
-                    range.protect(start, len, access).map_err(exhausted)?;
+        }
+        Ok(())
+    }
+
+    /// Changes what the CPU may do with mappings: all of them or, where the kernel refuses, none.
+    fn protect(&mut self, starts: &[u64], access: Access) -> Answer<()> {
+        let set = |state: &mut Self, start: u64, access: Access| {
+            let len = state.regions.get(&start).map_or(0, |region| region.len);
+            let range = state.reservation(start, len).ok_or(Code::INVALID_VALUE)?;
+            range.protect(start, len, access).map_err(exhausted)?;
+            let mut before = access;
+            if let Some(region) = state.regions.get_mut(&start)
+                && let Kind::Mapping { host, .. } = &mut region.kind
+            {
+                before = std::mem::replace(host, access);
+            }
+            Ok(before)
+        };
+        let mut done = Vec::new();
+        for &start in starts {
+            match set(self, start, access) {
+                Ok(before) => done.push((start, before)),
+                Err(failure) => {
+                    for (start, before) in done {
+                        let _ = set(self, start, before);
+                    }
+                    return Err(failure);
                 }
             }
         }

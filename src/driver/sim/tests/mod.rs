@@ -1,10 +1,15 @@
 //! The simulator through the seam, as the layers above use it.
 
+mod leaks;
 mod pools;
+mod processes;
 mod streams;
 mod vmm;
 
-use super::Sim;
+use std::ffi::OsString;
+use std::process::{Command, ExitStatus, Stdio};
+
+use super::{AttributeAnswer, Refusal, Sim};
 use crate::driver::*;
 use crate::{Error, Machine};
 
@@ -92,6 +97,49 @@ fn poke(ptr: DevicePtr, value: u64) {
     unsafe { (ptr.0 as *mut u64).write_volatile(value) }
 }
 
+/// Runs one test of this program in a process of its own, told its role by the environment.
+fn child(test: &str, environment: &[(&str, String)], stdin: Stdio) -> ExitStatus {
+    let exe = std::env::current_exe().unwrap();
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words = runner
+        .split_whitespace()
+        .map(OsString::from)
+        .chain([exe.into()]);
+    let mut command = Command::new(words.next().unwrap());
+    let output = command
+        .args(words)
+        .args([
+            "--exact",
+            &format!("driver::sim::tests::{test}"),
+            "--test-threads=1",
+        ])
+        .env(ROLE, "child")
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .stdin(stdin)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let words = String::from_utf8_lossy(&output.stdout);
+    assert!(words.contains("running 1 test"), "{test}: {words}");
+    output.status
+}
+
+const ROLE: &str = "EGMEM_SIM_TEST_ROLE";
+
+fn is_child() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The 64 bytes that a parent put into the environment.
+fn bytes_of(name: &str) -> [u8; 64] {
+    let text = std::env::var(name).unwrap();
+    std::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+}
+
 #[test]
 fn the_preset_answers_as_measured() {
     let driver = h200();
@@ -155,5 +203,3 @@ fn old_drivers_lack_what_came_later() {
     let node = driver.mem_create(GRANULE, &AllocationProps::at(Location::HostNuma(0)));
     assert_eq!(code(node), Code::SUCCESS);
 }
-
-use super::{AttributeAnswer, Refusal};

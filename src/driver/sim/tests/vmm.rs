@@ -48,6 +48,13 @@ fn reserve_answers_as_measured() {
     assert_eq!(code(reserve(12345, 0)), Code::INVALID_VALUE);
     assert_eq!(code(reserve(0, 0)), Code::INVALID_VALUE);
     assert_eq!(code(reserve(GRANULE, 3)), Code::INVALID_VALUE);
+    for size in [1 << 40, 64 << 40] {
+        if super::super::space::most() >= size {
+            assert_eq!(code(reserve(size, 0)), Code::SUCCESS);
+        } else {
+            assert_eq!(code(reserve(size, 0)), Code::OUT_OF_MEMORY);
+        }
+    }
     let aligned = reserve(GRANULE, 1 << 30).unwrap();
     assert!(aligned.0.is_multiple_of(1 << 30));
     // SAFETY: nothing was ever mapped there.

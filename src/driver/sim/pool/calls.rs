@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Shared;
+use super::super::Shared;
 use crate::Result;
 use crate::driver::{
     AccessDesc, Call, DevicePtr, HandleType, Location, PoolApi, PoolAttribute, PoolCalls,
@@ -11,13 +11,13 @@ use crate::driver::{
 
 /// The pools as one API shows them.
 #[derive(Debug)]
-pub(super) struct Face {
+pub(in crate::driver::sim) struct Face {
     shared: Arc<Shared>,
     api: PoolApi,
 }
 
 impl Face {
-    pub(super) fn new(shared: Arc<Shared>, api: PoolApi) -> Self {
+    pub(in crate::driver::sim) fn new(shared: Arc<Shared>, api: PoolApi) -> Self {
         Self { shared, api }
     }
 

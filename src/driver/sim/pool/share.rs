@@ -3,11 +3,11 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::memory::{Memory, Purpose};
-use super::pool::{Allocation, Pool};
-use super::space::Range;
-use super::state::{Answer, Kind, Region, State, exhausted, fail};
-use super::{GRANULARITY, share};
+use super::super::memory::{Memory, Purpose};
+use super::super::space::Range;
+use super::super::state::{Answer, Kind, Region, State, exhausted, fail};
+use super::super::{GRANULARITY, share};
+use super::{Allocation, Pool};
 use crate::driver::{
     Access, Code, DevicePtr, HandleType, HandleTypes, Location, PoolHandle, PoolPtrExport,
     ShareableHandle, StreamHandle,

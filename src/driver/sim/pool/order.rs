@@ -1,0 +1,161 @@
+//! Allocation and free, in the order of streams.
+
+use super::super::state::{Answer, Fail, Kind, Region, State, fail};
+use super::super::stream::{Point, StreamKey, Work};
+use super::{Allocation, Freed, Pool, UNIT};
+use crate::driver::{Code, DevicePtr, PoolHandle, StreamHandle};
+
+impl State {
+    pub(super) fn alloc_from_pool(
+        &mut self,
+        handle: PoolHandle,
+        size: u64,
+        stream: StreamHandle,
+    ) -> Answer<DevicePtr> {
+        let key = self.stream(stream)?;
+        if self.pool(handle)?.imported || size == 0 {
+            return fail(Code::INVALID_VALUE);
+        }
+        let Some(len) = size.checked_next_multiple_of(UNIT) else {
+            return fail(Code::OUT_OF_MEMORY);
+        };
+        let (start, allocation) = self.find_room(handle, len, key)?;
+        self.pool(handle)?.hold(start, allocation);
+        Ok(DevicePtr(start))
+    }
+
+    fn find_room(
+        &mut self,
+        handle: PoolHandle,
+        len: u64,
+        key: StreamKey,
+    ) -> Answer<(u64, Allocation)> {
+        if let Some(found) = self.pool(handle)?.take_freed(len, |point| point.0 == key) {
+            return Ok(found);
+        }
+        if let Some(found) = self.pool(handle)?.take_free(len) {
+            return Ok(found);
+        }
+        if self.pool(handle)?.reuse[0] == 1 {
+            let freed = self.pool(handle)?.freed.clone();
+            let ordered: Vec<Point> = freed
+                .iter()
+                .map(|freed| freed.point)
+                .filter(|&point| self.is_ordered(key, point))
+                .collect();
+            let pool = self.pool(handle)?;
+            if let Some(found) = pool.take_freed(len, |point| ordered.contains(&point)) {
+                return Ok(found);
+            }
+        }
+        let grown = self.grow(handle, len);
+        if grown.is_err() {
+            // Short of memory: wait for what other streams have freed, then for whole chunks.
+            let pool = self.pool(handle)?;
+            if pool.reuse[2] == 1 {
+                let points: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
+                points.into_iter().for_each(|point| self.run(point));
+                if let Some(found) = self.pool(handle)?.take_free(len) {
+                    return Ok(found);
+                }
+            }
+            self.release(handle.0, 0);
+            self.grow(handle, len)?;
+        }
+        match self.pool(handle)?.take_free(len) {
+            Some(found) => Ok(found),
+            None => fail(Code::OUT_OF_MEMORY),
+        }
+    }
+
+    pub(super) fn free_async(&mut self, ptr: DevicePtr, stream: StreamHandle) -> Answer<()> {
+        let Some((
+            _,
+            Region {
+                kind: Kind::Chunk { pool },
+                ..
+            },
+        )) = self.region(ptr.0)
+        else {
+            return fail(Code::INVALID_VALUE);
+        };
+        let handle = *pool;
+        let answer = self.stream(stream);
+        if let Err(Fail::Code(_)) = answer {
+            return answer.map(drop);
+        }
+        let key = (stream.device, stream.raw);
+        let point = self.next_point(key);
+        let Some(pool) = self.pools.get_mut(&handle) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        let Some(allocation) = pool.live.remove(&ptr.0) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        pool.used.current -= allocation.len;
+        if answer.is_err() {
+            // The context is lost: no stream will ever come to the free.
+            pool.give_back(ptr.0, allocation);
+            self.forget_imported(handle, allocation);
+            self.reap(handle);
+            return answer.map(drop);
+        }
+        pool.freed.push(Freed {
+            start: ptr.0,
+            allocation,
+            point,
+        });
+        self.submit(key, Work::Free { pool: handle });
+        Ok(())
+    }
+
+    /// `cuMemFree` of a pool's memory: after all work of the device.
+    pub(in crate::driver::sim) fn free_now(
+        &mut self,
+        device: i32,
+        handle: u64,
+        ptr: DevicePtr,
+    ) -> Answer<()> {
+        self.synchronize_device(device);
+        let Some(pool) = self.pools.get_mut(&handle) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        let Some(allocation) = pool.live.remove(&ptr.0) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        pool.used.current -= allocation.len;
+        pool.give_back(ptr.0, allocation);
+        self.forget_imported(handle, allocation);
+        self.release_pools();
+        self.reap(handle);
+        self.context(device).map(drop)
+    }
+
+    /// A stream came to a free.
+    pub(in crate::driver::sim) fn free_reached(&mut self, handle: u64, point: Point) {
+        let Some(pool) = self.pools.get_mut(&handle) else {
+            return;
+        };
+        let mut done = Vec::new();
+        pool.freed.retain(|freed| {
+            if freed.point == point {
+                done.push((freed.start, freed.allocation));
+            }
+            freed.point != point
+        });
+        for (start, allocation) in done {
+            if let Some(pool) = self.pools.get_mut(&handle) {
+                pool.give_back(start, allocation);
+            }
+            self.forget_imported(handle, allocation);
+        }
+        self.reap(handle);
+    }
+
+    fn forget_imported(&mut self, handle: u64, allocation: Allocation) {
+        let gone = |pool: &Pool| !pool.chunks.contains_key(&allocation.chunk);
+        if self.pools.get(&handle).is_some_and(gone) {
+            self.regions.remove(&allocation.chunk);
+        }
+    }
+}
