@@ -16,6 +16,7 @@ pub mod size;
 pub mod stream;
 mod teardown;
 pub mod topology;
+pub mod trace;
 pub mod vmm;
 
 pub use buffer::{Buffer, BufferOptions};

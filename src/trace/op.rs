@@ -1,0 +1,473 @@
+//! What a trace is made of: operations with slot numbers in place of addresses and handles.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{
+    AccessDesc, AllocationProps, DeviceAttribute, GranularityKind, HandleType, Location,
+    PointerAttribute, PoolAttribute, PoolProps,
+};
+use crate::{Error, Result};
+
+/// The number of a handle, range, pool, stream … of a sequence, counted per kind from 0.
+pub type Slot = u16;
+
+/// The memory that an [`Addr`] is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Memory {
+    /// A reserved address range: `r`.
+    Range(Slot),
+    /// An allocation from a pool: `a`.
+    Pooled(Slot),
+    /// An allocation of [`Op::Alloc`] or [`Op::HostAlloc`]: `m`.
+    Plain(Slot),
+    /// None: the offset is the address itself.
+    Nowhere,
+}
+
+/// An address, as an offset in bytes into memory of the sequence: `r3+4096` in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Addr {
+    /// The memory.
+    pub of: Memory,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.of {
+            Memory::Range(slot) => write!(f, "r{slot}")?,
+            Memory::Pooled(slot) => write!(f, "a{slot}")?,
+            Memory::Plain(slot) => write!(f, "m{slot}")?,
+            Memory::Nowhere => {}
+        }
+        write!(f, "+{}", self.offset)
+    }
+}
+
+impl From<Addr> for String {
+    fn from(addr: Addr) -> String {
+        addr.to_string()
+    }
+}
+
+impl TryFrom<String> for Addr {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl FromStr for Addr {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::invalid("address of a trace", format!("'{text}'"));
+        let (of, offset) = text.split_once('+').ok_or_else(bad)?;
+        let offset = offset.parse().map_err(|_| bad())?;
+        let slot = |prefix| of.strip_prefix(prefix)?.parse::<Slot>().ok();
+        let of = if of.is_empty() {
+            Memory::Nowhere
+        } else if let Some(slot) = slot('r') {
+            Memory::Range(slot)
+        } else if let Some(slot) = slot('a') {
+            Memory::Pooled(slot)
+        } else if let Some(slot) = slot('m') {
+            Memory::Plain(slot)
+        } else {
+            return Err(bad());
+        };
+        Ok(Self { of, offset })
+    }
+}
+
+/// What is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// What [`Op::Export`] exported.
+    Exported(Slot),
+    /// A file descriptor that is no memory: `/dev/null`.
+    GarbageFd,
+    /// A fabric handle of 64 arbitrary bytes.
+    GarbageFabric,
+}
+
+/// A question about a device whose answer differs from machine to machine: only the code counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Query {
+    /// `cuDeviceGetName`
+    Name,
+    /// `cuDeviceGetUuid`
+    Uuid,
+    /// `cuDeviceGetPCIBusId`
+    PciBusId,
+    /// `cuDeviceTotalMem`
+    TotalMem,
+    /// `cuMemGetInfo`
+    MemInfo,
+}
+
+/// A call of the seam, or a few that belong together.
+///
+/// `out` is the slot that a success fills. `stream: None` is the legacy default stream of device 0.
+/// Asynchronous work is waited for at once. With `twice`, the call is made again right away and
+/// the second answer is recorded too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // The fields are the arguments of the calls named, which CUDA documents.
+pub enum Op {
+    /// `cuDeviceGetAttribute`
+    DeviceAttribute {
+        device: i32,
+        attribute: DeviceAttribute,
+    },
+    /// One of [`Query`]'s calls.
+    DeviceQuery { device: i32, what: Query },
+    /// `cuDeviceCanAccessPeer`
+    CanAccessPeer { device: i32, peer: i32 },
+    /// `cuMemGetAllocationGranularity`
+    Granularity {
+        props: AllocationProps,
+        kind: GranularityKind,
+    },
+    /// `cuMemCreate`
+    Create {
+        out: Slot,
+        size: u64,
+        props: AllocationProps,
+    },
+    /// `cuMemRelease`
+    Release { handle: Slot, twice: bool },
+    /// `cuMemAddressReserve`, the hint a range's address.
+    Reserve {
+        out: Slot,
+        size: u64,
+        alignment: u64,
+        hint: Option<Slot>,
+    },
+    /// `cuMemAddressFree`
+    AddressFree { range: Slot, size: u64, twice: bool },
+    /// `cuMemMap`
+    Map {
+        at: Addr,
+        size: u64,
+        offset: u64,
+        handle: Slot,
+    },
+    /// `cuMemUnmap`
+    Unmap { at: Addr, size: u64 },
+    /// `cuMemSetAccess`
+    SetAccess {
+        at: Addr,
+        size: u64,
+        access: Vec<AccessDesc>,
+    },
+    /// `cuMemGetAccess`
+    GetAccess { at: Addr, location: Location },
+    /// `cuMemExportToShareableHandle`
+    Export {
+        out: Slot,
+        handle: Slot,
+        kind: HandleType,
+    },
+    /// `cuMemImportFromShareableHandle`
+    Import { out: Slot, from: Source },
+    /// `cuMemGetAllocationPropertiesFromHandle`
+    Properties { handle: Slot },
+    /// `cuMemRetainAllocationHandle`
+    Retain { out: Slot, at: Addr },
+    /// `cuPointerGetAttribute`
+    PointerAttribute {
+        at: Addr,
+        attribute: PointerAttribute,
+    },
+    /// `cuMemGetAddressRange`
+    AddressRange { at: Addr },
+    /// `cuMemGetHandleForAddressRange`
+    DmaBuf { at: Addr, size: u64 },
+    /// `cuMemAlloc`
+    Alloc { out: Slot, device: i32, size: u64 },
+    /// `cuMemHostAlloc`
+    HostAlloc { out: Slot, device: i32, size: u64 },
+    /// `cuMemFree` or `cuMemFreeHost`
+    FreePlain { plain: Slot, twice: bool },
+    /// `cuMemPoolCreate`
+    PoolCreate { out: Slot, props: PoolProps },
+    /// `cuMemPoolDestroy`
+    PoolDestroy { pool: Slot },
+    /// `cuMemPoolSetAttribute`
+    PoolSet {
+        pool: Slot,
+        attribute: PoolAttribute,
+        value: u64,
+    },
+    /// `cuMemPoolGetAttribute`
+    PoolGet {
+        pool: Slot,
+        attribute: PoolAttribute,
+    },
+    /// `cuMemPoolTrimTo`
+    PoolTrim { pool: Slot, keep: u64 },
+    /// `cuMemPoolSetAccess`
+    PoolSetAccess { pool: Slot, access: Vec<AccessDesc> },
+    /// `cuMemPoolGetAccess`
+    PoolGetAccess { pool: Slot, location: Location },
+    /// `cuMemPoolExportToShareableHandle` as a POSIX fd: fabric, refused, corrupts the heap.
+    PoolExport { pool: Slot },
+    /// `cuMemPoolExportPointer`
+    PoolExportPointer { alloc: Slot },
+    /// `cuMemAllocFromPoolAsync`, or without a pool `cuMemAllocAsync`. Filled with zeros.
+    PoolAlloc {
+        out: Slot,
+        pool: Option<Slot>,
+        size: u64,
+        stream: Option<Slot>,
+    },
+    /// `cuMemFreeAsync`
+    PoolFree { alloc: Slot, stream: Option<Slot> },
+    /// `cuDeviceGetMemPool`
+    DevicePool { device: i32 },
+    /// `cuDeviceSetMemPool`
+    SetDevicePool { device: i32, pool: Slot },
+    /// `cuStreamCreate`
+    StreamCreate { out: Slot, device: i32 },
+    /// `cuStreamDestroy`
+    StreamDestroy { stream: Slot },
+    /// `cuStreamSynchronize`
+    StreamSynchronize { stream: Option<Slot> },
+    /// `cuStreamQuery`
+    StreamQuery { stream: Option<Slot> },
+    /// `cuStreamWaitEvent`
+    StreamWaitEvent { stream: Option<Slot>, event: Slot },
+    /// `cuEventCreate`
+    EventCreate {
+        out: Slot,
+        device: i32,
+        timing: bool,
+    },
+    /// `cuEventDestroy`
+    EventDestroy { event: Slot },
+    /// `cuEventRecord`
+    EventRecord { event: Slot, stream: Option<Slot> },
+    /// `cuEventSynchronize`
+    EventSynchronize { event: Slot },
+    /// `cuEventQuery`
+    EventQuery { event: Slot },
+    /// `cuEventElapsedTime`: only the code counts.
+    EventElapsed { start: Slot, end: Slot },
+    /// `cuMemsetD8Async`
+    Memset {
+        at: Addr,
+        value: u8,
+        bytes: u64,
+        stream: Option<Slot>,
+    },
+    /// `cuMemcpyAsync`
+    Memcpy {
+        dst: Addr,
+        src: Addr,
+        bytes: u64,
+        stream: Option<Slot>,
+    },
+    /// The kernel [`WRITE`](crate::kernels::WRITE).
+    WriteKernel {
+        at: Addr,
+        words: u64,
+        seed: u64,
+        threads: u32,
+        stream: Option<Slot>,
+    },
+    /// The kernel [`CHECK_REWRITE`](crate::kernels::CHECK_REWRITE); its report is the output.
+    CheckKernel {
+        at: Addr,
+        words: u64,
+        expected: u64,
+        seed: u64,
+        threads: u32,
+        stream: Option<Slot>,
+    },
+    /// The kernel [`READ`](crate::kernels::READ); its report is the output.
+    ReadKernel {
+        at: Addr,
+        words: u64,
+        threads: u32,
+        stream: Option<Slot>,
+    },
+    /// The CPU writes the pattern.
+    CpuWrite { at: Addr, words: u64, seed: u64 },
+    /// The CPU reads; the output is a checksum.
+    CpuRead { at: Addr, words: u64 },
+}
+
+/// A kind of slot with its number, to find what an operation depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)]
+pub enum SlotRef {
+    Handle(Slot),
+    Memory(Memory),
+    Exported(Slot),
+    Pool(Slot),
+    Stream(Slot),
+    Event(Slot),
+}
+
+impl Op {
+    /// The operation's kind, as files name it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::DeviceAttribute { .. } => "device_attribute",
+            Self::DeviceQuery { .. } => "device_query",
+            Self::CanAccessPeer { .. } => "can_access_peer",
+            Self::Granularity { .. } => "granularity",
+            Self::Create { .. } => "create",
+            Self::Release { .. } => "release",
+            Self::Reserve { .. } => "reserve",
+            Self::AddressFree { .. } => "address_free",
+            Self::Map { .. } => "map",
+            Self::Unmap { .. } => "unmap",
+            Self::SetAccess { .. } => "set_access",
+            Self::GetAccess { .. } => "get_access",
+            Self::Export { .. } => "export",
+            Self::Import { .. } => "import",
+            Self::Properties { .. } => "properties",
+            Self::Retain { .. } => "retain",
+            Self::PointerAttribute { .. } => "pointer_attribute",
+            Self::AddressRange { .. } => "address_range",
+            Self::DmaBuf { .. } => "dma_buf",
+            Self::Alloc { .. } => "alloc",
+            Self::HostAlloc { .. } => "host_alloc",
+            Self::FreePlain { .. } => "free_plain",
+            Self::PoolCreate { .. } => "pool_create",
+            Self::PoolDestroy { .. } => "pool_destroy",
+            Self::PoolSet { .. } => "pool_set",
+            Self::PoolGet { .. } => "pool_get",
+            Self::PoolTrim { .. } => "pool_trim",
+            Self::PoolSetAccess { .. } => "pool_set_access",
+            Self::PoolGetAccess { .. } => "pool_get_access",
+            Self::PoolExport { .. } => "pool_export",
+            Self::PoolExportPointer { .. } => "pool_export_pointer",
+            Self::PoolAlloc { .. } => "pool_alloc",
+            Self::PoolFree { .. } => "pool_free",
+            Self::DevicePool { .. } => "device_pool",
+            Self::SetDevicePool { .. } => "set_device_pool",
+            Self::StreamCreate { .. } => "stream_create",
+            Self::StreamDestroy { .. } => "stream_destroy",
+            Self::StreamSynchronize { .. } => "stream_synchronize",
+            Self::StreamQuery { .. } => "stream_query",
+            Self::StreamWaitEvent { .. } => "stream_wait_event",
+            Self::EventCreate { .. } => "event_create",
+            Self::EventDestroy { .. } => "event_destroy",
+            Self::EventRecord { .. } => "event_record",
+            Self::EventSynchronize { .. } => "event_synchronize",
+            Self::EventQuery { .. } => "event_query",
+            Self::EventElapsed { .. } => "event_elapsed",
+            Self::Memset { .. } => "memset",
+            Self::Memcpy { .. } => "memcpy",
+            Self::WriteKernel { .. } => "write_kernel",
+            Self::CheckKernel { .. } => "check_kernel",
+            Self::ReadKernel { .. } => "read_kernel",
+            Self::CpuWrite { .. } => "cpu_write",
+            Self::CpuRead { .. } => "cpu_read",
+        }
+    }
+
+    /// Whether only the code counts: the output is the allocator's own affair.
+    pub fn output_is_informational(&self) -> bool {
+        matches!(
+            self,
+            Self::PoolGet {
+                attribute: PoolAttribute::ReservedCurrent | PoolAttribute::ReservedHigh,
+                ..
+            }
+        )
+    }
+
+    /// The slots that the operation names.
+    pub fn slots(&self) -> Vec<SlotRef> {
+        use SlotRef::{Event, Exported, Handle, Memory as Mem, Pool, Stream};
+        let on = |stream: &Option<Slot>, mut slots: Vec<SlotRef>| {
+            slots.extend(stream.map(Stream));
+            slots
+        };
+        match self {
+            Self::DeviceAttribute { .. }
+            | Self::DeviceQuery { .. }
+            | Self::CanAccessPeer { .. }
+            | Self::Granularity { .. }
+            | Self::DevicePool { .. } => Vec::new(),
+            Self::Create { out: handle, .. }
+            | Self::Release { handle, .. }
+            | Self::Properties { handle } => vec![Handle(*handle)],
+            Self::Reserve { out, hint, .. } => {
+                let mut slots = vec![Mem(Memory::Range(*out))];
+                slots.extend(hint.map(|hint| Mem(Memory::Range(hint))));
+                slots
+            }
+            Self::AddressFree { range, .. } => vec![Mem(Memory::Range(*range))],
+            Self::Map { at, handle, .. } => vec![Mem(at.of), Handle(*handle)],
+            Self::Unmap { at, .. }
+            | Self::SetAccess { at, .. }
+            | Self::GetAccess { at, .. }
+            | Self::PointerAttribute { at, .. }
+            | Self::AddressRange { at }
+            | Self::DmaBuf { at, .. }
+            | Self::CpuWrite { at, .. }
+            | Self::CpuRead { at, .. } => vec![Mem(at.of)],
+            Self::Export { out, handle, .. } => vec![Exported(*out), Handle(*handle)],
+            Self::Import { out, from } => match from {
+                Source::Exported(fd) => vec![Handle(*out), Exported(*fd)],
+                _ => vec![Handle(*out)],
+            },
+            Self::Retain { out, at } => vec![Handle(*out), Mem(at.of)],
+            Self::Alloc { out: plain, .. }
+            | Self::HostAlloc { out: plain, .. }
+            | Self::FreePlain { plain, .. } => vec![Mem(Memory::Plain(*plain))],
+            Self::PoolCreate { out: pool, .. }
+            | Self::PoolDestroy { pool }
+            | Self::PoolSet { pool, .. }
+            | Self::PoolGet { pool, .. }
+            | Self::PoolTrim { pool, .. }
+            | Self::PoolSetAccess { pool, .. }
+            | Self::PoolGetAccess { pool, .. }
+            | Self::PoolExport { pool }
+            | Self::SetDevicePool { pool, .. } => vec![Pool(*pool)],
+            Self::PoolExportPointer { alloc } => vec![Mem(Memory::Pooled(*alloc))],
+            Self::PoolAlloc {
+                out, pool, stream, ..
+            } => {
+                let mut slots = vec![Mem(Memory::Pooled(*out))];
+                slots.extend(pool.map(Pool));
+                on(stream, slots)
+            }
+            Self::PoolFree { alloc, stream } => on(stream, vec![Mem(Memory::Pooled(*alloc))]),
+            Self::StreamCreate { out: stream, .. } | Self::StreamDestroy { stream } => {
+                vec![Stream(*stream)]
+            }
+            Self::StreamSynchronize { stream } | Self::StreamQuery { stream } => {
+                on(stream, Vec::new())
+            }
+            Self::StreamWaitEvent { stream, event } | Self::EventRecord { event, stream } => {
+                on(stream, vec![Event(*event)])
+            }
+            Self::EventCreate { out: event, .. }
+            | Self::EventDestroy { event }
+            | Self::EventSynchronize { event }
+            | Self::EventQuery { event } => vec![Event(*event)],
+            Self::EventElapsed { start, end } => vec![Event(*start), Event(*end)],
+            Self::Memset { at, stream, .. }
+            | Self::WriteKernel { at, stream, .. }
+            | Self::CheckKernel { at, stream, .. }
+            | Self::ReadKernel { at, stream, .. } => on(stream, vec![Mem(at.of)]),
+            Self::Memcpy {
+                dst, src, stream, ..
+            } => on(stream, vec![Mem(dst.of), Mem(src.of)]),
+        }
+    }
+}

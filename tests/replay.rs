@@ -1,0 +1,61 @@
+//! Every recorded trace, replayed on the simulated machine that it was recorded on the likes of.
+
+use std::fs;
+use std::path::PathBuf;
+
+use egmem::trace::{Line, Outcome, Report, Runner, compare};
+use egmem::{Driver, Machine};
+
+fn data() -> PathBuf {
+    match std::env::var_os("EGMEM_TEST_DATA") {
+        Some(folder) => folder.into(),
+        None => concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data").into(),
+    }
+}
+
+#[test]
+fn the_h200x8_preset_answers_as_the_recorded_machines_did() {
+    let mut files: Vec<_> = fs::read_dir(data())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "jsonl")
+        })
+        .collect();
+    files.sort();
+    for file in &files {
+        replay(file);
+    }
+}
+
+fn replay(file: &PathBuf) {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let mut runner = Runner::new(&driver);
+    let mut report = Report::default();
+    let (mut sequences, mut called, mut operations) = (0, 0, 0);
+    for line in fs::read_to_string(file).unwrap().lines() {
+        match serde_json::from_str(line).unwrap() {
+            Line::Header(header) => assert_eq!(header.format, 1),
+            Line::Crash(_) => {}
+            Line::Sequence(recorded) => {
+                let (sequence, expected) = recorded.split();
+                let found = runner.run(&sequence, |_| {});
+                assert_eq!(found.left, expected.left, "sequence {}", sequence.seed);
+                sequences += 1;
+                operations += sequence.ops.len();
+                let skipped = |outcome: &&Outcome| **outcome != Outcome::Skipped;
+                called += expected.outcomes.iter().filter(skipped).count();
+                report.add(sequence.ops.len(), compare(&sequence, &expected, &found));
+            }
+        }
+    }
+    assert!(report.is_clean(), "{}: {report}", file.display());
+    println!(
+        "{}: {sequences} sequences, {operations} operations, {called} of them called",
+        file.display()
+    );
+    drop(runner);
+    let held = driver.sim().unwrap().held();
+    assert!(held.is_empty(), "not given back: {held:?}");
+}
