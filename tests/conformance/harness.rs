@@ -1,0 +1,234 @@
+//! Backends, what is expected of a machine, and child processes.
+
+use std::fmt::Debug;
+use std::fs;
+use std::ops::Deref;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use egmem::driver::{Code, DeviceAttribute, Location};
+use egmem::{Driver, Machine, Result};
+
+/// What a case is run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// A preset of the simulator.
+    Preset(&'static str),
+    /// This machine's driver.
+    Cuda,
+}
+
+/// What is known of the machine before it is asked.
+#[derive(Clone, Debug)]
+pub struct Expect {
+    /// How many GPUs.
+    pub gpus: i32,
+    /// The host NUMA nodes with CPUs.
+    pub nodes: Vec<i32>,
+    /// HOST_NUMA_ID of GPU 0, or a node that exists.
+    pub home: i32,
+    /// A node id that no node has.
+    pub missing: i32,
+    /// Whether there is an IMEX channel, so that fabric handles are allowed.
+    pub imex: bool,
+    /// An H200 on x86-64, without an IMEX channel: everything measured holds to the letter.
+    pub h200: bool,
+    /// Whether a host pool may become a device's pool, where that is known.
+    pub host_pool_for_device: Option<bool>,
+}
+
+/// A driver, and what to expect of it.
+pub struct Ctx {
+    pub driver: Driver,
+    pub expect: Expect,
+    pub backend: Backend,
+}
+
+impl Deref for Ctx {
+    type Target = Driver;
+
+    fn deref(&self) -> &Driver {
+        &self.driver
+    }
+}
+
+/// A case of the suite, or the part of one that runs in a child process.
+pub type Case = fn(&Ctx);
+
+fn cuda() -> &'static Result<Driver> {
+    static CUDA: OnceLock<Result<Driver>> = OnceLock::new();
+    CUDA.get_or_init(Driver::open)
+}
+
+impl Ctx {
+    /// `None`, with a word to the user, where there is no CUDA.
+    pub fn open(backend: Backend) -> Option<Self> {
+        let driver = match backend {
+            Backend::Preset(name) => Driver::simulated(Machine::preset(name).unwrap()).unwrap(),
+            Backend::Cuda => match cuda() {
+                Ok(driver) => driver.clone(),
+                Err(error) => {
+                    let required = std::env::var_os("EGMEM_REQUIRE_CUDA").is_some();
+                    assert!(!required, "EGMEM_REQUIRE_CUDA is set, but: {error}");
+                    println!("skipped: {error}");
+                    return None;
+                }
+            },
+        };
+        let expect = match backend {
+            Backend::Preset(name) => Expect::of_preset(&Machine::preset(name).unwrap()),
+            Backend::Cuda => Expect::of_cuda(&driver),
+        };
+        Some(Self {
+            driver,
+            expect,
+            backend,
+        })
+    }
+
+    pub fn simulated(&self) -> bool {
+        self.backend != Backend::Cuda
+    }
+
+    /// Every GPU's ordinal.
+    pub fn gpus(&self) -> std::ops::Range<i32> {
+        0..self.expect.gpus
+    }
+
+    /// The host NUMA node next to GPU 0.
+    pub fn home(&self) -> Location {
+        Location::HostNuma(self.expect.home)
+    }
+
+    /// A child process that runs `role` on the same backend.
+    pub fn child(&self, role: &str) -> Command {
+        let backend = match self.backend {
+            Backend::Preset(name) => name,
+            Backend::Cuda => "cuda",
+        };
+        let exe = std::env::current_exe().unwrap();
+        let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+        let mut words = runner.split_whitespace();
+        let mut command = match words.next() {
+            Some(program) => {
+                let mut command = Command::new(program);
+                command.args(words).arg(exe);
+                command
+            }
+            None => Command::new(exe),
+        };
+        command
+            .args(["--exact", "child_process", "--nocapture"])
+            .env("EGMEM_CONFORMANCE_CHILD", format!("{backend}/{role}"))
+            .stdin(Stdio::null());
+        // A fault must reach the system, not a sanitizer's report.
+        for sanitizer in ["ASAN_OPTIONS", "TSAN_OPTIONS"] {
+            let mut options = std::env::var(sanitizer).unwrap_or_default();
+            options.push_str(":handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1");
+            command.env(sanitizer, options);
+        }
+        command
+    }
+
+    /// Runs `role` in a child process, which must end well.
+    #[track_caller]
+    pub fn run_child(&self, role: &str) {
+        let output = self.child(role).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{role}: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+    }
+}
+
+impl Expect {
+    fn of_preset(machine: &Machine) -> Self {
+        let nodes: Vec<i32> = machine.nodes.iter().map(|node| node.id).collect();
+        let memories = machine.gpus.iter().map(|gpu| gpu.numa_id);
+        Self {
+            gpus: machine.gpus.len() as i32,
+            home: machine.gpus[0].host_numa,
+            missing: 1 + nodes.iter().copied().chain(memories).max().unwrap(),
+            nodes,
+            imex: machine.imex_channel,
+            h200: machine.name == "h200x8",
+            host_pool_for_device: Some(machine.host_pool_for_device),
+        }
+    }
+
+    fn of_cuda(driver: &Driver) -> Self {
+        let attribute = |attribute| driver.device_attribute(0, attribute).unwrap_or(-1);
+        let listed = |file: &str| {
+            let path = format!("/sys/devices/system/node/{file}");
+            parse_list(&fs::read_to_string(path).unwrap_or_default())
+        };
+        let home = attribute(DeviceAttribute::HOST_NUMA_ID);
+        let mut nodes = listed("has_cpu");
+        if nodes.is_empty() {
+            nodes.push(home.max(0));
+        }
+        let imex = fs::read_dir("/dev/nvidia-caps-imex-channels")
+            .is_ok_and(|mut entries| entries.next().is_some());
+        let coherent =
+            attribute(DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES) == 1;
+        let name = driver.device_name(0).unwrap();
+        let h200 = name.contains("H200") && !name.contains("GH200") && !coherent && !imex;
+        let online = listed("possible").into_iter().chain(nodes.iter().copied());
+        Self {
+            gpus: driver.device_count().unwrap(),
+            home: if home >= 0 { home } else { nodes[0] },
+            missing: 1 + online.max().unwrap(),
+            nodes,
+            imex,
+            h200,
+            host_pool_for_device: h200.then_some(false),
+        }
+    }
+}
+
+/// Reads the kernel's lists: `0-3,8`.
+fn parse_list(text: &str) -> Vec<i32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<i32>().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+/// Runs a case on a backend.
+pub fn run(backend: Backend, case: Case) {
+    let Some(ctx) = Ctx::open(backend) else {
+        return;
+    };
+    case(&ctx);
+    ctx.assert_nothing_held();
+}
+
+/// Runs the role that the environment names, if this is a child process, and does not return then.
+pub fn run_role(roles: &[(&str, Case)]) {
+    let Ok(wanted) = std::env::var("EGMEM_CONFORMANCE_CHILD") else {
+        return;
+    };
+    let (backend, role) = wanted.split_once('/').unwrap();
+    let backend = match Machine::PRESETS.iter().find(|name| **name == backend) {
+        Some(name) => Backend::Preset(name),
+        None => Backend::Cuda,
+    };
+    let (_, case) = roles.iter().find(|(name, _)| *name == role).unwrap();
+    case(&Ctx::open(backend).expect("the parent had this backend"));
+    // SAFETY: nothing is left to be flushed but what the standard library flushes at once; leaks on
+    // purpose, which a leak checker would report, stay unreported.
+    unsafe { libc::_exit(0) };
+}
+
+/// The result must be this code.
+#[track_caller]
+pub fn fails<T: Debug>(result: Result<T>, code: Code) {
+    match result {
+        Ok(value) => panic!("succeeded with {value:?}, expected {code}"),
+        Err(error) => assert_eq!(error.code(), Some(code), "{error}"),
+    }
+}

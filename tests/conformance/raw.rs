@@ -1,0 +1,212 @@
+//! The seam's unsafe calls, on memory that one case alone holds.
+//!
+//! Every case makes its own memory, streams, pools and events, lets nobody else see them, waits
+//! for work before it gives anything back, and uses nothing afterwards: the answer to each
+//! obligation of the seam's contract.
+
+use egmem::Result;
+use egmem::driver::*;
+use egmem::kernels;
+
+use crate::harness::Ctx;
+
+pub const MIB2: u64 = 2 << 20;
+
+pub const fn grant(location: Location, access: Access) -> AccessDesc {
+    AccessDesc { location, access }
+}
+
+pub const fn read_write(location: Location) -> AccessDesc {
+    grant(location, Access::ReadWrite)
+}
+
+macro_rules! raw {
+    ($($name:ident => $call:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+        impl Ctx {$(
+            pub fn $name(&self, $($arg: $type),*) -> Result<($($out)?)> {
+                // SAFETY: by the rules that every case keeps, above.
+                unsafe { self.driver.$call($($arg),*) }
+            }
+        )*}
+    };
+}
+
+raw! {
+    release => mem_release(handle: PhysicalHandle);
+    address_free => mem_address_free(ptr: DevicePtr, size: u64);
+    map => mem_map(ptr: DevicePtr, size: u64, offset: u64, handle: PhysicalHandle);
+    unmap => mem_unmap(ptr: DevicePtr, size: u64);
+    set_access => mem_set_access(ptr: DevicePtr, size: u64, access: &[AccessDesc]);
+    free => mem_free(device: i32, ptr: DevicePtr);
+    free_host => mem_free_host(device: i32, ptr: DevicePtr);
+    destroy_stream => stream_destroy(stream: StreamHandle);
+    destroy_event => event_destroy(event: EventHandle);
+    copy => memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle);
+    memset => memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle);
+    unload => module_unload(device: i32, module: ModuleHandle);
+}
+
+impl Ctx {
+    pub fn destroy_pool(&self, calls: &dyn PoolCalls, pool: PoolHandle) -> Result<()> {
+        // SAFETY: by the rules that every case keeps, above.
+        unsafe { calls.pool_destroy(pool) }
+    }
+
+    pub fn pool_access(
+        &self,
+        calls: &dyn PoolCalls,
+        pool: PoolHandle,
+        access: &[AccessDesc],
+    ) -> Result<()> {
+        // SAFETY: by the rules that every case keeps, above.
+        unsafe { calls.pool_set_access(pool, access) }
+    }
+
+    pub fn pool_free(
+        &self,
+        calls: &dyn PoolCalls,
+        ptr: DevicePtr,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: by the rules that every case keeps, above.
+        unsafe { calls.free_async(ptr, stream) }
+    }
+
+    pub fn set_device_pool(
+        &self,
+        calls: &dyn PoolCalls,
+        device: i32,
+        pool: PoolHandle,
+    ) -> Result<()> {
+        // SAFETY: by the rules that every case keeps, above.
+        unsafe { calls.device_set_pool(device, pool) }
+    }
+
+    /// Launches a kernel of `egmem::kernels` over memory that the caller made.
+    pub fn launch(
+        &self,
+        kernel: &Loaded<'_>,
+        name: &std::ffi::CStr,
+        args: &[u64],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let function = self.module_function(kernel.device, kernel.module, name)?;
+        let dims = LaunchDims {
+            blocks: 8,
+            threads: 256,
+        };
+        // SAFETY: by the rules that every case keeps, above; the arguments are the kernel's.
+        unsafe { self.driver.launch_kernel(function, dims, args, stream) }?;
+        self.stream_synchronize(stream)
+    }
+
+    /// The simulator must hold nothing after a case. What the real driver holds is not known.
+    pub fn assert_nothing_held(&self) {
+        if let Some(sim) = self.driver.sim() {
+            let held = sim.held();
+            assert!(held.is_empty(), "not given back: {held:?}");
+        }
+    }
+}
+
+/// The kernels, loaded for a device.
+pub struct Loaded<'a> {
+    ctx: &'a Ctx,
+    pub device: i32,
+    module: ModuleHandle,
+}
+
+impl<'a> Loaded<'a> {
+    pub fn new(ctx: &'a Ctx, device: i32) -> Self {
+        let module = ctx.module_load(device, kernels::PTX).unwrap();
+        Self {
+            ctx,
+            device,
+            module,
+        }
+    }
+}
+
+impl Drop for Loaded<'_> {
+    fn drop(&mut self) {
+        let result = self.ctx.unload(self.device, self.module);
+        if !std::thread::panicking() {
+            result.unwrap();
+        }
+    }
+}
+
+/// Physical memory, mapped.
+pub struct Mapped<'a> {
+    ctx: &'a Ctx,
+    pub handle: PhysicalHandle,
+    pub ptr: DevicePtr,
+    pub size: u64,
+}
+
+impl<'a> Mapped<'a> {
+    /// Memory of `props`, mapped and granted.
+    pub fn new(ctx: &'a Ctx, props: AllocationProps, size: u64, access: &[AccessDesc]) -> Self {
+        let handle = ctx.mem_create(size, &props).unwrap();
+        Self::of(ctx, handle, size, access)
+    }
+
+    /// The same of a handle, which it takes over.
+    pub fn of(ctx: &'a Ctx, handle: PhysicalHandle, size: u64, access: &[AccessDesc]) -> Self {
+        let ptr = ctx.mem_address_reserve(size, 0, 0).unwrap();
+        ctx.map(ptr, size, 0, handle).unwrap();
+        if !access.is_empty() {
+            ctx.set_access(ptr, size, access).unwrap();
+        }
+        Self {
+            ctx,
+            handle,
+            ptr,
+            size,
+        }
+    }
+
+    /// On the node next to GPU 0, for the host and every GPU.
+    pub fn shared(ctx: &'a Ctx, size: u64) -> Self {
+        let mut access = vec![read_write(Location::Host)];
+        access.extend(ctx.gpus().map(|gpu| read_write(Location::Device(gpu))));
+        Self::new(ctx, AllocationProps::at(ctx.home()), size, &access)
+    }
+}
+
+impl Drop for Mapped<'_> {
+    fn drop(&mut self) {
+        let unmapped = self.ctx.unmap(self.ptr, self.size);
+        let released = self.ctx.release(self.handle);
+        let freed = self.ctx.address_free(self.ptr, self.size);
+        if !std::thread::panicking() {
+            unmapped.and(released).and(freed).unwrap();
+        }
+    }
+}
+
+/// Reads the 64-bit word at `ptr` with the CPU.
+pub fn peek(ptr: DevicePtr) -> u64 {
+    // SAFETY: by the rules above: mapped for the CPU, or the case is about the fault.
+    unsafe { (ptr.0 as *const u64).read_volatile() }
+}
+
+/// Writes the 64-bit word at `ptr` with the CPU.
+pub fn poke(ptr: DevicePtr, word: u64) {
+    // SAFETY: as above.
+    unsafe { (ptr.0 as *mut u64).write_volatile(word) }
+}
+
+/// Writes `kernels::pattern` with the CPU.
+pub fn cpu_write(ptr: DevicePtr, words: u64, seed: u64) {
+    (0..words).for_each(|i| poke(ptr.add(8 * i), kernels::pattern(seed, i)));
+}
+
+/// Checks `kernels::pattern` with the CPU.
+#[track_caller]
+pub fn cpu_check(ptr: DevicePtr, words: u64, seed: u64) {
+    for i in 0..words {
+        let found = peek(ptr.add(8 * i));
+        assert_eq!(found, kernels::pattern(seed, i), "word {i} of {words}");
+    }
+}
