@@ -151,7 +151,7 @@ fn legend(svg: &mut String, x: usize, y: usize, scale: &Scale) {
     }
     let _ = writeln!(
         svg,
-        r##"<rect x="{}" y="{}" width="28" height="16" fill="#e6e6e6"/><text x="{}" y="{}" fill="#555">– : the GPU cannot reach this memory</text>"##,
+        r##"<rect x="{}" y="{}" width="28" height="16" fill="#e6e6e6"/><text x="{}" y="{}" fill="#555">– : out of reach of the GPU's kernels</text>"##,
         x + WIDTH + 90,
         y + 20,
         x + WIDTH + 126,

@@ -56,6 +56,7 @@ fn run(args: &Args) -> Result<bool> {
         gpus: inventory::gpus(&topology, &selected),
         proofs: Vec::new(),
         malloc_async: Vec::new(),
+        runtime_missing: None,
         bandwidth: None,
     };
     let out = Out { json: args.json };
@@ -78,6 +79,15 @@ fn run(args: &Args) -> Result<bool> {
     report.malloc_async = plan.malloc_async();
     bar.finish_and_clear();
     out.text(tables::proofs(&report.proofs, &report.malloc_async))?;
+    // Without the feature there is nothing to miss.
+    if let (true, Err(error)) = (cfg!(feature = "cudart"), plan.runtime()) {
+        let note = format!(
+            "the runtime API's pools were not tried: {}",
+            Explained(&error)
+        );
+        out.text(&note)?;
+        report.runtime_missing = Some(note);
+    }
 
     // Times on the simulator mean nothing, so it has no bandwidth.
     if !driver.is_simulated() && !args.no_bandwidth {

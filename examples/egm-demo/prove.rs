@@ -21,13 +21,19 @@ impl Plan<'_> {
         (self.nodes.len() * self.gpus.len() * self.ways().len()) as u64
     }
 
-    /// Both paths, and the pool through each API that this program has.
+    /// Both paths, and the pool through each API that there is.
     fn ways(&self) -> Vec<(Path, PoolApi)> {
         let mut ways = vec![(Path::Vmm, PoolApi::Driver), (Path::Pool, PoolApi::Driver)];
-        if cfg!(feature = "cudart") {
+        if self.runtime().is_ok() {
             ways.push((Path::Pool, PoolApi::Runtime));
         }
         ways
+    }
+
+    /// Whether there is a runtime API to prove: the library is an extra, which the driver does not
+    /// bring along.
+    pub fn runtime(&self) -> Result<()> {
+        self.driver.pools(PoolApi::Runtime).map(drop)
     }
 
     /// Proves every pair of node and GPU by every path.
@@ -72,7 +78,7 @@ impl Plan<'_> {
 
     /// Whether plain `cudaMallocAsync` draws from a host pool once that is the GPU's current pool.
     pub fn malloc_async(&self) -> Vec<Proof> {
-        if !cfg!(feature = "cudart") {
+        if self.runtime().is_err() {
             return Vec::new();
         }
         let mut proofs = Vec::new();

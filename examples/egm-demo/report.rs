@@ -25,6 +25,9 @@ pub struct Report {
     /// refuse, so it does not count for the exit status. Only with the feature `cudart`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub malloc_async: Vec<Proof>,
+    /// Why the runtime API's pools were not tried, where this program could use them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_missing: Option<String>,
     /// Only of GPUs: the simulator has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
