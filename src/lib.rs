@@ -7,6 +7,7 @@ pub mod driver;
 mod error;
 mod explain;
 mod guard;
+pub mod interop;
 pub mod kernels;
 pub mod memory;
 pub mod plain;

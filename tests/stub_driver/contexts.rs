@@ -17,8 +17,10 @@ fn stream(driver: &Driver) -> StreamHandle {
     driver.stream_create(1).unwrap()
 }
 
+type CallOnDriver = fn(&Driver) -> Result<()>;
+
 /// Every call that runs in a device's context, on device 1.
-fn calls_in_context() -> Vec<(&'static str, fn(&Driver) -> Result<()>)> {
+fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
     // SAFETY: of every block here: the stub follows no handle and no address.
     unsafe {
         vec![

@@ -7,6 +7,7 @@
 mod abi;
 mod contexts;
 mod harness;
+mod interop;
 mod open;
 #[cfg(feature = "cudart")]
 mod runtime;

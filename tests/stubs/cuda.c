@@ -185,7 +185,7 @@ int cuMemSetAccess(DevicePtr ptr, size_t size, const AccessDesc *desc, size_t co
 int cuMemGetAccess(unsigned long long *flags, const Location *location, DevicePtr ptr) {
     CALL("cuMemGetAccess", " %d:%d ptr=%#llx", location->type, location->id,
          (unsigned long long)ptr);
-    *flags = 3;
+    *flags = (unsigned long long)stub_setting("STUB_ACCESS", 3);
     return 0;
 }
 int cuMemExportToShareableHandle(void *out, Handle handle, unsigned type, unsigned long long flags) {

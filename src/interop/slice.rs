@@ -1,0 +1,267 @@
+//! Memory as elements, for cudarc's copies and launches.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use cudarc::driver::{
+    CudaStream, DevicePtr as CudarcPtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg,
+    SyncOnDrop, sys,
+};
+
+use crate::driver::{Access, DevicePtr, Location};
+use crate::memory::Memory;
+use crate::{Error, Result};
+
+/// Memory of this crate as elements `T`, for cudarc to read: a source of its copies.
+///
+/// Made from memory with [`new`](Self::new), every copy is waited for before it returns, so that
+/// the memory may be freed when the borrow ends. Kernels are launched by unsafe code, which answers
+/// for that itself; so does a copy to a slice of another context, which cudarc queues on that
+/// context's stream: synchronise it before the memory is dropped.
+#[derive(Debug)]
+pub struct EgmSlice<'a, T> {
+    raw: Raw,
+    stream: Arc<CudaStream>,
+    memory: PhantomData<&'a [T]>,
+}
+
+/// Memory of this crate as elements `T`, for cudarc to read and write: source and destination of
+/// its copies. Otherwise like [`EgmSlice`].
+#[derive(Debug)]
+pub struct EgmSliceMut<'a, T> {
+    raw: Raw,
+    stream: Arc<CudaStream>,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Raw {
+    ptr: DevicePtr,
+    len: usize,
+    wait: bool,
+}
+
+impl Raw {
+    fn new<T>(memory: &impl Memory, stream: &CudaStream, need: Access) -> Result<Self> {
+        if memory.driver().name() != "cuda" {
+            return Err(Error::invalid(
+                "memory",
+                "cudarc works on CUDA's memory, this is a simulated driver's",
+            ));
+        }
+        let ptr = memory.device_ptr();
+        let len = memory
+            .len()
+            .checked_div(size_of::<T>() as u64)
+            .ok_or_else(|| Error::invalid("element type", "it has no size"))?;
+        if !ptr.0.is_multiple_of(align_of::<T>() as u64) {
+            return Err(Error::invalid(
+                "element type",
+                format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
+            ));
+        }
+        // Memory of a pool has no access of its own to ask for.
+        let who = Location::Device(stream.context().ordinal() as i32);
+        if let Ok(flags) = memory.driver().mem_get_access(who, ptr) {
+            let have = Access::from_flags(flags).unwrap_or_default();
+            if have < need {
+                return Err(Error::NotAccessible { who, have, need });
+            }
+        }
+        Ok(Self {
+            ptr,
+            len: len as usize,
+            wait: true,
+        })
+    }
+
+    fn part<T>(self, range: &Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.len {
+            let size = size_of::<T>() as u64;
+            return Err(Error::OutOfRange {
+                offset: (range.start as u64).saturating_mul(size),
+                len: (range.end.saturating_sub(range.start) as u64).saturating_mul(size),
+                size: self.len as u64 * size,
+            });
+        }
+        Ok(Self {
+            ptr: self.ptr.add((range.start * size_of::<T>()) as u64),
+            len: range.len(),
+            ..self
+        })
+    }
+
+    fn lend<'a>(&self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        let done = if self.wait {
+            SyncOnDrop::sync_stream(stream)
+        } else {
+            SyncOnDrop::Sync(None)
+        };
+        (self.ptr.0, done)
+    }
+}
+
+impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
+    /// All of `memory` as elements; bytes beyond the last whole element are left out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
+    /// [`Error::NotAccessible`] unless the stream's GPU may read.
+    pub fn new(memory: &'a impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        let raw = Raw::new::<T>(memory, stream, Access::Read)?;
+        Ok(Self::with(raw, stream))
+    }
+
+    /// `len` elements at `ptr`, whose copies are not waited for.
+    ///
+    /// # Safety
+    /// Until all work that uses the slice is done, which may be long after it is dropped, the range
+    /// stays mapped and readable for the stream's GPU, and nobody writes it. Its bytes are
+    /// initialised, and `ptr` is aligned to `T`.
+    pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
+        let wait = false;
+        Self::with(Raw { ptr, len, wait }, stream)
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
+        Ok(EgmSlice::with(self.raw.part::<T>(&range)?, &self.stream))
+    }
+
+    fn with(raw: Raw, stream: &Arc<CudaStream>) -> Self {
+        Self {
+            raw,
+            stream: stream.clone(),
+            memory: PhantomData,
+        }
+    }
+}
+
+impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
+    /// All of `memory` as elements; bytes beyond the last whole element are left out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
+    /// [`Error::NotAccessible`] unless the stream's GPU may read and write.
+    pub fn new(memory: &'a mut impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        let raw = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
+        Ok(Self::with(raw, stream))
+    }
+
+    /// `len` elements at `ptr`, whose copies are not waited for.
+    ///
+    /// # Safety
+    /// Until all work that uses the slice is done, which may be long after it is dropped, the range
+    /// stays mapped, readable and writable for the stream's GPU, and nobody else reads or writes it.
+    /// Its bytes are initialised, and `ptr` is aligned to `T`.
+    pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
+        let wait = false;
+        Self::with(Raw { ptr, len, wait }, stream)
+    }
+
+    /// The elements of `range`, to read.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
+        Ok(EgmSlice::with(self.raw.part::<T>(&range)?, &self.stream))
+    }
+
+    /// The elements of `range`, to read and write.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice_mut(&mut self, range: Range<usize>) -> Result<EgmSliceMut<'_, T>> {
+        Ok(EgmSliceMut::with(self.raw.part::<T>(&range)?, &self.stream))
+    }
+
+    fn with(raw: Raw, stream: &Arc<CudaStream>) -> Self {
+        Self {
+            raw,
+            stream: stream.clone(),
+            memory: PhantomData,
+        }
+    }
+}
+
+macro_rules! readable {
+    ($slice:ident) => {
+        impl<T> DeviceSlice<T> for $slice<'_, T> {
+            fn len(&self) -> usize {
+                self.raw.len
+            }
+            fn stream(&self) -> &Arc<CudaStream> {
+                &self.stream
+            }
+        }
+
+        impl<T> CudarcPtr<T> for $slice<'_, T> {
+            fn device_ptr<'a>(
+                &'a self,
+                stream: &'a CudaStream,
+            ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+                self.raw.lend(stream)
+            }
+        }
+    };
+}
+
+readable!(EgmSlice);
+readable!(EgmSliceMut);
+
+impl<T> DevicePtrMut<T> for EgmSliceMut<'_, T> {
+    fn device_ptr_mut<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.raw.lend(stream)
+    }
+}
+
+// SAFETY: what is pushed is the address of the first element, borrowed for as long as the launch.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b EgmSlice<'_, T>> for LaunchArgs<'a> {
+    fn arg(&mut self, slice: &'b EgmSlice<'_, T>) -> &mut Self {
+        self.arg(&slice.raw.ptr)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut EgmSliceMut<'_, T>> for LaunchArgs<'a> {
+    fn arg(&mut self, slice: &'b mut EgmSliceMut<'_, T>) -> &mut Self {
+        self.arg(&slice.raw.ptr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAW: Raw = Raw {
+        ptr: DevicePtr(0x1000),
+        len: 10,
+        wait: true,
+    };
+
+    #[test]
+    fn a_part_starts_at_its_first_element() {
+        let part = RAW.part::<u32>(&(3..7)).unwrap();
+        assert_eq!((part.ptr, part.len), (DevicePtr(0x100c), 4));
+        assert_eq!(RAW.part::<u32>(&(10..10)).unwrap().len, 0);
+    }
+
+    #[test]
+    fn a_part_beyond_the_end_is_refused() {
+        #[allow(clippy::reversed_empty_ranges)] // That is the case to refuse.
+        for range in [9..11, 11..11, 5..4, usize::MAX..usize::MAX] {
+            assert!(
+                matches!(RAW.part::<u64>(&range), Err(Error::OutOfRange { .. })),
+                "{range:?}"
+            );
+        }
+    }
+}
