@@ -55,7 +55,11 @@ fn run(driver: &Driver) -> Result<(), Box<dyn std::error::Error>> {
     let source = EgmSlice::<u64>::new(&buffer, &stream)?;
     let mut on_device = stream.alloc_zeros::<u64>(WORDS)?;
     stream.memcpy_dtod(&source, &mut on_device)?;
-    expect("a copy in GPU memory", &stream.clone_dtoh(&on_device)?, kernels::pattern)?;
+    expect(
+        "a copy in GPU memory",
+        &stream.clone_dtoh(&on_device)?,
+        kernels::pattern,
+    )?;
     let mut copied = vec![0_u64; WORDS];
     stream.memcpy_dtoh(&source, &mut copied)?;
     expect("a copy in host memory", &copied, kernels::pattern)?;

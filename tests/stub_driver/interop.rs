@@ -10,7 +10,10 @@ use crate::harness::{Stub, cuda, stubbed};
 
 fn buffer(driver: &Driver) -> Buffer {
     let options = Buffer::on(NodeId(0)).bytes(4096).overcommit(true);
-    options.access_by([Location::Device(0)]).allocate(driver).unwrap()
+    options
+        .access_by([Location::Device(0)])
+        .allocate(driver)
+        .unwrap()
 }
 
 stubbed! {
@@ -42,7 +45,7 @@ stubbed! {
         assert!(target.slice(0..1025).is_err());
         // SAFETY: the stub follows no address.
         let unwaited = unsafe {
-            EgmSlice::<u32>::from_raw_parts(egmem::driver::DevicePtr(64), 3, &stream)
+            EgmSlice::<i32>::from_raw_parts(egmem::driver::DevicePtr(64), 3, &stream)
         };
         stream.memcpy_dtod(&unwaited, &mut target).unwrap();
         assert_eq!(work(&stub), [
