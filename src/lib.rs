@@ -1,4 +1,53 @@
-//! Extended GPU Memory for Rust.
+//! Extended GPU Memory: the CPU's memory of NVIDIA Grace-Hopper and Grace-Blackwell machines,
+//! pinned on a chosen NUMA node, read and written by the CPU and by every GPU.
+//!
+//! The same calls work on x86 machines with discrete GPUs, where the link is PCIe, and on no GPU at
+//! all against a simulated driver.
+//!
+//! ```text
+//! discover ─▶ choose a node ─▶ create physical memory ─▶ map ─▶ grant access ─▶ use
+//! Topology    Gpu::host_node   vmm::PhysicalMemory       vmm::Mapping           CPU: CpuView
+//!                              └──────────── Buffer: all of it in one call ─┘   GPU: device_ptr
+//!                              └──────────── Pool: the same, stream-ordered ─┘
+//! ```
+//!
+//! ```
+//! use egmem::{Buffer, Driver, Machine, Topology, proof::Prover};
+//!
+//! // CUDA where there is a GPU, a simulated four-socket GH200 node elsewhere.
+//! let driver = Driver::open().or_else(|_| Driver::simulated(Machine::gh200x4()))?;
+//! let topology = Topology::discover(&driver)?;
+//!
+//! for gpu in topology.gpus() {
+//!     // 64 MiB on the GPU's own host node, for the CPU and for every GPU.
+//!     let buffer = Buffer::on(gpu.host_node()?)
+//!         .access_by(topology.gpus())
+//!         .bytes(64 << 20)
+//!         .allocate(&driver)?;
+//!     buffer.write_at(0, &[1.0_f32, 2.0, 3.0])?; // by the CPU
+//!     Prover::new(&driver, gpu.ordinal)?.read(&buffer)?; // by a kernel on the GPU
+//! }
+//! # Ok::<(), egmem::Error>(())
+//! ```
+//!
+//! # Two ways to allocate
+//! - [`Buffer`] and [`vmm`]: `cuMemCreate` and its family. Shareable; in units of 2 MiB.
+//! - [`Pool`]: `cuMemPoolCreate` or `cudaMemPoolCreate`, then allocations in the order of a stream.
+//!
+//! # When something is refused
+//! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] tries
+//! what works on this machine, and the command `egmem doctor` shows it as a table.
+//!
+//! # Features
+//! | feature | default | what for |
+//! |---|---|---|
+//! | `cuda-13000` | yes | the CUDA version of cudarc's bindings; choose one of `cuda-12020` … `cuda-13040` |
+//! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
+//! | `cudart` | no | pools through the runtime API as well |
+//! | `cli` | no | the command line `egmem` |
+//!
+//! # Non-goals
+//! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
 #![deny(missing_docs)]
 
 mod buffer;
