@@ -22,8 +22,9 @@ use serde::Serialize;
 #[derive(Debug, Parser)]
 #[command(name = "measure-chain")]
 struct Args {
-    /// The shared library made of benches/c/chain.c, by default the one that the environment
-    /// variable EGMEM_C_CHAIN names; without any, C is left out.
+    /// The shared library made of benches/c/chain.c; by default the one that the environment
+    /// variable EGMEM_C_CHAIN names, else libegmchain.so where the loader finds it, else C is left
+    /// out.
     #[arg(long, value_name = "PATH")]
     c_lib: Option<PathBuf>,
 
@@ -93,9 +94,14 @@ struct Times {
 fn measure(args: &Args, driver: &Driver) -> Result<()> {
     let topology = Topology::discover(driver)?;
     let node = topology.gpu(args.gpu)?.host_node()?;
-    let c = args.c_lib.clone();
-    let c = c.or_else(|| std::env::var_os("EGMEM_C_CHAIN").map(PathBuf::from));
-    let c = c.as_deref().map(CChain::load).transpose()?;
+    let named = args.c_lib.clone();
+    let named = named.or_else(|| std::env::var_os("EGMEM_C_CHAIN").map(PathBuf::from));
+    let c = match named {
+        Some(path) => Some(CChain::load(&path)?),
+        None => CChain::load(Path::new("libegmchain.so"))
+            .map_err(|error| eprintln!("measure-chain: without C: {error}"))
+            .ok(),
+    };
     let granule = egmem::vmm::PhysicalMemory::options(node)
         .granularity_of(driver)?
         .bytes();
