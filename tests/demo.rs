@@ -59,9 +59,9 @@ fn json(args: &[&str]) -> Value {
 #[test]
 fn every_preset_proves_every_pair_by_both_paths() {
     for preset in PRESETS {
-        let report = json(&["--sim", preset, "--size", "2MiB", "--json"]);
+        let report = json(&["--sim", preset, "--size", "256KiB", "--json"]);
         assert_eq!(report["backend"], "simulated", "{preset}");
-        assert_eq!(report["size"], 2 << 20, "{preset}");
+        assert_eq!(report["size"], 256 << 10, "{preset}");
         assert_eq!(report["machine"]["name"], preset);
         assert!(report.get("bandwidth").is_none(), "{preset}");
 
@@ -100,7 +100,14 @@ fn every_preset_proves_every_pair_by_both_paths() {
 
 #[test]
 fn people_are_told_first_that_it_is_simulated_and_see_no_rate() {
-    let output = run(&["--sim", "gh200", "--size", "2MiB", "--plot", "/nonexistent"]);
+    let output = run(&[
+        "--sim",
+        "gh200",
+        "--size",
+        "256KiB",
+        "--plot",
+        "/nonexistent",
+    ]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     let first = text.lines().next().expect("a first line");
@@ -132,7 +139,7 @@ fn a_machine_can_come_from_a_file() {
     std::fs::write(&path, machine).expect("written");
     let path = path.to_str().expect("UTF-8");
 
-    let report = json(&["--sim", path, "--size", "2MiB", "--json"]);
+    let report = json(&["--sim", path, "--size", "256KiB", "--json"]);
     assert_eq!(
         report["machine"]["name"],
         "two sockets, one GPU of unknown node"
@@ -166,7 +173,7 @@ fn a_machine_can_come_from_a_file() {
 #[test]
 fn gpus_are_chosen_by_ordinal_and_an_absent_one_is_refused() {
     let report = json(&[
-        "--sim", "gh200x4", "--gpus", "3,1,3", "--size", "2MiB", "--json",
+        "--sim", "gh200x4", "--gpus", "3,1,3", "--size", "256KiB", "--json",
     ]);
     let of = |list: &str, field: &str| {
         let mut values: Vec<i64> = report[list]
@@ -235,7 +242,7 @@ fn cuda_is_never_simulated_when_it_is_insisted_on() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(stdout(&output), "");
 
-    let output = run(&["--size", "2MiB", "--gpus", "0"]);
+    let output = run(&["--size", "256KiB", "--gpus", "0"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     assert!(text.starts_with("SIMULATED"), "{text}");
