@@ -98,6 +98,21 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
+    /// The request is bigger than the free memory of the nodes it should be spread over.
+    #[error(
+        "NUMA nodes {} have {} free together, {} were asked for",
+        list(nodes),
+        Bytes(*free),
+        Bytes(*requested)
+    )]
+    NodesTooFull {
+        /// The nodes.
+        nodes: Vec<NodeId>,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes free, in whole units of the granularity.
+        free: u64,
+    },
     /// The driver does not say which host NUMA node is a GPU's.
     #[error(
         "the host NUMA node of GPU {gpu} is unknown; nodes of this machine: {}",
@@ -262,8 +277,12 @@ impl Error {
             Self::PlatformUnsupported { .. } => {
                 "use another path: `egmem doctor` lists those that work"
             }
-            Self::OutOfMemory { .. } | Self::NodeTooFull { .. } => {
+            Self::OutOfMemory { .. } => {
                 "ask for less, free memory on the node, or choose another node"
+            }
+            Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
+                "ask for less, free memory on the node, choose another node, or insist with \
+                 EGMEM_ALLOW_OVERCOMMIT=1"
             }
             Self::NodeUnknown { .. } => "choose a node by its id",
             Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {

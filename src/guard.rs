@@ -1,14 +1,12 @@
 //! The guard before the driver is asked for much memory.
 
 use crate::driver::{Driver, Location, NodeId};
-use crate::{Error, Result, topology};
+use crate::topology::{self, Overcommit};
+use crate::{Error, Result};
 
 /// Requests below this are left to the driver: reading the node's counters takes a good part of the
 /// time of creating them, and the kernel keeps as much in reserve.
 const WORTH_ASKING: u64 = 64 << 20;
-
-/// Set to `1`, the guard lets everything pass: for machines that report less than they can give.
-const OVERRIDE: &str = "EGMEM_ALLOW_OVERCOMMIT";
 
 /// Refuses `bytes` at `location` where the node has less free.
 ///
@@ -22,7 +20,8 @@ pub(crate) fn check_free(driver: &Driver, location: Location, bytes: u64) -> Res
     }
     let node = NodeId(id);
     match topology::free_now(driver, node) {
-        Some(free) if free < bytes && std::env::var_os(OVERRIDE).is_none_or(|set| set != "1") => {
+        // The override is for machines that report less than they can give.
+        Some(free) if free < bytes && Overcommit::from_env() == Overcommit::Refuse => {
             Err(Error::NodeTooFull {
                 node,
                 requested: bytes,

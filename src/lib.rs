@@ -56,6 +56,7 @@ pub mod driver;
 mod error;
 mod explain;
 mod guard;
+pub mod host;
 pub mod interop;
 pub mod kernels;
 pub mod memory;

@@ -22,7 +22,6 @@ impl Memory {
 }
 
 /// The smallest memory limit over this process in bytes, where there is one.
-#[allow(dead_code)]
 pub(crate) fn memory_limit(kernel: &Kernel) -> Option<u64> {
     memories(kernel).iter().map(|memory| memory.limit).min()
 }

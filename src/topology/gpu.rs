@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::driver::sim::{GpuSpec, Machine};
 use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
 use crate::{Error, Result};
 
@@ -58,6 +59,30 @@ impl Gpu {
         })
     }
 
+    /// What a described machine tells of its GPU `ordinal`.
+    pub(super) fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
+        let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
+        let host_numa = known_node(spec.host_numa);
+        let others = (0..).zip(&machine.gpus).map(|(other, _)| other);
+        Self {
+            ordinal,
+            name: spec.name.clone(),
+            pci_bus_id: machine.pci_bus_id(ordinal).unwrap_or_default(),
+            uuid: machine.uuid(ordinal).map(GpuUuid),
+            memory: spec.memory,
+            compute_capability: Some(spec.compute_capability),
+            host_numa,
+            host_numa_source: Locality::of_driver(host_numa),
+            memory_node: known_node(spec.numa_id),
+            coherent: spec.coherent,
+            link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
+            peers: others
+                .filter(|other| machine.peers(ordinal, *other))
+                .collect(),
+            choices: Vec::new(),
+        }
+    }
+
     /// What the driver tells of device `ordinal` among `count`.
     pub(super) fn of_driver(driver: &Driver, ordinal: i32, count: i32) -> Result<Self> {
         let attribute = |attribute| optional_attribute(driver, ordinal, attribute);
@@ -88,10 +113,7 @@ impl Gpu {
             memory: driver.device_total_mem(ordinal)?,
             compute_capability,
             host_numa,
-            host_numa_source: match host_numa {
-                Some(_) => Locality::Driver,
-                None => Locality::Unknown,
-            },
+            host_numa_source: Locality::of_driver(host_numa),
             memory_node,
             coherent: coherent == Some(true),
             link: LinkKind::guess(coherent, integrated, major),
@@ -134,6 +156,15 @@ pub enum Locality {
     Unknown,
 }
 
+impl Locality {
+    fn of_driver(told: Option<NodeId>) -> Self {
+        match told {
+            Some(_) => Self::Driver,
+            None => Self::Unknown,
+        }
+    }
+}
+
 impl fmt::Display for Locality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -165,7 +196,7 @@ impl LinkKind {
         match (coherent, integrated) {
             (None, _) | (_, true) => Self::Unknown,
             (Some(false), false) => Self::Pcie,
-            (Some(true), false) if major.is_none_or(|major| major >= 9) => Self::NvlinkC2c,
+            (Some(true), false) if major.is_some_and(|major| major >= 9) => Self::NvlinkC2c,
             (Some(true), false) => Self::Unknown,
         }
     }

@@ -26,13 +26,22 @@ impl Kernel {
     /// The text of a file, where it can be read.
     pub(crate) fn read(&self, path: &str) -> Option<String> {
         // Bytes first: a file of the kernel need not be UTF-8.
-        let bytes = std::fs::read(self.root.join(path.trim_start_matches('/'))).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
+        Some(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
+    }
+
+    /// The bytes of a file, where it can be read.
+    pub(crate) fn read_bytes(&self, path: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.path(path)).ok()
+    }
+
+    /// Where a path of the kernel's is.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
     }
 
     /// The names in a folder, sorted; empty where there is none.
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(self.root.join(path.trim_start_matches('/'))) else {
+        let Ok(entries) = std::fs::read_dir(self.path(path)) else {
             return Vec::new();
         };
         let mut names: Vec<String> = entries
@@ -67,19 +76,10 @@ impl Kernel {
         };
         // The columns of a node's distances are the online nodes, in order.
         let ids: Vec<NodeId> = online.iter().filter_map(node_id).collect();
-        let hosts: Vec<NumaNode> = ids
-            .iter()
+        ids.iter()
             .filter(|id| !gpu_memory.contains(id))
             .map(|id| self.node(*id, &ids))
             .filter(|node| node.memory_total > 0 || !node.cpus.is_empty())
-            .collect();
-        let kept: BTreeSet<NodeId> = hosts.iter().map(|node| node.id).collect();
-        hosts
-            .into_iter()
-            .map(|mut node| {
-                node.distances.retain(|id, _| kept.contains(id));
-                node
-            })
             .collect()
     }
 
@@ -282,7 +282,7 @@ mod tests {
             .iter()
             .map(|(id, d)| (id.0, *d))
             .collect();
-        assert_eq!(distances, [(0, 10), (1, 40), (8, 20)]);
+        assert_eq!(distances, [(0, 10), (1, 40), (4, 80), (5, 80), (8, 20)]);
         assert_eq!(kernel.free_memory(NodeId(8)), Some((2000 + 400 + 30) * KB));
         assert_eq!(kernel.free_memory(NodeId(77)), None);
     }

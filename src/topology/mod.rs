@@ -2,29 +2,37 @@
 //!
 //! # Where it differs on the simulator
 //! The GPUs are asked of the simulated driver by the same calls, so they can be trusted to come out
-//! as on the real one. The host nodes come from the simulated [`Machine`] and not from the kernel:
-//! CPUs that this machine may not have, so no thread is ever bound to them, and distances that are
-//! 10 (local) and 40 (another socket), because a `Machine` has none.
+//! as on the real one. The host nodes come from the simulated [`Machine`](crate::Machine) and not from the kernel:
+//! CPUs that this machine may not have, so no thread is ever bound to them. Free memory is the
+//! simulated node's capacity less what is allocated there.
 
-mod cgroup;
+mod affinity;
+pub(crate) mod cgroup;
 mod cpuset;
+mod discover;
 mod gpu;
-mod kernel;
+#[cfg(feature = "hwloc")]
+mod hwloc;
+pub(crate) mod kernel;
+mod machine;
 mod node;
+mod place;
+mod svg;
 #[cfg(test)]
 pub(crate) mod test_tree;
+mod text;
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use affinity::ThreadBinding;
 pub use cpuset::CpuSet;
 pub use gpu::{Gpu, GpuUuid, LinkKind, Locality};
 use kernel::Kernel;
 pub use node::NumaNode;
+pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
 
-use crate::driver::sim::Machine;
 use crate::driver::{Driver, NodeId};
 use crate::{Error, Result};
 
@@ -48,86 +56,12 @@ enum Live {
     /// This machine's kernel.
     Kernel,
     /// The simulator.
-    #[allow(dead_code)] // until Sim::free_bytes is there
     Simulator(Driver),
     /// Nobody: the topology is of a machine elsewhere.
     Nobody,
 }
 
 impl Topology {
-    /// The topology of the machine that `driver` drives.
-    ///
-    /// GPUs are what the driver reports. Host nodes, and the PCI locality of a GPU whose host node
-    /// the driver does not know, are asked of hwloc (feature `hwloc`) or of the kernel.
-    ///
-    /// Source: `cuDeviceGetAttribute` and its family; hwloc; `/sys/devices/system/node`.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] where a driver call fails. An attribute that the driver is too old to know
-    /// is unknown, not an error.
-    pub fn discover(driver: &Driver) -> Result<Self> {
-        let count = driver.device_count()?;
-        let gpus = (0..count)
-            .map(|ordinal| Gpu::of_driver(driver, ordinal, count))
-            .collect::<Result<Vec<_>>>()?;
-        if let Some(sim) = driver.sim() {
-            let mut topology = Self::of_machine(sim.machine(), gpus)?;
-            topology.live = Live::Simulator(driver.clone());
-            topology.refresh_free();
-            return Ok(topology);
-        }
-        Ok(Self::of_this_machine(&Kernel::here(), gpus))
-    }
-
-    /// The host nodes of this machine alone, with no GPU: for where there is no driver to ask.
-    pub fn of_host() -> Self {
-        Self::of_this_machine(&Kernel::here(), Vec::new())
-    }
-
-    fn of_this_machine(kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {
-        let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
-        gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
-        let mut nodes = kernel.nodes(&gpu_memory);
-        let source = if nodes.is_empty() {
-            let told: BTreeSet<NodeId> = gpus.iter().filter_map(|gpu| gpu.host_numa).collect();
-            nodes = told.into_iter().map(NumaNode::new).collect();
-            TopologySource::Driver
-        } else {
-            TopologySource::Kernel
-        };
-        for gpu in &mut gpus {
-            locate(gpu, &nodes, |bus_id| kernel.pci_node(bus_id));
-        }
-        Self::new(source, None, gpus, nodes, Live::Kernel)
-    }
-
-    fn of_machine(machine: &Machine, gpus: Vec<Gpu>) -> Result<Self> {
-        let ids: Vec<NodeId> = machine.nodes.iter().map(|node| NodeId(node.id)).collect();
-        let nodes = machine
-            .nodes
-            .iter()
-            .map(|spec| {
-                let id = NodeId(spec.id);
-                let distance = |to: NodeId| if to == id { 10 } else { 40 };
-                Ok(NumaNode {
-                    cpus: spec.cpus.parse()?,
-                    memory_total: spec.memory,
-                    memory_free: Some(spec.memory),
-                    distances: ids.iter().map(|to| (*to, distance(*to))).collect(),
-                    ..NumaNode::new(id)
-                })
-            })
-            .collect::<Result<_>>()?;
-        let name = Some(machine.name.clone());
-        Ok(Self::new(
-            TopologySource::Simulated,
-            name,
-            gpus,
-            nodes,
-            Live::Nobody,
-        ))
-    }
-
     fn new(
         source: TopologySource,
         machine: Option<String>,
@@ -141,6 +75,7 @@ impl Topology {
             gpu.choices.clone_from(&choices);
         }
         for node in &mut nodes {
+            node.distances.retain(|to, _| choices.contains(to));
             let near = gpus.iter().filter(|gpu| gpu.host_numa == Some(node.id));
             node.gpus = near.map(|gpu| gpu.ordinal).collect();
         }
@@ -221,33 +156,22 @@ impl Topology {
     fn live_free(&self, node: &NumaNode) -> Option<u64> {
         match &self.live {
             Live::Kernel => Kernel::here().free_memory(node.id),
-            Live::Simulator(_) | Live::Nobody => node.memory_free,
+            Live::Simulator(driver) => free_now(driver, node.id),
+            Live::Nobody => node.memory_free,
         }
     }
 }
 
-/// Bytes that an allocation on `node` could get now; `None` where nobody says.
-pub(crate) fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
+/// Bytes that an allocation on a host node of `driver`'s machine could get now.
+///
+/// `None` where nobody says, or where there is no such node.
+pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
     match driver.sim() {
         Some(sim) => sim
             .machine()
             .node(node)
             .map(|_| sim.free_bytes(node.into())),
         None => Kernel::here().free_memory(node),
-    }
-}
-
-/// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is
-/// no host node (a GPU's memory, or one that this machine lacks) is no answer.
-fn locate(gpu: &mut Gpu, nodes: &[NumaNode], pci_node: impl FnOnce(&str) -> Option<NodeId>) {
-    if gpu.host_numa.is_some() {
-        return;
-    }
-    if let Some(id) = pci_node(&gpu.pci_bus_id)
-        && nodes.iter().any(|node| node.id == id)
-    {
-        gpu.host_numa = Some(id);
-        gpu.host_numa_source = Locality::Pci;
     }
 }
 

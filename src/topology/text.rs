@@ -1,0 +1,156 @@
+//! A topology as an aligned text picture.
+
+use std::fmt::{self, Write};
+
+use super::{Gpu, NumaNode, Topology, TopologySource};
+use crate::size::Bytes;
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text())
+    }
+}
+
+impl Topology {
+    /// The text picture that [`Display`](fmt::Display) shows: a line for each host node, its GPUs
+    /// below it, then the distances between nodes. It ends with a line break.
+    pub fn to_text(&self) -> String {
+        let mut out = format!("{}\n", self.headline());
+        let nodes: Vec<Vec<String>> = self.nodes.iter().map(node_cells).collect();
+        let gpus: Vec<Vec<String>> = self.gpus.iter().map(gpu_cells).collect();
+        let (nodes, gpus) = (align(&nodes), align(&gpus));
+        for (node, line) in self.nodes.iter().zip(&nodes) {
+            out.push('\n');
+            out.push_str(line);
+            out.push('\n');
+            let near = self.gpus.iter().zip(&gpus);
+            tree(
+                &mut out,
+                near.filter(|(gpu, _)| gpu.host_numa == Some(node.id)),
+            );
+        }
+        let is_elsewhere =
+            |gpu: &Gpu| !self.nodes.iter().any(|node| gpu.host_numa == Some(node.id));
+        if self.gpus.iter().any(is_elsewhere) {
+            out.push_str("\nhost node unknown\n");
+            let rest = self.gpus.iter().zip(&gpus);
+            tree(&mut out, rest.filter(|(gpu, _)| is_elsewhere(gpu)));
+        }
+        if self.nodes.len() > 1 && self.nodes.iter().all(|node| !node.distances.is_empty()) {
+            out.push_str("\ndistances between nodes (10: local)\n");
+            out.push_str(&self.distance_table());
+        }
+        out
+    }
+
+    /// What the topology is of, in one line.
+    pub(super) fn headline(&self) -> String {
+        let of = match (&self.machine, self.source) {
+            (Some(name), TopologySource::Simulated) => format!("{name} (SIMULATED)"),
+            (_, TopologySource::Simulated) => "SIMULATED".into(),
+            (_, source) => format!("from {source}"),
+        };
+        format!(
+            "{of}: {}, {}",
+            count(self.nodes.len(), "host NUMA node"),
+            count(self.gpus.len(), "GPU")
+        )
+    }
+
+    fn distance_table(&self) -> String {
+        let ids = self.node_ids();
+        let head = std::iter::once(String::new()).chain(ids.iter().map(|id| id.to_string()));
+        let mut rows = vec![head.collect::<Vec<_>>()];
+        for node in &self.nodes {
+            let distance = |to| node.distances.get(to).map_or("-".into(), u32::to_string);
+            let cells = std::iter::once(node.id.to_string()).chain(ids.iter().map(distance));
+            rows.push(cells.collect());
+        }
+        let width = rows.iter().flatten().map(String::len).max().unwrap_or(0);
+        let mut out = String::new();
+        for row in rows {
+            for cell in row {
+                let _ = write!(out, "  {cell:>width$}"); // to a String it cannot fail
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+pub(super) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+fn node_cells(node: &NumaNode) -> Vec<String> {
+    vec![
+        format!("node {}", node.id),
+        match node.cpus.len() {
+            0 => "no CPUs".into(),
+            n => format!("{} ({})", count(n, "CPU"), node.cpus),
+        },
+        match node.memory_total {
+            0 => "memory unknown".into(),
+            bytes => Bytes(bytes).to_string(),
+        },
+        match node.memory_free {
+            Some(free) => format!("{} free", Bytes(free)),
+            None => String::new(),
+        },
+    ]
+}
+
+fn gpu_cells(gpu: &Gpu) -> Vec<String> {
+    vec![
+        format!("GPU {}", gpu.ordinal),
+        gpu.name.clone(),
+        match gpu.memory {
+            0 => "memory unknown".into(),
+            bytes => Bytes(bytes).to_string(),
+        },
+        match gpu.memory_node {
+            Some(node) => format!("is node {node}"),
+            None => String::new(),
+        },
+        match gpu.coherent {
+            true => format!("{}, coherent", gpu.link),
+            false => gpu.link.to_string(),
+        },
+        gpu.pci_bus_id.clone(),
+        match gpu.host_numa {
+            Some(_) => format!("(node by {})", gpu.host_numa_source),
+            None => String::new(),
+        },
+    ]
+}
+
+/// Rows with their cells padded to the widest of the column; columns that are empty in all rows are
+/// left out.
+fn align(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).filter(|(_, width)| **width > 0);
+        let padded: Vec<String> = cells
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+fn tree<'a>(out: &mut String, gpus: impl Iterator<Item = (&'a Gpu, &'a String)>) {
+    let mut gpus = gpus.peekable();
+    while let Some((_, line)) = gpus.next() {
+        let branch = if gpus.peek().is_some() {
+            "├─"
+        } else {
+            "└─"
+        };
+        let _ = writeln!(out, "  {branch} {line}"); // to a String it cannot fail
+    }
+}
