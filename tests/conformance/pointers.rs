@@ -46,8 +46,17 @@ pub fn smaps_shows_a_mapping_of_nvidiactl(ctx: &Ctx) {
     let memory = Mapped::shared(ctx, MIB2);
     cpu_write(memory.ptr, 1, 1);
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let start = format!("{:x}-", memory.ptr.0);
-    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+    // Neighbours may be listed as one.
+    let holds = |line: &&str| {
+        let range = line
+            .split(' ')
+            .next()
+            .and_then(|range| range.split_once('-'));
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let bounds = range.and_then(|(start, end)| Some(number(start)?..number(end)?));
+        bounds.is_some_and(|bounds| bounds.contains(&memory.ptr.0))
+    };
+    let mut lines = smaps.lines().skip_while(|line| !holds(line));
     let head = lines.next().expect("the mapping is not listed");
     assert!(head.ends_with("/dev/nvidiactl"), "{head}");
     let page = lines.find(|line| line.starts_with("KernelPageSize:"));
