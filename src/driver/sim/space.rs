@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 
 use super::GRANULARITY;
 use crate::driver::Access;
@@ -20,9 +19,6 @@ impl Range {
     /// is not 0 and is free.
     pub(super) fn reserve(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
-        if len > most() {
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
-        }
         if hint != 0
             && hint.is_multiple_of(alignment)
             && let Ok(start) = anonymous(hint, len, libc::MAP_FIXED_NOREPLACE)
@@ -126,17 +122,6 @@ impl Drop for Range {
             unsafe { libc::munmap(self.start as *mut _, self.len as usize) };
         }
     }
-}
-
-/// The most that can be reserved at once. Under ThreadSanitizer that is little: it keeps most of the
-/// address space for itself, and ends the process when `mmap` answers with an address there.
-pub(super) fn most() -> u64 {
-    static MOST: OnceLock<u64> = OnceLock::new();
-    *MOST.get_or_init(|| {
-        // SAFETY: a look-up by name among what is loaded; the address is not used.
-        let tsan = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_init".as_ptr()) };
-        if tsan.is_null() { u64::MAX } else { 256 << 30 }
-    })
 }
 
 fn anonymous(start: u64, len: u64, flags: i32) -> io::Result<u64> {
