@@ -139,7 +139,7 @@ pub struct Recorded {
 pub struct Crash {
     /// The sequence.
     pub sequence: Sequence,
-    /// The operation under way, counted from 0.
+    /// The operation under way, counted from 0; the last one also while all was given back.
     pub op: usize,
     /// How it died.
     pub how: String,
