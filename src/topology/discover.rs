@@ -66,7 +66,11 @@ impl Topology {
 
     /// As [`Self::of_this_machine`], with hwloc's word before the kernel's.
     #[cfg(feature = "hwloc")]
-    fn with_hwloc(machine: &hwloc::Machine, kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {
+    pub(super) fn with_hwloc(
+        machine: &hwloc::Machine,
+        kernel: &Kernel,
+        mut gpus: Vec<Gpu>,
+    ) -> Self {
         let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
         gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
         let mut nodes = machine.nodes(&gpu_memory);

@@ -266,3 +266,75 @@ fn only_host_node(device: &TopologyObject, hosts: &[NumaNode]) -> Option<NodeId>
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::kernel::Kernel;
+    use crate::topology::test_tree::Tree;
+    use crate::topology::{Topology, TopologySource};
+
+    const TWO_SOCKETS: &str = include_str!("../../tests/data/h200-two-sockets.xml");
+
+    #[test]
+    fn hwloc_and_the_kernel_agree_about_this_machine() {
+        let of_kernel = Kernel::here().nodes(&BTreeSet::new());
+        let Ok(machine) = Machine::here() else {
+            return; // HWLOC_XMLFILE or HWLOC_SYNTHETIC is set
+        };
+        let of_hwloc = machine.nodes(&BTreeSet::new());
+        if of_kernel.is_empty() {
+            return; // a system without /sys
+        }
+        let key = |node: &NumaNode| (node.id, node.cpus.clone());
+        assert_eq!(
+            of_hwloc.iter().map(key).collect::<Vec<_>>(),
+            of_kernel.iter().map(key).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn a_gpu_is_placed_by_hwloc_and_free_memory_is_the_kernels() {
+        let machine = Machine::from_xml(TWO_SOCKETS).unwrap();
+        let tree = Tree::new();
+        tree.file("sys/devices/system/node/online", "0-1\n");
+        let meminfo = "Node 1 MemTotal: 9 kB\nNode 1 MemFree: 5 kB\n";
+        tree.file("sys/devices/system/node/node1/meminfo", meminfo);
+        tree.file("sys/bus/pci/devices/0001:8d:00.0/numa_node", "0\n"); // hwloc's word comes first
+        tree.file("sys/bus/pci/devices/0002:8f:00.0/numa_node", "1\n"); // hwloc does not know
+
+        let mut gpus = machine.gpus(&machine.nodes(&BTreeSet::new()));
+        for gpu in &mut gpus {
+            (gpu.host_numa, gpu.host_numa_source) = (None, Locality::Unknown);
+        }
+        gpus[0].host_numa = Some(NodeId(1)); // the driver's word stands
+        gpus[0].host_numa_source = Locality::Driver;
+        let topology = Topology::with_hwloc(&machine, &tree.kernel(), gpus);
+
+        assert_eq!(topology.source(), TopologySource::Hwloc);
+        let found: Vec<_> = topology
+            .gpus()
+            .iter()
+            .map(|gpu| (gpu.host_numa.map(|id| id.0), gpu.host_numa_source))
+            .collect();
+        let pci = Locality::Pci;
+        assert_eq!(
+            found,
+            [(Some(1), Locality::Driver), (Some(1), pci), (Some(1), pci)]
+        );
+        let free: Vec<_> = topology
+            .nodes()
+            .iter()
+            .map(|node| node.memory_free)
+            .collect();
+        assert_eq!(free, [None, Some(5 << 10)]);
+        assert_eq!(topology.nodes()[0].memory_total, 512 << 30);
+    }
+
+    #[test]
+    fn a_node_that_the_driver_calls_gpu_memory_is_no_host_node() {
+        let machine = Machine::from_xml(TWO_SOCKETS).unwrap();
+        let nodes = machine.nodes(&BTreeSet::from([NodeId(1)]));
+        assert_eq!(nodes.iter().map(|node| node.id.0).collect::<Vec<_>>(), [0]);
+    }
+}

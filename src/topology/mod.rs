@@ -199,7 +199,7 @@ impl fmt::Display for TopologySource {
             Self::Kernel => "the driver and the kernel, without hwloc",
             Self::Driver => "the driver alone",
             Self::Xml => "an hwloc XML file",
-            Self::Simulated => "SIMULATED",
+            Self::Simulated => "a described machine, SIMULATED",
         })
     }
 }

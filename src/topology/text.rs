@@ -15,7 +15,11 @@ impl Topology {
     /// The text picture that [`Display`](fmt::Display) shows: a line for each host node, its GPUs
     /// below it, then the distances between nodes. It ends with a line break.
     pub fn to_text(&self) -> String {
-        let mut out = format!("{}\n", self.headline());
+        let mut out = self.headline();
+        if self.source != TopologySource::Simulated {
+            out.push_str(&format!(" (told by {})", self.source));
+        }
+        out.push('\n');
         let nodes: Vec<Vec<String>> = self.nodes.iter().map(node_cells).collect();
         let gpus: Vec<Vec<String>> = self.gpus.iter().map(gpu_cells).collect();
         let (nodes, gpus) = (align(&nodes), align(&gpus));
@@ -45,16 +49,15 @@ impl Topology {
 
     /// What the topology is of, in one line.
     pub(super) fn headline(&self) -> String {
-        let of = match (&self.machine, self.source) {
-            (Some(name), TopologySource::Simulated) => format!("{name} (SIMULATED)"),
-            (_, TopologySource::Simulated) => "SIMULATED".into(),
-            (_, source) => format!("from {source}"),
-        };
-        format!(
-            "{of}: {}, {}",
+        let size = format!(
+            "{}, {}",
             count(self.nodes.len(), "host NUMA node"),
             count(self.gpus.len(), "GPU")
-        )
+        );
+        match (&self.machine, self.source) {
+            (Some(name), TopologySource::Simulated) => format!("{name} (SIMULATED): {size}"),
+            _ => size,
+        }
     }
 
     fn distance_table(&self) -> String {
