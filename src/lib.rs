@@ -52,6 +52,7 @@
 
 mod buffer;
 pub mod capability;
+pub mod doctor;
 pub mod driver;
 mod error;
 mod explain;

@@ -1,0 +1,290 @@
+//! What is off on this machine, and what to do.
+
+use serde::Serialize;
+
+use super::Report;
+use crate::driver::CudaVersion;
+use crate::size::Bytes;
+use crate::topology::TopologySource;
+
+/// Something that is off though not broken, or that explains what is broken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Advice {
+    /// What it is about, in one word, for machines: `memlock`, `container`, …
+    pub about: &'static str,
+    /// What is off.
+    pub finding: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// Looks through a report. A simulated driver says nothing about the host's settings.
+pub(super) fn advise(report: &Report) -> Vec<Advice> {
+    let mut advice = Advisor(Vec::new());
+    advice.on_driver(report);
+    advice.on_nodes(report);
+    if report.simulated.is_none() {
+        advice.on_access_to_gpus(report);
+        advice.on_limits(report);
+        advice.on_kernel(report);
+    }
+    advice.0
+}
+
+/// With less left by the control group, even small buffers fail.
+const LITTLE_ROOM: u64 = 1 << 30;
+
+struct Advisor(Vec<Advice>);
+
+impl Advisor {
+    fn add(&mut self, about: &'static str, finding: impl Into<String>, remedy: &'static str) {
+        self.0.push(Advice {
+            about,
+            finding: finding.into(),
+            remedy,
+        });
+    }
+
+    fn on_driver(&mut self, report: &Report) {
+        let Some(cuda) = report.driver.cuda else {
+            return;
+        };
+        let lacks = match cuda {
+            CudaVersion(..12030) => "fabric handles (12.3) and pools on host nodes (12.6)",
+            CudaVersion(..12060) => "pools on host nodes (12.6)",
+            CudaVersion(..13000) => "pools and VMM on the host as a whole (13.0)",
+            _ => return,
+        };
+        self.add(
+            "driver",
+            format!("the driver is for CUDA {cuda}, before {lacks}"),
+            "install a newer driver if you need them",
+        );
+    }
+
+    fn on_nodes(&mut self, report: &Report) {
+        let unknown: Vec<String> = report
+            .topology
+            .gpus()
+            .iter()
+            .filter(|gpu| gpu.host_numa.is_none())
+            .map(|gpu| gpu.ordinal.to_string())
+            .collect();
+        if !unknown.is_empty() {
+            self.add(
+                "numa",
+                format!(
+                    "the host NUMA node of GPU {} is unknown",
+                    unknown.join(", ")
+                ),
+                "name a node yourself; in a virtual machine, give it the host's NUMA topology",
+            );
+        }
+        if report.topology.source() == TopologySource::Driver {
+            self.add(
+                "numa",
+                "the kernel tells nothing about NUMA nodes",
+                "mount /sys in the container, or run a kernel with CONFIG_NUMA",
+            );
+        }
+    }
+
+    fn on_access_to_gpus(&mut self, report: &Report) {
+        let host = &report.host;
+        if report.driver.problem.is_some() && host.driver_module.is_some() {
+            self.add(
+                "container",
+                "the NVIDIA kernel module is loaded, but the driver cannot be used",
+                "in a container use the NVIDIA Container Toolkit (--gpus all); otherwise \
+                 install the module's own libcuda",
+            );
+        }
+        // Device nodes of GPUs are named nvidia0, nvidia1, …
+        let nodes = host
+            .device_nodes
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str()?.strip_prefix("nvidia"))
+            .filter(|number| number.parse::<u32>().is_ok())
+            .count();
+        let gpus = report.topology.gpus().len();
+        if gpus > 0 && gpus < nodes && host.cuda_visible_devices.is_none() {
+            self.add(
+                "cgroup",
+                format!(
+                    "only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"
+                ),
+                "allow all of the node's GPUs, since denied ones block EGM routing, and choose \
+                 by CUDA_VISIBLE_DEVICES",
+            );
+        }
+        if let (Some(container), Some(false)) = (&host.container, host.cap_sys_nice) {
+            self.add(
+                "container",
+                format!("this container ({container}) has no CAP_SYS_NICE"),
+                "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it",
+            );
+        }
+    }
+
+    fn on_limits(&mut self, report: &Report) {
+        let host = &report.host;
+        let memlock = host.memlock.and_then(|limit| limit.soft);
+        if let (Some(memlock), false) = (memlock, host.cap_ipc_lock == Some(true)) {
+            self.add(
+                "memlock",
+                format!("only {} may be locked", Bytes(memlock)),
+                "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
+                 need it",
+            );
+        }
+        if let Some(room) = host.cgroup_memory_room.filter(|&room| room < LITTLE_ROOM) {
+            self.add(
+                "cgroup",
+                format!("the control group leaves {} of memory", Bytes(room)),
+                "raise its limit (memory.max, docker --memory)",
+            );
+        }
+    }
+
+    fn on_kernel(&mut self, report: &Report) {
+        let host = &report.host;
+        let coherent = report.topology.gpus().iter().any(|gpu| gpu.coherent);
+        if !coherent {
+            return;
+        }
+        if host.numa_balancing == Some(true) {
+            self.add(
+                "numa",
+                "automatic NUMA balancing is on",
+                "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory",
+            );
+        }
+        if host.page_size == Some(4096) {
+            self.add(
+                "pages",
+                "the kernel's pages are 4 KiB",
+                "NVIDIA recommends a kernel with 64 KiB pages on Grace",
+            );
+        }
+        if host
+            .driver_module
+            .as_ref()
+            .is_some_and(|module| !module.open)
+        {
+            self.add(
+                "driver",
+                "the kernel module is the closed one",
+                "install the open one: coherent machines need it",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capability::Capabilities;
+    use crate::doctor::InProcess;
+    use crate::host::{Container, HostFacts, Limit};
+    use crate::{Driver, Machine};
+
+    const LOW: Limit = Limit {
+        soft: Some(8 << 20),
+        hard: None,
+    };
+
+    /// The report of a simulated machine, taken for that of a real one on which nothing is off.
+    fn healthy(machine: Machine) -> Report {
+        let driver = Driver::simulated(machine.clone()).unwrap();
+        let mut prober = InProcess(Capabilities::of(&driver));
+        let mut report = Report::gather(&mut prober, Some(&machine));
+        assert!(report.works);
+        report.simulated = None;
+        report.host = HostFacts {
+            driver_module: None,
+            device_nodes: Vec::new(),
+            memlock: None,
+            cgroup_memory_room: None,
+            container: None,
+            numa_balancing: None,
+            page_size: None,
+            cuda_visible_devices: None,
+            ..report.host
+        };
+        report
+    }
+
+    fn abouts(report: &Report) -> Vec<&'static str> {
+        advise(report).iter().map(|advice| advice.about).collect()
+    }
+
+    #[test]
+    fn a_healthy_machine_gets_no_advice_and_each_fault_its_own() {
+        let good = healthy(Machine::gh200x4());
+        assert_eq!(abouts(&good), [""; 0]);
+
+        type Break = fn(&mut Report);
+        let faults: [(&str, Break); 7] = [
+            ("container", |report| {
+                report.host.container = Some(Container::Docker);
+                report.host.cap_sys_nice = Some(false);
+            }),
+            ("cgroup", |report| {
+                let nodes = (0..6).map(|i| format!("/dev/nvidia{i}").into());
+                report.host.device_nodes = nodes.collect();
+                report.host.device_nodes.push("/dev/nvidiactl".into());
+            }),
+            ("cgroup", |report| {
+                report.host.cgroup_memory_room = Some(5 << 20);
+            }),
+            ("numa", |report| report.host.numa_balancing = Some(true)),
+            ("pages", |report| report.host.page_size = Some(4096)),
+            ("driver", |report| {
+                report.driver.cuda = Some(CudaVersion(12040));
+            }),
+            ("memlock", |report| {
+                report.host.memlock = Some(LOW);
+                report.host.cap_ipc_lock = Some(false);
+            }),
+        ];
+        for (about, break_it) in faults {
+            let mut report = good.clone();
+            break_it(&mut report);
+            assert_eq!(abouts(&report), [about]);
+            // A simulated machine's host is another.
+            report.simulated = Some("gh200x4".into());
+            let of_driver = about == "driver";
+            assert_eq!(abouts(&report).len(), usize::from(of_driver), "{about}");
+        }
+    }
+
+    #[test]
+    fn chosen_gpus_are_no_denied_ones_and_capabilities_lift_limits() {
+        let mut report = healthy(Machine::gh200());
+        let nodes = (0..6).map(|i| format!("/dev/nvidia{i}").into());
+        report.host.device_nodes = nodes.collect();
+        report.host.cuda_visible_devices = Some("0".into());
+        report.host.memlock = Some(LOW);
+        report.host.cap_ipc_lock = Some(true);
+        assert_eq!(abouts(&report), [""; 0]);
+    }
+
+    #[test]
+    fn settings_of_coherent_machines_matter_to_them_alone() {
+        let mut report = healthy(Machine::h200x8());
+        report.host.numa_balancing = Some(true);
+        report.host.page_size = Some(4096);
+        assert_eq!(abouts(&report), [""; 0]);
+    }
+
+    #[test]
+    fn a_gpu_whose_node_is_unknown_is_named() {
+        let mut machine = Machine::gh200x4();
+        machine.gpus[2].host_numa = -1;
+        let report = healthy(machine);
+        let advice = advise(&report);
+        assert_eq!(advice.len(), 1);
+        assert!(advice[0].finding.contains("GPU 2"), "{advice:?}");
+    }
+}

@@ -1,0 +1,214 @@
+//! What works on this machine and, where something does not, why and what to do.
+//!
+//! [`Report::gather`] finds out everything that `egmem doctor` shows. A [`Prober`] carries out the
+//! trials: [`InProcess`] tries here and now; the command line tries in child processes, since
+//! drivers have crashed inside such calls.
+
+mod advice;
+mod prober;
+mod reason;
+
+use std::fs;
+
+use serde::Serialize;
+
+pub use advice::Advice;
+pub use prober::{Answer, InProcess, Prober, Tried};
+pub use reason::Reason;
+
+use crate::capability::{self, HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
+use crate::driver::{BINDINGS, CudaVersion, Location};
+use crate::host::HostFacts;
+use crate::{Driver, Machine, Topology};
+
+/// Everything that doctor knows.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The simulated machine's name. What is below then says nothing about this machine's GPUs.
+    pub simulated: Option<String>,
+    /// Whether host-NUMA memory works, for the CPU and at least one GPU, by VMM or by pool.
+    pub works: bool,
+    /// The GPUs, by ordinal, for which it does.
+    pub working_gpus: Vec<i32>,
+    /// The driver.
+    pub driver: DriverFacts,
+    /// GPUs and nodes; the nodes alone where no driver opens.
+    pub topology: Topology,
+    /// What the driver's attributes claim, for each GPU.
+    pub hints: Vec<GpuHints>,
+    /// Without a channel there are no fabric handles.
+    pub imex: ImexChannel,
+    /// This machine, container and process, also where the driver is simulated.
+    pub host: HostFacts,
+    /// What was tried, and what came of it: every node, GPU, path and set of handle types.
+    pub capabilities: Vec<Tried>,
+    /// What is off, and what to do.
+    pub advice: Vec<Advice>,
+}
+
+/// The driver, as far as it is there.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct DriverFacts {
+    /// `"cuda"` or `"simulated"`.
+    pub backend: &'static str,
+    /// The newest CUDA version that the driver supports.
+    pub cuda: Option<CudaVersion>,
+    /// The version of the bindings that this program was built with.
+    pub bindings: CudaVersion,
+    /// The driver library's file.
+    pub library: Option<String>,
+    /// Why it cannot be used.
+    pub problem: Option<Reason>,
+}
+
+/// What the attributes of a GPU claim.
+#[derive(Clone, Debug, Serialize)]
+pub struct GpuHints {
+    /// The GPU's ordinal.
+    pub gpu: i32,
+    /// Its attributes.
+    pub attributes: Vec<Hint>,
+}
+
+impl Report {
+    /// Finds out everything about this machine, or about `simulated`. `prober` opens the driver
+    /// before this process does, so that a driver that dies of it takes no more along.
+    pub fn gather(prober: &mut dyn Prober, simulated: Option<&Machine>) -> Self {
+        let open = || match simulated {
+            Some(machine) => Driver::simulated(machine.clone()),
+            None => Driver::open(),
+        };
+        let driver = prober.open().and_then(|()| {
+            let driver = open()?;
+            Ok((Topology::discover(&driver)?, driver))
+        });
+        let host = HostFacts::read();
+        let mut report = match driver {
+            Ok((topology, driver)) => Self::with_driver(&driver, topology, host, prober),
+            Err(problem) => Self::without_driver(problem, simulated, host),
+        };
+        report.simulated = simulated.map(|machine| machine.name.clone());
+        report.advice = advice::advise(&report);
+        report
+    }
+
+    fn with_driver(
+        driver: &Driver,
+        topology: Topology,
+        host: HostFacts,
+        prober: &mut dyn Prober,
+    ) -> Self {
+        let capabilities = try_all(&topology, prober);
+        let working_gpus: Vec<i32> = topology
+            .gpus()
+            .iter()
+            .map(|gpu| gpu.ordinal)
+            .filter(|&gpu| {
+                capabilities
+                    .iter()
+                    .any(|tried| tried.trial.gpu == gpu && tried.answer.is_yes())
+            })
+            .collect();
+        Self {
+            works: !working_gpus.is_empty(),
+            working_gpus,
+            driver: DriverFacts {
+                cuda: driver.driver_version().ok(),
+                ..DriverFacts::of_this_machine(driver.is_simulated())
+            },
+            hints: topology
+                .gpus()
+                .iter()
+                .map(|gpu| GpuHints {
+                    gpu: gpu.ordinal,
+                    attributes: capability::hints(driver, gpu.ordinal),
+                })
+                .collect(),
+            imex: ImexChannel::of(driver),
+            simulated: None,
+            topology,
+            host,
+            capabilities,
+            advice: Vec::new(),
+        }
+    }
+
+    fn without_driver(problem: Reason, simulated: Option<&Machine>, host: HostFacts) -> Self {
+        let driver = DriverFacts::of_this_machine(simulated.is_some());
+        Self {
+            simulated: None,
+            works: false,
+            working_gpus: Vec::new(),
+            driver: DriverFacts {
+                problem: Some(problem),
+                ..driver
+            },
+            topology: Topology::of_host(),
+            hints: Vec::new(),
+            imex: match simulated {
+                Some(machine) => ImexChannel::Simulated {
+                    present: machine.imex_channel,
+                },
+                None => ImexChannel::find(),
+            },
+            host,
+            capabilities: Vec::new(),
+            advice: Vec::new(),
+        }
+    }
+}
+
+impl DriverFacts {
+    fn of_this_machine(simulated: bool) -> Self {
+        Self {
+            backend: if simulated { "simulated" } else { "cuda" },
+            cuda: None,
+            bindings: BINDINGS,
+            library: if simulated { None } else { loaded_library() },
+            problem: None,
+        }
+    }
+}
+
+/// Tries every host node with every GPU: a batch for each node and path.
+fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
+    let mut all = Vec::new();
+    for node in topology.nodes() {
+        for path in Path::ALL {
+            let batch: Vec<Trial> = topology
+                .gpus()
+                .iter()
+                .flat_map(|gpu| {
+                    HANDLE_TYPES.map(|handle_types| Trial {
+                        location: Location::from(node),
+                        gpu: gpu.ordinal,
+                        path,
+                        handle_types,
+                    })
+                })
+                .collect();
+            if batch.is_empty() {
+                continue;
+            }
+            let answers = prober.try_all(&batch);
+            all.extend(
+                batch
+                    .into_iter()
+                    .zip(answers)
+                    .map(|(trial, answer)| Tried { trial, answer }),
+            );
+        }
+    }
+    all
+}
+
+/// The driver library that is mapped into this process.
+fn loaded_library() -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .find(|path| path.contains("/libcuda.so"))
+        .map(str::to_owned)
+}
