@@ -261,7 +261,7 @@ impl Error {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoDriver { .. } => {
-                "install the NVIDIA driver (libcuda.so.1), or use Driver::simulated"
+                "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)"
             }
             Self::DriverTooOld { .. } => "install a newer NVIDIA driver",
             Self::MissingLibrary { .. } => {
@@ -296,7 +296,7 @@ impl Error {
                 "memory was overwritten or is faulty: check other writers, then the machine's logs"
             }
             Self::ProbeDied { .. } => {
-                "the driver crashed: update it, and keep to the paths that work"
+                "if the driver crashed, update it, and keep to the paths that work"
             }
             Self::Driver(source) => remedy_for(source.code),
             Self::InvalidArgument { .. }

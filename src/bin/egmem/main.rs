@@ -1,3 +1,83 @@
-//! The command line `egmem`.
+//! The command line `egmem`: what works on this machine, and what it looks like.
 
-fn main() {}
+mod children;
+mod doctor;
+mod host;
+mod output;
+mod probe;
+mod render;
+mod source;
+mod topo;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+use clap::{ArgAction, Parser, Subcommand};
+use egmem::Error;
+use egmem::doctor::Reason;
+use egmem::driver::BINDINGS;
+use tracing_subscriber::EnvFilter;
+
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (CUDA bindings {BINDINGS})", env!("CARGO_PKG_VERSION")));
+
+/// Extended GPU Memory: CPU memory that the CPU and every GPU of the node can use.
+#[derive(Parser, Debug)]
+#[command(name = "egmem", version = VERSION.as_str())]
+struct Cli {
+    /// Log what is done to standard error: -v for steps, -vv for each trial
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Tell what works here and, where something does not, why and what to do
+    ///
+    /// Exit status: 0 if Extended GPU Memory works for at least one GPU, 1 if not, 2 for wrong usage.
+    Doctor(doctor::Doctor),
+    /// Draw the node: its sockets, memories, GPUs and links
+    Topo(topo::Topo),
+    /// Try capabilities for a parent `egmem doctor`, so that a crash takes no more along
+    #[command(hide = true)]
+    Probe(probe::Probe),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.verbose);
+    // Doctor reports what is wrong with the machine, so what fails it is how it was called.
+    let (done, failure) = match &cli.command {
+        Command::Doctor(doctor) => (doctor.run(cli.verbose), 2),
+        Command::Topo(topo) => (topo.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),
+    };
+    done.unwrap_or_else(|error| {
+        let reason = Reason::from(&error);
+        eprintln!("error: {}; what to do: {}", reason.message, reason.remedy);
+        match error {
+            Error::InvalidArgument { .. } => ExitCode::from(2),
+            _ => ExitCode::from(failure),
+        }
+    })
+}
+
+/// `RUST_LOG` says more than `-v` can.
+fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "egmem=info",
+        2 => "egmem=debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .without_time()
+        .init();
+}

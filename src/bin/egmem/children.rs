@@ -1,0 +1,293 @@
+//! The parent's side: trials in child processes, so that a crashing driver takes only them along.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use egmem::Error;
+use egmem::capability::{Path, Trial};
+use egmem::doctor::{Answer, Prober, Reason};
+use egmem::driver::HandleTypes;
+
+use crate::probe::MARK;
+
+/// Tries each batch in a child; after a crash, what is left of it each in a child of its own.
+pub struct Children {
+    /// The program and its arguments.
+    command: Vec<OsString>,
+    /// How long a child may take to open the driver, for each trial, and to end.
+    patience: Duration,
+    /// What hung when it was tried alone: it is not tried again elsewhere, to save patience.
+    hung: HashSet<(Path, HandleTypes)>,
+}
+
+impl Prober for Children {
+    fn open(&mut self) -> Result<(), Reason> {
+        self.progress("opening the driver");
+        let run = self.run(&[]);
+        self.progress("");
+        match run.problem {
+            None => Ok(()),
+            Some(problem) => Err(problem.reason("the driver")),
+        }
+    }
+
+    fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
+        if let Some(Trial { location, path, .. }) = trials.first() {
+            self.progress(&format!("trying {path} memory on {location}"));
+        }
+        let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
+        let fresh: Vec<Trial> = fresh.collect();
+        let mut batch = self.run(&fresh);
+        if batch.problem.is_some() && batch.answers.len() == fresh.len() {
+            // It died at its end, so any of them may be to blame.
+            batch.answers.clear();
+        }
+        let mut answered = batch.answers.into_iter();
+        let answers = trials
+            .iter()
+            .map(|trial| match self.has_hung(trial) {
+                true => not_tried(trial),
+                false => answered.next().unwrap_or_else(|| self.try_alone(trial)),
+            })
+            .collect();
+        self.progress("");
+        answers
+    }
+}
+
+/// What a child left behind.
+struct Run {
+    /// One answer per trial; fewer only with a problem.
+    answers: Vec<Answer>,
+    /// Why they are fewer, or should not be trusted.
+    problem: Option<Problem>,
+}
+
+impl Children {
+    /// Children of `command`, each given `patience` for each step.
+    pub fn new(command: Vec<OsString>, patience: Duration) -> Self {
+        Self {
+            command,
+            patience,
+            hung: HashSet::new(),
+        }
+    }
+
+    fn has_hung(&self, trial: &Trial) -> bool {
+        self.hung.contains(&(trial.path, trial.handle_types))
+    }
+
+    fn try_alone(&mut self, trial: &Trial) -> Answer {
+        let mut alone = self.run(std::slice::from_ref(trial));
+        match alone.problem {
+            None => alone.answers.remove(0),
+            Some(problem) => {
+                if matches!(problem, Problem::Hung(_)) {
+                    self.hung.insert((trial.path, trial.handle_types));
+                }
+                let reason = problem.reason(&subject(trial));
+                Answer::No { reason }
+            }
+        }
+    }
+
+    fn run(&self, trials: &[Trial]) -> Run {
+        let mut answers = Vec::with_capacity(trials.len());
+        let problem = self.answer(trials, &mut answers).err();
+        tracing::info!(
+            trials = trials.len(),
+            answers = answers.len(),
+            ?problem,
+            "a child has ended"
+        );
+        Run { answers, problem }
+    }
+
+    fn answer(&self, trials: &[Trial], answers: &mut Vec<Answer>) -> Result<(), Problem> {
+        let mut child = Guarded::start(&self.command, trials)?;
+        match child.next(self.patience)? {
+            Answer::Yes => {}
+            Answer::No { reason } | Answer::Unknown { reason } => {
+                return Err(Problem::Refused(reason));
+            }
+        }
+        for _ in trials {
+            answers.push(child.next(self.patience)?);
+        }
+        match child.end(self.patience)? {
+            status if status.success() => Ok(()),
+            status => Err(child.died(status)),
+        }
+    }
+
+    /// Tells a waiting person what takes so long.
+    fn progress(&self, text: &str) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K{text}");
+        }
+    }
+}
+
+/// What is tried, without node and GPU, so that the same death everywhere reads as one.
+fn subject(trial: &Trial) -> String {
+    format!(
+        "{} memory (handle types: {})",
+        trial.path, trial.handle_types
+    )
+}
+
+fn not_tried(trial: &Trial) -> Answer {
+    let died = Problem::Died("not tried here, since it hung elsewhere".into());
+    let reason = died.reason(&subject(trial));
+    Answer::Unknown { reason }
+}
+
+#[derive(Debug)]
+enum Problem {
+    /// The driver does not open.
+    Refused(Reason),
+    /// The child ended, or never started.
+    Died(String),
+    /// The child did not answer in this time.
+    Hung(Duration),
+}
+
+impl Problem {
+    fn reason(self, what: &str) -> Reason {
+        let how = match self {
+            Self::Refused(reason) => return reason,
+            Self::Died(how) => how,
+            Self::Hung(patience) => format!("no answer within {patience:?}, so it was stopped"),
+        };
+        let what = what.to_owned();
+        Error::ProbeDied { what, how }.into()
+    }
+}
+
+/// A running child; killed, if it still runs, when dropped.
+struct Guarded {
+    child: Child,
+    answers: Receiver<Answer>,
+    last_words: Option<JoinHandle<String>>,
+}
+
+impl Guarded {
+    fn start(command: &[OsString], trials: &[Trial]) -> Result<Self, Problem> {
+        let not_started = |why: String| Problem::Died(format!("it could not be started: {why}"));
+        let (program, args) = command
+            .split_first()
+            .ok_or_else(|| not_started("no command".into()))?;
+        let input = serde_json::to_vec(trials).map_err(|error| not_started(error.to_string()))?;
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| not_started(format!("{}: {error}", program.display())))?;
+        // A child that is dead already is found out below.
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(&input).ok();
+        }
+        let (sender, answers) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    let answer = line.strip_prefix(MARK).map(serde_json::from_str);
+                    if let Some(Ok(answer)) = answer
+                        && sender.send(answer).is_err()
+                    {
+                        break;
+                    }
+                }
+            });
+        }
+        let last_words = child.stderr.take().map(|stderr| {
+            thread::spawn(move || {
+                let mut last = String::new();
+                for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line);
+                    if !line.trim().is_empty() {
+                        tracing::info!("a child says: {line}");
+                        last = line.trim().chars().take(200).collect();
+                    }
+                }
+                last
+            })
+        });
+        Ok(Self {
+            child,
+            answers,
+            last_words,
+        })
+    }
+
+    /// The next answer.
+    fn next(&mut self, patience: Duration) -> Result<Answer, Problem> {
+        match self.answers.recv_timeout(patience) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Timeout) => Err(Problem::Hung(patience)),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.end(patience)?;
+                Err(self.died(status))
+            }
+        }
+    }
+
+    /// Waits for the end, but not forever.
+    fn end(&mut self, patience: Duration) -> Result<ExitStatus, Problem> {
+        let start = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if start.elapsed() > patience => return Err(Problem::Hung(patience)),
+                Ok(None) => thread::sleep(Duration::from_millis(2)),
+                Err(error) => return Err(Problem::Died(format!("it was lost: {error}"))),
+            }
+        }
+    }
+
+    fn died(&mut self, status: ExitStatus) -> Problem {
+        let mut how = match status.signal() {
+            Some(signal) => format!("killed by {}", signal_name(signal)),
+            None => status.to_string(),
+        };
+        let words = self.last_words.take().map(JoinHandle::join);
+        if let Some(Ok(words)) = words
+            && !words.is_empty()
+        {
+            how = format!("{how}: {words}");
+        }
+        Problem::Died(how)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        15 => "SIGTERM",
+        31 => "SIGSYS",
+        _ => return format!("signal {signal}"),
+    };
+    name.to_owned()
+}

@@ -1,0 +1,57 @@
+//! Standard output, and who no longer listens to it.
+
+use std::io::{self, Write};
+
+use egmem::{Error, Result};
+
+/// Writes `text` to standard output. A reader that has gone away (`egmem topo | head -1`) is no
+/// error.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::system("cannot write to standard output", &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes `value` to standard output as JSON.
+pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Error::invalid("report", error.to_string()))?;
+    print(&(text + "\n"))
+}
+
+/// Ids as ranges: `0–3, 7`.
+pub fn ranges(ids: &[i32]) -> String {
+    let mut ranges: Vec<(i32, i32)> = Vec::new();
+    for &id in ids {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == id => *last = id,
+            _ => ranges.push((id, id)),
+        }
+    }
+    let texts: Vec<String> = ranges
+        .iter()
+        .map(|(first, last)| match last - first {
+            0 => first.to_string(),
+            1 => format!("{first}, {last}"),
+            _ => format!("{first}–{last}"),
+        })
+        .collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranges;
+
+    #[test]
+    fn neighbours_become_a_range() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[4]), "4");
+        assert_eq!(ranges(&[0, 1]), "0, 1");
+        assert_eq!(ranges(&[0, 1, 2, 3, 7, 9, 10]), "0–3, 7, 9, 10");
+    }
+}

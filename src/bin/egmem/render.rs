@@ -1,0 +1,339 @@
+//! The report for a person, 80 columns wide.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+use comfy_table::{ContentArrangement, Table, TableComponent, presets};
+use egmem::capability::{HANDLE_TYPES, Path};
+use egmem::doctor::{Answer, Reason, Report};
+use egmem::driver::{HandleTypes, Location};
+use egmem::size::Bytes;
+
+use crate::host;
+use crate::output::ranges;
+
+const WIDTH: u16 = 80;
+
+/// All of it; with `all`, a row for every pair of node and GPU.
+pub fn report(report: &Report, all: bool) -> String {
+    let paint = Paint {
+        on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+    };
+    let mut text = String::new();
+    if let Some(machine) = &report.simulated {
+        let line = format!("SIMULATED {machine}: this says nothing about real hardware\n\n");
+        text += &paint.words(&line, "SIMULATED", YELLOW);
+    }
+    let verdict = verdict(report);
+    let verdict = paint.words(&verdict, "does NOT work", RED);
+    text += &paint.words(&verdict, "works", GREEN);
+    text += "\n\n";
+    text += &facts(report);
+    if !report.capabilities.is_empty() {
+        text += &capabilities(report, all, &paint);
+    }
+    if !report.advice.is_empty() {
+        text += "\nAdvice\n";
+        for advice in &report.advice {
+            text += &hanging("  • ", &format!("{}: {}", advice.finding, advice.remedy));
+        }
+    }
+    text
+}
+
+const RED: &str = "\x1b[31m";
+const GREEN: &str = "\x1b[32m";
+const YELLOW: &str = "\x1b[33m";
+
+/// Colours, where they are wanted. They go in after the layout, which does not know them.
+struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    fn words(&self, text: &str, words: &str, colour: &str) -> String {
+        if self.on {
+            text.replace(words, &format!("{colour}{words}\x1b[0m"))
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+fn verdict(report: &Report) -> String {
+    let gpus = report.topology.gpus().len();
+    match &report.driver.problem {
+        Some(_) => "Extended GPU Memory does NOT work here: the driver cannot be used.".into(),
+        None if gpus == 0 => "Extended GPU Memory does NOT work here: there is no GPU.".into(),
+        None if report.works => format!(
+            "Extended GPU Memory works, for {} of {gpus} {}.",
+            report.working_gpus.len(),
+            if gpus == 1 { "GPU" } else { "GPUs" }
+        ),
+        None => "Extended GPU Memory does NOT work here.".into(),
+    }
+}
+
+/// What there is: a label, and a text that wraps.
+fn facts(report: &Report) -> String {
+    let mut rows = driver_rows(report);
+    rows.extend(topology_rows(report));
+    rows.extend(claims(report));
+    rows.push(("IMEX channel", report.imex.to_string()));
+    if report.simulated.is_none() {
+        rows.extend(host::rows(&report.host));
+    }
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(WIDTH);
+    let mut last = "";
+    for (label, value) in rows {
+        table.add_row([if label == last { "" } else { label }, &value]);
+        last = label;
+    }
+    trimmed(&table)
+}
+
+fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
+    let driver = &report.driver;
+    let mut rows = Vec::new();
+    if let Some(problem) = &driver.problem {
+        rows.push(("Driver", problem.message.clone()));
+        rows.push(("Driver", format!("→ {}", problem.remedy)));
+    }
+    let mut words = Vec::new();
+    if report.simulated.is_some() {
+        words.push("simulated".to_owned());
+    }
+    if let Some(cuda) = driver.cuda {
+        words.push(format!("CUDA {cuda}"));
+    }
+    if let (Some(module), None) = (&report.host.driver_module, &report.simulated) {
+        let kind = if module.open { "open" } else { "closed" };
+        words.push(format!("kernel module {} ({kind})", module.version));
+    }
+    words.push(format!("bindings {}", driver.bindings));
+    words.extend(driver.library.clone());
+    rows.push(("Driver", words.join(", ")));
+    rows
+}
+
+fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
+    let topology = &report.topology;
+    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
+    for gpu in topology.gpus() {
+        let node = match gpu.host_node() {
+            Ok(node) => node.to_string(),
+            Err(_) => "unknown".to_owned(),
+        };
+        let memory_node = gpu
+            .memory_node
+            .map(|node| format!(" (node {node})"))
+            .unwrap_or_default();
+        let kind = format!(
+            "{}, {}{memory_node}, {}, host node {node}",
+            gpu.name,
+            Bytes(gpu.memory),
+            gpu.link
+        );
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, gpus)) => gpus.push(gpu.ordinal),
+            None => kinds.push((kind, vec![gpu.ordinal])),
+        }
+    }
+    let gpus = kinds
+        .into_iter()
+        .map(|(kind, gpus)| ("GPUs", format!("{}: {kind}", ranges(&gpus))));
+    let nodes = topology.nodes().iter().map(|node| {
+        let mut text = format!("{}: {}", node.id, Bytes(node.memory_total));
+        if let Some(free) = node.memory_free {
+            write!(text, " ({} free)", Bytes(free)).ok();
+        }
+        match node.cpus.is_empty() {
+            true => text += ", no CPUs",
+            false => write!(text, ", CPUs {}", node.cpus).unwrap_or_default(),
+        }
+        ("Host nodes", text)
+    });
+    gpus.chain(nodes).collect()
+}
+
+/// What the attributes claim, which is often less or more than what can be had.
+fn claims(report: &Report) -> Vec<(&'static str, String)> {
+    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
+    for hints in &report.hints {
+        let claimed = |name: &str| {
+            let hint = hints.attributes.iter().find(|hint| hint.name == name);
+            match hint.and_then(|hint| hint.value) {
+                Some(0) => "no",
+                Some(_) => "yes",
+                None => "unknown",
+            }
+        };
+        let kind = format!(
+            "VMM {}, pools {}, POSIX fd {}, fabric {} (hints only)",
+            claimed("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+            claimed("HOST_NUMA_MEMORY_POOLS_SUPPORTED"),
+            claimed("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+            claimed("HANDLE_TYPE_FABRIC_SUPPORTED"),
+        );
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, gpus)) => gpus.push(hints.gpu),
+            None => kinds.push((kind, vec![hints.gpu])),
+        }
+    }
+    kinds
+        .into_iter()
+        .map(|(kind, gpus)| ("Attributes", format!("{}: {kind}", ranges(&gpus))))
+        .collect()
+}
+
+/// Rows that answer alike, by the GPUs and nodes they stand for.
+struct Group {
+    nodes: Vec<i32>,
+    gpus: Vec<i32>,
+    path: Path,
+    cells: Vec<String>,
+}
+
+fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
+    let mut reasons = Vec::new();
+    let groups = groups(report, all, &mut reasons);
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(
+        ["Node", "GPU", "Path"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(HANDLE_TYPES.iter().map(column)),
+    );
+    for rule in [
+        TableComponent::HeaderLines,
+        TableComponent::MiddleHeaderIntersections,
+    ] {
+        table.set_style(rule, '─');
+    }
+    for group in groups {
+        table.add_row(
+            [
+                ranges(&group.nodes),
+                ranges(&group.gpus),
+                group.path.to_string(),
+            ]
+            .into_iter()
+            .chain(group.cells),
+        );
+    }
+    let mut cells = trimmed(&table);
+    for (word, colour) in [("yes", GREEN), ("no ", RED), ("? ", YELLOW)] {
+        cells = paint.words(&cells, word, colour);
+    }
+    let mut text =
+        format!("\nTried: host memory for the CPU and the GPU, by how it can be shared\n{cells}");
+    if !reasons.is_empty() {
+        text.push('\n');
+    }
+    for (index, reason) in reasons.iter().enumerate() {
+        let mark = format!("{:<5}", format!("[{}]", index + 1));
+        text += &hanging(&mark, &reason.message);
+        text += &hanging("     → ", &reason.remedy);
+    }
+    text
+}
+
+fn column(handle_types: &HandleTypes) -> String {
+    match *handle_types {
+        HandleTypes::NONE => "not shared".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn groups<'a>(report: &'a Report, all: bool, reasons: &mut Vec<&'a Reason>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for node in report.topology.nodes() {
+        for path in Path::ALL {
+            let mut of_node: Vec<Group> = Vec::new();
+            for gpu in report.topology.gpus() {
+                let cells: Vec<String> = HANDLE_TYPES
+                    .iter()
+                    .map(|&handle_types| {
+                        let tried = report.capabilities.iter().find(|tried| {
+                            let trial = &tried.trial;
+                            trial.location == Location::from(node.id)
+                                && trial.gpu == gpu.ordinal
+                                && trial.path == path
+                                && trial.handle_types == handle_types
+                        });
+                        cell(tried.map(|tried| &tried.answer), reasons)
+                    })
+                    .collect();
+                match of_node.iter_mut().find(|group| group.cells == cells) {
+                    Some(group) if !all => group.gpus.push(gpu.ordinal),
+                    _ => of_node.push(Group {
+                        nodes: vec![node.id.0],
+                        gpus: vec![gpu.ordinal],
+                        path,
+                        cells,
+                    }),
+                }
+            }
+            for group in of_node {
+                let like = groups.iter_mut().find(|known| {
+                    known.path == path && known.gpus == group.gpus && known.cells == group.cells
+                });
+                match like {
+                    Some(known) if !all => known.nodes.extend(group.nodes),
+                    _ => groups.push(group),
+                }
+            }
+        }
+    }
+    groups
+}
+
+fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String {
+    let (word, reason) = match answer {
+        None => return "–".to_owned(),
+        Some(Answer::Yes) => return "yes".to_owned(),
+        Some(Answer::No { reason }) => ("no", reason),
+        Some(Answer::Unknown { reason }) => ("?", reason),
+    };
+    let index = reasons
+        .iter()
+        .position(|&known| known == reason)
+        .unwrap_or_else(|| {
+            reasons.push(reason);
+            reasons.len() - 1
+        });
+    format!("{word} [{}]", index + 1)
+}
+
+/// `text` in lines of at most [`WIDTH`], the first after `mark`, the others below the text.
+fn hanging(mark: &str, text: &str) -> String {
+    let indent = mark.chars().count();
+    let mut out = mark.to_owned();
+    let mut column = indent;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > usize::from(WIDTH) {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out += word;
+        column += length;
+    }
+    out + "\n"
+}
+
+/// The table without spaces at the ends of lines.
+fn trimmed(table: &Table) -> String {
+    table
+        .lines()
+        .map(|line| line.trim_end().to_owned() + "\n")
+        .collect()
+}

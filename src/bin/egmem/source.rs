@@ -1,0 +1,43 @@
+//! Which driver the commands look at: the machine's, or a simulated one.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::Args;
+use egmem::{Driver, Error, Machine, Result};
+
+/// Where the driver comes from.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Source {
+    /// Simulate a machine: gh200, gh200x4, gb200, h200x8, or a description as a JSON file
+    #[arg(long, value_name = "PRESET|FILE.json")]
+    pub sim: Option<OsString>,
+}
+
+impl Source {
+    /// The machine to simulate, if any.
+    pub fn machine(&self) -> Result<Option<Machine>> {
+        self.sim.as_deref().map(read_machine).transpose()
+    }
+
+    /// Opens the driver.
+    pub fn open(&self) -> Result<Driver> {
+        match self.machine()? {
+            Some(machine) => Driver::simulated(machine),
+            None => Driver::open(),
+        }
+    }
+}
+
+fn read_machine(name: &std::ffi::OsStr) -> Result<Machine> {
+    let path = Path::new(name);
+    if path.extension().is_none_or(|extension| extension != "json") {
+        return Machine::preset(&name.to_string_lossy());
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))?;
+    serde_json::from_str(&text).map_err(|error| Error::InvalidArgument {
+        what: "machine description",
+        why: format!("{}: {error}", path.display()),
+    })
+}

@@ -1,0 +1,75 @@
+//! `egmem topo`: the node as text, JSON or SVG.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use egmem::doctor::Reason;
+use egmem::{Error, Result, Topology};
+
+use crate::output::{print, print_json};
+use crate::source::Source;
+
+/// `egmem topo`
+#[derive(Args, Debug)]
+pub struct Topo {
+    #[command(flatten)]
+    source: Source,
+    /// Draw the machine of an hwloc XML file, as `lstopo FILE.xml` writes it
+    #[arg(long, value_name = "FILE", conflicts_with = "sim")]
+    xml: Option<PathBuf>,
+    /// Draw as SVG to this file; - is standard output
+    #[arg(long, value_name = "FILE|-", conflicts_with = "json")]
+    svg: Option<PathBuf>,
+    /// Print the topology as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Topo {
+    /// Draws the node.
+    pub fn run(&self) -> Result<()> {
+        let topology = self.topology()?;
+        match &self.svg {
+            _ if self.json => print_json(&topology),
+            None => print(&topology.to_text()),
+            Some(path) if path.as_os_str() == "-" => print(&topology.to_svg()),
+            Some(path) => std::fs::write(path, topology.to_svg())
+                .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error)),
+        }
+    }
+
+    fn topology(&self) -> Result<Topology> {
+        if let Some(path) = &self.xml {
+            return read_xml(path);
+        }
+        match self.source.open() {
+            Ok(driver) => Topology::discover(&driver),
+            Err(error @ (Error::NoDriver { .. } | Error::Driver(_)))
+                if self.source.sim.is_none() =>
+            {
+                let reason = Reason::from(error);
+                eprintln!(
+                    "warning: {}; what to do: {}\nOnly the host's nodes are shown.",
+                    reason.message, reason.remedy
+                );
+                Ok(Topology::of_host())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(feature = "hwloc")]
+fn read_xml(path: &Path) -> Result<Topology> {
+    let xml = std::fs::read_to_string(path)
+        .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))?;
+    Topology::from_xml(&xml)
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn read_xml(_path: &Path) -> Result<Topology> {
+    Err(Error::PlatformUnsupported {
+        what: "hwloc XML files, because this program was built without hwloc",
+        source: None,
+    })
+}

@@ -1,0 +1,377 @@
+//! The command line as its users and their scripts see it.
+#![cfg(feature = "cli")]
+
+use std::ffi::OsString;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egmem");
+const PRESETS: [&str; 4] = ["gh200", "gh200x4", "gb200", "h200x8"];
+
+/// The program, run as `EGMEM_TEST_RUNNER` says where that is set.
+fn words() -> Vec<OsString> {
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words: Vec<OsString> = runner.split_whitespace().map(OsString::from).collect();
+    words.push(PROGRAM.into());
+    words
+}
+
+fn egmem(args: &[&str]) -> Command {
+    let words = words();
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args(args);
+    command.env_remove("RUST_LOG");
+    command
+}
+
+/// `egmem doctor`, whose children run as it does.
+fn doctor(args: &[&str]) -> Output {
+    let mut command = egmem(&["doctor"]);
+    for word in words() {
+        command.arg("--probe-command").arg(word);
+    }
+    command.args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}\n{}{}", stdout(output), stderr(output)))
+}
+
+fn status(output: &Output) -> i32 {
+    output.status.code().expect("it ended by itself")
+}
+
+/// How often each answer was given by trials of `path` and handle types `bits`.
+fn answers(report: &Value, path: &str, bits: u64) -> Vec<(String, Value)> {
+    report["capabilities"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|tried| tried["path"] == path && tried["handle_types"] == bits)
+        .map(|tried| {
+            let answer = tried["answer"].as_str().unwrap().to_owned();
+            (answer, tried["reason"].clone())
+        })
+        .collect()
+}
+
+fn expect_narrow(text: &str) {
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "too wide: {line}");
+    }
+}
+
+#[test]
+fn doctor_tells_of_every_preset_that_it_works() {
+    for preset in PRESETS {
+        let output = doctor(&["--sim", preset]);
+        let text = stdout(&output);
+        assert_eq!(status(&output), 0, "{preset}: {text}{}", stderr(&output));
+        let first = text.lines().next().unwrap();
+        assert!(first.starts_with("SIMULATED"), "{preset}: {first}");
+        assert!(first.contains(preset), "{preset}: {first}");
+        assert!(text.contains("VMM") && text.contains("pool"), "{text}");
+        expect_narrow(&text);
+    }
+}
+
+#[test]
+fn the_documentation_shows_what_doctor_prints() {
+    if egmem::driver::BINDINGS.0 != 13000 {
+        return; // The example names the default bindings.
+    }
+    let text = stdout(&doctor(&["--sim", "gh200x4"]));
+    assert!(include_str!("../docs/doctor.md").contains(&text), "{text}");
+}
+
+#[test]
+fn doctors_json_has_every_node_gpu_path_and_handle_type() {
+    let mut channels = Vec::new();
+    for preset in PRESETS {
+        let machine = egmem::Machine::preset(preset).unwrap();
+        let (nodes, gpus) = (machine.nodes.len(), machine.gpus.len());
+        let channel = machine.imex_channel;
+        channels.push(channel);
+        let output = doctor(&["--json", "--sim", preset]);
+        assert_eq!(status(&output), 0, "{preset}: {}", stderr(&output));
+        let report = json(&output);
+        assert_eq!(report["simulated"], preset);
+        assert_eq!(report["works"], true);
+        assert_eq!(report["driver"]["backend"], "simulated");
+        assert_eq!(report["working_gpus"].as_array().unwrap().len(), gpus);
+        let tried = report["capabilities"].as_array().unwrap();
+        assert_eq!(tried.len(), nodes * gpus * 2 * 4, "{preset}");
+        assert_eq!(report["imex"]["present"], channel, "{preset}");
+        for path in ["vmm", "pool"] {
+            for (bits, works) in [(0, true), (1, true), (8, channel), (9, channel)] {
+                let answers = answers(&report, path, bits);
+                assert_eq!(answers.len(), nodes * gpus);
+                for (answer, reason) in answers {
+                    assert_eq!(answer == "yes", works, "{preset} {path} {bits}: {reason}");
+                    if !works {
+                        assert_eq!(reason["kind"], "NoImexChannel");
+                        assert_eq!(reason["code"], 800);
+                        assert!(!reason["remedy"].as_str().unwrap().is_empty());
+                    }
+                }
+            }
+        }
+    }
+    assert!(channels.contains(&true) && channels.contains(&false));
+}
+
+#[test]
+fn without_a_driver_doctor_says_what_it_can_and_fails() {
+    // Where there are GPUs, hidden they count as none.
+    let hidden = |args: &[&str]| {
+        let mut command = egmem(&["doctor"]);
+        for word in words() {
+            command.arg("--probe-command").arg(word);
+        }
+        command
+            .args(args)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .unwrap()
+    };
+    let output = hidden(&["--json"]);
+    assert_eq!(status(&output), 1);
+    let report = json(&output);
+    assert_eq!(report["works"], false);
+    assert_eq!(report["simulated"], Value::Null);
+    let problem = &report["driver"]["problem"];
+    assert!(!problem["remedy"].as_str().unwrap().is_empty(), "{problem}");
+    assert!(!report["topology"]["nodes"].as_array().unwrap().is_empty());
+    assert!(report["host"].is_object());
+    let text = stdout(&hidden(&[]));
+    assert!(text.contains("does NOT work"), "{text}");
+    assert!(!text.contains("SIMULATED"), "{text}");
+    expect_narrow(&text);
+}
+
+#[test]
+fn a_trial_that_dies_is_one_no_and_takes_nothing_along() {
+    for (fault, how) in [("abort", "SIGABRT"), ("exit", "exit status: 3")] {
+        let args = ["--json", "--sim", "gh200x4", "--sim-probe-fault", fault];
+        let output = doctor(&args);
+        assert_eq!(status(&output), 0, "{}", stderr(&output));
+        let report = json(&output);
+        let died = answers(&report, "vmm", 8);
+        assert_eq!(died.len(), 16);
+        for (answer, reason) in died {
+            assert_eq!(answer, "no");
+            assert_eq!(reason["kind"], "ProbeDied");
+            assert!(
+                reason["message"].as_str().unwrap().contains(how),
+                "{reason}"
+            );
+        }
+        for (path, bits) in [("vmm", 0), ("vmm", 1), ("pool", 0), ("pool", 1)] {
+            for (answer, reason) in answers(&report, path, bits) {
+                assert_eq!(answer, "yes", "{path} {bits}: {reason}");
+            }
+        }
+        // What comes after the dead one in its batch was tried all the same.
+        for (_, reason) in answers(&report, "vmm", 9) {
+            assert_eq!(reason["kind"], "NoImexChannel");
+        }
+    }
+}
+
+#[test]
+fn a_trial_that_hangs_is_stopped_and_not_repeated_elsewhere() {
+    let args = ["--json", "--sim", "gh200x4", "--sim-probe-fault", "hang"];
+    // Long enough for a child under an emulator to start and answer.
+    let output = doctor(&[&args[..], &["--timeout", "4"]].concat());
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let report = json(&output);
+    let answers_of_hung = answers(&report, "vmm", 8);
+    let stopped: Vec<_> = answers_of_hung.iter().filter(|(a, _)| a == "no").collect();
+    assert_eq!(stopped.len(), 1, "it hung once alone");
+    let message = stopped[0].1["message"].as_str().unwrap();
+    assert!(message.contains("no answer within 4s"), "{message}");
+    for (answer, reason) in &answers_of_hung {
+        assert_ne!(answer, "yes");
+        assert_eq!(reason["kind"], "ProbeDied");
+    }
+    for (answer, _) in answers(&report, "vmm", 1) {
+        assert_eq!(answer, "yes");
+    }
+}
+
+#[test]
+fn a_driver_that_dies_when_opened_is_the_drivers_problem() {
+    let args = [
+        "--json",
+        "--sim",
+        "gh200",
+        "--sim-probe-fault",
+        "abort-at-open",
+    ];
+    let output = doctor(&args);
+    assert_eq!(status(&output), 1);
+    let report = json(&output);
+    assert_eq!(report["simulated"], "gh200");
+    assert_eq!(report["driver"]["problem"]["kind"], "ProbeDied");
+    assert_eq!(report["capabilities"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn an_answer_of_a_child_that_then_dies_does_not_count() {
+    let args = [
+        "--json",
+        "--sim",
+        "gh200",
+        "--sim-probe-fault",
+        "abort-at-end",
+    ];
+    let output = doctor(&args);
+    assert_eq!(status(&output), 1, "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["works"], false);
+    for bits in [0, 1, 8, 9] {
+        for (answer, reason) in answers(&report, "pool", bits) {
+            assert_eq!(answer, "no");
+            assert_eq!(reason["kind"], "ProbeDied");
+        }
+    }
+}
+
+#[test]
+fn a_probe_that_does_not_start_is_no_support() {
+    let mut command = egmem(&["doctor", "--json", "--sim", "gh200"]);
+    let output = command
+        .args(["--probe-command", "/nonexistent/probe"])
+        .output();
+    let output = output.unwrap();
+    assert_eq!(status(&output), 1);
+    let problem = &json(&output)["driver"]["problem"];
+    assert_eq!(problem["kind"], "ProbeDied");
+    let message = problem["message"].as_str().unwrap();
+    assert!(message.contains("could not be started"), "{message}");
+}
+
+#[test]
+fn topo_draws_every_preset() {
+    for (preset, nodes, gpus) in [
+        ("gh200", 1, 1),
+        ("gh200x4", 4, 4),
+        ("gb200", 2, 4),
+        ("h200x8", 1, 8),
+    ] {
+        let topo = |args: &[&str]| {
+            let output = egmem(&["topo", "--sim", preset]).args(args).output();
+            let output = output.unwrap();
+            assert_eq!(status(&output), 0, "{preset}: {}", stderr(&output));
+            output
+        };
+        let text = stdout(&topo(&[]));
+        assert!(text.contains("SIMULATED"), "{preset}: {text}");
+        let json = json(&topo(&["--json"]));
+        assert_eq!(json["nodes"].as_array().unwrap().len(), nodes, "{preset}");
+        assert_eq!(json["gpus"].as_array().unwrap().len(), gpus, "{preset}");
+        let svg = stdout(&topo(&["--svg", "-"]));
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.svg");
+        let output = topo(&["--svg", path.to_str().unwrap()]);
+        assert!(output.stdout.is_empty());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), svg);
+    }
+}
+
+#[cfg(feature = "hwloc")]
+#[test]
+fn topo_draws_a_machine_that_hwloc_described() {
+    let data = std::env::var("EGMEM_TEST_DATA")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data").into());
+    let xml = format!("{data}/gh200x4.xml");
+    let output = egmem(&["topo", "--json", "--xml", &xml]).output().unwrap();
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    assert_eq!(json(&output)["nodes"].as_array().unwrap().len(), 4);
+
+    let output = egmem(&["topo", "--xml", "/nonexistent.xml"])
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 1);
+    let message = stderr(&output);
+    assert!(message.contains("what to do:"), "{message}");
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_what_does_not_work() {
+    for args in [
+        &["doctor", "--sim", "gh300"][..],
+        &["doctor", "--sim", "/nonexistent/machine.json"],
+        &["doctor", "--timeout", "never"],
+        &["doctor", "--sim-probe-fault", "abort"],
+        &["topo", "--sim", "gh300"],
+        &["nonsense"],
+        &[],
+    ] {
+        let output = egmem(args).output().unwrap();
+        assert_eq!(status(&output), 2, "{args:?}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?}");
+        assert!(!output.stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_machine_can_be_described_in_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("desk.json");
+    let machine = r#"{"name": "desk", "imex_channel": true,
+        "nodes": [{"memory": "64 GiB"}],
+        "gpus": [{"memory": "16 GiB", "host_numa": 0}, {"memory": "16 GiB"}]}"#;
+    std::fs::write(&path, machine).unwrap();
+    let path = path.to_str().unwrap();
+    let output = doctor(&["--json", "--sim", path]);
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!(report["simulated"], "desk");
+    assert_eq!(answers(&report, "vmm", 8).len(), 2);
+
+    std::fs::write(folder.path().join("desk.json"), "{").unwrap();
+    let output = doctor(&["--sim", path]);
+    assert_eq!(status(&output), 2);
+    assert!(stderr(&output).contains("desk.json"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    for args in [&["topo"][..], &["topo", "--json"], &["topo", "--svg", "-"]] {
+        let mut child = egmem(args)
+            .args(["--sim", "gh200x4"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("error"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_version_names_the_bindings() {
+    let output = egmem(&["--version"]).output().unwrap();
+    let text = stdout(&output);
+    assert!(text.contains(env!("CARGO_PKG_VERSION")), "{text}");
+    let bindings = egmem::driver::BINDINGS.to_string();
+    assert!(
+        text.contains(&format!("CUDA bindings {bindings}")),
+        "{text}"
+    );
+}
