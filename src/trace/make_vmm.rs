@@ -85,10 +85,9 @@ impl Model {
             3 => 64 * TIB,
             _ => UNIT * self.random.pick(&[1, 1, 2, 4, 8, 16]),
         };
+        let whole = size > 0 && size < TIB && size % UNIT == 0;
         let valid = matches!(location, Location::HostNuma(0) | Location::Device(0 | 1))
-            && size >= UNIT
-            && size < TIB
-            && size % UNIT == 0
+            && whole
             && !types.contains(HandleTypes::FABRIC)
             && !props.gpu_direct_rdma;
         if valid {
@@ -100,7 +99,6 @@ impl Model {
         let out = self.slot(Kind::Handle);
         self.ops.push(Op::Create { out, size, props });
         // Some drivers may grant these: then there is something to ask about, and to give back.
-        let whole = size > 0 && size < TIB && size % UNIT == 0;
         let uncertain = match location {
             Location::Host => types == HandleTypes::NONE && !props.gpu_direct_rdma,
             Location::Device(0..NOBODY) => !types.contains(HandleTypes::FABRIC),

@@ -471,3 +471,42 @@ impl Op {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_back_as_written() {
+        for (text, of, offset) in [
+            ("r3+4096", Memory::Range(3), 4096),
+            ("a0+0", Memory::Pooled(0), 0),
+            ("m65535+8", Memory::Plain(u16::MAX), 8),
+            ("+18446744073709551615", Memory::Nowhere, u64::MAX),
+        ] {
+            let addr = Addr { of, offset };
+            assert_eq!(addr.to_string(), text);
+            assert_eq!(text.parse::<Addr>().unwrap(), addr);
+        }
+        for text in ["", "r3", "r+0", "x3+0", "r65536+0", "r3+-1", "r3+4 096"] {
+            assert!(text.parse::<Addr>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn files_name_kinds_as_reports_do() {
+        let ops = crate::trace::generate(
+            1,
+            &crate::trace::Shape {
+                len: 2000,
+                devices: 2,
+            },
+        )
+        .ops;
+        for op in ops {
+            let json = serde_json::to_value(&op).unwrap();
+            let name = json.as_object().unwrap().keys().next().unwrap();
+            assert_eq!(name, op.kind());
+        }
+    }
+}
