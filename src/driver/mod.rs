@@ -6,6 +6,7 @@ mod code;
 mod cuda;
 pub mod sim;
 mod types;
+pub mod versions;
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,6 +1,9 @@
 //! `Driver::open`, whatever is installed.
 
-use egmem::driver::{AllocationProps, Call, Code, CudaVersion, DeviceAttribute, Location};
+use egmem::driver::{
+    AllocationProps, Call, Code, CudaVersion, DeviceAttribute, HandleTypes, Location, PoolApi,
+    PoolProps,
+};
 use egmem::{Driver, Error};
 
 use crate::harness::{Stub, cuda, loadable, nothing, stubbed};
@@ -121,6 +124,35 @@ stubbed! {
         assert!(driver.mem_address_reserve(2 << 20, 0, 0).is_ok());
     }
 
+    fn a_request_newer_than_the_driver(cuda().set("STUB_VERSION", 12020)) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        let (have, node) = (CudaVersion(12020), AllocationProps::at(Location::HostNuma(0)));
+        let too_old = |what, need| Error::DriverTooOld { what, have, need: CudaVersion(need) };
+        stub.fail("cuMemCreate", 1);
+        assert_eq!(
+            driver.mem_create(2 << 20, &node.handle_types(HandleTypes::FABRIC)).unwrap_err(),
+            too_old("a fabric handle", 12030)
+        );
+        assert_eq!(
+            driver.mem_create(2 << 20, &AllocationProps::at(Location::Host)).unwrap_err(),
+            too_old("memory at Location::Host", 13000)
+        );
+        assert_eq!(
+            driver.mem_create(2 << 20, &node).unwrap_err(),
+            Error::driver(Call::MemCreate, Code::INVALID_VALUE)
+        );
+        stub.fail("cuMemPoolCreate", 801);
+        let pool = PoolProps {
+            location: Location::Host,
+            handle_types: HandleTypes::NONE,
+            max_size: 0,
+        };
+        assert_eq!(
+            driver.pools(PoolApi::Driver).unwrap().pool_create(&pool).unwrap_err(),
+            too_old("memory at Location::Host", 13000)
+        );
+    }
+
     fn a_driver_without_context_calls(cuda().without("cuCtxPushCurrent_v2")) {
         let driver = Driver::open().unwrap();
         assert!(matches!(
@@ -181,7 +213,6 @@ stubbed! {
 #[cfg(not(feature = "cudart"))]
 stubbed! {
     fn without_the_feature_the_runtime_api_is_named_as_the_missing_one(cuda()) {
-        use egmem::driver::PoolApi;
         let driver = Driver::open().unwrap();
         let error = driver.pools(PoolApi::Runtime).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("`cudart`"), "{error}");

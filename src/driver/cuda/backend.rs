@@ -180,13 +180,13 @@ unsafe impl Backend for Cuda {
     }
 
     fn mem_create(&self, size: u64, props: &AllocationProps) -> Result<PhysicalHandle> {
-        let (props, mut handle) = (MemAllocationProp::from(props), 0);
+        let (raw, mut handle) = (MemAllocationProp::from(props), 0);
         // SAFETY: as said above; the flags must be 0.
-        unsafe {
-            self.api()
-                .mem_create(&mut handle, size as usize, &props, 0)?;
+        let created = unsafe { self.api().mem_create(&mut handle, size as usize, &raw, 0) };
+        match created {
+            Ok(()) => Ok(PhysicalHandle(handle)),
+            Err(error) => Err(self.core.age(error, props.location, props.handle_types)),
         }
-        Ok(PhysicalHandle(handle))
     }
 
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> Result<()> {

@@ -28,7 +28,7 @@ use context::Contexts;
 use library::Library;
 use symbols::DriverApi;
 
-use super::{Backend, Call, Code, CudaVersion, EventHandle};
+use super::{Backend, Call, Code, CudaVersion, EventHandle, HandleTypes, Location, versions};
 use crate::{Error, Result};
 
 /// The driver's own name first: the other may be the toolkit's stub, for linking only.
@@ -97,6 +97,11 @@ impl Core {
 
     fn anywhere<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
         self.contexts.anywhere(&self.api, work)
+    }
+
+    /// The better reason where a location or handle type is newer than the driver.
+    fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
+        versions::explain(error, self.api.version(), location, handle_types)
     }
 
     fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {

@@ -53,9 +53,10 @@ unsafe impl PoolCalls for Core {
     }
 
     fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
-        let (props, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
+        let (raw, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
         // SAFETY: as said above.
-        self.anywhere(|| unsafe { self.api.pool_create(&mut pool, &props) })?;
+        self.anywhere(|| unsafe { self.api.pool_create(&mut pool, &raw) })
+            .map_err(|error| self.age(error, props.location, props.handle_types))?;
         Ok(PoolHandle(pool as u64))
     }
 

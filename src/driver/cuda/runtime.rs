@@ -185,11 +185,10 @@ unsafe impl PoolCalls for Runtime {
 
     fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
         let device = device_for(props.location);
-        let (props, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
+        let (raw, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
         // SAFETY: as said above.
-        self.on(device, || unsafe {
-            self.api.pool_create(&mut pool, &props)
-        })?;
+        self.on(device, || unsafe { self.api.pool_create(&mut pool, &raw) })
+            .map_err(|error| self.core.age(error, props.location, props.handle_types))?;
         Ok(PoolHandle(pool as u64))
     }
 

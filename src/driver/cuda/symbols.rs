@@ -126,7 +126,9 @@ functions! {
     event_record = EventRecord [c"cuEventRecord"] since 2000 (event: Opaque, stream: Opaque);
     event_synchronize = EventSynchronize [c"cuEventSynchronize"] since 2000 (event: Opaque);
     event_query = EventQuery [c"cuEventQuery"] since 2000 (event: Opaque);
-    event_elapsed_time = EventElapsedTime [c"cuEventElapsedTime"] since 2000
+    // Only the plain one is in every driver; the other answers the same.
+    event_elapsed_time = EventElapsedTime
+        [c"cuEventElapsedTime", c"cuEventElapsedTime_v2"] since 2000
         (milliseconds: *mut f32, start: Opaque, end: Opaque);
     memcpy_async = MemcpyAsync [c"cuMemcpyAsync"] since 4000
         (dst: u64, src: u64, bytes: usize, stream: Opaque);
@@ -155,7 +157,6 @@ impl DriverApi {
     }
 
     /// The driver's version; the oldest until it is known.
-    #[cfg(feature = "cudart")]
     pub(super) fn version(&self) -> crate::driver::CudaVersion {
         self.version.unwrap_or(crate::driver::CudaVersion::OLDEST)
     }
