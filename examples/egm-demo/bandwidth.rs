@@ -42,7 +42,16 @@ impl Plan<'_> {
         let expected = (0..self.bytes / 8).fold(0, |sum, i| sum ^ pattern(SEED, i));
         let mut rows = Vec::new();
         for &node in self.nodes {
+            // The thread is bound until the guard goes.
+            let binding = self.topology.bind_thread_if_real(node);
+            if let Err(error) = &binding {
+                note(
+                    progress,
+                    &format!("node {node}, unbound: {}", Explained(error)),
+                );
+            }
             rows.extend(self.measure_node(node, expected, progress)?);
+            drop(binding);
         }
         Ok(Bandwidth {
             unit: "GB/s",
@@ -130,12 +139,20 @@ impl Plan<'_> {
             match memory {
                 Ok(memory) => memories.push(memory),
                 Err(error) => {
-                    progress.println(format!("not measured on {node}: {}", Explained(&error)));
+                    note(
+                        progress,
+                        &format!("not measured on {node}: {}", Explained(&error)),
+                    );
                 }
             }
         }
         Ok(memories)
     }
+}
+
+/// Says something on standard error, beside the progress bar where there is one.
+fn note(progress: &ProgressBar, text: &str) {
+    progress.suspend(|| eprintln!("egm-demo: {text}"));
 }
 
 /// The least of VMM's and the pool's medians over cudaHostAlloc's, among all pairs and operations.
