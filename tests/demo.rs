@@ -170,6 +170,19 @@ fn a_machine_can_come_from_a_file() {
     );
 }
 
+#[cfg(feature = "hwloc")]
+#[test]
+fn a_machine_can_come_from_lstopo() {
+    let data = std::env::var("EGMEM_TEST_DATA")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data").into());
+    let path = format!("{data}/gh200x4.xml");
+    let report = json(&["--sim", &path, "--size", "256KiB", "--gpus", "2", "--json"]);
+    assert_eq!(report["gpus"][0]["host_numa"], 2, "{}", report["gpus"]);
+    assert_eq!(report["nodes"].as_array().map(Vec::len), Some(4));
+    let proofs = report["proofs"].as_array().expect("proofs");
+    assert!(proofs.iter().all(|proof| proof["verified"] == true));
+}
+
 #[test]
 fn gpus_are_chosen_by_ordinal_and_an_absent_one_is_refused() {
     let report = json(&[

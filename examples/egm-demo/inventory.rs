@@ -50,7 +50,7 @@ fn simulate(machine: Machine, why: Option<Error>) -> Result<Chosen> {
     })
 }
 
-/// A preset by its name, else the file of that name.
+/// A preset by its name, else the file of that name: a description, or lstopo's XML.
 fn machine(name: &str) -> Result<Machine> {
     let unknown = match Machine::preset(name) {
         Ok(machine) => return Ok(machine),
@@ -61,8 +61,27 @@ fn machine(name: &str) -> Result<Machine> {
     }
     let text = std::fs::read_to_string(name)
         .map_err(|error| Error::system(format!("reading {name}"), &error))?;
+    if text.trim_start().starts_with('<') {
+        return from_lstopo(&text).map(|machine| Machine {
+            name: name.to_owned(),
+            ..machine
+        });
+    }
     serde_json::from_str(&text)
         .map_err(|error| Error::invalid("machine description", format!("{name}: {error}")))
+}
+
+#[cfg(feature = "hwloc")]
+fn from_lstopo(xml: &str) -> Result<Machine> {
+    Ok(Topology::from_xml(xml)?.to_machine())
+}
+
+#[cfg(not(feature = "hwloc"))]
+fn from_lstopo(_xml: &str) -> Result<Machine> {
+    Err(Error::invalid(
+        "machine description",
+        "lstopo's XML is read with the feature `hwloc` only",
+    ))
 }
 
 /// The GPUs to use: those asked for, each once, else all.
