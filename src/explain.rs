@@ -1,7 +1,9 @@
 //! What the driver's codes mean where memory is made: a typed reason instead of a number.
 
 use crate::capability::ImexChannel;
-use crate::driver::{AllocationProps, Code, CudaVersion, HandleTypes, Location, PoolProps};
+use crate::driver::{
+    AllocationProps, Code, CudaVersion, HandleTypes, Location, PoolProps, versions,
+};
 use crate::{Driver, DriverError, Error};
 
 /// Explains why `cuMemCreate` (or an export from its handle) with `props` failed.
@@ -19,91 +21,71 @@ pub(crate) fn explain_create(
     explain(
         driver,
         error,
-        Attempt {
-            what,
-            need: match props.location {
-                Location::Host => HOST,
-                _ => CudaVersion::OLDEST,
-            },
-            location: props.location,
-            handle_types: props.handle_types,
-            bytes,
-        },
+        what,
+        props.location,
+        props.handle_types,
+        bytes,
     )
 }
 
 /// Explains why a pool with `props` was refused, or an allocation of `bytes` from it.
 pub(crate) fn explain_pool(driver: &Driver, error: Error, props: &PoolProps, bytes: u64) -> Error {
-    let (what, need) = match props.location {
-        Location::Device(_) => ("device memory pools", CudaVersion::OLDEST),
-        Location::Host => ("host memory pools", HOST),
-        Location::HostNuma(_) | Location::HostNumaCurrent => {
-            ("host-NUMA memory pools", HOST_NUMA_POOLS)
-        }
+    let what = match props.location {
+        Location::Device(_) => "device memory pools",
+        Location::Host => "host memory pools",
+        Location::HostNuma(_) | Location::HostNumaCurrent => HOST_NUMA_POOLS.0,
     };
     explain(
         driver,
         error,
-        Attempt {
-            what,
-            need,
-            location: props.location,
-            handle_types: props.handle_types,
-            bytes,
-        },
+        what,
+        props.location,
+        props.handle_types,
+        bytes,
     )
 }
 
-/// The first drivers that know fabric handles.
-const FABRIC: CudaVersion = CudaVersion(12030);
-/// The first drivers whose pools have been seen to work on host-NUMA nodes.
-const HOST_NUMA_POOLS: CudaVersion = CudaVersion(12060);
-/// The first drivers with memory on the host, on no particular node.
-const HOST: CudaVersion = CudaVersion(13000);
+/// The first drivers whose pools have been seen to work on host nodes. Source: CCCL's documentation
+/// of memory pools, "supported on CUDA 12.6 and later".
+const HOST_NUMA_POOLS: (&str, CudaVersion) = ("host-NUMA memory pools", CudaVersion(12060));
 
-/// What was tried.
-struct Attempt {
+fn explain(
+    driver: &Driver,
+    error: Error,
     what: &'static str,
-    need: CudaVersion,
     location: Location,
     handle_types: HandleTypes,
-    bytes: u64,
-}
-
-fn explain(driver: &Driver, error: Error, attempt: Attempt) -> Error {
+    requested: u64,
+) -> Error {
     let Error::Driver(source) = error else {
         return error;
     };
-    let fabric = attempt.handle_types.contains(HandleTypes::FABRIC);
+    let fabric = handle_types.contains(HandleTypes::FABRIC);
     match source.code {
         Code::OUT_OF_MEMORY => Error::OutOfMemory {
-            location: attempt.location,
-            requested: attempt.bytes,
+            location,
+            requested,
             source,
         },
         Code::NOT_PERMITTED if fabric => no_imex_channel(source, &ImexChannel::of(driver)),
         Code::NOT_SUPPORTED | Code::INVALID_VALUE => {
-            let have = driver.driver_version().ok();
-            match have {
-                Some(have) if fabric && have < FABRIC => Error::DriverTooOld {
-                    what: "fabric handles",
-                    have,
-                    need: FABRIC,
-                },
-                Some(have) if have < attempt.need => Error::DriverTooOld {
-                    what: attempt.what,
-                    have,
-                    need: attempt.need,
-                },
-                _ if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
-                    what: if fabric {
-                        "fabric handles"
-                    } else {
-                        attempt.what
-                    },
+            let older = driver.driver_version().ok().and_then(|have| {
+                match versions::explain(error.clone(), have, location, handle_types) {
+                    older @ Error::DriverTooOld { .. } => Some(older),
+                    _ if what == HOST_NUMA_POOLS.0 && have < HOST_NUMA_POOLS.1 => {
+                        let need = HOST_NUMA_POOLS.1;
+                        Some(Error::DriverTooOld { what, have, need })
+                    }
+                    _ => None,
+                }
+            });
+            match older {
+                Some(older) => older,
+                None if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
+                    what: if fabric { "fabric handles" } else { what },
                     source: Some(source),
                 },
-                _ => error,
+                None => error,
             }
         }
         _ => error,

@@ -2,7 +2,8 @@
 //!
 //! An attribute says what a GPU's hardware could do. Whether memory can be had, shared and granted
 //! here and now depends on the driver, the container and the administrator too, so it is tried, in
-//! the unit in which the driver gives memory, and given back at once.
+//! the unit in which the driver gives memory, up to a word that the CPU writes and reads, and given
+//! back at once.
 
 mod cache;
 mod hint;

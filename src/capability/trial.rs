@@ -2,6 +2,7 @@
 
 use super::{Capabilities, Path, Trial};
 use crate::driver::{Access, AccessDesc, Code, HandleType, HandleTypes, Location, NodeId};
+use crate::memory::CpuView;
 use crate::topology::TopologySource;
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Pool, Result, Stream, Topology};
@@ -53,15 +54,6 @@ fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
     Ok(())
 }
 
-/// Who is to have access: the GPU, and the CPU where the memory is its own.
-fn accessors(trial: &Trial) -> Vec<Location> {
-    let mut accessors = vec![Location::Device(trial.gpu)];
-    if trial.location.is_host() {
-        accessors.push(trial.location);
-    }
-    accessors
-}
-
 fn exports(handle_types: HandleTypes) -> impl Iterator<Item = HandleType> {
     [HandleType::PosixFd, HandleType::Fabric]
         .into_iter()
@@ -80,16 +72,37 @@ fn expect_read_write(who: Location, have: Access) -> Result<()> {
     }
 }
 
+/// The CPU writes a word and reads it back.
+fn touch(cpu: &CpuView<'_>, location: Location) -> Result<()> {
+    const WORD: u64 = 0x6567_6d65_6d21_0a0d;
+    cpu.put(0, WORD)?;
+    match cpu.get::<u64>(0)? {
+        WORD => Ok(()),
+        found => Err(Error::WrongBytes {
+            by: location,
+            offset: 0,
+            expected: WORD,
+            found,
+        }),
+    }
+}
+
+/// A word: the driver makes a granule of it.
+const BYTES: u64 = 8;
+
 fn vmm(driver: &Driver, trial: &Trial) -> Result<()> {
-    // One byte becomes one granule.
     let physical = PhysicalMemory::options(trial.location)
         .handle_types(trial.handle_types)
-        .create(driver, 1)?;
+        .create(driver, BYTES)?;
     for kind in exports(trial.handle_types) {
         physical.export(kind)?;
     }
     let mut mapping = physical.map()?;
-    let accessors = accessors(trial);
+    let host = trial.location.is_host().then_some(trial.location);
+    let accessors: Vec<Location> = host
+        .into_iter()
+        .chain([Location::Device(trial.gpu)])
+        .collect();
     let access: Vec<AccessDesc> = accessors
         .iter()
         .map(|&location| AccessDesc {
@@ -101,21 +114,26 @@ fn vmm(driver: &Driver, trial: &Trial) -> Result<()> {
     for who in accessors {
         expect_read_write(who, mapping.access(who)?)?;
     }
-    Ok(())
+    match host {
+        Some(host) => touch(&mapping.cpu()?, host),
+        None => Ok(()),
+    }
 }
 
 fn pool(driver: &Driver, trial: &Trial) -> Result<()> {
+    let gpu = Location::Device(trial.gpu);
     let pool = Pool::options(trial.location)
         .handle_types(trial.handle_types)
-        .access_by([Location::Device(trial.gpu)])
+        .access_by([gpu])
         .create(driver)?;
     for kind in exports(trial.handle_types) {
         driver.pools(pool.api())?.pool_export(pool.handle(), kind)?;
     }
     let stream = Stream::new(driver, trial.gpu)?;
-    let buffer = pool.allocate(1, &stream)?;
-    for who in accessors(trial) {
-        expect_read_write(who, pool.access(who)?)?;
+    let buffer = pool.allocate(BYTES, &stream)?;
+    expect_read_write(gpu, pool.access(gpu)?)?;
+    if trial.location.is_host() {
+        touch(&buffer.cpu()?, trial.location)?;
     }
     buffer.free_on(&stream)?;
     stream.synchronize()

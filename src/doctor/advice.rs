@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Report;
-use crate::driver::CudaVersion;
+use crate::driver::versions;
 use crate::size::Bytes;
 use crate::topology::TopologySource;
 
@@ -50,17 +50,16 @@ impl Advisor {
         let Some(cuda) = report.driver.cuda else {
             return;
         };
-        let lacks = match cuda {
-            CudaVersion(..12030) => "fabric handles (12.3) and pools on host nodes (12.6)",
-            CudaVersion(..12060) => "pools on host nodes (12.6)",
-            CudaVersion(..13000) => "pools and VMM on the host as a whole (13.0)",
-            _ => return,
-        };
-        self.add(
-            "driver",
-            format!("the driver is for CUDA {cuda}, before {lacks}"),
-            "install a newer driver if you need them",
-        );
+        let lacks: Vec<String> = versions::lacking(cuda)
+            .map(|feature| format!("{} ({})", feature.name, feature.since))
+            .collect();
+        if !lacks.is_empty() {
+            self.add(
+                "driver",
+                format!("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
+                "install a newer driver if you need them",
+            );
+        }
     }
 
     fn on_nodes(&mut self, report: &Report) {
@@ -186,6 +185,7 @@ mod tests {
     use super::*;
     use crate::capability::Capabilities;
     use crate::doctor::InProcess;
+    use crate::driver::CudaVersion;
     use crate::host::{Container, HostFacts, Limit};
     use crate::{Driver, Machine};
 
