@@ -45,6 +45,11 @@ impl State {
             let Some((begin, region)) = self.region(at) else {
                 break;
             };
+            // From one mapping to the next within a reservation; what else lies side by side does
+            // so by chance.
+            if at > start && self.reservation(start, at - start + 1).is_none() {
+                return Err(Code::ILLEGAL_ADDRESS);
+            }
             let access = match (&region.kind, engine) {
                 (Kind::Device { .. }, Engine::Copy) => Access::ReadWrite,
                 _ => self.access(region, device),

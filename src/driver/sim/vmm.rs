@@ -228,10 +228,10 @@ impl State {
 
     /// The starts of the mappings that make up a range exactly.
     fn whole_mappings(&self, ptr: DevicePtr, size: u64) -> Answer<Vec<u64>> {
-        let end = ptr.0.checked_add(size);
-        let (Some(end), true) = (end, size > 0) else {
+        if size == 0 || self.reservation(ptr.0, size).is_none() {
             return fail(Code::INVALID_VALUE);
-        };
+        }
+        let end = ptr.0 + size;
         let mut starts = Vec::new();
         let mut at = ptr.0;
         while at < end {

@@ -282,6 +282,47 @@ fn wrong_addresses_are_errors_at_the_call() {
 }
 
 #[test]
+fn ranges_do_not_run_from_one_allocation_into_the_next() {
+    let driver = h200();
+    let stream = driver.stream_create(0).unwrap();
+    let first = driver.mem_address_reserve(GRANULE, 0, 0).unwrap();
+    // Right behind the first, where the address space lets us.
+    let second = driver
+        .mem_address_reserve(GRANULE, 0, first.0 + GRANULE)
+        .unwrap();
+    let props = AllocationProps::at(Location::HostNuma(0));
+    for ptr in [first, second] {
+        let handle = driver.mem_create(GRANULE, &props).unwrap();
+        let all = [
+            desc(Location::Host, Access::ReadWrite),
+            desc(Location::Device(0), Access::ReadWrite),
+        ];
+        // SAFETY: the ranges are this test's own.
+        unsafe {
+            driver.mem_map(ptr, GRANULE, 0, handle).unwrap();
+            driver.mem_set_access(ptr, GRANULE, &all).unwrap();
+            let both = driver.mem_set_access(first, 2 * GRANULE, &all);
+            assert_eq!(code(both), Code::INVALID_VALUE);
+        }
+    }
+    let across = memset(&driver, first.add(GRANULE - 8), 1, 16, stream);
+    assert_eq!(across, Code::INVALID_VALUE);
+    // Within one reservation a range may go over several mappings.
+    let wide = driver.mem_address_reserve(2 * GRANULE, 0, 0).unwrap();
+    for ptr in [wide, wide.add(GRANULE)] {
+        let handle = driver.mem_create(GRANULE, &props).unwrap();
+        // SAFETY: as above.
+        unsafe { driver.mem_map(ptr, GRANULE, 0, handle) }.unwrap();
+    }
+    let gpu = [desc(Location::Device(0), Access::ReadWrite)];
+    // SAFETY: as above.
+    unsafe { driver.mem_set_access(wide, 2 * GRANULE, &gpu) }.unwrap();
+    let across = memset(&driver, wide.add(GRANULE - 8), 1, 16, stream);
+    assert_eq!(across, Code::SUCCESS);
+    driver.stream_synchronize(stream).unwrap();
+}
+
+#[test]
 fn a_coherent_gpu_reads_pageable_memory_and_another_faults() {
     let words = [3_u64, 5, 9];
     for (machine, expected) in [
