@@ -79,6 +79,17 @@ fn without_a_channel_fabric_says_so_and_no_fabric_pool_is_ever_made() {
 }
 
 #[test]
+fn a_refused_export_is_enough_to_make_no_fabric_pool() {
+    let driver = simulated(|machine| machine.imex_channel = true);
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemExportToShareableHandle, 1, Code::NOT_PERMITTED);
+    let support = Capabilities::of(&driver).trial(trial(Path::Pool, HandleTypes::FABRIC));
+    let refused = Error::driver(Call::MemExportToShareableHandle, Code::NOT_PERMITTED);
+    assert_eq!(support, Support::No(refused));
+    assert_eq!(sim.count(Call::MemPoolCreate), 0);
+}
+
+#[test]
 fn a_driver_with_a_channel_is_not_said_to_lack_one() {
     let driver = simulated(|machine| machine.imex_channel = true);
     let sim = driver.sim().unwrap();
