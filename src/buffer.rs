@@ -1,22 +1,23 @@
 //! The common case in one call: memory on a node, mapped and granted.
 
+use std::sync::Arc;
+
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::driver::{
-    Access, AccessDesc, AllocationProps, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes,
-    Location, NodeId,
+    Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::memory::{CpuView, Memory, Sealed};
-use crate::topology::Topology;
-use crate::vmm::{Mapping, PhysicalMemory};
+use crate::size::Granularity;
+use crate::topology::{Share, Topology};
+use crate::vmm::{Mapping, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 
 /// What a buffer is to be; [`allocate`](Self::allocate) makes it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `allocate`"]
 pub struct BufferOptions {
-    location: Location,
-    bytes: u64,
+    parts: Vec<(Location, u64)>,
     host: Option<Access>,
     gpus: Option<Vec<AccessDesc>>,
     handle_types: HandleTypes,
@@ -25,8 +26,12 @@ pub struct BufferOptions {
 
 impl BufferOptions {
     /// The size in bytes: at least 1. What is allocated is this, rounded up to the granularity.
-    pub const fn bytes(mut self, bytes: u64) -> Self {
-        self.bytes = bytes;
+    ///
+    /// A spread buffer has the sizes of its shares; this changes the last one.
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        if let Some((_, last)) = self.parts.last_mut() {
+            *last = bytes;
+        }
         self
     }
 
@@ -68,17 +73,50 @@ impl BufferOptions {
     ///
     /// # Errors
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
-    /// [`PhysicalMemory::map`] and [`Mapping::set_access`].
+    /// [`PhysicalMemory::map`] and [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share,
+    /// or one before the last that is not a multiple of the granularity.
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
-        let physical = PhysicalMemory::options(self.location)
-            .handle_types(self.handle_types)
-            .overcommit(self.overcommit)
-            .create(driver, self.bytes)?;
-        let mut access = match self.gpus {
-            Some(gpus) => gpus,
-            None => reachable_gpus(driver, self.location)?,
+        let mut physical = Vec::with_capacity(self.parts.len());
+        for (index, &(location, bytes)) in self.parts.iter().enumerate() {
+            let memory = PhysicalMemory::options(location)
+                .handle_types(self.handle_types)
+                .overcommit(self.overcommit)
+                .create(driver, bytes)?;
+            if index + 1 < self.parts.len() && memory.size().padded() != bytes {
+                return Err(Error::invalid(
+                    "share",
+                    format!("{bytes} bytes in the middle are no multiple of the granularity"),
+                ));
+            }
+            physical.push(memory);
+        }
+        let Some(first) = physical.first() else {
+            return Err(Error::invalid("shares", "there are none"));
         };
-        let host = self.host.unwrap_or(match self.location {
+        let access = self.access_list(driver, first.location())?;
+        let total = physical.iter().map(|memory| memory.size().padded()).sum();
+        let range = Arc::new(Reservation::options().reserve(driver, total)?);
+        let mut mappings = Vec::with_capacity(physical.len());
+        let mut offset = 0;
+        for memory in &physical {
+            let mut mapping = range.map(offset, memory)?;
+            mapping.set_access(&access)?;
+            offset += memory.size().padded();
+            mappings.push(mapping);
+        }
+        Ok(Buffer {
+            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
+            mappings,
+            physical,
+        })
+    }
+
+    fn access_list(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
+        let mut access = match &self.gpus {
+            Some(gpus) => gpus.clone(),
+            None => reachable_gpus(driver, location)?,
+        };
+        let host = self.host.unwrap_or(match location {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         });
@@ -88,9 +126,7 @@ impl BufferOptions {
                 access: host,
             });
         }
-        let mut mapping = physical.map()?;
-        mapping.set_access(&access)?;
-        Ok(Buffer { mapping, physical })
+        Ok(access)
     }
 }
 
@@ -136,21 +172,48 @@ fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>
 /// ```
 #[derive(Debug)]
 pub struct Buffer {
-    // In this order: unmapped first, then released.
-    mapping: Mapping,
-    physical: PhysicalMemory,
+    // In this order: unmapped first, then released. Side by side in one reservation, at least one.
+    mappings: Vec<Mapping>,
+    physical: Vec<PhysicalMemory>,
+    len: u64,
 }
 
 impl Buffer {
     /// Options for a buffer at `location`: a node's id, or any [`Location`].
     pub fn on(location: impl Into<Location>) -> BufferOptions {
         BufferOptions {
-            location: location.into(),
-            bytes: 0,
+            parts: vec![(location.into(), 0)],
             host: None,
             gpus: None,
             handle_types: HandleTypes::NONE,
             overcommit: false,
+        }
+    }
+
+    /// Options for a buffer in parts on several nodes, at one range of addresses: what
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. The share that
+    /// is no multiple of the granularity comes last.
+    ///
+    /// ```
+    /// use egmem::{Buffer, Driver, Machine, Topology, topology::Placement};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200x4())?;
+    /// let topology = Topology::discover(&driver)?;
+    /// let shares = Placement::Spread.request(40 << 20).place(&topology)?;
+    /// let buffer = Buffer::spread(&shares).allocate(&driver)?;
+    /// assert_eq!(buffer.physical().len(), 4);
+    /// buffer.fill(1)?;
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn spread(shares: &[Share]) -> BufferOptions {
+        let mut parts: Vec<(Location, u64)> = shares
+            .iter()
+            .map(|share| (share.node.into(), share.bytes))
+            .collect();
+        parts.sort_by_key(|&(_, bytes)| !Granularity::TWO_MIB.divides(bytes));
+        BufferOptions {
+            parts,
+            ..Self::on(Location::Host)
         }
     }
 
@@ -168,9 +231,11 @@ impl Buffer {
     /// Changes who may do what. See [`Mapping::set_access`].
     ///
     /// # Errors
-    /// As there.
+    /// As there; the parts of a spread buffer before the failing one are changed then.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.mapping.set_access(access)
+        self.mappings
+            .iter_mut()
+            .try_for_each(|mapping| mapping.set_access(access))
     }
 
     /// What `location` may do, as the driver tells.
@@ -178,7 +243,7 @@ impl Buffer {
     /// # Errors
     /// As [`Mapping::access`].
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.mapping.access(location.into())
+        self.first().access(location.into())
     }
 
     /// The CPU's window on the buffer.
@@ -186,7 +251,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        self.mapping.cpu()
+        Mapping::cpu_of_neighbours(&self.mappings, self.len)
     }
 
     /// Copies `values` to `offset` bytes from the start, by the CPU.
@@ -264,29 +329,29 @@ impl Buffer {
         Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
     }
 
-    /// The physical memory, to export it or map it once more.
-    pub const fn physical(&self) -> &PhysicalMemory {
+    /// The physical memory, to export it or map it once more: one piece, or one for each share.
+    pub fn physical(&self) -> &[PhysicalMemory] {
         &self.physical
     }
 
-    /// The mapping.
-    pub const fn mapping(&self) -> &Mapping {
-        &self.mapping
+    /// The mappings of the physical memory, in the order of addresses.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
     }
 
-    /// Location, handle types and flags.
-    pub const fn props(&self) -> &AllocationProps {
-        self.physical.props()
+    fn first(&self) -> &Mapping {
+        // Never empty: `allocate` refuses that.
+        &self.mappings[0]
     }
 
     /// The address, the same for every GPU and, on a host node, for the CPU.
     pub fn device_ptr(&self) -> DevicePtr {
-        self.mapping.device_ptr()
+        self.first().device_ptr()
     }
 
     /// The bytes asked for.
     pub fn len(&self) -> u64 {
-        self.mapping.len()
+        self.len
     }
 
     /// Never: a buffer has at least one byte.
@@ -299,16 +364,17 @@ impl Sealed for Buffer {}
 
 impl Memory for Buffer {
     fn driver(&self) -> &Driver {
-        self.mapping.driver()
+        self.first().driver()
     }
     fn device_ptr(&self) -> DevicePtr {
-        self.mapping.device_ptr()
+        self.first().device_ptr()
     }
     fn len(&self) -> u64 {
-        self.mapping.len()
+        self.len
     }
+    /// Of the first part.
     fn location(&self) -> Location {
-        self.mapping.location()
+        self.first().location()
     }
 }
 

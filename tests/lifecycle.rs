@@ -6,6 +6,7 @@ use egmem::driver::sim::Machine;
 use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
 use egmem::plain::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
+use egmem::topology::Placement;
 use egmem::vmm::{PhysicalMemory, Reservation};
 use egmem::{Buffer, Driver, Error, Event, Memory, Pool, Stream};
 use proptest::prelude::*;
@@ -67,6 +68,7 @@ on_both! {
     one_call_grants_the_host_and_every_gpu,
     cpu_and_gpus_see_the_same_bytes,
     a_wrong_word_is_found_and_named,
+    a_spread_buffer_is_one_range,
     access_changes_and_reads_back,
     device_memory_is_shared_with_chosen_peers,
     exported_memory_outlives_its_maker,
@@ -97,7 +99,7 @@ fn one_call_grants_the_host_and_every_gpu(driver: &Driver) {
         let buffer = Buffer::near(driver, gpu.ordinal, 3 * MIB + 1).unwrap();
         assert_eq!(buffer.location(), gpu.host_node().unwrap().into());
         assert_eq!(buffer.len(), 3 * MIB + 1);
-        assert_eq!(buffer.physical().size().padded(), 4 * MIB);
+        assert_eq!(buffer.physical()[0].size().padded(), 4 * MIB);
         for who in [
             Location::Host,
             Location::Device(0),
@@ -123,6 +125,31 @@ fn cpu_and_gpus_see_the_same_bytes(driver: &Driver) {
             .prove(&buffer, &buffer.cpu().unwrap(), 11 + gpu as u64)
             .unwrap();
     }
+}
+
+fn a_spread_buffer_is_one_range(driver: &Driver) {
+    let topology = egmem::Topology::discover(driver).unwrap();
+    let shares = Placement::Spread
+        .request(11 * MIB + 8)
+        .place(&topology)
+        .unwrap();
+    let mut buffer = Buffer::spread(&shares).allocate(driver).unwrap();
+    assert_eq!(buffer.physical().len(), topology.nodes().len());
+    assert_eq!(buffer.len(), 11 * MIB + 8);
+    for gpu in topology.gpus() {
+        let prover = Prover::new(driver, gpu.ordinal).unwrap();
+        prover.prove(&buffer, &buffer.cpu().unwrap(), 5).unwrap();
+    }
+    buffer
+        .set_access(&[grant(Location::Host, Access::None)])
+        .unwrap();
+    assert!(matches!(buffer.cpu(), Err(Error::NotAccessible { .. })));
+    drop(buffer);
+    assert!(matches!(
+        Buffer::spread(&[]).allocate(driver),
+        Err(Error::InvalidArgument { .. })
+    ));
+    nothing_held(driver);
 }
 
 fn a_wrong_word_is_found_and_named(driver: &Driver) {

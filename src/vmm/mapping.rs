@@ -178,17 +178,31 @@ impl Mapping {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        if self.host == Access::None {
+        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
+    }
+
+    /// The CPU's window on the first `len` bytes of mappings that lie side by side.
+    pub(crate) fn cpu_of_neighbours(mappings: &[Self], len: u64) -> Result<CpuView<'_>> {
+        let have = mappings
+            .iter()
+            .map(|mapping| mapping.host)
+            .min()
+            .unwrap_or(Access::None);
+        let (Some(first), true) = (mappings.first(), have != Access::None) else {
             return Err(Error::NotAccessible {
                 who: Location::Host,
-                have: Access::None,
+                have,
                 need: Access::Read,
             });
-        }
-        let writable = self.host == Access::ReadWrite;
+        };
+        debug_assert!(
+            mappings
+                .windows(2)
+                .all(|pair| { pair[0].start.add(pair[0].size.padded()) == pair[1].start })
+        );
         // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which
-        // need `self` exclusively; safe code reaches it through atomic views only.
-        Ok(unsafe { CpuView::new(self.start, self.size.requested(), writable) })
+        // need the mappings exclusively; safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(first.start, len, have == Access::ReadWrite) })
     }
 
     /// The size asked for and the size mapped.
