@@ -35,7 +35,11 @@ fn run(driver: &Driver) -> Result<(), Box<dyn std::error::Error>> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let mut buffer = Buffer::near(driver, 0, BYTES)?;
-    println!("{} at {:?}", buffer.physical()[0].location(), buffer.device_ptr());
+    println!(
+        "{} at {:?}",
+        buffer.physical()[0].location(),
+        buffer.device_ptr()
+    );
 
     // A kernel, launched by cudarc, writes the memory; the CPU reads it in place.
     let module = context.load_module(Ptx::from_src(kernels::PTX.to_str()?))?;
