@@ -17,10 +17,10 @@ impl Machine {
         if self.driver_version.0 < since(attribute) {
             return fail(Code::INVALID_VALUE);
         }
-        let (domain, bus, slot, _) = self
-            .pci_bus_id(device)
-            .and_then(|id| parse_pci(&id))
-            .unwrap_or_default();
+        let pci = || {
+            let id = self.pci_bus_id(device).unwrap_or_default();
+            parse_pci(&id).unwrap_or_default()
+        };
         let coherent = i32::from(gpu.coherent);
         let handle_types = match self.driver_version.0 {
             12030.. => 9,
@@ -31,10 +31,10 @@ impl Machine {
             DeviceAttribute(10) => 32,  // WARP_SIZE
             DeviceAttribute(19) => 1,   // CAN_MAP_HOST_MEMORY
             DeviceAttribute(31) => 1,   // CONCURRENT_KERNELS
-            DeviceAttribute(33) => bus.into(),
-            DeviceAttribute(34) => slot.into(),
+            DeviceAttribute(33) => pci().1.into(),
+            DeviceAttribute(34) => pci().2.into(),
             DeviceAttribute(40) => 3, // ASYNC_ENGINE_COUNT
-            DeviceAttribute(50) => domain as i32,
+            DeviceAttribute(50) => pci().0 as i32,
             DeviceAttribute(83) => 1, // MANAGED_MEMORY
             DeviceAttribute::INTEGRATED => 0,
             DeviceAttribute::UNIFIED_ADDRESSING => 1,

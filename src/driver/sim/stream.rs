@@ -13,6 +13,9 @@ use crate::driver::{Access, Code, EventHandle, StreamHandle};
 /// A device and the driver's pointer: 0 is the device's default stream.
 pub(super) type StreamKey = (i32, u64);
 
+/// How much work may wait in a stream: a program that never waits must not fill the memory.
+const LONGEST: usize = 1 << 16;
+
 /// A place in a stream: after its `seq`-th piece of work.
 pub(super) type Point = (StreamKey, u64);
 
@@ -194,6 +197,8 @@ impl State {
         let point = (key, stream.submitted);
         if self.eager {
             self.run(point);
+        } else if stream.queue.len() > LONGEST {
+            self.run((key, point.1 - LONGEST as u64 / 2));
         }
         point
     }
