@@ -11,7 +11,13 @@ const WORTH_ASKING: u64 = 64 << 20;
 /// Refuses `bytes` at `location` where the node has less free.
 ///
 /// Pinned memory cannot be swapped out: beyond a node's free memory the kernel starts to kill.
-pub(crate) fn check_free(driver: &Driver, location: Location, bytes: u64) -> Result<()> {
+/// `idle` says how many bytes are there already for the request, and is only asked if they matter.
+pub(crate) fn check_free(
+    driver: &Driver,
+    location: Location,
+    bytes: u64,
+    idle: impl FnOnce() -> u64,
+) -> Result<()> {
     let Location::HostNuma(id) = location else {
         return Ok(());
     };
@@ -21,7 +27,11 @@ pub(crate) fn check_free(driver: &Driver, location: Location, bytes: u64) -> Res
     let node = NodeId(id);
     match topology::free_now(driver, node) {
         // The override is for machines that report less than they can give.
-        Some(free) if free < bytes && Overcommit::from_env() == Overcommit::Refuse => {
+        Some(free)
+            if free < bytes
+                && free.saturating_add(idle()) < bytes
+                && Overcommit::from_env() == Overcommit::Refuse =>
+        {
             Err(Error::NodeTooFull {
                 node,
                 requested: bytes,
@@ -41,8 +51,9 @@ mod tests {
     fn more_than_a_node_has_free_is_refused_with_the_numbers() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let total = driver.sim().unwrap().machine().nodes[0].memory;
-        let at = |bytes| check_free(&driver, Location::HostNuma(0), bytes);
+        let at = |bytes| check_free(&driver, Location::HostNuma(0), bytes, || 0);
         at(total).unwrap();
+        check_free(&driver, Location::HostNuma(0), total + 10, || 10).unwrap();
         let error = at(total + 1).unwrap_err();
         assert!(
             matches!(error, Error::NodeTooFull { free, requested, .. } if free == total && requested == total + 1),
@@ -61,8 +72,8 @@ mod tests {
     #[test]
     fn only_host_nodes_are_guarded() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
-        check_free(&driver, Location::Device(0), 1 << 50).unwrap();
-        check_free(&driver, Location::Host, 1 << 50).unwrap();
-        check_free(&driver, Location::HostNuma(99), 1 << 50).unwrap();
+        check_free(&driver, Location::Device(0), 1 << 50, || 0).unwrap();
+        check_free(&driver, Location::Host, 1 << 50, || 0).unwrap();
+        check_free(&driver, Location::HostNuma(99), 1 << 50, || 0).unwrap();
     }
 }

@@ -253,13 +253,24 @@ impl Pool {
         if bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
-        check_free(&self.0.driver, self.0.props.location, bytes)?;
+        check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
         let start = self
             .0
             .calls()?
             .alloc_from_pool_async(self.0.handle, bytes, stream.handle())
             .map_err(|error| explain_pool(&self.0.driver, error, &self.0.props, bytes))?;
         Ok(PoolBuffer::new(Arc::clone(&self.0), start, bytes, stream))
+    }
+
+    /// Bytes that the pool holds and nobody uses.
+    fn idle(&self) -> u64 {
+        match (
+            self.get(PoolAttribute::ReservedCurrent),
+            self.get(PoolAttribute::UsedCurrent),
+        ) {
+            (Ok(reserved), Ok(used)) => reserved.saturating_sub(used),
+            _ => 0,
+        }
     }
 
     /// Changes what GPUs may do with all of the pool's memory, present and future.

@@ -59,7 +59,7 @@ impl PhysicalOptions {
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
         if !self.overcommit {
-            check_free(driver, self.props.location, size.padded())?;
+            check_free(driver, self.props.location, size.padded(), || 0)?;
         }
         let handle = driver
             .mem_create(size.padded(), &self.props)
