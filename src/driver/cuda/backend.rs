@@ -170,12 +170,17 @@ unsafe impl Backend for Cuda {
     }
 
     fn mem_granularity(&self, props: &AllocationProps, kind: GranularityKind) -> Result<u64> {
+        let key = (*props, kind);
+        if let Some(bytes) = self.core.granularities().get(&key) {
+            return Ok(*bytes);
+        }
         let (props, mut bytes) = (MemAllocationProp::from(props), 0);
         // SAFETY: as said above.
         unsafe {
             self.api()
                 .mem_get_allocation_granularity(&mut bytes, &props, kind as u32)?;
         }
+        self.core.granularities().insert(key, bytes as u64);
         Ok(bytes as u64)
     }
 

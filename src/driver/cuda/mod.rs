@@ -28,7 +28,10 @@ use context::Contexts;
 use library::Library;
 use symbols::DriverApi;
 
-use super::{Backend, Call, Code, CudaVersion, EventHandle, HandleTypes, Location, versions};
+use super::{
+    AllocationProps, Backend, Call, Code, CudaVersion, EventHandle, GranularityKind, HandleTypes,
+    Location, versions,
+};
 use crate::{Error, Result};
 
 /// The driver's own name first: the other may be the toolkit's stub, for linking only.
@@ -61,7 +64,11 @@ struct Core {
     contexts: Contexts,
     /// Which device an event belongs to: its handle does not say.
     events: Mutex<HashMap<EventHandle, i32>>,
+    /// Granularities never change, and asking takes over 1 % of creating 2 MiB.
+    granularities: Mutex<Granularities>,
 }
+
+type Granularities = HashMap<(AllocationProps, GranularityKind), u64>;
 
 impl Core {
     fn open() -> Result<Self> {
@@ -80,6 +87,7 @@ impl Core {
             contexts: Contexts::new(&api)?,
             api,
             events: Mutex::default(),
+            granularities: Mutex::default(),
         };
         if have < VMM_WITHOUT_CONTEXTS {
             core.contexts.retain_all(&core.api)?;
@@ -106,6 +114,12 @@ impl Core {
 
     fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
+        self.granularities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `work` on the device of `event`; an event made elsewhere, in the caller's context.
