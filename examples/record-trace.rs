@@ -46,6 +46,10 @@ struct Args {
     /// Replay this file instead, and print the differences.
     #[arg(long, conflicts_with = "out")]
     replay: Option<PathBuf>,
+    /// With --replay: run only the sequences that killed the process, printing each operation
+    /// before it. What the driver then does is no test's business.
+    #[arg(long, requires = "replay")]
+    crashes: bool,
     /// A simulated machine instead of this one: gh200, gh200x4, gb200 or h200x8.
     #[arg(long)]
     sim: Option<String>,
@@ -293,6 +297,15 @@ fn replay(args: &Args, path: &Path) -> Result<bool> {
                 );
                 if header.format != 1 {
                     return Err(format!("format {} is unknown", header.format).into());
+                }
+            }
+            Line::Sequence(_) if args.crashes => {}
+            Line::Crash(crash) if args.crashes => {
+                println!("sequence {}: {}", crash.sequence.seed, crash.how);
+                let ops = &crash.sequence.ops;
+                let found = runner.run(&crash.sequence, |op| println!("{op:>4} {:?}", ops[op]));
+                for (op, outcome) in found.outcomes.iter().enumerate() {
+                    println!("{op:>4} {outcome}");
                 }
             }
             Line::Sequence(recorded) => {

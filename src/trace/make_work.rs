@@ -61,7 +61,13 @@ impl Model {
             // Other exports are not tried: a refused one has been seen to corrupt the heap.
             14 if pool.posix => self.ops.push(Op::PoolExport { pool: pool.slot }),
             15 => {
-                let pooled = self.pooled();
+                let mut pooled = self.pooled();
+                // Only of a pool that was exported can a pointer be.
+                let own = |(_, of): &(Slot, Option<Slot>)| *of == Some(pool.slot);
+                if pool.posix && pooled.iter().any(own) && self.random.percent(70) {
+                    self.ops.push(Op::PoolExport { pool: pool.slot });
+                    pooled.retain(own);
+                }
                 match self.random.some(&pooled) {
                     Some((alloc, _)) => self.ops.push(Op::PoolExportPointer { alloc }),
                     None => self.allocate(Some(pool)),
@@ -183,7 +189,13 @@ impl Model {
             }
             return;
         }
-        let location = self.location();
+        let used = self.blocks.iter().any(|b| b.pool == Some(pool.slot));
+        let location = match self.location() {
+            // Refused, and the only trace of what made a driver divide by zero in the first
+            // allocation from another pool (docs/driver-behaviour.md).
+            location if location.is_host() && !pool.host && !used => Location::Device(0),
+            location => location,
+        };
         // Only what a pool's owner and device 0 keep is known to stay usable.
         let mut choices = vec![Access::ReadWrite];
         if location != Location::Device(0) {

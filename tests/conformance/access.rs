@@ -21,18 +21,23 @@ pub fn set_access_to_host_and_device_reads_back_as_3(ctx: &Ctx) {
     assert_eq!(ctx.mem_get_access(HOST, memory.ptr).unwrap(), 3);
 }
 
-/// Nothing is granted at first; what is granted can be taken back.
+/// Nothing is granted at first; what is granted can be taken back. HOST is the least that anybody
+/// has, whoever that is; a node is the CPU.
 pub fn access_starts_with_none_and_can_be_taken_back(ctx: &Ctx) {
     let memory = Mapped::new(ctx, AllocationProps::at(ctx.home()), MIB2, &[]);
     let flags = |location| ctx.mem_get_access(location, memory.ptr).unwrap();
-    assert_eq!((flags(HOST), flags(GPU)), (0, 0));
+    let cpu = ctx.home();
+    assert_eq!((flags(HOST), flags(cpu), flags(GPU)), (0, 0, 0));
     ctx.set_access(memory.ptr, MIB2, &[read_write(GPU)])
         .unwrap();
-    assert_eq!((flags(HOST), flags(GPU)), (0, 3));
+    assert_eq!((flags(HOST), flags(cpu), flags(GPU)), (3, 0, 3));
     let none = grant(GPU, Access::None);
     ctx.set_access(memory.ptr, MIB2, &[none, read_write(HOST)])
         .unwrap();
-    assert_eq!((flags(HOST), flags(GPU)), (3, 0));
+    assert_eq!((flags(HOST), flags(cpu), flags(GPU)), (3, 3, 0));
+    ctx.set_access(memory.ptr, MIB2, &[grant(GPU, Access::Read)])
+        .unwrap();
+    assert_eq!((flags(HOST), flags(cpu), flags(GPU)), (1, 3, 1));
 }
 
 /// Row: cuMemSetAccess over part of one mapping.

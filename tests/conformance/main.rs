@@ -123,7 +123,7 @@ cases! {
         pool_attributes_read_back,
         the_release_threshold_keeps_memory_until_it_is_trimmed,
         alloc_async_draws_from_the_devices_pool,
-        an_empty_allocation_is_invalid,
+        an_empty_allocation_is_null,
     }
     runtime_pools {
         the_two_apis_are_interchangeable,

@@ -75,8 +75,9 @@ pub fn a_pool_keeps_to_its_max_size_and_counts_what_is_used(ctx: &Ctx) {
     let size = 64 << 20;
     let first = calls.alloc_from_pool_async(pool, size, stream).unwrap();
     assert_eq!(used(), size);
+    // Another 64 MiB still fit on a real driver: the limit is kept in whole chunks.
     fails(
-        calls.alloc_from_pool_async(pool, size, stream),
+        calls.alloc_from_pool_async(pool, 3 * size, stream),
         Code::OUT_OF_MEMORY,
     );
     assert_eq!(used(), size);
@@ -251,15 +252,13 @@ pub fn alloc_async_draws_from_the_devices_pool(ctx: &Ctx) {
     }
 }
 
-/// A size of 0 is no allocation.
-pub fn an_empty_allocation_is_invalid(ctx: &Ctx) {
+/// A size of 0 is no allocation, but no error either.
+pub fn an_empty_allocation_is_null(ctx: &Ctx) {
     let calls = ctx.driver_pools();
     let stream = ctx.stream_create(0).unwrap();
     let pool = calls.pool_create(&plain(ctx.home())).unwrap();
-    fails(
-        calls.alloc_from_pool_async(pool, 0, stream),
-        Code::INVALID_VALUE,
-    );
+    let nothing = calls.alloc_from_pool_async(pool, 0, stream).unwrap();
+    assert_eq!(nothing, DevicePtr(0));
     ctx.destroy_pool(calls, pool).unwrap();
     ctx.destroy_stream(stream).unwrap();
 }

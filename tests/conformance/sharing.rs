@@ -60,7 +60,7 @@ pub fn import_of_garbage_is_refused(ctx: &Ctx) {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     fails(
         ctx.mem_import(&ShareableHandle::PosixFd(null)),
-        Code::INVALID_VALUE,
+        Code::UNKNOWN,
     );
     let garbage = ShareableHandle::Fabric(FabricHandle::from_bytes(&[0x5a; 64]));
     let result = ctx.mem_import(&garbage);

@@ -1,5 +1,7 @@
 //! The allocators of old, and questions about pointers.
 
+use std::os::fd::{AsFd, OwnedFd};
+
 use super::memory::Purpose;
 use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail};
@@ -22,19 +24,27 @@ impl State {
     pub(super) fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.context(device)?;
         let region = self.allocate(Location::Device(device), size, Access::None, |_range| {
-            Kind::Device { device, _range }
+            Kind::Device {
+                device,
+                size,
+                _range,
+            }
         });
         self.insert(region?)
     }
 
     pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.context(device)?;
+        if size == 0 {
+            return Ok(DevicePtr(0)); // To be freed like any other.
+        }
         let location = match self.machine.gpu(device) {
             Some(gpu) if gpu.host_numa >= 0 => Location::HostNuma(gpu.host_numa),
             _ => Location::Host,
         };
         let region = self.allocate(location, size, Access::ReadWrite, |_range| Kind::Host {
             device,
+            size,
             _range,
         });
         self.insert(region?)
@@ -93,6 +103,9 @@ impl State {
 
     pub(super) fn mem_free_host(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
         self.device(device)?;
+        if ptr.0 == 0 {
+            return Ok(());
+        }
         match self.regions.get(&ptr.0) {
             Some(region) if matches!(region.kind, Kind::Host { .. }) => {}
             _ => return fail(Code::INVALID_VALUE),
@@ -126,10 +139,14 @@ impl State {
                 owner(physical.location),
                 physical.handle_types,
             ),
-            Kind::Device { device, .. } => {
-                whole(Location::Device(*device), *device, HandleTypes::NONE)
-            }
-            Kind::Host { device, .. } => whole(Location::Host, *device, HandleTypes::NONE),
+            Kind::Device { device, size, .. } => Found {
+                size: *size,
+                ..whole(Location::Device(*device), *device, HandleTypes::NONE)
+            },
+            Kind::Host { device, size, .. } => Found {
+                size: *size,
+                ..whole(Location::Host, *device, HandleTypes::NONE)
+            },
             Kind::Chunk { pool } => {
                 let pool = self.pools.get(pool)?;
                 let (start, size) = pool.allocation(ptr.0)?;
@@ -148,27 +165,35 @@ impl State {
         attribute: PointerAttribute,
     ) -> Answer<u64> {
         let Some(found) = self.find(ptr) else {
-            return match attribute {
-                PointerAttribute::Mapped if self.reservation(ptr.0, 1).is_some() => Ok(0),
-                _ => fail(Code::INVALID_VALUE),
-            };
+            return fail(Code::INVALID_VALUE);
         };
         let host = found.location.is_host();
+        // Of a mapping, the reservation around it.
+        let reservation = match found.region.kind {
+            Kind::Mapping { .. } => self.reservation(ptr.0, 1),
+            _ => None,
+        };
         Ok(match attribute {
             PointerAttribute::MemoryType => 2 - u64::from(host),
+            PointerAttribute::DevicePointer if !self.any_gpu_reaches(found.region) => {
+                return fail(Code::INVALID_VALUE);
+            }
             PointerAttribute::DevicePointer => ptr.0,
-            PointerAttribute::HostPointer if host => ptr.0,
+            PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
             PointerAttribute::DeviceOrdinal => found.device as u64,
-            PointerAttribute::RangeStartAddr => found.start,
-            PointerAttribute::RangeSize => found.size,
+            PointerAttribute::RangeStartAddr => reservation.map_or(found.start, Range::start),
+            PointerAttribute::RangeSize => reservation.map_or(found.size, Range::len),
             PointerAttribute::Mapped => 1,
             PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
         })
     }
 
     pub(super) fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
-        let Some(found) = self.find(ptr) else {
+        let Some(found) = self
+            .find(ptr)
+            .filter(|found| self.any_gpu_reaches(found.region))
+        else {
             return fail(Code::NOT_FOUND);
         };
         // Measured: for mapped host memory the base is 0, the size right.
@@ -180,10 +205,32 @@ impl State {
         Ok((DevicePtr(base), found.size))
     }
 
-    pub(super) fn mem_dma_buf<T>(&self, ptr: DevicePtr, size: u64) -> Answer<T> {
+    /// Stands for a DMA-BUF: an fd that keeps the memory.
+    pub(super) fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
+        let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
         match self.find(ptr) {
-            Some(found) if !found.location.is_host() && size > 0 => fail(Code::NOT_SUPPORTED),
+            Some(found)
+                if !found.location.is_host()
+                    && (size > 0 && whole_pages(size) && whole_pages(ptr.0))
+                    && size <= found.size - (ptr.0 - found.start) =>
+            {
+                let file = found.region.memory.file();
+                file.as_fd().try_clone_to_owned().map_err(exhausted)
+            }
             _ => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Whether any GPU may access a region.
+    fn any_gpu_reaches(&self, region: &Region) -> bool {
+        (0..self.machine.gpus.len() as i32)
+            .any(|device| self.access(region, device) != Access::None)
+    }
+
+    fn host_reaches(&self, region: &Region) -> bool {
+        match &region.kind {
+            Kind::Mapping { host, .. } => *host != Access::None,
+            _ => true,
         }
     }
 }

@@ -47,6 +47,12 @@ impl Capacity {
         self.at(location).map(|(_, place)| place.free()).sum()
     }
 
+    /// The most that any place of a location could ever hold.
+    pub(super) fn largest(&self, location: Location) -> u64 {
+        let totals = self.at(location).map(|(_, place)| place.total);
+        totals.max().unwrap_or(0)
+    }
+
     /// Takes `bytes` at a location: for the host as a whole, on the node with most room.
     pub(super) fn take(self: &Arc<Self>, location: Location, bytes: u64) -> Option<Charge> {
         let (index, place) = self.at(location).max_by_key(|(_, place)| place.free())?;

@@ -22,6 +22,34 @@ impl FreeRanges {
         Some(start)
     }
 
+    /// Takes `len` bytes at the lowest multiple of `alignment` where they are free.
+    pub(super) fn take_aligned(&mut self, len: u64, alignment: u64) -> Option<u64> {
+        let start = self.0.iter().find_map(|(&start, &have)| {
+            let at = start.checked_next_multiple_of(alignment)?;
+            (have.checked_sub(at - start)? >= len).then_some(at)
+        })?;
+        self.take_at(start, len).then_some(start)
+    }
+
+    /// Takes `start..start + len` if all of it is free.
+    pub(super) fn take_at(&mut self, start: u64, len: u64) -> bool {
+        let Some((&at, &have)) = self.0.range(..=start).next_back() else {
+            return false;
+        };
+        let before = start - at;
+        let Some(after) = have.checked_sub(before).and_then(|n| n.checked_sub(len)) else {
+            return false;
+        };
+        self.0.remove(&at);
+        if before > 0 {
+            self.0.insert(at, before);
+        }
+        if after > 0 {
+            self.0.insert(start + len, after);
+        }
+        true
+    }
+
     /// Gives a range back. It must not be free in any part.
     pub(super) fn give(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &have)) = self.0.range(..start).next_back() {
@@ -52,21 +80,29 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_map_of_single_units(
-            steps in prop::collection::vec((any::<bool>(), 1_u64..20), 0..80),
+            steps in prop::collection::vec((any::<bool>(), 1_u64..20, 0_u32..5), 0..80),
         ) {
             const UNITS: u64 = 64;
             let mut ranges = FreeRanges::whole(0, UNITS);
             let mut model = vec![true; UNITS as usize];
             let mut taken: Vec<(u64, u64)> = Vec::new();
-            for (give, len) in steps {
+            for (give, len, shift) in steps {
                 if give && !taken.is_empty() {
                     let (start, len) = taken.swap_remove(len as usize % taken.len());
                     ranges.give(start, len);
                     model[start as usize..(start + len) as usize].fill(true);
                 } else {
-                    let fits = model.windows(len as usize).position(|units| units.iter().all(|&u| u));
-                    let start = ranges.take(len);
-                    prop_assert_eq!(start, fits.map(|at| at as u64));
+                    // 4: no alignment asked for.
+                    let alignment = 1_u64 << (shift % 4);
+                    let fits = (0..)
+                        .step_by(alignment as usize)
+                        .take_while(|at| at + len <= UNITS)
+                        .find(|&at| model[at as usize..(at + len) as usize].iter().all(|&u| u));
+                    let start = match shift {
+                        4 => ranges.take(len),
+                        _ => ranges.take_aligned(len, alignment),
+                    };
+                    prop_assert_eq!(start, fits);
                     if let Some(start) = start {
                         model[start as usize..(start + len) as usize].fill(false);
                         taken.push((start, len));

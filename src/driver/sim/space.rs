@@ -3,15 +3,58 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::GRANULARITY;
+use super::ranges::FreeRanges;
 use crate::driver::Access;
 
-/// A reserved range of addresses, unmapped when dropped, whatever was placed in it.
+/// A reserved range of addresses, given back when dropped, whatever was placed in it.
 #[derive(Debug)]
 pub(super) struct Range {
     start: u64,
     len: u64,
+    /// Where it was taken from; `None`: from the operating system.
+    window: Option<Arc<Window>>,
+}
+
+/// Addresses set aside for reservations, handed out from the lowest on: the real driver packs its
+/// reservations so, which shows where an address decides about a call (a hint's alignment).
+#[derive(Debug)]
+pub(super) struct Window {
+    all: Range,
+    free: Mutex<FreeRanges>,
+}
+
+/// Room for more than any test reserves; what does not fit gets addresses of its own.
+const WINDOW: u64 = 64 << 30;
+/// The alignment of a window.
+const WINDOW_ALIGNMENT: u64 = 1 << 30;
+
+impl Window {
+    /// Sets addresses aside, without memory.
+    pub(super) fn new() -> io::Result<Self> {
+        let all = Range::reserve(WINDOW, WINDOW_ALIGNMENT, 0)?;
+        let free = Mutex::new(FreeRanges::whole(all.start, all.len));
+        Ok(Self { all, free })
+    }
+
+    fn free(&self) -> MutexGuard<'_, FreeRanges> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the lowest free range, or the one at `hint` if that is not 0; `None`: no room.
+    pub(super) fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
+        let start = match hint {
+            0 => self.free().take_aligned(len, alignment.max(GRANULARITY))?,
+            _ => self.free().take_at(hint, len).then_some(hint)?,
+        };
+        Some(Range {
+            start,
+            len,
+            window: Some(Arc::clone(self)),
+        })
+    }
 }
 
 impl Range {
@@ -23,7 +66,7 @@ impl Range {
             && hint.is_multiple_of(alignment)
             && let Ok(start) = anonymous(hint, len, libc::MAP_FIXED_NOREPLACE)
         {
-            let range = Self { start, len };
+            let range = Self::own(start, len);
             if start == hint {
                 return Ok(range);
             } // A kernel before 4.17 takes the flag for a hint.
@@ -35,12 +78,17 @@ impl Range {
         let start = low.next_multiple_of(alignment);
         // Too much is reserved and the ends are cut off, so the range is ours at every moment.
         for (cut, bytes) in [(low, start - low), (start + len, low + whole - start - len)] {
-            drop(Self {
-                start: cut,
-                len: bytes,
-            });
+            drop(Self::own(cut, bytes));
         }
-        Ok(Self { start, len })
+        Ok(Self::own(start, len))
+    }
+
+    fn own(start: u64, len: u64) -> Self {
+        Self {
+            start,
+            len,
+            window: None,
+        }
     }
 
     pub(super) fn start(&self) -> u64 {
@@ -116,7 +164,13 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if let Some(window) = &self.window {
+            debug_assert!(window.all.contains(self.start, self.len));
+            // Where the kernel refuses, the addresses are not used again.
+            if self.clear(self.start, self.len).is_ok() {
+                window.free().give(self.start, self.len);
+            }
+        } else if self.len > 0 {
             // SAFETY: the range is owned by `self` alone; the driver's contract says that nobody
             // uses it any more.
             unsafe { libc::munmap(self.start as *mut _, self.len as usize) };
@@ -162,6 +216,23 @@ mod tests {
         assert_eq!(range.start(), free);
         let other = Range::reserve(2 << 20, 0, free).unwrap();
         assert_ne!(other.start(), free);
+    }
+
+    #[test]
+    fn a_window_packs_and_takes_back() {
+        let window = Arc::new(Window::new().unwrap());
+        let first = window.take(6 << 20, 0, 0).unwrap();
+        let second = window.take(2 << 20, 4 << 20, 0).unwrap();
+        assert_eq!(second.start() - first.start(), 8 << 20);
+        let third = window.take(2 << 20, 0, 0).unwrap();
+        assert_eq!(third.start() - first.start(), 6 << 20);
+        let at = first.start();
+        assert!(window.take(2 << 20, 0, at).is_none());
+        drop(first);
+        assert_eq!(window.take(2 << 20, 0, at).unwrap().start(), at);
+        assert!(window.take(WINDOW, 0, 0).is_none());
+        drop((second, third));
+        assert!(window.take(WINDOW, 0, 0).is_some());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use super::capacity::{Capacity, Charge};
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
-use super::space::Range;
+use super::space::{Range, Window};
 use super::stream::{Event, Stream, StreamKey};
 use super::{GRANULARITY, Machine};
 use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
@@ -79,9 +79,19 @@ pub(super) enum Kind {
     /// A pool's chunk.
     Chunk { pool: u64 },
     /// `cuMemAlloc` made it.
-    Device { device: i32, _range: Range },
+    Device {
+        device: i32,
+        /// What was asked for.
+        size: u64,
+        _range: Range,
+    },
     /// `cuMemHostAlloc` made it.
-    Host { device: i32, _range: Range },
+    Host {
+        device: i32,
+        /// What was asked for.
+        size: u64,
+        _range: Range,
+    },
 }
 
 /// A module's kernel.
@@ -104,6 +114,8 @@ pub(super) struct State {
     pub(super) exported: HashMap<u128, Weak<Memory>>,
     pub(super) prune_at: usize,
     pub(super) reservations: BTreeMap<u64, Range>,
+    /// Where reservations are taken from; made with the first.
+    pub(super) window: Option<Arc<Window>>,
     pub(super) regions: BTreeMap<u64, Region>,
     pub(super) pools: BTreeMap<u64, Pool>,
     pub(super) default_pools: Box<[Option<u64>]>,
@@ -130,6 +142,7 @@ impl State {
             exported: HashMap::new(),
             prune_at: 16,
             reservations: BTreeMap::new(),
+            window: None,
             regions: BTreeMap::new(),
             pools: BTreeMap::new(),
             default_pools: vec![None; gpus].into(),

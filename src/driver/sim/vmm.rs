@@ -4,15 +4,19 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::memory::{Memory, Purpose};
-use super::space::Range;
+use super::share;
+use super::space::{Range, Window};
 use super::state::{
     Answer, Kind, Physical, Reference, Region, State, exhausted, fail, is_granular,
 };
-use super::{GRANULARITY, share};
 use crate::driver::{
     Access, AccessDesc, AllocationProps, Code, CudaVersion, DevicePtr, HandleType, HandleTypes,
     Location, NodeId, PhysicalHandle, ShareableHandle,
 };
+
+/// Reservations of this size were refused where the hint's addresses were taken: 1 TiB, which is
+/// to be had without a hint.
+const NEAR_HINT: u64 = 1 << 40;
 
 impl State {
     pub(super) fn mem_create(
@@ -31,6 +35,9 @@ impl State {
             Location::Device(_) => {}
             _ if props.gpu_direct_rdma => return fail(Code::INVALID_VALUE),
             _ => {}
+        }
+        if size > self.capacity.largest(props.location) {
+            return fail(Code::OUT_OF_MEMORY); // Before the handle types are looked at.
         }
         self.check_fabric(props.location, props.handle_types)?;
         let memory =
@@ -126,8 +133,13 @@ impl State {
 
     pub(super) fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
         let physical = self.physical(handle)?;
+        // Memory of the host as a whole reads back as that of its first node.
+        let location = match physical.location {
+            Location::Host => Location::HostNuma(self.machine.nodes[0].id),
+            location => location,
+        };
         Ok(AllocationProps {
-            location: physical.location,
+            location,
             handle_types: physical.handle_types,
             gpu_direct_rdma: physical.gpu_direct_rdma,
         })
@@ -142,10 +154,37 @@ impl State {
         if !is_granular(size) || (alignment != 0 && !alignment.is_power_of_two()) {
             return fail(Code::INVALID_VALUE);
         }
-        let range = Range::reserve(size, alignment, hint).map_err(exhausted)?;
+        if alignment != 0 && !hint.is_multiple_of(alignment) {
+            return fail(Code::INVALID_VALUE);
+        }
+        let range = self.find_addresses(size, alignment, hint)?;
         let start = range.start();
         self.reservations.insert(start, range);
         Ok(DevicePtr(start))
+    }
+
+    fn find_addresses(&mut self, size: u64, alignment: u64, hint: u64) -> Answer<Range> {
+        if self.window.is_none() {
+            // Without one, as under a limit on addresses, each reservation is made by itself.
+            self.window = Window::new().ok().map(Arc::new);
+        }
+        let take = |hint| self.window.as_ref()?.take(size, alignment, hint);
+        if hint != 0 {
+            if let Some(range) = take(hint) {
+                return Ok(range);
+            }
+            let range = Range::reserve(size, alignment, hint).map_err(exhausted)?;
+            return match range.start() == hint {
+                true => Ok(range),
+                // A hint that is taken keeps the search near it, where so much is never free.
+                false if size >= NEAR_HINT => fail(Code::OUT_OF_MEMORY),
+                false => Ok(take(0).unwrap_or(range)),
+            };
+        }
+        match take(0) {
+            Some(range) => Ok(range),
+            None => Range::reserve(size, alignment, 0).map_err(exhausted),
+        }
     }
 
     pub(super) fn mem_address_free(&mut self, ptr: DevicePtr, size: u64) -> Answer<()> {
@@ -171,17 +210,12 @@ impl State {
         handle: PhysicalHandle,
     ) -> Answer<()> {
         let physical = Arc::clone(self.physical(handle)?);
-        if !is_granular(size) || !is_granular(ptr.0) || !offset.is_multiple_of(GRANULARITY) {
-            return fail(Code::INVALID_VALUE);
-        }
-        if size
-            .checked_add(offset)
-            .is_none_or(|end| end > physical.size)
-        {
-            return fail(Code::INVALID_VALUE);
-        }
-        if size != physical.size {
+        // All of it or nothing: whatever else is wrong with a part, this comes first.
+        if size < physical.size || offset != 0 {
             return fail(Code::NOT_SUPPORTED);
+        }
+        if size > physical.size || !is_granular(ptr.0) {
+            return fail(Code::INVALID_VALUE);
         }
         let Some(range) = self.reservation(ptr.0, size) else {
             return fail(Code::INVALID_VALUE);
@@ -207,7 +241,7 @@ impl State {
     }
 
     pub(super) fn mem_unmap(&mut self, ptr: DevicePtr, size: u64) -> Answer<()> {
-        if !is_granular(size) || self.reservation(ptr.0, size).is_none() {
+        if size == 0 || self.reservation(ptr.0, size).is_none() {
             return fail(Code::INVALID_VALUE);
         }
         // Whole mappings only; gaps are fine: what is unmapped may be unmapped again.
@@ -217,10 +251,15 @@ impl State {
         if !begins || !self.region(end - 1).is_none_or(ends) {
             return fail(Code::INVALID_VALUE);
         }
-        if let Some(range) = self.reservation(ptr.0, size) {
-            range.clear(ptr.0, size).map_err(exhausted)?;
-        }
-        while let Some(start) = self.regions.range(ptr.0..end).next().map(|(&at, _)| at) {
+        while let Some((start, len)) = self
+            .regions
+            .range(ptr.0..end)
+            .next()
+            .map(|(&at, region)| (at, region.len))
+        {
+            if let Some(range) = self.reservation(start, len) {
+                range.clear(start, len).map_err(exhausted)?;
+            }
             self.regions.remove(&start);
         }
         Ok(())
@@ -257,7 +296,12 @@ impl State {
         descs: &[AccessDesc],
     ) -> Answer<()> {
         let starts = self.whole_mappings(ptr, size)?;
-        if descs.is_empty() {
+        // Devices that do not exist come before what cannot be granted.
+        let unknown = |desc: &AccessDesc| match desc.location {
+            Location::Device(device) => self.device(device).is_err(),
+            _ => false,
+        };
+        if descs.is_empty() || descs.iter().any(unknown) {
             return fail(Code::INVALID_VALUE);
         }
         for start in &starts {
@@ -266,7 +310,7 @@ impl State {
                 _ => return fail(Code::INVALID_VALUE),
             };
             for desc in descs {
-                self.check_grant(desc.location, location)?;
+                self.check_grant(desc, location)?;
             }
         }
         let host = descs.iter().rev().find(|desc| desc.location.is_host());
@@ -316,9 +360,9 @@ impl State {
         Ok(())
     }
 
-    /// Checks that `who` can be granted access to memory that lies at `location`.
-    pub(super) fn check_grant(&self, who: Location, location: Location) -> Answer<()> {
-        match (who, location) {
+    /// Checks that what `desc` says can be granted for memory that lies at `location`.
+    pub(super) fn check_grant(&self, desc: &AccessDesc, location: Location) -> Answer<()> {
+        match (desc.location, location) {
             (Location::Device(device), _) => {
                 if self.device(device).is_err() {
                     fail(Code::INVALID_VALUE)
@@ -329,29 +373,47 @@ impl State {
                 }
             }
             // The CPU reaches a GPU's memory only where that is a NUMA node of its own.
-            (_, Location::Device(device)) => match self.machine.gpu(device) {
-                Some(gpu) if !gpu.coherent || gpu.numa_id < 0 => fail(Code::INVALID_VALUE),
-                _ => Ok(()),
-            },
+            (_, Location::Device(device)) if desc.access != Access::None => {
+                match self.machine.gpu(device) {
+                    Some(gpu) if !gpu.coherent || gpu.numa_id < 0 => fail(Code::NOT_SUPPORTED),
+                    _ => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }
 
     pub(super) fn mem_get_access(&self, location: Location, ptr: DevicePtr) -> Answer<u64> {
-        let Some((_, region)) = self.region(ptr.0) else {
+        let region = self.region(ptr.0);
+        if region.is_none() && self.reservation(ptr.0, 1).is_none() {
             return fail(Code::INVALID_VALUE);
-        };
-        let Kind::Mapping { host, devices, .. } = &region.kind else {
-            return fail(Code::INVALID_VALUE);
-        };
-        let access = match location {
-            Location::Device(device) if self.device(device).is_err() => {
-                return fail(Code::INVALID_VALUE);
+        }
+        if let Location::Device(device) = location {
+            self.device(device)?;
+        }
+        if location == Location::HostNumaCurrent {
+            return fail(Code::INVALID_DEVICE);
+        }
+        match region.map(|(_, region)| &region.kind) {
+            Some(Kind::Mapping { host, devices, .. }) => {
+                let access = match location {
+                    Location::Device(device) => devices[device as usize],
+                    Location::HostNuma(_) | Location::HostNumaCurrent => *host,
+                    // HOST is not the CPU here: the least that anybody was granted.
+                    Location::Host => devices
+                        .iter()
+                        .chain([host])
+                        .copied()
+                        .filter(|&access| access != Access::None)
+                        .min()
+                        .unwrap_or(Access::None),
+                };
+                Ok(access.flags().into())
             }
-            Location::Device(device) => devices[device as usize],
-            _ => *host,
-        };
-        Ok(access.flags().into())
+            // The call knows nothing of memory that was not mapped by hand.
+            Some(_) => Ok(Access::None.flags().into()),
+            None => fail(Code::INVALID_VALUE),
+        }
     }
 
     pub(super) fn mem_export(
@@ -371,7 +433,7 @@ impl State {
     pub(super) fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
         let imported = match handle {
             ShareableHandle::PosixFd(fd) => {
-                Memory::import(fd.as_fd(), Purpose::Physical).ok_or(Code::INVALID_VALUE)?
+                Memory::import(fd.as_fd(), Purpose::Physical).ok_or(Code::UNKNOWN)?
             }
             ShareableHandle::Fabric(handle) => {
                 share::import(handle, Purpose::Physical, self.machine.imex_channel)?

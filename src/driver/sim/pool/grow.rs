@@ -24,9 +24,13 @@ impl State {
     }
 
     fn add_chunk(&mut self, handle: PoolHandle, len: u64) -> Answer<()> {
+        let usual = self.machine.pool_chunk;
         let pool = self.pool(handle)?;
         let held = pool.reserved.current.checked_add(len);
-        let fits = held.is_some_and(|held| pool.max_size == 0 || held <= pool.max_size);
+        // The limit holds in whole chunks: 100 MiB let through 128.
+        let limit = pool.max_size.checked_next_multiple_of(usual);
+        let fits =
+            held.is_some_and(|held| pool.max_size == 0 || limit.is_none_or(|limit| held <= limit));
         let location = pool.location;
         if !fits {
             return fail(Code::OUT_OF_MEMORY);

@@ -32,6 +32,8 @@ pub(super) struct Pool {
     pub(super) handle_types: HandleTypes,
     pub(super) memory: Arc<Memory>,
     pub(super) imported: bool,
+    /// It was exported: only then pointers of it can be.
+    pub(super) exported: bool,
     /// A device's own pool, which cannot be destroyed.
     pub(super) is_default: bool,
     /// Its handle is gone; it lives until its last allocation is freed.
@@ -75,7 +77,10 @@ pub(super) struct Chunk {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
     pub(super) chunk: u64,
+    /// What it takes of the chunk.
     pub(super) len: u64,
+    /// What was asked for.
+    pub(super) size: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +110,7 @@ impl Pool {
             handle_types: memory.label.handle_types,
             memory,
             imported,
+            exported: false,
             is_default: false,
             destroyed: false,
             host: match location {
@@ -134,7 +140,7 @@ impl Pool {
     /// The live allocation that an address lies in: start and length.
     pub(super) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, allocation) = self.live.range(..=address).next_back()?;
-        (address - start < allocation.len).then_some((start, allocation.len))
+        (address - start < allocation.size).then_some((start, allocation.size))
     }
 
     /// Whether a whole range lies in one live allocation.
@@ -146,7 +152,7 @@ impl Pool {
     /// Records an allocation.
     pub(super) fn hold(&mut self, start: u64, allocation: Allocation) {
         self.live.insert(start, allocation);
-        self.used.add(allocation.len);
+        self.used.add(allocation.size);
     }
 
     /// Records an imported allocation's chunk.
@@ -162,19 +168,21 @@ impl Pool {
         );
     }
 
-    fn take_free(&mut self, len: u64) -> Option<(u64, Allocation)> {
+    fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
+        let len = size.checked_next_multiple_of(UNIT)?;
         self.chunks.iter_mut().find_map(|(&chunk, it)| {
             let start = it.free.take(len)?;
-            Some((start, Allocation { chunk, len }))
+            Some((start, Allocation { chunk, len, size }))
         })
     }
 
     /// Takes from what was freed earlier in the same order.
     fn take_freed(
         &mut self,
-        len: u64,
+        size: u64,
         is_ordered: impl Fn(Point) -> bool,
     ) -> Option<(u64, Allocation)> {
+        let len = size.checked_next_multiple_of(UNIT)?;
         let fits = |freed: &Freed| freed.allocation.len >= len && is_ordered(freed.point);
         let index = self.freed.iter().rposition(fits)?;
         let freed = &mut self.freed[index];
@@ -184,7 +192,7 @@ impl Pool {
         if freed.allocation.len == 0 {
             self.freed.swap_remove(index);
         }
-        Some((start, Allocation { chunk, len }))
+        Some((start, Allocation { chunk, len, size }))
     }
 
     fn give_back(&mut self, start: u64, allocation: Allocation) {

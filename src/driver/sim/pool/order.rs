@@ -2,7 +2,7 @@
 
 use super::super::state::{Answer, Fail, Kind, Region, State, fail};
 use super::super::stream::{Point, StreamKey, Work};
-use super::{Allocation, Freed, Pool, UNIT};
+use super::{Allocation, Freed, Pool};
 use crate::driver::{Code, DevicePtr, PoolHandle, StreamHandle};
 
 impl State {
@@ -13,13 +13,13 @@ impl State {
         stream: StreamHandle,
     ) -> Answer<DevicePtr> {
         let key = self.stream(stream)?;
-        if self.pool(handle)?.imported || size == 0 {
+        if self.pool(handle)?.imported {
             return fail(Code::INVALID_VALUE);
         }
-        let Some(len) = size.checked_next_multiple_of(UNIT) else {
-            return fail(Code::OUT_OF_MEMORY);
-        };
-        let (start, allocation) = self.find_room(handle, len, key)?;
+        if size == 0 {
+            return Ok(DevicePtr(0)); // To be freed like any other.
+        }
+        let (start, allocation) = self.find_room(handle, size, key)?;
         self.pool(handle)?.hold(start, allocation);
         Ok(DevicePtr(start))
     }
@@ -27,13 +27,13 @@ impl State {
     fn find_room(
         &mut self,
         handle: PoolHandle,
-        len: u64,
+        size: u64,
         key: StreamKey,
     ) -> Answer<(u64, Allocation)> {
-        if let Some(found) = self.pool(handle)?.take_freed(len, |point| point.0 == key) {
+        if let Some(found) = self.pool(handle)?.take_freed(size, |point| point.0 == key) {
             return Ok(found);
         }
-        if let Some(found) = self.pool(handle)?.take_free(len) {
+        if let Some(found) = self.pool(handle)?.take_free(size) {
             return Ok(found);
         }
         if self.pool(handle)?.reuse[0] == 1 {
@@ -44,31 +44,34 @@ impl State {
                 .filter(|&point| self.is_ordered(key, point))
                 .collect();
             let pool = self.pool(handle)?;
-            if let Some(found) = pool.take_freed(len, |point| ordered.contains(&point)) {
+            if let Some(found) = pool.take_freed(size, |point| ordered.contains(&point)) {
                 return Ok(found);
             }
         }
-        let grown = self.grow(handle, len);
+        let grown = self.grow(handle, size);
         if grown.is_err() {
             // Short of memory: wait for what other streams have freed, then for whole chunks.
             let pool = self.pool(handle)?;
             if pool.reuse[2] == 1 {
                 let points: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
                 points.into_iter().for_each(|point| self.run(point));
-                if let Some(found) = self.pool(handle)?.take_free(len) {
+                if let Some(found) = self.pool(handle)?.take_free(size) {
                     return Ok(found);
                 }
             }
             self.release(handle.0, 0);
-            self.grow(handle, len)?;
+            self.grow(handle, size)?;
         }
-        match self.pool(handle)?.take_free(len) {
+        match self.pool(handle)?.take_free(size) {
             Some(found) => Ok(found),
             None => fail(Code::OUT_OF_MEMORY),
         }
     }
 
     pub(super) fn free_async(&mut self, ptr: DevicePtr, stream: StreamHandle) -> Answer<()> {
+        if ptr.0 == 0 {
+            return self.stream(stream).map(drop);
+        }
         let Some((
             _,
             Region {
@@ -92,7 +95,7 @@ impl State {
         let Some(allocation) = pool.live.remove(&ptr.0) else {
             return fail(Code::INVALID_VALUE);
         };
-        pool.used.current -= allocation.len;
+        pool.used.current -= allocation.size;
         if answer.is_err() {
             // The context is lost: no stream will ever come to the free.
             pool.give_back(ptr.0, allocation);
@@ -123,7 +126,7 @@ impl State {
         let Some(allocation) = pool.live.remove(&ptr.0) else {
             return fail(Code::INVALID_VALUE);
         };
-        pool.used.current -= allocation.len;
+        pool.used.current -= allocation.size;
         pool.give_back(ptr.0, allocation);
         self.forget_imported(handle, allocation);
         self.release_pools();

@@ -51,7 +51,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         for desc in descs {
-            self.check_grant(desc.location, location)?;
+            self.check_pool_grant(desc, location)?;
             if desc.location == location && desc.access == Access::None {
                 return fail(Code::INVALID_VALUE);
             }
@@ -73,6 +73,18 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Pools can be written by who may read them, and the host keeps its own pools.
+    fn check_pool_grant(&self, desc: &AccessDesc, location: Location) -> Answer<()> {
+        let takes_from_host = desc.location.is_host() && desc.access == Access::None;
+        if desc.access == Access::Read || takes_from_host {
+            return fail(Code::NOT_SUPPORTED);
+        }
+        if let Location::Device(device) = desc.location {
+            self.device(device)?;
+        }
+        self.check_grant(desc, location)
     }
 
     pub(super) fn pool_get_access(

@@ -69,7 +69,9 @@ impl State {
         }
         let memory = Arc::clone(&pool.memory);
         self.check_fabric(memory.label.location, kind.into())?;
-        share::export(&memory, kind).map_err(exhausted)
+        let shareable = share::export(&memory, kind).map_err(exhausted)?;
+        self.pool(handle)?.exported = true;
+        Ok(shareable)
     }
 
     pub(super) fn pool_import(&mut self, handle: &ShareableHandle) -> Answer<PoolHandle> {
@@ -93,8 +95,7 @@ impl State {
             },
             None => return fail(Code::INVALID_VALUE),
         };
-        let shareable = !pool.imported && pool.handle_types != HandleTypes::NONE;
-        let (Some(allocation), true) = (pool.live.get(&ptr.0), shareable) else {
+        let (Some(allocation), true) = (pool.live.get(&ptr.0), pool.exported) else {
             return fail(Code::INVALID_VALUE);
         };
         let offset = pool.chunks[&allocation.chunk].offset + (ptr.0 - allocation.chunk);
@@ -102,7 +103,7 @@ impl State {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..24].copy_from_slice(&pool.memory.label.id.to_le_bytes());
         bytes[24..32].copy_from_slice(&offset.to_le_bytes());
-        bytes[32..40].copy_from_slice(&allocation.len.to_le_bytes());
+        bytes[32..40].copy_from_slice(&allocation.size.to_le_bytes());
         Ok(PoolPtrExport(bytes))
     }
 
@@ -140,7 +141,8 @@ impl State {
             .map_err(exhausted)?;
         let start = chunk + (offset - first);
         pool.add_imported(range, first);
-        pool.hold(start, Allocation { chunk, len });
+        let size = len;
+        pool.hold(start, Allocation { chunk, len, size });
         let region = Region {
             len: whole,
             memory: Arc::clone(&pool.memory),

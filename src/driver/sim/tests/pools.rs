@@ -73,21 +73,25 @@ fn access_defaults_and_grants_are_as_measured() {
 fn the_most_a_pool_may_hold_is_kept_and_counted() {
     let driver = h200();
     let calls = pools(&driver);
+    // In chunks of 32 MiB, 100 MiB are 128.
     let limited = props(Location::HostNuma(0), 0, 100 * MIB);
     let pool = calls.pool_create(&limited).unwrap();
     let stream = driver.stream_create(0).unwrap();
-    let first = calls.alloc_from_pool_async(pool, 64 * MIB, stream).unwrap();
+    let first = calls.alloc_from_pool_async(pool, 96 * MIB, stream).unwrap();
     let second = calls.alloc_from_pool_async(pool, 64 * MIB, stream);
     assert_eq!(code(second), Code::OUT_OF_MEMORY);
+    let nothing = calls.alloc_from_pool_async(pool, 0, stream).unwrap();
+    assert_eq!(nothing, DevicePtr(0));
+    assert_eq!(free(&driver, nothing, stream), Code::SUCCESS);
     let get = |attribute| calls.pool_get_attribute(pool, attribute).unwrap();
-    assert_eq!(get(PoolAttribute::UsedCurrent), 64 * MIB);
-    assert_eq!(get(PoolAttribute::ReservedCurrent), 64 * MIB);
+    assert_eq!(get(PoolAttribute::UsedCurrent), 96 * MIB);
+    assert_eq!(get(PoolAttribute::ReservedCurrent), 96 * MIB);
     assert_eq!(free(&driver, first, stream), Code::SUCCESS);
     assert_eq!(get(PoolAttribute::UsedCurrent), 0);
-    assert_eq!(get(PoolAttribute::UsedHigh), 64 * MIB);
+    assert_eq!(get(PoolAttribute::UsedHigh), 96 * MIB);
     // Another stream gets the room, since the pool may wait for the free.
     let other = driver.stream_create(1).unwrap();
-    let third = calls.alloc_from_pool_async(pool, 64 * MIB, other).unwrap();
+    let third = calls.alloc_from_pool_async(pool, 96 * MIB, other).unwrap();
     assert_eq!(free(&driver, third, other), Code::SUCCESS);
     driver.stream_synchronize(other).unwrap();
     assert_eq!(
@@ -95,7 +99,7 @@ fn the_most_a_pool_may_hold_is_kept_and_counted() {
         0,
         "above the threshold of 0"
     );
-    assert_eq!(get(PoolAttribute::ReservedHigh), 64 * MIB);
+    assert_eq!(get(PoolAttribute::ReservedHigh), 96 * MIB);
     let set = |attribute, value| code(calls.pool_set_attribute(pool, attribute, value));
     assert_eq!(set(PoolAttribute::UsedHigh, 1), Code::INVALID_VALUE);
     assert_eq!(set(PoolAttribute::UsedCurrent, 0), Code::INVALID_VALUE);

@@ -146,11 +146,13 @@ fn access_is_set_read_back_and_checked() {
             desc(Location::Device(3), Access::Read),
         ],
     );
-    assert_eq!(get(Location::Host).unwrap(), 3);
+    // HOST: the least that anybody was granted.
+    assert_eq!(get(Location::Host).unwrap(), 1);
     assert_eq!(get(Location::HostNuma(0)).unwrap(), 3);
     assert_eq!(get(Location::Device(3)).unwrap(), 1);
     assert_eq!(get(Location::Device(0)).unwrap(), 0);
-    assert_eq!(code(get(Location::Device(8))), Code::INVALID_VALUE);
+    assert_eq!(code(get(Location::Device(8))), Code::INVALID_DEVICE);
+    assert_eq!(code(get(Location::HostNumaCurrent)), Code::INVALID_DEVICE);
     let unknown = [
         desc(Location::Host, Access::None),
         desc(Location::Device(8), Access::Read),
@@ -159,7 +161,7 @@ fn access_is_set_read_back_and_checked() {
     let refused = unsafe { driver.mem_set_access(memory.ptr, GRANULE, &unknown) };
     assert_eq!(code(refused), Code::INVALID_VALUE);
     assert_eq!(
-        get(Location::Host).unwrap(),
+        get(Location::HostNuma(0)).unwrap(),
         3,
         "a refused call changes nothing"
     );
@@ -174,6 +176,15 @@ fn pointers_answer_as_measured() {
         .unwrap();
     let memory = Mapped::of(&driver, handle, GRANULE);
     let inside = memory.ptr.add(4096);
+    for attribute in [
+        PointerAttribute::HostPointer,
+        PointerAttribute::DevicePointer,
+    ] {
+        let before_any_grant = driver.pointer_attribute(inside, attribute);
+        assert_eq!(code(before_any_grant), Code::INVALID_VALUE);
+    }
+    assert_eq!(code(driver.mem_address_range(inside)), Code::NOT_FOUND);
+    memory.grant_all(&driver);
     let attribute = |attribute| driver.pointer_attribute(inside, attribute).unwrap();
     assert_eq!(attribute(PointerAttribute::MemoryType), 1);
     assert_eq!(attribute(PointerAttribute::DeviceOrdinal), 0);
@@ -220,7 +231,7 @@ fn shared_memory_comes_back_as_the_same_memory() {
     }
     let garbage = tempfile::tempfile().unwrap();
     let garbage = ShareableHandle::PosixFd(garbage.into());
-    assert_eq!(code(driver.mem_import(&garbage)), Code::INVALID_VALUE);
+    assert_eq!(code(driver.mem_import(&garbage)), Code::UNKNOWN);
     let garbage = ShareableHandle::Fabric(FabricHandle::from_bytes(&[7; 64]));
     assert_eq!(code(driver.mem_import(&garbage)), Code::NOT_SUPPORTED);
 }
@@ -264,7 +275,7 @@ fn peers_that_cannot_reach_each_other_are_not_granted() {
     };
     assert_eq!(set(Location::Device(1)), Code::SUCCESS);
     assert_eq!(set(Location::Device(2)), Code::INVALID_DEVICE);
-    assert_eq!(set(Location::Host), Code::INVALID_VALUE);
+    assert_eq!(set(Location::Host), Code::NOT_SUPPORTED);
 }
 
 #[test]
