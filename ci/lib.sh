@@ -1,0 +1,68 @@
+# shellcheck shell=bash disable=SC2034 # variables used by the scripts that source this
+# Sourced by the scripts beside it: goes to the repository's root, prints headings and timings.
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+# The feature sets that CI builds: everything the package has, and the least it builds with.
+FULL=(--features "cli,cudart")
+BARE=(--no-default-features --features "cuda-13000")
+
+# CI builds each state once: incremental data would only cost time and disk.
+if [ -n "${CI:-}" ]; then
+    export CARGO_INCREMENTAL=0
+fi
+export CARGO_TERM_PROGRESS_WHEN=never
+
+# Tests crash child processes on purpose, some with much memory mapped.
+ulimit -c 0
+
+SECTIONS=()
+SECTION=
+SECTION_START=0
+
+section() {
+    close_section
+    SECTION=$*
+    SECTION_START=$SECONDS
+    printf '\n=== %s: %s\n' "${0##*/}" "$SECTION"
+}
+
+close_section() {
+    if [ -n "$SECTION" ]; then
+        SECTIONS+=("$(printf '%5d s  %s' "$((SECONDS - SECTION_START))" "$SECTION")")
+        SECTION=
+    fi
+}
+
+# For `trap timings EXIT`: what took how long and, where it stopped early, in what.
+timings() {
+    local status=$? last=$SECTION
+    close_section
+    if [ "$status" = 0 ]; then
+        printf '\n=== %s: passed in %d s\n' "${0##*/}" "$SECONDS"
+    else
+        printf '\n=== %s: FAILED after %d s in: %s\n' "${0##*/}" "$SECONDS" "${last:-the start}"
+    fi
+    printf '%s\n' "${SECTIONS[@]}"
+}
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# Whether version $1 is at least $2.
+at_least() {
+    [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]
+}
+
+# Prints what goes before a command that needs root: nothing, or "sudo -n"; fails where neither works.
+root_prefix() {
+    [ "$(id -u)" = 0 ] && return
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null && echo sudo -n
+}
+
+# Where cargo builds to.
+target_directory() {
+    cargo metadata --locked --no-deps --format-version 1 |
+        sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
+}
