@@ -109,8 +109,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's
-    /// INVALID_VALUE for an fd that is no CUDA memory, NOT_SUPPORTED for a fabric handle it cannot
-    /// use.
+    /// INVALID_VALUE or UNKNOWN for an fd that is no CUDA memory, NOT_SUPPORTED for a fabric handle
+    /// it cannot use.
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
         let handle = driver.mem_import(handle)?;
         // Owned from here on, so that a failing step gives it back.
