@@ -49,14 +49,16 @@ fn pair(c: &mut Criterion, group: &str, driver: &Driver, node: i32) {
             .pool_set_access(raw, &access)
             .expect("access for the GPU")
     };
-    calls
-        .pool_set_attribute(raw, egmem::driver::PoolAttribute::ReleaseThreshold, 1 << 30)
-        .expect("the release threshold");
+    // SAFETY: the pool was just made.
+    unsafe {
+        calls.pool_set_attribute(raw, egmem::driver::PoolAttribute::ReleaseThreshold, 1 << 30)
+    }
+    .expect("the release threshold");
     group.bench_function("calls", |b| {
         b.iter(|| {
-            let ptr = calls
-                .alloc_from_pool_async(raw, BYTES, stream.handle())
-                .expect("an allocation");
+            // SAFETY: pool and stream live.
+            let ptr = unsafe { calls.alloc_from_pool_async(raw, BYTES, stream.handle()) };
+            let ptr = ptr.expect("an allocation");
             // SAFETY: just allocated on this stream, and no work uses it.
             unsafe { calls.free_async(ptr, stream.handle()).expect("a free") };
         });

@@ -45,7 +45,8 @@ impl Prover {
         let processors = driver
             .device_attribute(device, DeviceAttribute::MULTIPROCESSOR_COUNT)?
             .clamp(1, 4096) as u32;
-        let module = driver.module_load(device, kernels::PTX)?;
+        // SAFETY: the text is the crate's own PTX.
+        let module = unsafe { driver.module_load(device, kernels::PTX)? };
         // Owned from here on, so that a missing function unloads the module.
         let mut prover = Self {
             driver: driver.clone(),
@@ -57,9 +58,11 @@ impl Prover {
             write: FunctionHandle(0),
             blocks: processors * 8,
         };
-        prover.check_rewrite = driver.module_function(device, module, kernels::CHECK_REWRITE)?;
-        prover.read = driver.module_function(device, module, kernels::READ)?;
-        prover.write = driver.module_function(device, module, kernels::WRITE)?;
+        // SAFETY: `prover` keeps the module loaded.
+        let function = |name| unsafe { driver.module_function(device, module, name) };
+        prover.check_rewrite = function(kernels::CHECK_REWRITE)?;
+        prover.read = function(kernels::READ)?;
+        prover.write = function(kernels::WRITE)?;
         Ok(prover)
     }
 

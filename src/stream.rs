@@ -62,7 +62,8 @@ impl Stream {
     /// # Errors
     /// What earlier work failed with: [`Error::ContextLost`](crate::Error::ContextLost) after an illegal access.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver().stream_synchronize(self.handle())
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver().stream_synchronize(self.handle()) }
     }
 
     /// Whether all work on the stream is done.
@@ -70,7 +71,8 @@ impl Stream {
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
     pub fn is_done(&self) -> Result<bool> {
-        self.driver().stream_query(self.handle())
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver().stream_query(self.handle()) }
     }
 
     /// Makes work put on this stream from now on wait for `event`.
@@ -79,7 +81,8 @@ impl Stream {
     /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.driver().expect_same(&event.driver, "event")?;
-        self.driver().stream_wait_event(self.handle(), event.handle)
+        // SAFETY: both handles are kept alive by what is borrowed here.
+        unsafe { self.driver().stream_wait_event(self.handle(), event.handle) }
     }
 
     /// Makes work put on this stream from now on wait for all that is on `other` by now.
@@ -210,7 +213,8 @@ impl Event {
     /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's stream.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.driver.expect_same(stream.driver(), "stream")?;
-        self.driver.event_record(self.handle, stream.handle())
+        // SAFETY: both handles are kept alive by what is borrowed here.
+        unsafe { self.driver.event_record(self.handle, stream.handle()) }
     }
 
     /// Waits until the marked work is done; at once if the event was never recorded.
@@ -218,7 +222,8 @@ impl Event {
     /// # Errors
     /// As [`Stream::synchronize`].
     pub fn synchronize(&self) -> Result<()> {
-        self.driver.event_synchronize(self.handle)
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.event_synchronize(self.handle) }
     }
 
     /// Whether the marked work is done.
@@ -226,7 +231,8 @@ impl Event {
     /// # Errors
     /// As [`Stream::synchronize`].
     pub fn is_done(&self) -> Result<bool> {
-        self.driver.event_query(self.handle)
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.event_query(self.handle) }
     }
 
     /// Milliseconds from `start` to this event, both created with timing and done; 0 on the
@@ -236,7 +242,8 @@ impl Event {
     /// The driver's: NOT_READY before both are done, INVALID_HANDLE without timing.
     pub fn elapsed_ms_since(&self, start: &Self) -> Result<f32> {
         self.driver.expect_same(&start.driver, "event")?;
-        self.driver.event_elapsed_ms(start.handle, self.handle)
+        // SAFETY: both handles are kept alive by what is borrowed here.
+        unsafe { self.driver.event_elapsed_ms(start.handle, self.handle) }
     }
 
     /// The driver's handle.

@@ -132,13 +132,13 @@ unsafe impl Backend for Null {
     unsafe fn stream_destroy(&self, _stream: StreamHandle) -> Result<()> {
         Ok(())
     }
-    fn stream_synchronize(&self, _stream: StreamHandle) -> Result<()> {
+    unsafe fn stream_synchronize(&self, _stream: StreamHandle) -> Result<()> {
         Ok(())
     }
-    fn stream_query(&self, _stream: StreamHandle) -> Result<bool> {
+    unsafe fn stream_query(&self, _stream: StreamHandle) -> Result<bool> {
         Ok(true)
     }
-    fn stream_wait_event(&self, _stream: StreamHandle, _event: EventHandle) -> Result<()> {
+    unsafe fn stream_wait_event(&self, _stream: StreamHandle, _event: EventHandle) -> Result<()> {
         Ok(())
     }
     fn event_create(&self, _device: i32, _timing: bool) -> Result<EventHandle> {
@@ -147,10 +147,10 @@ unsafe impl Backend for Null {
     unsafe fn event_destroy(&self, _event: EventHandle) -> Result<()> {
         Ok(())
     }
-    fn event_record(&self, _event: EventHandle, _stream: StreamHandle) -> Result<()> {
+    unsafe fn event_record(&self, _event: EventHandle, _stream: StreamHandle) -> Result<()> {
         Ok(())
     }
-    fn event_query(&self, _event: EventHandle) -> Result<bool> {
+    unsafe fn event_query(&self, _event: EventHandle) -> Result<bool> {
         Ok(true)
     }
 }
@@ -166,7 +166,7 @@ unsafe impl PoolCalls for Null {
     unsafe fn pool_destroy(&self, _pool: PoolHandle) -> Result<()> {
         Ok(())
     }
-    fn pool_set_attribute(
+    unsafe fn pool_set_attribute(
         &self,
         _pool: PoolHandle,
         _attribute: PoolAttribute,
@@ -174,19 +174,23 @@ unsafe impl PoolCalls for Null {
     ) -> Result<()> {
         Ok(())
     }
-    fn pool_get_attribute(&self, _pool: PoolHandle, _attribute: PoolAttribute) -> Result<u64> {
+    unsafe fn pool_get_attribute(
+        &self,
+        _pool: PoolHandle,
+        _attribute: PoolAttribute,
+    ) -> Result<u64> {
         Ok(0)
     }
-    fn pool_trim_to(&self, _pool: PoolHandle, _keep: u64) -> Result<()> {
+    unsafe fn pool_trim_to(&self, _pool: PoolHandle, _keep: u64) -> Result<()> {
         Ok(())
     }
     unsafe fn pool_set_access(&self, _pool: PoolHandle, _access: &[AccessDesc]) -> Result<()> {
         Ok(())
     }
-    fn pool_get_access(&self, _pool: PoolHandle, _location: Location) -> Result<u64> {
+    unsafe fn pool_get_access(&self, _pool: PoolHandle, _location: Location) -> Result<u64> {
         Ok(3)
     }
-    fn alloc_from_pool_async(
+    unsafe fn alloc_from_pool_async(
         &self,
         _pool: PoolHandle,
         _size: u64,

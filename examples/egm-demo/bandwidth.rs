@@ -292,7 +292,8 @@ impl<'a> Bench<'a> {
         let stream = Stream::new(driver, gpu)?;
         let start = Event::new(driver, gpu, true)?;
         let end = Event::new(driver, gpu, true)?;
-        let module = driver.module_load(gpu, PTX)?;
+        // SAFETY: the text is PTX of `egmem::kernels`.
+        let module = unsafe { driver.module_load(gpu, PTX)? };
         let mut bench = Self {
             driver,
             gpu,
@@ -314,8 +315,10 @@ impl<'a> Bench<'a> {
                 threads: 1024,
             },
         };
-        bench.read = driver.module_function(gpu, module, READ)?;
-        bench.write = driver.module_function(gpu, module, WRITE)?;
+        // SAFETY: `bench` keeps the module loaded.
+        let function = |name| unsafe { driver.module_function(gpu, module, name) };
+        bench.read = function(READ)?;
+        bench.write = function(WRITE)?;
         bench.launch(bench.write, bench.memory.device_ptr(), SEED)?;
         bench.stream.synchronize()?;
         Ok(bench)

@@ -127,7 +127,10 @@ fn pool(driver: &Driver, trial: &Trial) -> Result<()> {
         .access_by([gpu])
         .create(driver)?;
     for kind in exports(trial.handle_types) {
-        driver.pools(pool.api())?.pool_export(pool.handle(), kind)?;
+        let calls = driver.pools(pool.api())?;
+        // SAFETY: `pool` keeps its handle alive. Where a refused export corrupts the heap, creating the
+        // pool has failed already.
+        unsafe { calls.pool_export(pool.handle(), kind)? };
     }
     let stream = Stream::new(driver, trial.gpu)?;
     let buffer = pool.allocate(BYTES, &stream)?;

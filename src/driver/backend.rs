@@ -22,8 +22,11 @@ fn absent<T>(call: Call) -> Result<T> {
 /// What methods report as success must have happened: memory reported as mapped and granted to the
 /// host is dereferenced by safe code.
 ///
-/// The methods that are `unsafe` here can pull memory from under somebody: their callers must know
-/// that nobody uses the range, handle or stream any more, or that the work named is in bounds.
+/// The methods that are `unsafe` here follow a handle, or can pull memory from under somebody.
+/// Their callers must know that each handle is this driver's and was not destroyed, that nobody
+/// uses what is destroyed, freed, unmapped or taken away, and that the work named is in bounds; for
+/// [`module_load`](Self::module_load), that the text is PTX, for a driver takes binaries there too.
+/// Addresses are looked up by the driver, so the methods that only ask about one are safe.
 #[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.
 pub unsafe trait Backend: Debug + Send + Sync + 'static {
     /// `"cuda"`, `"simulated"`, or the name of your own.
@@ -137,7 +140,11 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::MemGetAccess)
     }
     /// `cuMemExportToShareableHandle`
-    fn mem_export(&self, handle: PhysicalHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn mem_export(
+        &self,
+        handle: PhysicalHandle,
+        kind: HandleType,
+    ) -> Result<ShareableHandle> {
         absent(Call::MemExportToShareableHandle)
     }
     /// `cuMemImportFromShareableHandle`; the caller keeps the shareable handle.
@@ -145,7 +152,7 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::MemImportFromShareableHandle)
     }
     /// `cuMemGetAllocationPropertiesFromHandle`
-    fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
+    unsafe fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
         absent(Call::MemGetAllocationPropertiesFromHandle)
     }
     /// `cuMemRetainAllocationHandle`
@@ -195,15 +202,15 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::StreamDestroy)
     }
     /// `cuStreamSynchronize`
-    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
         absent(Call::StreamSynchronize)
     }
     /// `cuStreamQuery`: whether all work is done.
-    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         absent(Call::StreamQuery)
     }
     /// `cuStreamWaitEvent`
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         absent(Call::StreamWaitEvent)
     }
     /// `cuEventCreate`; without timing it is cheaper to record.
@@ -215,19 +222,19 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::EventDestroy)
     }
     /// `cuEventRecord`
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         absent(Call::EventRecord)
     }
     /// `cuEventSynchronize`
-    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         absent(Call::EventSynchronize)
     }
     /// `cuEventQuery`: whether the recorded work is done.
-    fn event_query(&self, event: EventHandle) -> Result<bool> {
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         absent(Call::EventQuery)
     }
     /// `cuEventElapsedTime`, in milliseconds.
-    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+    unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         absent(Call::EventElapsedTime)
     }
     /// `cuMemcpyAsync`, the direction inferred from the addresses.
@@ -252,7 +259,7 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     }
     /// `cuModuleLoadData` of PTX, into the device's primary context. The simulator knows this
     /// crate's own kernels only.
-    fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
+    unsafe fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
         absent(Call::ModuleLoadData)
     }
     /// `cuModuleUnload`
@@ -260,7 +267,7 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::ModuleUnload)
     }
     /// `cuModuleGetFunction`
-    fn module_function(
+    unsafe fn module_function(
         &self,
         device: i32,
         module: ModuleHandle,
@@ -299,7 +306,7 @@ pub unsafe trait PoolCalls: Send + Sync {
         absent(Call::MemPoolDestroy)
     }
     /// `cuMemPoolSetAttribute`, `cudaMemPoolSetAttribute`
-    fn pool_set_attribute(
+    unsafe fn pool_set_attribute(
         &self,
         pool: PoolHandle,
         attribute: PoolAttribute,
@@ -308,11 +315,11 @@ pub unsafe trait PoolCalls: Send + Sync {
         absent(Call::MemPoolSetAttribute)
     }
     /// `cuMemPoolGetAttribute`, `cudaMemPoolGetAttribute`
-    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    unsafe fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
         absent(Call::MemPoolGetAttribute)
     }
     /// `cuMemPoolTrimTo`, `cudaMemPoolTrimTo`
-    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+    unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
         absent(Call::MemPoolTrimTo)
     }
     /// `cuMemPoolSetAccess`, `cudaMemPoolSetAccess`
@@ -320,14 +327,14 @@ pub unsafe trait PoolCalls: Send + Sync {
         absent(Call::MemPoolSetAccess)
     }
     /// `cuMemPoolGetAccess`, `cudaMemPoolGetAccess`: the driver's flags (0, 1 or 3).
-    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+    unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
         absent(Call::MemPoolGetAccess)
     }
     /// `cuMemPoolExportToShareableHandle`
     ///
     /// Fabric only after a `cuMemCreate` with that handle type has succeeded on this machine:
     /// refused, it has been seen to corrupt the heap.
-    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
         absent(Call::MemPoolExportToShareableHandle)
     }
     /// `cuMemPoolImportFromShareableHandle`; the caller keeps the shareable handle.
@@ -339,11 +346,15 @@ pub unsafe trait PoolCalls: Send + Sync {
         absent(Call::MemPoolExportPointer)
     }
     /// `cuMemPoolImportPointer`
-    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+    unsafe fn pool_import_pointer(
+        &self,
+        pool: PoolHandle,
+        export: &PoolPtrExport,
+    ) -> Result<DevicePtr> {
         absent(Call::MemPoolImportPointer)
     }
     /// `cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`
-    fn alloc_from_pool_async(
+    unsafe fn alloc_from_pool_async(
         &self,
         pool: PoolHandle,
         size: u64,
@@ -352,7 +363,7 @@ pub unsafe trait PoolCalls: Send + Sync {
         absent(Call::MemAllocFromPoolAsync)
     }
     /// `cuMemAllocAsync`, `cudaMallocAsync`: from the device's current pool.
-    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+    unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
         absent(Call::MemAllocAsync)
     }
     /// `cuMemFreeAsync`, `cudaFreeAsync`

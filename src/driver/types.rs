@@ -365,7 +365,8 @@ macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident,)*) => {$(
         $(#[$doc])*
         ///
-        /// A plain number, as the driver gave it: it owns nothing.
+        /// A plain number, as the driver gave it: it owns nothing, and using it is unsafe, since it may
+        /// name nothing any more.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(transparent)]
         pub struct $name(pub u64);
@@ -385,7 +386,8 @@ handles! {
     FunctionHandle,
 }
 
-/// A stream with the device that it belongs to: `CUstream`. A plain value: it owns nothing.
+/// A stream with the device that it belongs to: `CUstream`. A plain value: it owns nothing,
+/// and using it is unsafe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamHandle {
     /// The device's ordinal.

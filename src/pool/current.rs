@@ -66,9 +66,9 @@ impl DevicePoolGuard {
             ));
         }
         let inner = &self.pool.0;
-        let start = inner
-            .calls()?
-            .alloc_async(bytes, stream.handle())
+        let calls = inner.calls()?;
+        // SAFETY: `stream` keeps its handle alive.
+        let start = unsafe { calls.alloc_async(bytes, stream.handle()) }
             .map_err(|error| explain_pool(&inner.driver, error, &inner.props, bytes))?;
         Ok(PoolBuffer::new(Arc::clone(inner), start, bytes, stream))
     }

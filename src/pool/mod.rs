@@ -145,7 +145,7 @@ impl PoolOptions {
             ),
         ] {
             if on != default {
-                calls.pool_set_attribute(handle, attribute, on.into())?;
+                pool.set(attribute, on.into())?;
             }
         }
         if self.release_threshold != 0 {
@@ -254,10 +254,9 @@ impl Pool {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
         check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
-        let start = self
-            .0
-            .calls()?
-            .alloc_from_pool_async(self.0.handle, bytes, stream.handle())
+        let calls = self.0.calls()?;
+        // SAFETY: `self` and `stream` keep their handles alive.
+        let start = unsafe { calls.alloc_from_pool_async(self.0.handle, bytes, stream.handle()) }
             .map_err(|error| explain_pool(&self.0.driver, error, &self.0.props, bytes))?;
         Ok(PoolBuffer::new(Arc::clone(&self.0), start, bytes, stream))
     }
@@ -313,10 +312,9 @@ impl Pool {
     /// # Errors
     /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        let flags = self
-            .0
-            .calls()?
-            .pool_get_access(self.0.handle, location.into())?;
+        let calls = self.0.calls()?;
+        // SAFETY: `self` keeps the handle alive.
+        let flags = unsafe { calls.pool_get_access(self.0.handle, location.into())? };
         Access::from_flags(flags)
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
@@ -328,7 +326,8 @@ impl Pool {
     /// # Errors
     /// The driver's.
     pub fn trim_to(&self, keep: u64) -> Result<()> {
-        self.0.calls()?.pool_trim_to(self.0.handle, keep)
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.0.calls()?.pool_trim_to(self.0.handle, keep) }
     }
 
     /// How many bytes the pool keeps at a synchronisation. See [`PoolOptions::release_threshold`].
@@ -366,13 +365,14 @@ impl Pool {
     /// # Errors
     /// The driver's.
     pub fn get(&self, attribute: PoolAttribute) -> Result<u64> {
-        self.0.calls()?.pool_get_attribute(self.0.handle, attribute)
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.0.calls()?.pool_get_attribute(self.0.handle, attribute) }
     }
 
     fn set(&self, attribute: PoolAttribute, value: u64) -> Result<()> {
-        self.0
-            .calls()?
-            .pool_set_attribute(self.0.handle, attribute, value)
+        let calls = self.0.calls()?;
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { calls.pool_set_attribute(self.0.handle, attribute, value) }
     }
 
     /// Location, handle types and largest size.

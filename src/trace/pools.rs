@@ -50,13 +50,22 @@ impl Run<'_> {
                 pool,
                 attribute,
                 value,
-            } => done(calls.pool_set_attribute(self.pool(pool)?, attribute, value)),
-            Op::PoolGet { pool, attribute } => Some(
-                calls
-                    .pool_get_attribute(self.pool(pool)?, attribute)
-                    .map(|value| vec![Value::Number(value)]),
-            ),
-            Op::PoolTrim { pool, keep } => done(calls.pool_trim_to(self.pool(pool)?, keep)),
+            } => {
+                let pool = self.pool(pool)?;
+                // SAFETY: the pool is this run's own and not destroyed.
+                done(unsafe { calls.pool_set_attribute(pool, attribute, value) })
+            }
+            Op::PoolGet { pool, attribute } => {
+                let pool = self.pool(pool)?;
+                // SAFETY: the pool is this run's own and not destroyed.
+                let value = unsafe { calls.pool_get_attribute(pool, attribute) };
+                Some(value.map(|value| vec![Value::Number(value)]))
+            }
+            Op::PoolTrim { pool, keep } => {
+                let pool = self.pool(pool)?;
+                // SAFETY: the pool is this run's own and not destroyed.
+                done(unsafe { calls.pool_trim_to(pool, keep) })
+            }
             Op::PoolSetAccess { pool, ref access } => {
                 let handle = self.pool(pool)?;
                 // SAFETY: the pool is this run's own and no work on it is under way.
@@ -67,13 +76,16 @@ impl Run<'_> {
                 }
                 done(result)
             }
-            Op::PoolGetAccess { pool, location } => Some(
-                calls
-                    .pool_get_access(self.pool(pool)?, location)
-                    .map(|flags| vec![Value::Number(flags)]),
-            ),
+            Op::PoolGetAccess { pool, location } => {
+                let pool = self.pool(pool)?;
+                // SAFETY: the pool is this run's own and not destroyed.
+                let flags = unsafe { calls.pool_get_access(pool, location) };
+                Some(flags.map(|flags| vec![Value::Number(flags)]))
+            }
             Op::PoolExport { pool } => {
-                done(calls.pool_export(self.pool(pool)?, HandleType::PosixFd))
+                let pool = self.pool(pool)?;
+                // SAFETY: the pool is this run's own and not destroyed.
+                done(unsafe { calls.pool_export(pool, HandleType::PosixFd) })
             }
             Op::PoolExportPointer { alloc } => {
                 let alloc = self.state.pooled.get(&alloc)?;
@@ -89,12 +101,15 @@ impl Run<'_> {
                 let (from, ptr) = match pool {
                     Some(slot) => {
                         let pool = self.pool(slot)?;
-                        (Ok(slot), calls.alloc_from_pool_async(pool, size, stream))
+                        // SAFETY: pool and stream are this run's own and not destroyed.
+                        let ptr = unsafe { calls.alloc_from_pool_async(pool, size, stream) };
+                        (Ok(slot), ptr)
                     }
                     None => {
                         let current = self.state.current_pools.get(&stream.device);
                         let from = current.copied().ok_or(stream.device);
-                        (from, calls.alloc_async(size, stream))
+                        // SAFETY: the stream is this run's own and not destroyed.
+                        (from, unsafe { calls.alloc_async(size, stream) })
                     }
                 };
                 Some(ptr.and_then(|ptr| {
@@ -105,7 +120,7 @@ impl Run<'_> {
                         defined: false,
                     };
                     self.state.pooled.insert(out, alloc);
-                    self.driver.stream_synchronize(stream)?;
+                    self.synchronize(stream)?;
                     let at = Addr {
                         of: Memory::Pooled(out),
                         offset: 0,
@@ -119,7 +134,7 @@ impl Run<'_> {
                 let alloc = self.state.pooled.remove(&alloc)?;
                 // SAFETY: the allocation is this run's own and its slot is emptied.
                 let result = unsafe { calls.free_async(alloc.ptr, stream) };
-                done(result.and_then(|()| self.driver.stream_synchronize(stream)))
+                done(result.and_then(|()| self.synchronize(stream)))
             }
             Op::DevicePool { device } => Some(calls.device_pool(device).map(|pool| {
                 let same = |handle: &Pool| handle.handle == Some(pool);
@@ -162,7 +177,7 @@ impl Run<'_> {
             });
         }
         if !self.state.pooled.is_empty() {
-            note("frees".into(), self.driver.stream_synchronize(stream));
+            note("frees".into(), self.synchronize(stream));
         }
         for (slot, pool) in &self.state.pools {
             if let Some(handle) = pool.handle {

@@ -110,6 +110,12 @@ impl Run<'_> {
         }
     }
 
+    /// Waits for a stream that `stream` gave, or a device's legacy stream.
+    pub(super) fn synchronize(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the stream is this run's own and not destroyed, or the driver's.
+        unsafe { self.driver.stream_synchronize(stream) }
+    }
+
     fn step(&mut self, op: &Op) -> Step {
         match *op {
             Op::DeviceAttribute { device, attribute } => Some(
@@ -177,7 +183,8 @@ impl Run<'_> {
             }
             Op::Export { out, handle, kind } => {
                 let handle = *self.state.handles.get(&handle)?;
-                let result = self.driver.mem_export(handle, kind);
+                // SAFETY: what is named is this run's own and not given back.
+                let result = unsafe { self.driver.mem_export(handle, kind) };
                 Some(result.map(|exported| {
                     self.state.exported.insert(out, exported);
                     Vec::new()
@@ -186,7 +193,8 @@ impl Run<'_> {
             Op::Import { out, from } => self.import(out, from),
             Op::Properties { handle } => {
                 let handle = *self.state.handles.get(&handle)?;
-                let props = self.driver.mem_properties(handle);
+                // SAFETY: what is named is this run's own and not given back.
+                let props = unsafe { self.driver.mem_properties(handle) };
                 Some(props.map(|props| {
                     vec![
                         Value::Text(props.location.to_string()),
@@ -266,16 +274,18 @@ impl Run<'_> {
                 // SAFETY: the stream is this run's own and its work has been waited for.
                 done(unsafe { self.driver.stream_destroy(stream) })
             }
-            Op::StreamSynchronize { stream } => {
-                done(self.driver.stream_synchronize(self.stream(stream)?))
-            }
+            Op::StreamSynchronize { stream } => done(self.synchronize(self.stream(stream)?)),
             Op::StreamQuery { stream } => {
-                let idle = self.driver.stream_query(self.stream(stream)?);
+                let stream = self.stream(stream)?;
+                // SAFETY: what is named is this run's own and not given back.
+                let idle = unsafe { self.driver.stream_query(stream) };
                 Some(idle.map(|idle| vec![number(idle)]))
             }
             Op::StreamWaitEvent { stream, event } => {
                 let (event, _) = *self.state.events.get(&event)?;
-                done(self.driver.stream_wait_event(self.stream(stream)?, event))
+                let stream = self.stream(stream)?;
+                // SAFETY: what is named is this run's own and not given back.
+                done(unsafe { self.driver.stream_wait_event(stream, event) })
             }
             Op::EventCreate {
                 out,
@@ -296,25 +306,26 @@ impl Run<'_> {
             Op::EventRecord { event, stream } => {
                 let (event, _) = *self.state.events.get(&event)?;
                 let stream = self.stream(stream)?;
-                let result = self.driver.event_record(event, stream);
-                done(result.and_then(|()| self.driver.stream_synchronize(stream)))
+                // SAFETY: what is named is this run's own and not given back.
+                let result = unsafe { self.driver.event_record(event, stream) };
+                done(result.and_then(|()| self.synchronize(stream)))
             }
             Op::EventSynchronize { event } => {
                 let (event, _) = *self.state.events.get(&event)?;
-                done(self.driver.event_synchronize(event))
+                // SAFETY: what is named is this run's own and not given back.
+                done(unsafe { self.driver.event_synchronize(event) })
             }
             Op::EventQuery { event } => {
                 let (event, _) = *self.state.events.get(&event)?;
-                Some(
-                    self.driver
-                        .event_query(event)
-                        .map(|done| vec![number(done)]),
-                )
+                // SAFETY: what is named is this run's own and not given back.
+                let done = unsafe { self.driver.event_query(event) };
+                Some(done.map(|done| vec![number(done)]))
             }
             Op::EventElapsed { start, end } => {
                 let (start, _) = *self.state.events.get(&start)?;
                 let (end, _) = *self.state.events.get(&end)?;
-                done(self.driver.event_elapsed_ms(start, end))
+                // SAFETY: what is named is this run's own and not given back.
+                done(unsafe { self.driver.event_elapsed_ms(start, end) })
             }
             Op::PoolCreate { .. }
             | Op::PoolDestroy { .. }
@@ -506,7 +517,8 @@ impl Run<'_> {
         let handle = self.driver.mem_import(handle);
         Some(handle.map(|handle| {
             // Imported device memory counts as unknown until it is written through the import.
-            let props = self.driver.mem_properties(handle);
+            // SAFETY: the handle was just imported.
+            let props = unsafe { self.driver.mem_properties(handle) };
             let device = props.map_or(true, |props| !props.location.is_host());
             self.hold(out, handle, device)
         }))
@@ -553,7 +565,7 @@ impl Run<'_> {
         } else if let Some(ptr) = self.state.accessible(at, bytes, device, Access::ReadWrite) {
             // SAFETY: the same for the stream's device; the work is waited for.
             unsafe { self.driver.memset_d8_async(ptr, 0, bytes, stream) }?;
-            self.driver.stream_synchronize(stream)?;
+            self.synchronize(stream)?;
             self.state.written(at, bytes);
         }
         Ok(())

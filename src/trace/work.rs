@@ -43,13 +43,16 @@ impl Work {
             return Ok(*kernels);
         }
         let driver = &self.driver;
-        let module = driver.module_load(device, PTX)?;
+        // SAFETY: the text is the crate's own PTX.
+        let module = unsafe { driver.module_load(device, PTX)? };
+        // SAFETY: the module is loaded.
+        let function = |name| unsafe { driver.module_function(device, module, name) };
         let load = || -> Result<Kernels> {
             Ok(Kernels {
                 module,
-                check_rewrite: driver.module_function(device, module, CHECK_REWRITE)?,
-                read: driver.module_function(device, module, READ)?,
-                write: driver.module_function(device, module, WRITE)?,
+                check_rewrite: function(CHECK_REWRITE)?,
+                read: function(READ)?,
+                write: function(WRITE)?,
                 report: driver.mem_host_alloc(device, 4096)?,
             })
         };
@@ -89,7 +92,7 @@ impl Run<'_> {
                 // SAFETY: `reach` says that the device may write these bytes of this run's own
                 // memory, or that the address is null, which the driver refuses.
                 let result = unsafe { self.driver.memset_d8_async(ptr, value, bytes, stream) };
-                let result = result.and_then(|()| self.driver.stream_synchronize(stream));
+                let result = result.and_then(|()| self.synchronize(stream));
                 if result.is_ok() {
                     self.state.written(at, bytes);
                 }
@@ -106,7 +109,7 @@ impl Run<'_> {
                 let from = self.reach(src, bytes, stream, Access::Read)?;
                 // SAFETY: as for the memset, for both ranges.
                 let result = unsafe { self.driver.memcpy_async(to, from, bytes, stream) };
-                let result = result.and_then(|()| self.driver.stream_synchronize(stream));
+                let result = result.and_then(|()| self.synchronize(stream));
                 if result.is_ok() {
                     self.state.written(dst, bytes);
                 }
@@ -230,7 +233,7 @@ impl Run<'_> {
         // SAFETY: the arguments are the kernel's, the range is checked by `words`, and the report is
         // a live page that every device reaches.
         unsafe { self.driver.launch_kernel(function, dims, args, stream) }?;
-        self.driver.stream_synchronize(stream)
+        self.synchronize(stream)
     }
 }
 

@@ -120,7 +120,8 @@ impl PhysicalMemory {
             size: PaddedSize::new(1, Granularity::TWO_MIB)?,
             props: AllocationProps::at(Location::Host),
         };
-        memory.props = driver.mem_properties(handle)?;
+        // SAFETY: `memory` keeps the handle alive.
+        memory.props = unsafe { driver.mem_properties(handle)? };
         let granularity =
             Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?;
         if !granularity.divides(bytes) {
@@ -150,7 +151,8 @@ impl PhysicalMemory {
                 ),
             ));
         }
-        self.driver.mem_export(self.handle, handle_type)
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.mem_export(self.handle, handle_type) }
     }
 
     /// Maps the whole memory at addresses of the driver's choice, with no access for anybody yet.

@@ -4,6 +4,7 @@ use egmem::driver::StreamHandle;
 use egmem::trace::{Runner, Shape, generate};
 
 use crate::harness::Ctx;
+use crate::raw::Pools;
 
 type GetCurrent = unsafe extern "C" fn(*mut usize) -> i32;
 type SetCurrent = unsafe extern "C" fn(usize) -> i32;
@@ -55,7 +56,7 @@ pub fn no_call_changes_the_current_context(ctx: &Ctx) {
                     assert_eq!(current(), context, "after {:?}", sequence.ops.last());
                 }
                 // The runtime API keeps its own idea of the current device.
-                if let Ok(calls) = ctx.driver.runtime_pools() {
+                if let Ok(calls) = ctx.driver.runtime_pools().map(Pools) {
                     let stream = StreamHandle {
                         device: ctx.expect.gpus - 1,
                         raw: 0,

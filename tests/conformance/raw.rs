@@ -4,6 +4,9 @@
 //! for work before it gives anything back, and uses nothing afterwards: the answer to each
 //! obligation of the seam's contract.
 
+use std::ffi::CStr;
+use std::ops::Deref;
+
 use egmem::Result;
 use egmem::driver::*;
 use egmem::kernels;
@@ -21,9 +24,9 @@ pub const fn read_write(location: Location) -> AccessDesc {
 }
 
 macro_rules! raw {
-    ($($name:ident => $call:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?;)*) => {
+    ($($name:ident => $call:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
         impl Ctx {$(
-            pub fn $name(&self, $($arg: $type),*) -> Result<($($out)?)> {
+            pub fn $name(&self, $($arg: $type),*) -> Result<$out> {
                 // SAFETY: by the rules that every case keeps, above.
                 unsafe { self.driver.$call($($arg),*) }
             }
@@ -32,29 +35,45 @@ macro_rules! raw {
 }
 
 raw! {
-    release => mem_release(handle: PhysicalHandle);
-    address_free => mem_address_free(ptr: DevicePtr, size: u64);
-    map => mem_map(ptr: DevicePtr, size: u64, offset: u64, handle: PhysicalHandle);
-    unmap => mem_unmap(ptr: DevicePtr, size: u64);
-    set_access => mem_set_access(ptr: DevicePtr, size: u64, access: &[AccessDesc]);
-    free => mem_free(device: i32, ptr: DevicePtr);
-    free_host => mem_free_host(device: i32, ptr: DevicePtr);
-    destroy_stream => stream_destroy(stream: StreamHandle);
-    destroy_event => event_destroy(event: EventHandle);
-    copy => memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle);
-    memset => memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle);
-    unload => module_unload(device: i32, module: ModuleHandle);
+    release => mem_release(handle: PhysicalHandle) -> ();
+    address_free => mem_address_free(ptr: DevicePtr, size: u64) -> ();
+    map => mem_map(ptr: DevicePtr, size: u64, offset: u64, handle: PhysicalHandle) -> ();
+    unmap => mem_unmap(ptr: DevicePtr, size: u64) -> ();
+    set_access => mem_set_access(ptr: DevicePtr, size: u64, access: &[AccessDesc]) -> ();
+    free => mem_free(device: i32, ptr: DevicePtr) -> ();
+    free_host => mem_free_host(device: i32, ptr: DevicePtr) -> ();
+    destroy_stream => stream_destroy(stream: StreamHandle) -> ();
+    destroy_event => event_destroy(event: EventHandle) -> ();
+    copy => memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
+    memset => memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> ();
+    unload => module_unload(device: i32, module: ModuleHandle) -> ();
+    mem_export => mem_export(handle: PhysicalHandle, kind: HandleType) -> ShareableHandle;
+    mem_properties => mem_properties(handle: PhysicalHandle) -> AllocationProps;
+    stream_synchronize => stream_synchronize(stream: StreamHandle) -> ();
+    stream_query => stream_query(stream: StreamHandle) -> bool;
+    stream_wait_event => stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();
+    event_record => event_record(event: EventHandle, stream: StreamHandle) -> ();
+    event_synchronize => event_synchronize(event: EventHandle) -> ();
+    event_query => event_query(event: EventHandle) -> bool;
+    event_elapsed_ms => event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;
+    module_load => module_load(device: i32, ptx: &CStr) -> ModuleHandle;
+    module_function => module_function(device: i32, module: ModuleHandle, name: &CStr)
+        -> FunctionHandle;
 }
 
 impl Ctx {
-    pub fn destroy_pool(&self, calls: &dyn PoolCalls, pool: PoolHandle) -> Result<()> {
+    pub fn driver_pools(&self) -> Pools<'_> {
+        Pools(self.driver.driver_pools())
+    }
+
+    pub fn destroy_pool(&self, calls: Pools<'_>, pool: PoolHandle) -> Result<()> {
         // SAFETY: by the rules that every case keeps, above.
         unsafe { calls.pool_destroy(pool) }
     }
 
     pub fn pool_access(
         &self,
-        calls: &dyn PoolCalls,
+        calls: Pools<'_>,
         pool: PoolHandle,
         access: &[AccessDesc],
     ) -> Result<()> {
@@ -62,22 +81,12 @@ impl Ctx {
         unsafe { calls.pool_set_access(pool, access) }
     }
 
-    pub fn pool_free(
-        &self,
-        calls: &dyn PoolCalls,
-        ptr: DevicePtr,
-        stream: StreamHandle,
-    ) -> Result<()> {
+    pub fn pool_free(&self, calls: Pools<'_>, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
         // SAFETY: by the rules that every case keeps, above.
         unsafe { calls.free_async(ptr, stream) }
     }
 
-    pub fn set_device_pool(
-        &self,
-        calls: &dyn PoolCalls,
-        device: i32,
-        pool: PoolHandle,
-    ) -> Result<()> {
+    pub fn set_device_pool(&self, calls: Pools<'_>, device: i32, pool: PoolHandle) -> Result<()> {
         // SAFETY: by the rules that every case keeps, above.
         unsafe { calls.device_set_pool(device, pool) }
     }
@@ -86,7 +95,7 @@ impl Ctx {
     pub fn launch(
         &self,
         kernel: &Loaded<'_>,
-        name: &std::ffi::CStr,
+        name: &CStr,
         args: &[u64],
         stream: StreamHandle,
     ) -> Result<()> {
@@ -107,6 +116,39 @@ impl Ctx {
             assert!(held.is_empty(), "not given back: {held:?}");
         }
     }
+}
+
+/// The pool calls on handles.
+#[derive(Clone, Copy)]
+pub struct Pools<'a>(pub &'a dyn PoolCalls);
+
+impl<'a> Deref for Pools<'a> {
+    type Target = dyn PoolCalls + 'a;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+macro_rules! pools {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        impl Pools<'_> {$(
+            pub fn $name(&self, $($arg: $type),*) -> Result<$out> {
+                // SAFETY: by the rules that every case keeps, above.
+                unsafe { self.0.$name($($arg),*) }
+            }
+        )*}
+    };
+}
+
+pools! {
+    pool_set_attribute(pool: PoolHandle, attribute: PoolAttribute, value: u64) -> ();
+    pool_get_attribute(pool: PoolHandle, attribute: PoolAttribute) -> u64;
+    pool_trim_to(pool: PoolHandle, keep: u64) -> ();
+    pool_get_access(pool: PoolHandle, location: Location) -> u64;
+    pool_export(pool: PoolHandle, kind: HandleType) -> ShareableHandle;
+    alloc_from_pool_async(pool: PoolHandle, size: u64, stream: StreamHandle) -> DevicePtr;
+    alloc_async(size: u64, stream: StreamHandle) -> DevicePtr;
 }
 
 /// The kernels, loaded for a device.

@@ -8,9 +8,9 @@ use crate::pools::plain;
 use crate::raw::*;
 
 /// The runtime API's calls, or a word about why there are none.
-fn runtime(ctx: &Ctx) -> Option<&dyn PoolCalls> {
+fn runtime(ctx: &Ctx) -> Option<Pools<'_>> {
     match ctx.driver.pools(PoolApi::Runtime) {
-        Ok(calls) => Some(calls),
+        Ok(calls) => Some(Pools(calls)),
         Err(error @ (Error::MissingLibrary { .. } | Error::PlatformUnsupported { .. })) => {
             println!("skipped: {error}");
             None

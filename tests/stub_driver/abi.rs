@@ -8,11 +8,16 @@ use egmem::driver::{
     PointerAttribute, PoolApi, PoolAttribute, PoolHandle, PoolProps, PoolPtrExport,
     ShareableHandle,
 };
-use egmem::{Driver, Error, kernels};
+use egmem::{Driver, Error, Result, kernels};
 
 use crate::harness::{Stub, cuda, stubbed};
 
 const MIB2: u64 = 2 << 20;
+
+fn export(driver: &Driver, kind: HandleType) -> Result<ShareableHandle> {
+    // SAFETY: the stub follows no handle.
+    unsafe { driver.mem_export(PhysicalHandle(5), kind) }
+}
 
 fn open() -> (Driver, Stub) {
     let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
@@ -91,7 +96,8 @@ stubbed! {
             "cuMemCreate size=2097152 type=1 handles=0 location=4:0 win32=(nil) compression=0 rdma=0 \
              usage=0 reserved=0 flags=0",
         ]);
-        let read = driver.mem_properties(PhysicalHandle(1)).unwrap();
+        // SAFETY: the stub follows no handle.
+        let read = unsafe { driver.mem_properties(PhysicalHandle(1)) }.unwrap();
         assert_eq!(read, AllocationProps {
             location: Location::HostNuma(2),
             handle_types: HandleTypes::from_bits(0x49),
@@ -101,14 +107,15 @@ stubbed! {
 
     fn a_location_type_of_a_newer_driver(cuda().set("STUB_LOCATION_TYPE", 9)) {
         let (driver, _stub) = open();
-        let error = driver.mem_properties(PhysicalHandle(1)).unwrap_err();
+        // SAFETY: the stub follows no handle.
+        let error = unsafe { driver.mem_properties(PhysicalHandle(1)) }.unwrap_err();
         assert!(matches!(error, Error::System { .. }), "{error:?}");
         assert!(error.to_string().contains('9'), "{error}");
     }
 
     fn an_exported_fd_is_owned_and_closes_on_exec(cuda()) {
         let (driver, stub) = open();
-        let shareable = driver.mem_export(PhysicalHandle(5), HandleType::PosixFd).unwrap();
+        let shareable = export(&driver, HandleType::PosixFd).unwrap();
         assert_eq!(driver.mem_import(&shareable), Ok(PhysicalHandle(5)));
         assert_eq!(stub.calls(), [
             "cuMemExportToShareableHandle handle=0x5 type=1 flags=0",
@@ -126,7 +133,7 @@ stubbed! {
     fn a_negative_fd_is_an_error(cuda().set("STUB_EXPORT_FD", -1)) {
         let (driver, _stub) = open();
         for error in [
-            driver.mem_export(PhysicalHandle(5), HandleType::PosixFd).map(drop).unwrap_err(),
+            export(&driver, HandleType::PosixFd).map(drop).unwrap_err(),
             driver.mem_dma_buf(DevicePtr(4096), 8).map(drop).unwrap_err(),
         ] {
             assert!(matches!(error, Error::System { .. }), "{error:?}");
@@ -136,13 +143,13 @@ stubbed! {
     fn an_export_that_fails_makes_no_fd(cuda()) {
         let (driver, stub) = open();
         stub.fail("cuMemExportToShareableHandle", 800);
-        let error = driver.mem_export(PhysicalHandle(5), HandleType::PosixFd).map(drop);
+        let error = export(&driver, HandleType::PosixFd).map(drop);
         assert_eq!(error.unwrap_err().driver_error().unwrap().call, Call::MemExportToShareableHandle);
     }
 
     fn a_fabric_handle_is_64_bytes_both_ways(cuda()) {
         let (driver, stub) = open();
-        let shareable = driver.mem_export(PhysicalHandle(5), HandleType::Fabric).unwrap();
+        let shareable = export(&driver, HandleType::Fabric).unwrap();
         let ShareableHandle::Fabric(fabric) = &shareable else { panic!("{shareable:?}") };
         assert_eq!(*fabric.expose_bytes(), std::array::from_fn(|i| i as u8));
         let mut bytes = [0; 64];
@@ -200,11 +207,11 @@ stubbed! {
         assert_eq!((stream.device, stream.raw), (0, 0x8000));
         let (timed, plain) = (driver.event_create(0, true).unwrap(), driver.event_create(0, false).unwrap());
         assert_eq!((timed, plain), (EventHandle(0x9000), EventHandle(0x9002)));
-        assert_eq!(driver.event_elapsed_ms(timed, plain), Ok(1.5));
-        assert_eq!(driver.module_load(0, kernels::PTX), Ok(ModuleHandle(0xa000)));
-        let function = driver.module_function(0, ModuleHandle(0xa000), kernels::READ).unwrap();
         // SAFETY: the stub follows no handle and no address but those of the arguments.
         unsafe {
+            assert_eq!(driver.event_elapsed_ms(timed, plain), Ok(1.5));
+            assert_eq!(driver.module_load(0, kernels::PTX), Ok(ModuleHandle(0xa000)));
+            let function = driver.module_function(0, ModuleHandle(0xa000), kernels::READ).unwrap();
             let device = driver.mem_alloc(0, 100).unwrap();
             let host = driver.mem_host_alloc(0, 200).unwrap();
             driver.memcpy_async(device, host, 100, stream).unwrap();
@@ -255,24 +262,24 @@ stubbed! {
                 max_size: 100 << 20,
             })
             .unwrap();
-        pools.pool_set_attribute(pool, PoolAttribute::ReuseAllowOpportunistic, 1).unwrap();
-        pools.pool_set_attribute(pool, PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
-        assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::ReuseFollowEventDependencies), Ok(1));
-        assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::UsedHigh), Ok(u64::MAX));
-        pools.pool_trim_to(pool, 4096).unwrap();
-        assert_eq!(pools.pool_get_access(pool, Location::Device(1)), Ok(1));
-        let exported = pools.pool_export(pool, HandleType::PosixFd).unwrap();
-        assert_eq!(pools.pool_import(&exported), Ok(PoolHandle(0x3001)));
-        assert_eq!(pools.pool_export_pointer(DevicePtr(64)).unwrap().0, [9; 64]);
-        let mut bytes = [0; 64];
-        (bytes[0], bytes[63]) = (3, 4);
-        assert_eq!(pools.pool_import_pointer(pool, &PoolPtrExport(bytes)), Ok(DevicePtr(0x40000)));
-        assert_eq!(pools.alloc_from_pool_async(pool, 10, stream), Ok(DevicePtr(0x50000)));
-        assert_eq!(pools.alloc_async(11, stream), Ok(DevicePtr(0x60000)));
-        assert_eq!(pools.device_default_pool(1), Ok(PoolHandle(0x3002)));
-        assert_eq!(pools.device_pool(1), Ok(PoolHandle(0x3003)));
         // SAFETY: the stub follows no handle and no address.
         unsafe {
+            pools.pool_set_attribute(pool, PoolAttribute::ReuseAllowOpportunistic, 1).unwrap();
+            pools.pool_set_attribute(pool, PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
+            assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::ReuseFollowEventDependencies), Ok(1));
+            assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::UsedHigh), Ok(u64::MAX));
+            pools.pool_trim_to(pool, 4096).unwrap();
+            assert_eq!(pools.pool_get_access(pool, Location::Device(1)), Ok(1));
+            let exported = pools.pool_export(pool, HandleType::PosixFd).unwrap();
+            assert_eq!(pools.pool_import(&exported), Ok(PoolHandle(0x3001)));
+            assert_eq!(pools.pool_export_pointer(DevicePtr(64)).unwrap().0, [9; 64]);
+            let mut bytes = [0; 64];
+            (bytes[0], bytes[63]) = (3, 4);
+            assert_eq!(pools.pool_import_pointer(pool, &PoolPtrExport(bytes)), Ok(DevicePtr(0x40000)));
+            assert_eq!(pools.alloc_from_pool_async(pool, 10, stream), Ok(DevicePtr(0x50000)));
+            assert_eq!(pools.alloc_async(11, stream), Ok(DevicePtr(0x60000)));
+            assert_eq!(pools.device_default_pool(1), Ok(PoolHandle(0x3002)));
+            assert_eq!(pools.device_pool(1), Ok(PoolHandle(0x3003)));
             pools.pool_set_access(pool, &granted()).unwrap();
             pools.free_async(DevicePtr(0x50000), stream).unwrap();
             pools.device_set_pool(1, pool).unwrap();

@@ -163,12 +163,15 @@ stubbed! {
     fn work_that_is_not_done_is_no_error(cuda()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let (stream, event) = (stream(&driver), driver.event_create(0, false).unwrap());
-        assert_eq!(driver.stream_query(stream), Ok(true));
-        assert_eq!(driver.event_query(event), Ok(true));
-        stub.fail("cuStreamQuery", 600);
-        assert_eq!(driver.stream_query(stream), Ok(false));
-        stub.fail("cuEventQuery", 600);
-        assert_eq!(driver.event_query(event), Ok(false));
+        // SAFETY: stream and event live.
+        unsafe {
+            assert_eq!(driver.stream_query(stream), Ok(true));
+            assert_eq!(driver.event_query(event), Ok(true));
+            stub.fail("cuStreamQuery", 600);
+            assert_eq!(driver.stream_query(stream), Ok(false));
+            stub.fail("cuEventQuery", 600);
+            assert_eq!(driver.event_query(event), Ok(false));
+        }
     }
 
     fn contexts_are_retained_on_first_use_once_and_released(cuda()) {

@@ -78,7 +78,8 @@ stubbed! {
         let pools = driver.pools(PoolApi::Runtime).unwrap();
         let stream = driver.stream_create(0).unwrap();
         assert_eq!(
-            pools.alloc_from_pool_async(PoolHandle(1), 8, stream).unwrap_err(),
+            // SAFETY: the stub follows no handle.
+            unsafe { pools.alloc_from_pool_async(PoolHandle(1), 8, stream) }.unwrap_err(),
             Error::MissingSymbol { symbol: "cudaMallocFromPoolAsync", library: "libcudart.so.13" }
         );
     }
@@ -94,23 +95,23 @@ stubbed! {
         let pool = pools.pool_create(&PROPS).unwrap();
         let on_device = PoolProps { location: Location::Device(1), ..PROPS };
         pools.pool_create(&on_device).unwrap();
-        pools.pool_set_attribute(pool, PoolAttribute::ReuseFollowEventDependencies, 1).unwrap();
-        pools.pool_set_attribute(pool, PoolAttribute::ReleaseThreshold, 1 << 40).unwrap();
-        assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::UsedCurrent), Ok(77));
-        pools.pool_trim_to(pool, 5).unwrap();
-        assert_eq!(pools.pool_get_access(pool, Location::HostNuma(1)), Ok(3));
-        let exported = pools.pool_export(pool, HandleType::PosixFd).unwrap();
-        assert_eq!(pools.pool_import(&exported), Ok(PoolHandle(0x3001)));
-        assert_eq!(pools.pool_export_pointer(DevicePtr(64)).unwrap().0, [9; 64]);
-        let export = PoolPtrExport([5; 64]);
-        assert_eq!(pools.pool_import_pointer(pool, &export), Ok(DevicePtr(0x40000)));
-        assert_eq!(pools.alloc_from_pool_async(pool, 10, stream), Ok(DevicePtr(0x50000)));
-        assert_eq!(pools.alloc_async(11, stream), Ok(DevicePtr(0x60000)));
-        assert_eq!(pools.device_default_pool(1), Ok(PoolHandle(0x3002)));
-        assert_eq!(pools.device_pool(1), Ok(PoolHandle(0x3003)));
-        let access = AccessDesc { location: Location::Device(1), access: Access::Read };
         // SAFETY: the stub follows no handle and no address.
         unsafe {
+            pools.pool_set_attribute(pool, PoolAttribute::ReuseFollowEventDependencies, 1).unwrap();
+            pools.pool_set_attribute(pool, PoolAttribute::ReleaseThreshold, 1 << 40).unwrap();
+            assert_eq!(pools.pool_get_attribute(pool, PoolAttribute::UsedCurrent), Ok(77));
+            pools.pool_trim_to(pool, 5).unwrap();
+            assert_eq!(pools.pool_get_access(pool, Location::HostNuma(1)), Ok(3));
+            let exported = pools.pool_export(pool, HandleType::PosixFd).unwrap();
+            assert_eq!(pools.pool_import(&exported), Ok(PoolHandle(0x3001)));
+            assert_eq!(pools.pool_export_pointer(DevicePtr(64)).unwrap().0, [9; 64]);
+            let export = PoolPtrExport([5; 64]);
+            assert_eq!(pools.pool_import_pointer(pool, &export), Ok(DevicePtr(0x40000)));
+            assert_eq!(pools.alloc_from_pool_async(pool, 10, stream), Ok(DevicePtr(0x50000)));
+            assert_eq!(pools.alloc_async(11, stream), Ok(DevicePtr(0x60000)));
+            assert_eq!(pools.device_default_pool(1), Ok(PoolHandle(0x3002)));
+            assert_eq!(pools.device_pool(1), Ok(PoolHandle(0x3003)));
+            let access = AccessDesc { location: Location::Device(1), access: Access::Read };
             pools.pool_set_access(pool, &[access]).unwrap();
             pools.free_async(DevicePtr(0x50000), stream).unwrap();
             pools.device_set_pool(1, pool).unwrap();
@@ -147,7 +148,8 @@ stubbed! {
         let runtime = Stub::open("libcudart.so.13");
         runtime.fail("cudaMallocAsync", 700);
         let stream = driver.stream_create(1).unwrap();
-        match pools.alloc_async(8, stream).unwrap_err() {
+        // SAFETY: the stub follows no handle.
+        match unsafe { pools.alloc_async(8, stream) }.unwrap_err() {
             Error::ContextLost { device: 1, source } => {
                 assert_eq!((source.call, source.code), (Call::RtMallocAsync, Code::ILLEGAL_ADDRESS));
             }

@@ -254,7 +254,11 @@ unsafe impl Backend for Cuda {
         Ok(flags)
     }
 
-    fn mem_export(&self, handle: PhysicalHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn mem_export(
+        &self,
+        handle: PhysicalHandle,
+        kind: HandleType,
+    ) -> Result<ShareableHandle> {
         export(Call::MemExportToShareableHandle, kind, |out, bits| {
             // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
             unsafe { self.api().mem_export(out, handle.0, bits, 0) }
@@ -271,7 +275,7 @@ unsafe impl Backend for Cuda {
         Ok(PhysicalHandle(imported))
     }
 
-    fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
+    unsafe fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
         let mut props = MemAllocationProp::ZERO;
         // SAFETY: as said above.
         unsafe { self.api().mem_get_properties(&mut props, handle.0)? };
@@ -382,17 +386,17 @@ unsafe impl Backend for Cuda {
         self.on_stream(stream, |raw| unsafe { self.api().stream_destroy(raw) })
     }
 
-    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: as said above; the stream lives.
         self.on_stream(stream, |raw| unsafe { self.api().stream_synchronize(raw) })
     }
 
-    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         // SAFETY: as said above; the stream lives.
         done(self.on_stream(stream, |raw| unsafe { self.api().stream_query(raw) }))
     }
 
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         // SAFETY: as said above; stream and event live, the flags 0 are the default.
         self.on_stream(stream, |raw| unsafe {
             self.api().stream_wait_event(raw, opaque(event.0), 0)
@@ -426,21 +430,21 @@ unsafe impl Backend for Cuda {
         }
     }
 
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         // SAFETY: as said above; stream and event live.
         self.on_stream(stream, |raw| unsafe {
             self.api().event_record(opaque(event.0), raw)
         })
     }
 
-    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         // SAFETY: as said above; the event lives.
         self.core.at_event(event, || unsafe {
             self.api().event_synchronize(opaque(event.0))
         })
     }
 
-    fn event_query(&self, event: EventHandle) -> Result<bool> {
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         // SAFETY: as said above; the event lives.
         done(
             self.core
@@ -448,7 +452,7 @@ unsafe impl Backend for Cuda {
         )
     }
 
-    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+    unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         let mut milliseconds = 0.0;
         // SAFETY: as said above; the events live.
         self.core.at_event(end, || unsafe {
@@ -485,7 +489,7 @@ unsafe impl Backend for Cuda {
         })
     }
 
-    fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
+    unsafe fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
         let mut module = ptr::null_mut();
         // SAFETY: as said above; PTX is read up to its NUL.
         self.core.on(device, || unsafe {
@@ -501,7 +505,7 @@ unsafe impl Backend for Cuda {
         })
     }
 
-    fn module_function(
+    unsafe fn module_function(
         &self,
         device: i32,
         module: ModuleHandle,

@@ -65,7 +65,7 @@ unsafe impl PoolCalls for Core {
         self.anywhere(|| unsafe { self.api.pool_destroy(opaque(pool.0)) })
     }
 
-    fn pool_set_attribute(
+    unsafe fn pool_set_attribute(
         &self,
         pool: PoolHandle,
         attribute: PoolAttribute,
@@ -82,7 +82,7 @@ unsafe impl PoolCalls for Core {
         })
     }
 
-    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    unsafe fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
         let mut value = AttributeValue::new(attribute, 0);
         self.anywhere(|| {
             let value = value.as_mut_ptr();
@@ -95,7 +95,7 @@ unsafe impl PoolCalls for Core {
         Ok(value.widened())
     }
 
-    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+    unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
         // SAFETY: as said above.
         self.anywhere(|| unsafe { self.api.pool_trim_to(opaque(pool.0), keep as usize) })
     }
@@ -109,7 +109,7 @@ unsafe impl PoolCalls for Core {
         })
     }
 
-    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+    unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
         let (mut location, mut flags) = (MemLocation::from(location), 0);
         // SAFETY: as said above.
         self.anywhere(|| unsafe {
@@ -119,7 +119,7 @@ unsafe impl PoolCalls for Core {
         Ok(flags.into())
     }
 
-    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
         export(Call::MemPoolExportToShareableHandle, kind, |out, bits| {
             // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
             self.anywhere(|| unsafe { self.api.pool_export(out, opaque(pool.0), bits, 0) })
@@ -143,7 +143,11 @@ unsafe impl PoolCalls for Core {
         Ok(PoolPtrExport(data))
     }
 
-    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+    unsafe fn pool_import_pointer(
+        &self,
+        pool: PoolHandle,
+        export: &PoolPtrExport,
+    ) -> Result<DevicePtr> {
         let (mut data, mut ptr) = (export.0, 0);
         // SAFETY: as said above.
         self.anywhere(|| unsafe {
@@ -153,7 +157,7 @@ unsafe impl PoolCalls for Core {
         Ok(DevicePtr(ptr))
     }
 
-    fn alloc_from_pool_async(
+    unsafe fn alloc_from_pool_async(
         &self,
         pool: PoolHandle,
         size: u64,
@@ -168,7 +172,7 @@ unsafe impl PoolCalls for Core {
         Ok(DevicePtr(ptr))
     }
 
-    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+    unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let mut ptr = 0;
         // SAFETY: as said above; the stream lives.
         self.on_stream(stream, |raw| unsafe {

@@ -197,7 +197,7 @@ unsafe impl PoolCalls for Runtime {
         self.on(0, || unsafe { self.api.pool_destroy(opaque(pool.0)) })
     }
 
-    fn pool_set_attribute(
+    unsafe fn pool_set_attribute(
         &self,
         pool: PoolHandle,
         attribute: PoolAttribute,
@@ -212,7 +212,7 @@ unsafe impl PoolCalls for Runtime {
         })
     }
 
-    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    unsafe fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
         let mut value = AttributeValue::new(attribute, 0);
         let out = value.as_mut_ptr();
         // SAFETY: as said above; the value is as wide as the attribute.
@@ -223,7 +223,7 @@ unsafe impl PoolCalls for Runtime {
         Ok(value.widened())
     }
 
-    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+    unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
         // SAFETY: as said above.
         self.on(0, || unsafe {
             self.api.pool_trim_to(opaque(pool.0), keep as usize)
@@ -239,7 +239,7 @@ unsafe impl PoolCalls for Runtime {
         })
     }
 
-    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+    unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
         let (mut location, mut flags) = (MemLocation::from(location), 0);
         // SAFETY: as said above.
         self.on(0, || unsafe {
@@ -249,7 +249,7 @@ unsafe impl PoolCalls for Runtime {
         Ok(flags.into())
     }
 
-    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
         export(Call::RtMemPoolExportToShareableHandle, kind, |out, bits| {
             // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
             self.on(0, || unsafe {
@@ -279,7 +279,11 @@ unsafe impl PoolCalls for Runtime {
         Ok(PoolPtrExport(data))
     }
 
-    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+    unsafe fn pool_import_pointer(
+        &self,
+        pool: PoolHandle,
+        export: &PoolPtrExport,
+    ) -> Result<DevicePtr> {
         let (mut data, mut ptr) = (export.0, ptr::null_mut());
         // SAFETY: as said above.
         self.on(0, || unsafe {
@@ -289,7 +293,7 @@ unsafe impl PoolCalls for Runtime {
         Ok(DevicePtr(ptr as u64))
     }
 
-    fn alloc_from_pool_async(
+    unsafe fn alloc_from_pool_async(
         &self,
         pool: PoolHandle,
         size: u64,
@@ -304,7 +308,7 @@ unsafe impl PoolCalls for Runtime {
         Ok(DevicePtr(ptr as u64))
     }
 
-    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+    unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let mut ptr = ptr::null_mut();
         // SAFETY: as said above; the stream lives.
         self.on_stream(stream, |raw| unsafe {

@@ -174,7 +174,11 @@ unsafe impl Backend for Simulator {
         })
     }
 
-    fn mem_export(&self, handle: PhysicalHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn mem_export(
+        &self,
+        handle: PhysicalHandle,
+        kind: HandleType,
+    ) -> Result<ShareableHandle> {
         self.shared()
             .call(Call::MemExportToShareableHandle, |state| {
                 state.mem_export(handle, kind)
@@ -188,7 +192,7 @@ unsafe impl Backend for Simulator {
             })
     }
 
-    fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
+    unsafe fn mem_properties(&self, handle: PhysicalHandle) -> Result<AllocationProps> {
         self.shared()
             .call(Call::MemGetAllocationPropertiesFromHandle, |state| {
                 state.mem_properties(handle)
@@ -252,18 +256,18 @@ unsafe impl Backend for Simulator {
             .call(Call::StreamDestroy, |state| state.stream_destroy(stream))
     }
 
-    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
         self.shared().call(Call::StreamSynchronize, |state| {
             state.stream_synchronize(stream)
         })
     }
 
-    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         self.shared()
             .call(Call::StreamQuery, |state| state.stream_query(stream))
     }
 
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         self.shared().call(Call::StreamWaitEvent, |state| {
             state.stream_wait_event(stream, event)
         })
@@ -280,23 +284,23 @@ unsafe impl Backend for Simulator {
             .call(Call::EventDestroy, |state| state.event_destroy(event))
     }
 
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         self.shared()
             .call(Call::EventRecord, |state| state.event_record(event, stream))
     }
 
-    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         self.shared().call(Call::EventSynchronize, |state| {
             state.event_synchronize(event)
         })
     }
 
-    fn event_query(&self, event: EventHandle) -> Result<bool> {
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         self.shared()
             .call(Call::EventQuery, |state| state.event_query(event))
     }
 
-    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+    unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         self.shared().call(Call::EventElapsedTime, |state| {
             state.event_elapsed(start, end)
         })
@@ -326,7 +330,7 @@ unsafe impl Backend for Simulator {
         })
     }
 
-    fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
+    unsafe fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
         self.shared()
             .call(Call::ModuleLoadData, |state| state.module_load(device, ptx))
     }
@@ -337,7 +341,7 @@ unsafe impl Backend for Simulator {
         })
     }
 
-    fn module_function(
+    unsafe fn module_function(
         &self,
         device: i32,
         module: ModuleHandle,

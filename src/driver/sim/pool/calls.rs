@@ -49,7 +49,7 @@ unsafe impl PoolCalls for Face {
         self.shared.call(call, |state| state.pool_destroy(pool))
     }
 
-    fn pool_set_attribute(
+    unsafe fn pool_set_attribute(
         &self,
         pool: PoolHandle,
         attribute: PoolAttribute,
@@ -61,13 +61,13 @@ unsafe impl PoolCalls for Face {
         })
     }
 
-    fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
+    unsafe fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
         let call = self.named(Call::MemPoolGetAttribute, Call::RtMemPoolGetAttribute);
         self.shared
             .call(call, |state| state.pool_get_attribute(pool, attribute))
     }
 
-    fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
+    unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
         let call = self.named(Call::MemPoolTrimTo, Call::RtMemPoolTrimTo);
         self.shared
             .call(call, |state| state.pool_trim_to(pool, keep))
@@ -79,13 +79,13 @@ unsafe impl PoolCalls for Face {
             .call(call, |state| state.pool_set_access(pool, access))
     }
 
-    fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
+    unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
         let call = self.named(Call::MemPoolGetAccess, Call::RtMemPoolGetAccess);
         self.shared
             .call(call, |state| state.pool_get_access(pool, location))
     }
 
-    fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
+    unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
         self.shared
             .call(Call::MemPoolExportToShareableHandle, |state| {
                 state.pool_export(pool, kind)
@@ -105,13 +105,17 @@ unsafe impl PoolCalls for Face {
         })
     }
 
-    fn pool_import_pointer(&self, pool: PoolHandle, export: &PoolPtrExport) -> Result<DevicePtr> {
+    unsafe fn pool_import_pointer(
+        &self,
+        pool: PoolHandle,
+        export: &PoolPtrExport,
+    ) -> Result<DevicePtr> {
         self.shared.call(Call::MemPoolImportPointer, |state| {
             state.pool_import_pointer(pool, export)
         })
     }
 
-    fn alloc_from_pool_async(
+    unsafe fn alloc_from_pool_async(
         &self,
         pool: PoolHandle,
         size: u64,
@@ -122,7 +126,7 @@ unsafe impl PoolCalls for Face {
             .call(call, |state| state.alloc_from_pool(pool, size, stream))
     }
 
-    fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+    unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
         let call = self.named(Call::MemAllocAsync, Call::RtMallocAsync);
         self.shared
             .call(call, |state| state.alloc_async(size, stream))

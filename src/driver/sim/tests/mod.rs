@@ -1,6 +1,7 @@
 //! The simulator through the seam, as the layers above use it.
 
 mod leaks;
+mod own;
 mod pools;
 mod processes;
 mod streams;
@@ -8,6 +9,8 @@ mod vmm;
 
 use std::ffi::OsString;
 use std::process::{Command, ExitStatus, Stdio};
+
+use own::{OwnCalls, OwnPools};
 
 use super::{AttributeAnswer, Refusal, Sim};
 use crate::driver::*;

@@ -8,8 +8,8 @@ fn props(location: Location, bits: u32, max_size: u64) -> PoolProps {
     }
 }
 
-fn pools(driver: &Driver) -> &dyn PoolCalls {
-    driver.pools(PoolApi::Driver).unwrap()
+fn pools(driver: &Driver) -> OwnPools<'_> {
+    OwnPools(driver.pools(PoolApi::Driver).unwrap())
 }
 
 fn node_pool(driver: &Driver) -> PoolHandle {
@@ -277,7 +277,7 @@ fn pools_and_pointers_travel() {
 #[test]
 fn both_apis_are_the_same_pools_under_their_own_names() {
     let driver = h200();
-    let runtime = driver.pools(PoolApi::Runtime).unwrap();
+    let runtime = OwnPools(driver.pools(PoolApi::Runtime).unwrap());
     assert_eq!(runtime.api(), "runtime");
     let pool = node_pool(&driver);
     let stream = driver.stream_create(0).unwrap();
