@@ -282,7 +282,7 @@ impl Error {
             }
             Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
                 "ask for less, free memory on the node, choose another node, or insist with \
-                 EGMEM_ALLOW_OVERCOMMIT=1"
+                 overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1"
             }
             Self::NodeUnknown { .. } => "choose a node by its id",
             Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
@@ -327,6 +327,9 @@ fn remedy_for(code: Code) -> &'static str {
             "check the IMEX channel, the container's device nodes and its capabilities"
         }
         Code::OUT_OF_MEMORY => "ask for less, or free memory",
+        Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
+            "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
+        }
         _ => "`egmem doctor` tells what works on this machine",
     }
 }
@@ -338,7 +341,9 @@ pub struct Explained<'a>(pub &'a Error);
 impl fmt::Display for Explained<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
-        if let (Some(source), false) = (self.0.driver_error(), matches!(self.0, Error::Driver(_))) {
+        // Two of them show it themselves.
+        let shown = matches!(self.0, Error::Driver(_) | Error::ContextLost { .. });
+        if let (Some(source), false) = (self.0.driver_error(), shown) {
             write!(f, " ({source})")?;
         }
         write!(f, "; {}", self.0.remedy())

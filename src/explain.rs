@@ -2,8 +2,10 @@
 
 use crate::capability::ImexChannel;
 use crate::driver::{
-    AllocationProps, Code, CudaVersion, HandleTypes, Location, PoolProps, versions,
+    AccessDesc, AllocationProps, Code, CudaVersion, HandleTypes, Location, NodeId, PoolProps,
+    versions,
 };
+use crate::topology::{Topology, TopologySource};
 use crate::{Driver, DriverError, Error};
 
 /// Explains why `cuMemCreate` (or an export from its handle) with `props` failed.
@@ -85,11 +87,60 @@ fn explain(
                     what: if fabric { "fabric handles" } else { what },
                     source: Some(source),
                 },
-                None => error,
+                None => name_missing(driver, error, location),
             }
         }
+        Code::INVALID_DEVICE => name_missing(driver, error, location),
         _ => error,
     }
+}
+
+/// The driver says INVALID_VALUE or INVALID_DEVICE for a node or a GPU that does not exist; the
+/// topology knows better.
+pub(crate) fn name_missing(driver: &Driver, error: Error, location: Location) -> Error {
+    if !matches!(
+        error.code(),
+        Some(Code::INVALID_VALUE | Code::INVALID_DEVICE)
+    ) {
+        return error;
+    }
+    match location {
+        Location::Device(gpu) => match driver.device_count() {
+            Ok(count) if !(0..count).contains(&gpu) => Error::NoSuchGpu {
+                gpu,
+                count: count.max(0) as usize,
+            },
+            _ => error,
+        },
+        Location::HostNuma(node) => match Topology::discover(driver) {
+            Ok(topology)
+                if topology.source() != TopologySource::Driver
+                    && topology.node(NodeId(node)).is_err() =>
+            {
+                Error::NoSuchNode {
+                    node: NodeId(node),
+                    choices: topology.node_ids(),
+                }
+            }
+            _ => error,
+        },
+        Location::Host | Location::HostNumaCurrent => error,
+    }
+}
+
+/// The same for a GPU's ordinal alone.
+pub(crate) fn name_missing_gpu(driver: &Driver, error: Error, gpu: i32) -> Error {
+    name_missing(driver, error, Location::Device(gpu))
+}
+
+/// The same where access was asked for: for the first GPU there that does not exist.
+pub(crate) fn explain_access(driver: &Driver, error: Error, access: &[AccessDesc]) -> Error {
+    access
+        .iter()
+        .filter(|desc| !desc.location.is_host())
+        .fold(error, |error, desc| {
+            name_missing(driver, error, desc.location)
+        })
 }
 
 /// NOT_PERMITTED means a missing channel only where one is missing.
@@ -110,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::Result;
-    use crate::driver::{Backend, Call, NodeId, PoolCalls};
+    use crate::driver::{Backend, Call, PoolCalls};
 
     /// A driver of which only the version is asked.
     #[derive(Debug)]

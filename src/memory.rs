@@ -10,7 +10,18 @@ use crate::driver::{DevicePtr, Driver, Location};
 use crate::{Error, Result};
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait Sealed {
+        /// Makes work put on `stream` from now on come after the memory's allocation.
+        ///
+        /// # Errors
+        /// The driver's.
+        ///
+        /// # Safety
+        /// `stream` is a live stream of the memory's driver.
+        unsafe fn ready_on(&self, _stream: crate::driver::StreamHandle) -> crate::Result<()> {
+            Ok(())
+        }
+    }
 }
 pub(crate) use sealed::Sealed;
 

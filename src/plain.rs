@@ -3,6 +3,7 @@
 //! For comparison with EGM, and for the other end of copies.
 
 use crate::driver::{DevicePtr, Driver, Location};
+use crate::explain::name_missing_gpu;
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -29,11 +30,13 @@ impl PinnedHost {
     /// Allocates `bytes` in the primary context of GPU `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, or the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's.
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         Ok(Self {
-            start: driver.mem_host_alloc(device, bytes)?,
+            start: driver
+                .mem_host_alloc(device, bytes)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
             driver: driver.clone(),
             device,
             len: bytes,
@@ -72,11 +75,13 @@ impl DeviceMemory {
     /// Allocates `bytes` of GPU `device`'s memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, or the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's.
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         Ok(Self {
-            start: driver.mem_alloc(device, bytes)?,
+            start: driver
+                .mem_alloc(device, bytes)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
             driver: driver.clone(),
             device,
             len: bytes,

@@ -38,7 +38,7 @@ impl Prover {
     /// Loads the kernels on GPU `device`.
     ///
     /// # Errors
-    /// The driver's: INVALID_DEVICE for a GPU that does not exist, INVALID_PTX, NO_BINARY_FOR_GPU.
+    /// [`Error::NoSuchGpu`], or the driver's: INVALID_PTX, NO_BINARY_FOR_GPU.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
         let stream = Stream::new(driver, device)?;
         let report = PinnedHost::new(driver, device, 4096)?;
@@ -108,6 +108,7 @@ impl Prover {
             next,
             self.report.device_ptr().0,
         ];
+        self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         let launched = unsafe { self.launch(memory, self.check_rewrite, &args) };
         launched.and(self.stream.synchronize())?;
@@ -129,6 +130,7 @@ impl Prover {
     /// # Errors
     /// [`Error::ContextLost`] if the GPU has no access.
     pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
+        self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         unsafe { self.launch_write(memory, seed) }.and(self.stream.synchronize())
     }
@@ -139,6 +141,7 @@ impl Prover {
     /// [`Error::ContextLost`] if the GPU has no access.
     pub fn read(&self, memory: &impl Memory) -> Result<u64> {
         self.report.cpu().put(0, 0_u64)?;
+        self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         unsafe { self.launch_read(memory) }.and(self.stream.synchronize())?;
         self.report.cpu().get(0)
@@ -150,7 +153,8 @@ impl Prover {
     /// The driver's.
     ///
     /// # Safety
-    /// The memory stays allocated until the stream is synchronised.
+    /// The memory stays allocated until the stream is synchronised; memory of a pool was allocated on
+    /// this stream, or the allocation was waited for.
     pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
         let args = [memory.device_ptr().0, memory.len() / 8, seed];
         // SAFETY: the caller's promise.
@@ -177,6 +181,12 @@ impl Prover {
     /// The stream that the kernels run on.
     pub const fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    fn wait_for_allocation(&self, memory: &impl Memory) -> Result<()> {
+        self.driver.expect_same(memory.driver(), "memory")?;
+        // SAFETY: the stream is `self`'s, of the same driver as just checked.
+        unsafe { memory.ready_on(self.stream.handle()) }
     }
 
     /// # Safety

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::driver::{DevicePtr, Driver, EventHandle, StreamHandle};
+use crate::explain::name_missing_gpu;
 use crate::memory::Memory;
 use crate::teardown::give_back_or_log;
 
@@ -35,10 +36,12 @@ impl Stream {
     /// A new stream on GPU `device`.
     ///
     /// # Errors
-    /// The driver's: INVALID_DEVICE for a GPU that does not exist.
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
         Ok(Self(Arc::new(Inner {
-            handle: driver.stream_create(device)?,
+            handle: driver
+                .stream_create(device)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
             driver: driver.clone(),
             owned: true,
         })))
@@ -98,7 +101,8 @@ impl Stream {
         self.wait(&event)
     }
 
-    /// Copies between two memories and waits for the end.
+    /// Copies between two memories and waits for the end. Memory of a pool may belong to another
+    /// stream: the copy comes after its allocation and all that is on that stream by now.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's memory;
@@ -118,6 +122,11 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        // SAFETY: the stream is `self`'s, of the same driver as just checked.
+        unsafe {
+            to.ready_on(self.handle())?;
+            from.ready_on(self.handle())?;
+        }
         // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
         let put = unsafe { self.copy_async(dst, src, bytes) };
         put.and(self.synchronize())
@@ -133,6 +142,8 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        // SAFETY: the stream is `self`'s, of the same driver as just checked.
+        unsafe { to.ready_on(self.handle())? };
         // SAFETY: the range is borrowed until the work is done, which is before this returns.
         let put = unsafe { self.memset_async(dst, byte, bytes) };
         put.and(self.synchronize())
@@ -199,10 +210,12 @@ impl Event {
     /// Source: `cuEventCreate`.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
     pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
         Ok(Self {
-            handle: driver.event_create(device, timing)?,
+            handle: driver
+                .event_create(device, timing)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
             driver: driver.clone(),
         })
     }

@@ -1,11 +1,10 @@
 //! A trial itself: the whole chain in the least size, everything given back on every way out.
 
 use super::{Capabilities, Path, Trial};
-use crate::driver::{Access, AccessDesc, Code, HandleType, HandleTypes, Location, NodeId};
+use crate::driver::{Access, AccessDesc, HandleType, HandleTypes, Location};
 use crate::memory::CpuView;
-use crate::topology::TopologySource;
 use crate::vmm::PhysicalMemory;
-use crate::{Driver, Error, Pool, Result, Stream, Topology};
+use crate::{Driver, Error, Pool, Result, Stream};
 
 /// Tries it.
 pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> {
@@ -27,7 +26,7 @@ pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> 
         }
     };
     tracing::debug!(%trial, ?tried, "tried");
-    tried.map_err(|error| name_missing_node(driver, trial, error))
+    tried
 }
 
 /// The GPU must exist, and reach the memory if that is another GPU's.
@@ -140,26 +139,4 @@ fn pool(driver: &Driver, trial: &Trial) -> Result<()> {
     }
     buffer.free_on(&stream)?;
     stream.synchronize()
-}
-
-/// The driver says INVALID_VALUE for a node that does not exist; the topology knows better.
-fn name_missing_node(driver: &Driver, trial: &Trial, error: Error) -> Error {
-    let Location::HostNuma(node) = trial.location else {
-        return error;
-    };
-    if error.code() != Some(Code::INVALID_VALUE) {
-        return error;
-    }
-    match Topology::discover(driver) {
-        Ok(topology)
-            if topology.source() != TopologySource::Driver
-                && topology.node(NodeId(node)).is_err() =>
-        {
-            Error::NoSuchNode {
-                node: NodeId(node),
-                choices: topology.node_ids(),
-            }
-        }
-        _ => error,
-    }
 }

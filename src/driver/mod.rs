@@ -74,6 +74,11 @@ impl Driver {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// What tells living drivers apart.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).cast::<()>().addr()
+    }
+
     /// A reference that does not keep the driver alive.
     pub(crate) fn downgrade(&self) -> Weak<dyn Backend> {
         Arc::downgrade(&self.0)

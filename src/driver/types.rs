@@ -110,6 +110,16 @@ pub struct AccessDesc {
     pub access: Access,
 }
 
+impl AccessDesc {
+    /// `access` for `who`: a [`Location`], a node's id or a GPU of a topology.
+    pub fn new(who: impl Into<Location>, access: Access) -> Self {
+        Self {
+            location: who.into(),
+            access,
+        }
+    }
+}
+
 /// One way to share memory with another process. Source: `CUmemAllocationHandleType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

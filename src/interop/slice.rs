@@ -51,6 +51,8 @@ impl Raw {
                 "cudarc works on CUDA's memory, this is a simulated driver's",
             ));
         }
+        // SAFETY: cudarc's stream is live while borrowed, and there is one CUDA driver in a process.
+        unsafe { memory.ready_on(stream.into())? };
         let ptr = memory.device_ptr();
         let len = memory
             .len()

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Inner;
-use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{CpuView, Memory, Sealed};
-use crate::stream::Stream;
+use crate::stream::{Event, Stream};
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 
@@ -113,7 +113,21 @@ impl PoolBuffer {
     }
 }
 
-impl Sealed for PoolBuffer {}
+impl Sealed for PoolBuffer {
+    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        if stream == self.stream.handle() {
+            return Ok(());
+        }
+        let allocated = Event::new(&self.pool.driver, self.stream.device(), false)?;
+        allocated.record(&self.stream)?;
+        // SAFETY: the stream is live by the caller's word, the event is owned here.
+        unsafe {
+            self.pool
+                .driver
+                .stream_wait_event(stream, allocated.handle())
+        }
+    }
+}
 
 impl Memory for PoolBuffer {
     fn driver(&self) -> &Driver {

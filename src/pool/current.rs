@@ -1,6 +1,6 @@
 //! A pool as a device's current one, from which plain `cudaMallocAsync` draws.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Pool, PoolBuffer};
 use crate::driver::{Code, PoolHandle};
@@ -9,7 +9,19 @@ use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
+/// The devices whose current pool is a guard's, each with its driver's address. The lock is held
+/// over every change and every allocation that goes by the current pool, so that no allocation is
+/// taken for one of another pool.
+static CURRENT: Mutex<Vec<(usize, i32)>> = Mutex::new(Vec::new());
+
+fn current() -> MutexGuard<'static, Vec<(usize, i32)>> {
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// While it lives, the pool is the device's current one, for everybody in this process.
+///
+/// There is one guard for a device at a time: with two, the earlier pool could become current again
+/// after its end.
 #[derive(Debug)]
 #[must_use = "dropped, it makes the earlier pool current again"]
 pub struct DevicePoolGuard {
@@ -25,9 +37,18 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::PlatformUnsupported`] where a host pool cannot be a device's pool, as on x86
-    /// machines with CUDA 13.0: allocate from the pool itself there.
+    /// machines with CUDA 13.0: allocate from the pool itself there. [`Error::InvalidArgument`]
+    /// while another guard lives for the device.
     pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
         let calls = self.0.calls()?;
+        let mut current = current();
+        let key = (self.driver().address(), device);
+        if current.contains(&key) {
+            return Err(Error::invalid(
+                "device",
+                format!("GPU {device} has a current pool by another guard: drop that one first"),
+            ));
+        }
         let previous = calls.device_pool(device)?;
         // SAFETY: the guard holds the pool for as long as it is current.
         unsafe { calls.device_set_pool(device, self.handle()) }.map_err(|error| match error {
@@ -42,6 +63,7 @@ impl Pool {
             }
             other => other,
         })?;
+        current.push(key);
         Ok(DevicePoolGuard {
             pool: self.clone(),
             device,
@@ -56,7 +78,8 @@ impl DevicePoolGuard {
     /// Source: `cuMemAllocAsync`, `cudaMallocAsync`.
     ///
     /// # Errors
-    /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU.
+    /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU, or where code
+    /// outside this crate has made another pool current meanwhile.
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.pool.driver().expect_same(stream.driver(), "stream")?;
         if stream.device() != self.device || bytes == 0 {
@@ -67,6 +90,13 @@ impl DevicePoolGuard {
         }
         let inner = &self.pool.0;
         let calls = inner.calls()?;
+        let _unchanged = current();
+        if calls.device_pool(self.device)? != inner.handle {
+            return Err(Error::invalid(
+                "pool",
+                format!("it is no longer the current one of GPU {}", self.device),
+            ));
+        }
         // SAFETY: `stream` keeps its handle alive.
         let start = unsafe { calls.alloc_async(bytes, stream.handle()) }
             .map_err(|error| explain_pool(&inner.driver, error, &inner.props, bytes))?;
@@ -76,8 +106,12 @@ impl DevicePoolGuard {
 
 impl Drop for DevicePoolGuard {
     fn drop(&mut self) {
+        let key = (self.pool.driver().address(), self.device);
+        let mut current = current();
+        current.retain(|&other| other != key);
         give_back_or_log("a device's current pool", || {
-            // SAFETY: the earlier pool was current before, so somebody else keeps it alive.
+            // SAFETY: the earlier pool was current before and no guard's, so it is the device's
+            // default one, or somebody outside this crate keeps it alive.
             unsafe {
                 self.pool
                     .0

@@ -18,7 +18,7 @@ use crate::driver::{
     Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolCalls,
     PoolHandle, PoolProps,
 };
-use crate::explain::explain_pool;
+use crate::explain::{explain_access, explain_pool};
 use crate::guard::check_free;
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log};
@@ -54,6 +54,7 @@ pub struct PoolOptions {
     reuse: Reuse,
     access: Option<Vec<AccessDesc>>,
     api: PoolApi,
+    overcommit: bool,
 }
 
 impl PoolOptions {
@@ -95,6 +96,13 @@ impl PoolOptions {
         self
     }
 
+    /// Whether to ask the driver even for more than the node has free. See
+    /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
     /// Through which API the pool is used. Both make the same kind of object.
     pub const fn api(mut self, api: PoolApi) -> Self {
         self.api = api;
@@ -106,7 +114,8 @@ impl PoolOptions {
     /// Source: `cuMemPoolCreate`, `cudaMemPoolCreate`.
     ///
     /// # Errors
-    /// [`Error::NoImexChannel`] for FABRIC without a channel; [`Error::PlatformUnsupported`];
+    /// [`Error::NoSuchNode`] and [`Error::NoSuchGpu`]; [`Error::NoImexChannel`] for FABRIC without
+    /// a channel; [`Error::PlatformUnsupported`];
     /// [`Error::MissingLibrary`] for the runtime API without its library; or the driver's.
     pub fn create(self, driver: &Driver) -> Result<Pool> {
         if self.props.handle_types.contains(HandleTypes::FABRIC) {
@@ -125,6 +134,7 @@ impl PoolOptions {
             api: self.api,
             handle,
             props: self.props,
+            overcommit: self.overcommit,
         }));
         let defaults = Reuse::default();
         for (attribute, on, default) in [
@@ -194,6 +204,7 @@ struct Inner {
     api: PoolApi,
     handle: PoolHandle,
     props: PoolProps,
+    overcommit: bool,
 }
 
 impl Inner {
@@ -238,6 +249,7 @@ impl Pool {
             reuse: Reuse::default(),
             access: None,
             api: PoolApi::Driver,
+            overcommit: false,
         }
     }
 
@@ -253,7 +265,9 @@ impl Pool {
         if bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
-        check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
+        if !self.0.overcommit {
+            check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
+        }
         let calls = self.0.calls()?;
         // SAFETY: `self` and `stream` keep their handles alive.
         let start = unsafe { calls.alloc_from_pool_async(self.0.handle, bytes, stream.handle()) }
@@ -277,8 +291,8 @@ impl Pool {
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be taken away.
     ///
     /// # Errors
-    /// The driver's; [`Error::InvalidArgument`] for less than read-write access, which pools do not
-    /// know.
+    /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for reading alone, which
+    /// pools do not know, and for the CPU's access to a host pool, which stays.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
         if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
             return Err(Error::invalid(
@@ -303,6 +317,7 @@ impl Pool {
         }
         // SAFETY: the CPU's access is never taken away, as just checked, so views stay valid.
         unsafe { self.0.calls()?.pool_set_access(self.0.handle, access) }
+            .map_err(|error| explain_access(self.driver(), error, access))
     }
 
     /// What `location` may do with the pool's memory.

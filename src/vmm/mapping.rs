@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::PhysicalMemory;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::explain::explain_access;
 use crate::memory::{CpuView, Memory, Sealed, check_range};
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
@@ -137,8 +138,8 @@ impl Mapping {
     /// cannot reach the memory is refused.
     ///
     /// # Errors
-    /// The driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that does not exist or cannot reach
-    /// the memory.
+    /// [`Error::NoSuchGpu`], or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot
+    /// reach the memory, NOT_SUPPORTED for the host where it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
             return Ok(());
@@ -156,7 +157,7 @@ impl Mapping {
                 Err(_) => self.access(Location::Host).unwrap_or(Access::None),
             };
         }
-        result
+        result.map_err(|error| explain_access(self.driver(), error, access))
     }
 
     /// What `location` may do with the mapping, as the driver tells.

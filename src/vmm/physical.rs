@@ -55,7 +55,8 @@ impl PhysicalOptions {
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for more than the node has
     /// free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
-    /// [`Error::PlatformUnsupported`], or the driver's own code.
+    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's
+    /// own code.
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
         if !self.overcommit {
