@@ -6,8 +6,9 @@ use egmem::driver::{
 };
 use egmem::plain::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
+use egmem::topology::Placement;
 use egmem::vmm::{PhysicalMemory, Reservation};
-use egmem::{Buffer, Driver, Event, Machine, Pool, Result, Stream};
+use egmem::{Buffer, Driver, Event, Machine, Pool, Result, Stream, Topology};
 
 const MIB: u64 = 1 << 20;
 const CODES: [Code; 4] = [
@@ -73,6 +74,14 @@ const OPERATIONS: &[Operation] = &[
             .allocate(driver)
             .map(drop)
     }),
+    ("buffer in parts on several nodes", |driver| {
+        let shares = Placement::Spread
+            .request(6 * MIB)
+            .place(&Topology::of_machine(&Machine::gb200())?)?;
+        let mut buffer = Buffer::spread(&shares).allocate(driver)?;
+        buffer.set_access(&[AccessDesc::new(Location::Device(1), Access::Read)])?;
+        buffer.access(Location::Device(1)).map(drop)
+    }),
     ("stream work", |driver| {
         let buffer = Buffer::near(driver, 0, 2 * MIB)?;
         let device = DeviceMemory::new(driver, 0, 2 * MIB)?;
@@ -108,6 +117,27 @@ const OPERATIONS: &[Operation] = &[
         let stream = Stream::new(driver, 0)?;
         let guard = pool.make_current(0)?;
         guard.allocate(MIB, &stream).map(drop)
+    }),
+    ("current pool through the runtime API", |driver| {
+        let pool = Pool::options(Location::Device(0))
+            .api(PoolApi::Runtime)
+            .create(driver)?;
+        let stream = Stream::new(driver, 0)?;
+        let guard = pool.make_current(0)?;
+        guard.allocate(MIB, &stream).map(drop)
+    }),
+    ("pool memory on a stream that does not know it", |driver| {
+        let pool = Pool::options(NodeId(0)).create(driver)?;
+        let stream = Stream::new(driver, 0)?;
+        let memory = pool.allocate(MIB, &stream)?;
+        let prover = Prover::new(driver, 1)?;
+        prover.write(&memory, 3)?;
+        prover.read(&memory)?;
+        Stream::new(driver, 1)?.fill(&memory, 0, MIB, 1)
+    }),
+    ("pool destroyed", |driver| {
+        let pool = Pool::options(NodeId(0)).create(driver)?;
+        pool.destroy().map(drop)
     }),
 ];
 
@@ -152,6 +182,7 @@ fn may_be_survived(call: Call) -> bool {
             | Call::EventDestroy
             | Call::ModuleUnload
             | Call::DeviceSetMemPool
+            | Call::RtDeviceSetMemPool
             | Call::EventCreate
             | Call::EventRecord
             | Call::StreamWaitEvent

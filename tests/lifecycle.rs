@@ -78,7 +78,6 @@ on_both! {
     pool_memory_is_ordered_across_streams,
     pools_keep_to_their_largest_size_and_their_grants,
     events_order_streams,
-    cycles_leave_the_process_as_it_was,
     objects_go_back_in_any_order,
 }
 
@@ -464,70 +463,6 @@ fn events_order_streams(driver: &Driver) {
     assert_eq!(buffer.get::<u8>(0).unwrap(), 2);
     assert_eq!(buffer.get::<u8>(8).unwrap(), 1);
     assert!(event.is_done().unwrap());
-}
-
-fn cycles_leave_the_process_as_it_was(driver: &Driver) {
-    let stream = Stream::new(driver, 0).unwrap();
-    let pool = Pool::options(node(driver, 0))
-        .release_threshold(u64::MAX)
-        .create(driver)
-        .unwrap();
-    let cycle = || {
-        drop(Buffer::near(driver, 0, MIB).unwrap());
-        pool.allocate(4096, &stream)
-            .unwrap()
-            .free_on(&stream)
-            .unwrap();
-        stream.synchronize().unwrap();
-    };
-    (0..1000).for_each(|_| cycle());
-    let before = Footprint::now();
-    (0..10_000).for_each(|_| cycle());
-    let after = Footprint::now();
-    // Tests in other threads of this process come and go; a leak shows ten thousand times.
-    assert!(
-        after.fds <= before.fds + 64,
-        "fds: {} to {}",
-        before.fds,
-        after.fds
-    );
-    assert!(
-        after.maps <= before.maps + 200,
-        "maps: {} to {}",
-        before.maps,
-        after.maps
-    );
-    assert!(
-        after.rss <= before.rss + 64 * MIB,
-        "RSS: {} to {}",
-        before.rss,
-        after.rss
-    );
-    drop((pool, stream));
-    nothing_held(driver);
-}
-
-struct Footprint {
-    fds: usize,
-    maps: usize,
-    rss: u64,
-}
-
-impl Footprint {
-    fn now() -> Self {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-        // SAFETY: sysconf has no preconditions.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-        Self {
-            fds: std::fs::read_dir("/proc/self/fd").unwrap().count(),
-            maps: std::fs::read_to_string("/proc/self/maps")
-                .unwrap()
-                .lines()
-                .count(),
-            rss: pages * page,
-        }
-    }
 }
 
 type Thing = Option<Box<dyn std::any::Any>>;
