@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::size_of_val;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -61,8 +61,8 @@ pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
 /// A window through which the CPU reads and writes memory that others may write meanwhile.
 ///
 /// GPUs, other processes and other threads may share the bytes, so they are never lent as `&[T]`.
-/// Copies go through relaxed atomic accesses of one to eight bytes: a concurrent writer can tear
-/// a value, but nothing worse. Order them against GPU work by synchronising its stream.
+/// Copies go through relaxed atomic accesses of eight aligned bytes each: a concurrent writer can
+/// tear a value, but nothing worse, and bytes beside those written are left alone. Order them against GPU work by synchronising its stream.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuView<'a> {
     base: *mut u8,
@@ -80,8 +80,9 @@ impl<'a> CpuView<'a> {
     /// A window on `len` bytes at `base`.
     ///
     /// # Safety
-    /// For `'a` the range must stay mapped and readable by the CPU, and writable too if `writable`;
-    /// whoever else accesses it in this process must do so atomically, or be ordered by other means.
+    /// For `'a` the range, widened to multiples of 8, must stay mapped and readable by the CPU, and
+    /// writable too if `writable`; whoever else accesses it in this process must do so atomically in
+    /// the same words, or be ordered by other means. (Atomic accesses of different sizes race.)
     pub(crate) unsafe fn new(base: DevicePtr, len: u64, writable: bool) -> Self {
         Self {
             base: std::ptr::with_exposed_provenance_mut(base.0 as usize),
@@ -113,7 +114,7 @@ impl<'a> CpuView<'a> {
     pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let at = self.check_write(offset, bytes.len() as u64)?;
-        // SAFETY: the range is inside the window, which is mapped and writable for the CPU.
+        // SAFETY: the range is inside the window, whose words are mapped and writable for the CPU.
         unsafe { store(at, bytes) };
         Ok(())
     }
@@ -129,7 +130,7 @@ impl<'a> CpuView<'a> {
     ) -> Result<()> {
         check_range(offset, size_of_val(values) as u64, self.len)?;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
-        // SAFETY: the range is inside the window, which is mapped and readable for the CPU.
+        // SAFETY: the range is inside the window, whose words are mapped and readable for the CPU.
         unsafe { load(self.base.add(offset as usize), bytes) };
         Ok(())
     }
@@ -158,7 +159,7 @@ impl<'a> CpuView<'a> {
     /// As [`write_at`](Self::write_at).
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<()> {
         let at = self.check_write(offset, len)?;
-        // SAFETY: the range is inside the window, which is mapped and writable for the CPU.
+        // SAFETY: the range is inside the window, whose words are mapped and writable for the CPU.
         unsafe { fill(at, len as usize, byte) };
         Ok(())
     }
@@ -194,72 +195,94 @@ fn head(at: *const u8, len: usize) -> usize {
 }
 
 /// # Safety
-/// `at..at + from.len()` is mapped and writable.
+/// `at` is a multiple of 8, and the 8 bytes there are mapped as the caller will use them.
+unsafe fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
+    // SAFETY: aligned and mapped; read-only pages allow relaxed loads of this size.
+    unsafe { &*at.cast::<AtomicU64>() }
+}
+
+/// Changes some bytes of one word and leaves the others to whoever writes them.
+///
+/// # Safety
+/// The bytes lie in one word, which is mapped and writable.
+unsafe fn store_part(at: *mut u8, from: &[u8]) {
+    if from.is_empty() {
+        return;
+    }
+    let skip = at as usize & 7;
+    // SAFETY: the word of `at` starts `skip` bytes before it.
+    let word = unsafe { word(at.sub(skip)) };
+    let _ = word.fetch_update(Relaxed, Relaxed, |old| {
+        let mut bytes = old.to_ne_bytes();
+        bytes[skip..skip + from.len()].copy_from_slice(from);
+        Some(u64::from_ne_bytes(bytes))
+    });
+}
+
+/// # Safety
+/// The bytes lie in one word, which is mapped and readable.
+unsafe fn load_part(at: *mut u8, to: &mut [u8]) {
+    if to.is_empty() {
+        return;
+    }
+    let skip = at as usize & 7;
+    // SAFETY: the word of `at` starts `skip` bytes before it.
+    let bytes = unsafe { word(at.sub(skip)) }.load(Relaxed).to_ne_bytes();
+    to.copy_from_slice(&bytes[skip..skip + to.len()]);
+}
+
+/// # Safety
+/// The words of `at..at + from.len()` are mapped and writable.
 unsafe fn store(at: *mut u8, from: &[u8]) {
     let (first, rest) = from.split_at(head(at, from.len()));
     let words = rest.chunks_exact(8);
     let last = words.remainder();
-    // SAFETY: every address lies in the range; words are aligned, for the head ends at a multiple of 8.
+    // SAFETY: every word is one of the range; the head ends at a multiple of 8.
     unsafe {
-        for (i, &byte) in first.iter().enumerate() {
-            AtomicU8::from_ptr(at.add(i)).store(byte, Relaxed);
+        store_part(at, first);
+        let mut at = at.add(first.len());
+        for bytes in words {
+            word(at).store(
+                u64::from_ne_bytes(bytes.try_into().unwrap_or_default()),
+                Relaxed,
+            );
+            at = at.add(8);
         }
-        let middle = at.add(first.len()).cast::<u64>();
-        let count = words.len();
-        for (i, word) in words.enumerate() {
-            let word = u64::from_ne_bytes(word.try_into().unwrap_or_default());
-            AtomicU64::from_ptr(middle.add(i)).store(word, Relaxed);
-        }
-        let end = middle.add(count).cast::<u8>();
-        for (i, &byte) in last.iter().enumerate() {
-            AtomicU8::from_ptr(end.add(i)).store(byte, Relaxed);
-        }
+        store_part(at, last);
     }
 }
 
 /// # Safety
-/// `at..at + to.len()` is mapped and readable.
+/// The words of `at..at + to.len()` are mapped and readable.
 unsafe fn load(at: *mut u8, to: &mut [u8]) {
     let (first, rest) = to.split_at_mut(head(at, to.len()));
     let mut words = rest.chunks_exact_mut(8);
     // SAFETY: as for `store`; only loads are made, so that read-only pages do.
     unsafe {
-        for (i, byte) in first.iter_mut().enumerate() {
-            *byte = AtomicU8::from_ptr(at.add(i)).load(Relaxed);
+        load_part(at, first);
+        let mut at = at.add(first.len());
+        for bytes in words.by_ref() {
+            bytes.copy_from_slice(&word(at).load(Relaxed).to_ne_bytes());
+            at = at.add(8);
         }
-        let middle = at.add(first.len()).cast::<u64>();
-        let count = words.len();
-        for (i, word) in words.by_ref().enumerate() {
-            word.copy_from_slice(
-                &AtomicU64::from_ptr(middle.add(i))
-                    .load(Relaxed)
-                    .to_ne_bytes(),
-            );
-        }
-        let end = middle.add(count).cast::<u8>();
-        for (i, byte) in words.into_remainder().iter_mut().enumerate() {
-            *byte = AtomicU8::from_ptr(end.add(i)).load(Relaxed);
-        }
+        load_part(at, words.into_remainder());
     }
 }
 
 /// # Safety
-/// `at..at + len` is mapped and writable.
+/// The words of `at..at + len` are mapped and writable.
 unsafe fn fill(at: *mut u8, len: usize, byte: u8) {
+    let bytes = [byte; 8];
     let first = head(at, len);
-    let count = (len - first) / 8;
     // SAFETY: as for `store`.
     unsafe {
-        for i in 0..first {
-            AtomicU8::from_ptr(at.add(i)).store(byte, Relaxed);
+        store_part(at, &bytes[..first]);
+        let mut at = at.add(first);
+        for _ in 0..(len - first) / 8 {
+            word(at).store(u64::from_ne_bytes(bytes), Relaxed);
+            at = at.add(8);
         }
-        let middle = at.add(first).cast::<u64>();
-        for i in 0..count {
-            AtomicU64::from_ptr(middle.add(i)).store(u64::from_ne_bytes([byte; 8]), Relaxed);
-        }
-        for i in first + count * 8..len {
-            AtomicU8::from_ptr(at.add(i)).store(byte, Relaxed);
-        }
+        store_part(at, &bytes[..(len - first) % 8]);
     }
 }
 
@@ -269,20 +292,24 @@ mod tests {
 
     use super::*;
 
-    fn view(bytes: &mut [u8], writable: bool) -> CpuView<'_> {
-        let base = DevicePtr(bytes.as_mut_ptr().expose_provenance() as u64);
-        // SAFETY: the slice is exclusively borrowed for the view's life.
-        unsafe { CpuView::new(base, bytes.len() as u64, writable) }
+    fn view(words: &mut [u64], writable: bool) -> CpuView<'_> {
+        let base = DevicePtr(words.as_mut_ptr().expose_provenance() as u64);
+        // SAFETY: the slice is exclusively borrowed for the view's life, and whole words.
+        unsafe { CpuView::new(base, size_of_val(words) as u64, writable) }
+    }
+
+    fn bytes(words: &[u64]) -> &[u8] {
+        bytemuck::cast_slice(words)
     }
 
     proptest! {
         #[test]
         fn copies_touch_exactly_the_range(offset in 0_usize..64, data in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let mut memory = vec![0xee_u8; 192];
+            let mut memory = [u64::from_ne_bytes([0xee; 8]); 24];
             view(&mut memory, true).write_at(offset as u64, &data).unwrap();
             let mut expected = vec![0xee_u8; 192];
             expected[offset..offset + data.len()].copy_from_slice(&data);
-            prop_assert_eq!(&memory, &expected);
+            prop_assert_eq!(bytes(&memory), &expected);
 
             let mut back = vec![0_u8; data.len()];
             view(&mut memory, false).read_at(offset as u64, &mut back).unwrap();
@@ -290,12 +317,12 @@ mod tests {
 
             view(&mut memory, true).fill(offset as u64, data.len() as u64, 7).unwrap();
             expected[offset..offset + data.len()].fill(7);
-            prop_assert_eq!(&memory, &expected);
+            prop_assert_eq!(bytes(&memory), &expected);
         }
 
         #[test]
         fn ranges_outside_are_refused(offset in any::<u64>(), len in 0_u64..300) {
-            let mut memory = vec![0_u8; 128];
+            let mut memory = [0_u64; 16];
             let fits = offset.checked_add(len).is_some_and(|end| end <= 128);
             prop_assert_eq!(view(&mut memory, true).fill(offset, len, 1).is_ok(), fits);
             prop_assert_eq!(view(&mut memory, true).slice(offset, len).is_ok(), fits);
@@ -304,15 +331,35 @@ mod tests {
 
     #[test]
     fn a_read_only_view_refuses_writes() {
-        let mut memory = [0_u8; 8];
+        let mut memory = [0_u64];
         let error = view(&mut memory, false).put(0, 1_u8).unwrap_err();
         assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
-        assert_eq!(memory, [0; 8]);
+        assert_eq!(memory, [0]);
+    }
+
+    #[test]
+    fn writers_of_neighbouring_bytes_do_not_undo_each_other() {
+        let mut memory = [0_u64; 2];
+        let view = view(&mut memory, true);
+        std::thread::scope(|scope| {
+            for byte in 0..8_u8 {
+                // Each has one byte of the first word and one of the last.
+                scope.spawn(move || {
+                    for round in 0..=200_u8 {
+                        view.put(byte.into(), round).unwrap();
+                        view.fill(8 + u64::from(byte), 1, round).unwrap();
+                        assert_eq!(view.get::<u8>(byte.into()).unwrap(), round);
+                        assert_eq!(view.get::<u8>(8 + u64::from(byte)).unwrap(), round);
+                    }
+                });
+            }
+        });
+        assert_eq!(bytes(&memory), [200; 16]);
     }
 
     #[test]
     fn typed_values_come_back() {
-        let mut memory = [0_u8; 64];
+        let mut memory = [0_u64; 8];
         let view = view(&mut memory, true);
         view.put(3, 1.5_f64).unwrap();
         view.write_at(16, &[1_u32, 2, 3]).unwrap();

@@ -45,7 +45,7 @@ impl PinnedHost {
 
     /// The CPU's window on the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: pinned memory is mapped for the CPU until freed, which needs `self`; safe code
+        // SAFETY: pinned memory is mapped for the CPU, in whole pages, until freed, which needs `self`; safe code
         // reaches it through atomic views only.
         unsafe { CpuView::new(self.start, self.len, true) }
     }
