@@ -94,7 +94,12 @@ impl BufferOptions {
             return Err(Error::invalid("shares", "there are none"));
         };
         let access = self.access_list(driver, first.location())?;
-        let total = physical.iter().map(|memory| memory.size().padded()).sum();
+        let total = physical
+            .iter()
+            .try_fold(0_u64, |sum, memory| sum.checked_add(memory.size().padded()))
+            .ok_or_else(|| {
+                Error::invalid("shares", "together they are more than an address space")
+            })?;
         let range = Arc::new(Reservation::options().reserve(driver, total)?);
         let mut mappings = Vec::with_capacity(physical.len());
         let mut offset = 0;

@@ -225,6 +225,14 @@ fn what_is_not_there_is_named_with_what_is() {
         support(Location::Device(4)),
         Support::No(Error::NoSuchGpu { gpu: 4, count: 4 })
     );
+    let last = i32::MAX;
+    assert_eq!(
+        support(Location::Device(last)),
+        Support::No(Error::NoSuchGpu {
+            gpu: last,
+            count: 4
+        })
+    );
     assert_eq!(
         capabilities.trial(Trial {
             gpu: -1,

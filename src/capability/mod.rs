@@ -172,12 +172,12 @@ impl Capabilities {
     /// each GPU for the CPU's memory, the owner for a GPU's. The first reason against, if any.
     pub fn support(&self, location: Location, path: Path, handle_types: HandleTypes) -> Support {
         let gpus = match location {
-            Location::Device(owner) => owner..owner.saturating_add(1),
+            Location::Device(owner) => owner..=owner,
             _ => match self.driver.device_count() {
-                Ok(0) => {
+                Ok(..=0) => {
                     return Support::No(Error::NoSuchGpu { gpu: 0, count: 0 });
                 }
-                Ok(count) => 0..count,
+                Ok(count) => 0..=count - 1,
                 Err(error) => return Support::of(Err(error)),
             },
         };

@@ -144,15 +144,23 @@ impl Mapping {
         if access.is_empty() {
             return Ok(());
         }
-        let own: Vec<AccessDesc> = access.iter().map(|desc| self.own_terms(desc)).collect();
+        // The host has many names. Named more than once, the last word counts, and the driver hears
+        // it alone: in what order it would take several is not documented.
+        let host = access.iter().rposition(|desc| desc.location.is_host());
+        let own: Vec<AccessDesc> = access
+            .iter()
+            .enumerate()
+            .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
+            .map(|(_, desc)| self.own_terms(desc))
+            .collect();
         // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
         let result = unsafe {
             self.driver()
                 .mem_set_access(self.start, self.size.padded(), &own)
         };
-        if let Some(desc) = access.iter().rev().find(|desc| desc.location.is_host()) {
+        if let Some(host) = host {
             self.host = match &result {
-                Ok(()) => desc.access,
+                Ok(()) => access[host].access,
                 // How far a failed call got is not documented.
                 Err(_) => self.access(Location::Host).unwrap_or(Access::None),
             };
