@@ -1,5 +1,7 @@
 //! Proof that the CPU and a GPU see the same bytes.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::driver::{DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle};
 use crate::kernels::{self, pattern};
 use crate::memory::{CpuView, Memory};
@@ -16,6 +18,8 @@ pub struct Prover {
     driver: Driver,
     stream: Stream,
     report: PinnedHost,
+    /// Held while a result is in `report`.
+    reporting: Mutex<()>,
     module: ModuleHandle,
     check_rewrite: FunctionHandle,
     read: FunctionHandle,
@@ -26,7 +30,7 @@ pub struct Prover {
 impl Drop for Prover {
     fn drop(&mut self) {
         give_back_or_log("a module", || {
-            // SAFETY: owned by `self`, and every launch was waited for.
+            // SAFETY: owned by `self`, and every launch has been waited for.
             unsafe { self.driver.module_unload(self.stream.device(), self.module) }
         });
     }
@@ -52,6 +56,7 @@ impl Prover {
             driver: driver.clone(),
             stream,
             report,
+            reporting: Mutex::new(()),
             module,
             check_rewrite: FunctionHandle(0),
             read: FunctionHandle(0),
@@ -100,6 +105,7 @@ impl Prover {
     /// [`Error::WrongBytes`], its `found` unknown (0) for memory the CPU cannot reach;
     /// [`Error::ContextLost`] if the GPU has no access.
     pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
+        let _reporting = self.reporting();
         self.report.cpu().write_at(0, &[u64::MAX, 0])?;
         let args = [
             memory.device_ptr().0,
@@ -140,6 +146,7 @@ impl Prover {
     /// # Errors
     /// [`Error::ContextLost`] if the GPU has no access.
     pub fn read(&self, memory: &impl Memory) -> Result<u64> {
+        let _reporting = self.reporting();
         self.report.cpu().put(0, 0_u64)?;
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
@@ -153,8 +160,8 @@ impl Prover {
     /// The driver's.
     ///
     /// # Safety
-    /// The memory stays allocated until the stream is synchronised; memory of a pool was allocated on
-    /// this stream, or the allocation was waited for.
+    /// The memory and the prover live until the stream is synchronised; memory of a pool was
+    /// allocated on this stream, or the allocation was waited for.
     pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
         let args = [memory.device_ptr().0, memory.len() / 8, seed];
         // SAFETY: the caller's promise.
@@ -176,6 +183,12 @@ impl Prover {
         ];
         // SAFETY: the caller's promise.
         unsafe { self.launch(memory, self.read, &args) }
+    }
+
+    fn reporting(&self) -> MutexGuard<'_, ()> {
+        self.reporting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stream that the kernels run on.

@@ -93,6 +93,7 @@ impl Stream {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn wait_for(&self, other: &Self) -> Result<()> {
+        self.driver().expect_same(other.driver(), "stream")?;
         if self.handle() == other.handle() {
             return Ok(());
         }

@@ -20,7 +20,12 @@ pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
 
 /// The same in `Drop`: what cannot be given back is logged.
 pub(crate) fn give_back_or_log(what: &'static str, call: impl FnMut() -> Result<()>) {
-    if let Err(error) = give_back(call) {
+    log_lost(what, give_back(call));
+}
+
+/// Logs what was not given back.
+pub(crate) fn log_lost(what: &'static str, result: Result<()>) {
+    if let Err(error) = result {
         // A process that is exiting may have torn the driver down already; nothing is lost then.
         if error.code() == Some(Code::DEINITIALIZED) {
             return;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egmem::driver::sim::Machine;
-use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
+use egmem::driver::{Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location, NodeId};
 use egmem::plain::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::topology::Placement;
@@ -314,6 +314,25 @@ fn mappings_lie_side_by_side_in_one_reservation(driver: &Driver) {
     assert_eq!(high.cpu().unwrap().get::<u32>(0).unwrap(), 123);
 }
 
+/// CUDA's calls work from any thread, and so does all that is made by them.
+#[test]
+fn everything_can_be_sent_and_shared() {
+    fn both<T: Send + Sync>() {}
+    both::<Driver>();
+    both::<PhysicalMemory>();
+    both::<egmem::driver::ShareableHandle>();
+    both::<Reservation>();
+    both::<egmem::vmm::Mapping>();
+    both::<Buffer>();
+    both::<egmem::memory::CpuView<'_>>();
+    both::<(PinnedHost, DeviceMemory)>();
+    both::<(Stream, Event)>();
+    both::<(Pool, egmem::PoolBuffer, egmem::pool::DevicePoolGuard)>();
+    both::<Prover>();
+    both::<egmem::capability::Capabilities>();
+    both::<(egmem::Topology, Error)>();
+}
+
 #[test]
 fn another_drivers_objects_are_refused() {
     let (one, two) = (grace(), grace());
@@ -331,6 +350,14 @@ fn another_drivers_objects_are_refused() {
         pool.allocate(1, &stream),
         Err(Error::InvalidArgument { .. })
     ));
+    // The two drivers' first streams have the same handle.
+    let own = Stream::new(&one, 0).unwrap();
+    let mut buffer = pool.allocate(4096, &own).unwrap();
+    for refused in [buffer.use_on(&stream), buffer.free_on(&stream)] {
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    }
+    own.synchronize().unwrap();
+    assert_eq!(pool.stats().unwrap().used, 0, "freed on its own stream");
     let buffer = Buffer::near(&one, 0, MIB).unwrap();
     assert!(matches!(
         stream.fill(&buffer, 0, 1, 0),
@@ -390,6 +417,25 @@ fn pool_memory_is_ordered_across_streams(driver: &Driver) {
     assert_eq!(pool.stats().unwrap().used_high, 0);
 }
 
+/// What is freed is freed once, however the waiting for its users ends.
+#[test]
+fn pool_memory_is_freed_once() {
+    let driver = grace();
+    let sim = driver.sim().unwrap();
+    let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+    let (first, second) = (
+        Stream::new(&driver, 0).unwrap(),
+        Stream::new(&driver, 0).unwrap(),
+    );
+    let mut buffer = pool.allocate(4096, &first).unwrap();
+    buffer.use_on(&second).unwrap();
+    sim.fail(Call::EventCreate, 1, Code::OUT_OF_MEMORY);
+    sim.fail(Call::StreamSynchronize, 1, Code::OUT_OF_MEMORY);
+    sim.reset_counts();
+    drop(buffer);
+    assert_eq!(sim.count(Call::MemFreeAsync), 1);
+}
+
 fn pools_keep_to_their_largest_size_and_their_grants(driver: &Driver) {
     let stream = Stream::new(driver, 0).unwrap();
     let pool = Pool::options(node(driver, 0))
@@ -444,6 +490,32 @@ fn a_host_pool_becomes_a_devices_pool_only_where_the_platform_lets_it() {
         assert_eq!(pool.stats().unwrap().used, 4096);
     }
     assert_eq!(driver.driver_pools().device_pool(0).unwrap(), before);
+}
+
+/// The host has many names; the CPU's windows must not believe an overruled one.
+#[test]
+fn the_last_word_on_the_hosts_access_counts() {
+    let driver = grace();
+    let physical = PhysicalMemory::options(NodeId(0))
+        .create(&driver, MIB)
+        .unwrap();
+    let mut mapping = physical.map().unwrap();
+    for (first, last) in [
+        (Access::ReadWrite, Access::None),
+        (Access::None, Access::Read),
+        (Access::Read, Access::ReadWrite),
+    ] {
+        mapping
+            .set_access(&[
+                grant(Location::HostNuma(0), first),
+                grant(Location::Device(0), Access::ReadWrite),
+                grant(Location::Host, last),
+            ])
+            .unwrap();
+        assert_eq!(mapping.access(Location::Host).unwrap(), last);
+        let written = mapping.cpu().and_then(|cpu| cpu.put(0, 1_u8));
+        assert_eq!(written.is_ok(), last == Access::ReadWrite);
+    }
 }
 
 fn events_order_streams(driver: &Driver) {

@@ -74,8 +74,11 @@ impl Driver {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What tells living drivers apart.
+    /// What tells living drivers apart: however often CUDA is opened, its devices are the same.
     pub(crate) fn address(&self) -> usize {
+        if self.name() == "cuda" {
+            return 0;
+        }
         Arc::as_ptr(&self.0).cast::<()>().addr()
     }
 

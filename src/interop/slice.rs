@@ -64,13 +64,18 @@ impl Raw {
                 format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
             ));
         }
-        // Memory of a pool has no access of its own to ask for.
         let who = Location::Device(stream.context().ordinal() as i32);
-        if let Ok(flags) = memory.driver().mem_get_access(who, ptr) {
-            let have = Access::from_flags(flags).unwrap_or_default();
-            if have < need {
-                return Err(Error::NotAccessible { who, have, need });
+        match memory.driver().mem_get_access(who, ptr) {
+            Ok(flags) => {
+                let have = Access::from_flags(flags).unwrap_or_default();
+                if have < need {
+                    return Err(Error::NotAccessible { who, have, need });
+                }
             }
+            // Memory of a pool has no access of its own to ask for. It must be there by now, for
+            // cudarc may use the slice on other streams too.
+            // SAFETY: cudarc's stream is live while borrowed.
+            Err(_) => unsafe { memory.driver().stream_synchronize(stream.into())? },
         }
         Ok(Self {
             ptr,

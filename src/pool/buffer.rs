@@ -6,7 +6,7 @@ use super::Inner;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::stream::{Event, Stream};
-use crate::teardown::{give_back, give_back_or_log};
+use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
 
 /// Memory of a pool, freed in the order of a stream.
@@ -39,6 +39,7 @@ impl PoolBuffer {
     /// # Errors
     /// The driver's, and [`Error::InvalidArgument`] for another driver's stream.
     pub fn use_on(&mut self, stream: &Stream) -> Result<()> {
+        self.pool.driver.expect_same(stream.driver(), "stream")?;
         if self.is_user(stream) {
             return Ok(());
         }
@@ -52,8 +53,10 @@ impl PoolBuffer {
     /// Source: `cuMemFreeAsync`, `cudaFreeAsync`.
     ///
     /// # Errors
-    /// The driver's; the memory is then still freed by a second try where that is possible.
+    /// The driver's, after a second try where that is possible. [`Error::InvalidArgument`] for another
+    /// driver's stream: the memory is then freed on its own.
     pub fn free_on(self, stream: &Stream) -> Result<()> {
+        self.pool.driver.expect_same(stream.driver(), "stream")?;
         let this = std::mem::ManuallyDrop::new(self);
         let result = this.free(stream);
         // SAFETY: `this` is never used or dropped again, so each field is read out exactly once.
@@ -81,8 +84,9 @@ impl PoolBuffer {
         for stream in std::iter::once(&self.stream).chain(&self.users) {
             stream.synchronize()?;
         }
-        // SAFETY: the allocation has happened and lasts until `self` is freed; a host pool is
-        // readable and writable by the CPU; safe code reaches it through atomic views only.
+        // SAFETY: the allocation has happened and lasts until `self` is freed, in units
+        // larger than a word; a host pool is readable and writable by the CPU; safe code reaches it
+        // through atomic views only.
         Ok(unsafe { CpuView::new(self.start, self.len, true) })
     }
 
@@ -97,8 +101,8 @@ impl PoolBuffer {
             .any(|user| user.handle() == stream.handle())
     }
 
+    /// At most once: the address may be somebody else's afterwards.
     fn free(&self, stream: &Stream) -> Result<()> {
-        self.pool.driver.expect_same(stream.driver(), "stream")?;
         let mut ordered = Ok(());
         for user in std::iter::once(&self.stream).chain(&self.users) {
             // Where a stream cannot be ordered by an event, waiting for it does as well.
@@ -146,6 +150,6 @@ impl Memory for PoolBuffer {
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
-        give_back_or_log("pool memory", || self.free(&self.stream));
+        log_lost("pool memory", self.free(&self.stream));
     }
 }
