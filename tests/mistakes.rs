@@ -1,6 +1,7 @@
 //! What a program may get wrong is named by the error, and safe code stays safe.
 
-use egmem::driver::{Access, AccessDesc, Location, NodeId};
+use egmem::capability::{Capabilities, Path};
+use egmem::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
 use egmem::plain::DeviceMemory;
 use egmem::{Buffer, Driver, Error, Event, Explained, Machine, Memory, Pool, Result, Stream};
 
@@ -28,8 +29,19 @@ fn a_gpu_that_does_not_exist_is_named() {
     assert!(no_such_gpu(
         buffer.set_access(&[AccessDesc::new(on, Access::ReadWrite)])
     ));
+    assert!(no_such_gpu(buffer.access(on)));
     let pool = Pool::options(NodeId(0)).access_by([on]).create(&driver);
     assert!(no_such_gpu(pool));
+    let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+    assert!(no_such_gpu(pool.make_current(44)));
+    for gpu in [44, i32::MAX, -1] {
+        let capabilities = Capabilities::of(&driver);
+        let answer = capabilities.support(Location::Device(gpu), Path::Vmm, HandleTypes::NONE);
+        assert!(
+            matches!(answer.error(), Some(Error::NoSuchGpu { .. })),
+            "{gpu}: {answer:?}"
+        );
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Pool, PoolBuffer};
 use crate::driver::{Code, PoolHandle};
-use crate::explain::explain_pool;
+use crate::explain::{explain_pool, name_missing_gpu};
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -38,7 +38,7 @@ impl Pool {
     /// # Errors
     /// [`Error::PlatformUnsupported`] where a host pool cannot be a device's pool, as on x86
     /// machines with CUDA 13.0: allocate from the pool itself there. [`Error::InvalidArgument`]
-    /// while another guard lives for the device.
+    /// while another guard lives for the device; [`Error::NoSuchGpu`].
     pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
         let calls = self.0.calls()?;
         let mut current = current();
@@ -49,7 +49,9 @@ impl Pool {
                 format!("GPU {device} has a current pool by another guard: drop that one first"),
             ));
         }
-        let previous = calls.device_pool(device)?;
+        let previous = calls
+            .device_pool(device)
+            .map_err(|error| name_missing_gpu(self.driver(), error, device))?;
         // SAFETY: the guard holds the pool for as long as it is current.
         unsafe { calls.device_set_pool(device, self.handle()) }.map_err(|error| match error {
             Error::Driver(source)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::PhysicalMemory;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::explain::explain_access;
+use crate::explain::{explain_access, name_missing};
 use crate::memory::{CpuView, Memory, Sealed, check_range};
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
@@ -170,14 +170,15 @@ impl Mapping {
 
     /// What `location` may do with the mapping, as the driver tells.
     ///
-    /// Source: `cuMemGetAccess`.
+    /// Source: `cuMemGetAccess`. Every name of the host means the CPU.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    /// [`Error::NoSuchGpu`], the driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: Location) -> Result<Access> {
         let flags = self
             .driver()
-            .mem_get_access(self.host_terms(location), self.start)?;
+            .mem_get_access(self.host_terms(location), self.start)
+            .map_err(|error| name_missing(self.driver(), error, location))?;
         Access::from_flags(flags)
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
