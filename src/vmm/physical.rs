@@ -112,6 +112,32 @@ impl PhysicalMemory {
     /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's
     /// INVALID_VALUE or UNKNOWN for an fd that is no CUDA memory, NOT_SUPPORTED for a fabric handle
     /// it cannot use.
+    ///
+    /// ```
+    /// use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
+    /// use egmem::vmm::PhysicalMemory;
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let buffer = Buffer::on(NodeId(0))
+    ///     .bytes(3 << 20)
+    ///     .handle_types(HandleTypes::POSIX_FD)
+    ///     .allocate(&driver)?;
+    /// buffer.put(0, 42_u64)?;
+    /// let physical = &buffer.physical()[0];
+    /// let shared = physical.export(HandleType::PosixFd)?;
+    /// let bytes = physical.size().padded();
+    ///
+    /// // Send the fd in `shared`, and `bytes`, over a Unix socket; in the other process:
+    /// let imported = PhysicalMemory::import(&driver, &shared, bytes)?;
+    /// let mut mapping = imported.map()?;
+    /// mapping.set_access(&[
+    ///     AccessDesc::new(Location::Host, Access::ReadWrite),
+    ///     AccessDesc::new(Location::Device(0), Access::ReadWrite),
+    /// ])?;
+    /// assert_eq!(mapping.cpu()?.get::<u64>(0)?, 42);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
         let handle = driver.mem_import(handle)?;
         // Owned from here on, so that a failing step gives it back.
