@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::fmt::Debug;
 
+use super::attributes::*;
 use super::sim::Sim;
 use super::types::*;
 use super::{Call, Code};

@@ -1,5 +1,6 @@
 //! The driver seam: everything above it is written once, for CUDA and for the simulator.
 
+mod attributes;
 mod backend;
 mod call;
 mod code;
@@ -12,6 +13,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+pub use attributes::*;
 pub use backend::{Backend, PoolCalls};
 pub use call::Call;
 pub use code::Code;

@@ -1,0 +1,129 @@
+//! What drivers, devices, pools and pointers can be asked: attributes by number, and versions.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A pool's settings and counters, all 64 bits wide here. Source: `CUmemPool_attribute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum PoolAttribute {
+    /// Reuse memory freed in another stream when an event orders the two (0 or 1; `int` in CUDA).
+    ReuseFollowEventDependencies = 1,
+    /// Reuse memory whose free is seen to have completed (0 or 1; `int` in CUDA).
+    ReuseAllowOpportunistic = 2,
+    /// Insert dependencies between streams in order to reuse memory (0 or 1; `int` in CUDA).
+    ReuseAllowInternalDependencies = 3,
+    /// Bytes kept before freed memory goes back to the system at a synchronisation.
+    ReleaseThreshold = 4,
+    /// Bytes held now; read only.
+    ReservedCurrent = 5,
+    /// Most bytes held since the last reset; only 0 can be set.
+    ReservedHigh = 6,
+    /// Bytes allocated from the pool now; read only.
+    UsedCurrent = 7,
+    /// Most bytes allocated since the last reset; only 0 can be set.
+    UsedHigh = 8,
+}
+
+impl PoolAttribute {
+    /// Whether the attribute is an `int` in CUDA rather than a `cuuint64_t`.
+    pub const fn is_int(self) -> bool {
+        (self as i32) < 4
+    }
+}
+
+/// Minimum or recommended granularity. Source: `CUmemAllocationGranularity_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum GranularityKind {
+    /// The smallest unit that works.
+    Minimum = 0,
+    /// The unit for best performance.
+    Recommended = 1,
+}
+
+/// A `CUdevice_attribute` number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DeviceAttribute(pub i32);
+
+#[allow(missing_docs)] // The names are CUDA's, less CU_DEVICE_ATTRIBUTE_.
+impl DeviceAttribute {
+    pub const INTEGRATED: Self = Self(18);
+    pub const UNIFIED_ADDRESSING: Self = Self(41);
+    pub const MULTIPROCESSOR_COUNT: Self = Self(16);
+    pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
+    pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    pub const PAGEABLE_MEMORY_ACCESS: Self = Self(88);
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Self = Self(100);
+    pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: Self = Self(101);
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
+    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
+    pub const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: Self = Self(110);
+    pub const MEMORY_POOLS_SUPPORTED: Self = Self(115);
+    pub const MEMPOOL_SUPPORTED_HANDLE_TYPES: Self = Self(119);
+    pub const DMA_BUF_SUPPORTED: Self = Self(124);
+    pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
+    pub const NUMA_CONFIG: Self = Self(130);
+    pub const NUMA_ID: Self = Self(131);
+    pub const HOST_NUMA_ID: Self = Self(134);
+    pub const HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(141);
+    pub const HOST_NUMA_MEMORY_POOLS_SUPPORTED: Self = Self(142);
+    pub const HOST_NUMA_MULTINODE_IPC_SUPPORTED: Self = Self(143);
+    pub const HOST_MEMORY_POOLS_SUPPORTED: Self = Self(144);
+    pub const HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(145);
+}
+
+/// What `cuPointerGetAttribute` can be asked for here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum PointerAttribute {
+    /// 1: host, 2: device.
+    MemoryType = 2,
+    /// The address for the GPU.
+    DevicePointer = 3,
+    /// The address for the CPU.
+    HostPointer = 4,
+    /// The device's ordinal.
+    DeviceOrdinal = 9,
+    /// The start of the mapped range.
+    RangeStartAddr = 11,
+    /// The size of the mapped range.
+    RangeSize = 12,
+    /// Whether the range is mapped.
+    Mapped = 13,
+    /// The handle types chosen when the memory was created.
+    AllowedHandleTypes = 14,
+}
+
+/// A CUDA version, as drivers report it: 13000 is 13.0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CudaVersion(pub i32);
+
+impl CudaVersion {
+    /// 12.2, the first version with host-NUMA locations and the oldest driver this crate uses.
+    pub const OLDEST: Self = Self(12020);
+
+    /// Major and minor number.
+    pub const fn parts(self) -> (i32, i32) {
+        (self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.parts();
+        write!(f, "{major}.{minor}")
+    }
+}
+
+impl fmt::Debug for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaVersion({self})")
+    }
+}
