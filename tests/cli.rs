@@ -6,14 +6,17 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_egmem");
+/// The program, where it was built or where `EGMEM_TEST_PROGRAM` says it was carried to.
+fn program() -> String {
+    std::env::var("EGMEM_TEST_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_egmem").into())
+}
 const PRESETS: [&str; 4] = ["gh200", "gh200x4", "gb200", "h200x8"];
 
 /// The program, run as `EGMEM_TEST_RUNNER` says where that is set.
 fn words() -> Vec<OsString> {
     let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
     let mut words: Vec<OsString> = runner.split_whitespace().map(OsString::from).collect();
-    words.push(PROGRAM.into());
+    words.push(program().into());
     words
 }
 

@@ -22,6 +22,7 @@ pub struct Installed {
 enum Content {
     Bytes(&'static [u8]),
     Source(&'static str, Vec<String>),
+    Link(&'static str),
 }
 
 /// No library at all.
@@ -35,6 +36,14 @@ pub fn nothing() -> Installed {
 /// The stub libcuda.
 pub fn cuda() -> Installed {
     nothing().stub("libcuda.so.1", "cuda.c")
+}
+
+/// The stub libcuda, also under the name that cudarc looks for first.
+pub fn cuda_for_cudarc() -> Installed {
+    let mut installed = cuda();
+    let link = Content::Link("libcuda.so.1");
+    installed.files.push(("libcuda.so".into(), link));
+    installed
 }
 
 impl Installed {
@@ -75,6 +84,10 @@ impl Installed {
             let library = match content {
                 Content::Bytes(bytes) => Some(bytes.to_vec()),
                 Content::Source(source, flags) => build(source, flags),
+                Content::Link(target) => {
+                    std::os::unix::fs::symlink(target, path).unwrap();
+                    return true;
+                }
             };
             library.is_some_and(|library| fs::write(path, library).map(|()| true).unwrap())
         })

@@ -6,7 +6,7 @@ use egmem::driver::{Access, Location, NodeId, StreamHandle};
 use egmem::interop::{EgmSlice, EgmSliceMut};
 use egmem::{Buffer, Driver, Error};
 
-use crate::harness::{Stub, cuda, stubbed};
+use crate::harness::{Stub, cuda_for_cudarc, stubbed};
 
 fn buffer(driver: &Driver) -> Buffer {
     let options = Buffer::on(NodeId(0)).bytes(4096).overcommit(true);
@@ -17,7 +17,7 @@ fn buffer(driver: &Driver) -> Buffer {
 }
 
 stubbed! {
-    fn copies_reach_the_memory_and_are_waited_for(cuda()) {
+    fn copies_reach_the_memory_and_are_waited_for(cuda_for_cudarc()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let mut buffer = buffer(&driver);
         let stream = CudaContext::new(0).unwrap().default_stream();
@@ -58,7 +58,7 @@ stubbed! {
         assert_eq!((handle.device, handle.raw), (0, 0));
     }
 
-    fn simulated_memory_is_refused(cuda()) {
+    fn simulated_memory_is_refused(cuda_for_cudarc()) {
         let _cuda = Driver::open().unwrap();
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let buffer = Buffer::near(&driver, 0, 4096).unwrap();
@@ -67,7 +67,7 @@ stubbed! {
         assert!(matches!(error, Error::InvalidArgument { what: "memory", .. }), "{error:?}");
     }
 
-    fn a_gpu_without_access_is_named(cuda().set("STUB_ACCESS", 1)) {
+    fn a_gpu_without_access_is_named(cuda_for_cudarc().set("STUB_ACCESS", 1)) {
         let driver = Driver::open().unwrap();
         let mut buffer = buffer(&driver);
         let stream = CudaContext::new(1).unwrap().default_stream();
