@@ -102,7 +102,9 @@ const OPERATIONS: &[Operation] = &[
         let prover = Prover::new(driver, 0)?;
         prover.prove(&buffer, &buffer.cpu()?, 1)
     }),
-    ("topology", |driver| egmem::Topology::discover(driver).map(drop)),
+    ("topology", |driver| {
+        egmem::Topology::discover(driver).map(drop)
+    }),
     ("pool", |driver| pool(driver, PoolApi::Driver)),
     ("pool through the runtime API", |driver| {
         pool(driver, PoolApi::Runtime)
