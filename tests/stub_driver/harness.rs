@@ -94,6 +94,14 @@ impl Installed {
     }
 }
 
+/// Where the stubs' sources lie: beside the test data, where that was carried elsewhere.
+fn sources() -> PathBuf {
+    match env::var_os("EGMEM_TEST_DATA") {
+        Some(data) => Path::new(&data).with_file_name("stubs"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stubs"),
+    }
+}
+
 /// The library made from `source` with compiler `flags`, built once; `None` without a compiler.
 fn build(source: &'static str, flags: &[String]) -> Option<Vec<u8>> {
     type Built = BTreeMap<(&'static str, Vec<String>), Vec<u8>>;
@@ -111,7 +119,7 @@ fn build(source: &'static str, flags: &[String]) -> Option<Vec<u8>> {
         .args(flags)
         .arg("-o")
         .arg(&path)
-        .arg(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stubs")).join(source))
+        .arg(sources().join(source))
         .args(["-ldl", "-lpthread"])
         .output();
     let output = match output {

@@ -1,0 +1,187 @@
+//! What a pool is to be.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Inner, Pool};
+use crate::Result;
+use crate::driver::{
+    Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps,
+};
+use crate::explain::explain_pool;
+
+/// When a pool may reuse memory that was freed on another stream. The driver's default: all three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reuse {
+    /// When an event orders the free before the allocation.
+    pub follow_event_dependencies: bool,
+    /// When the free is seen to have completed.
+    pub allow_opportunistic: bool,
+    /// By making the allocating stream wait for the freeing one.
+    pub allow_internal_dependencies: bool,
+}
+
+impl Reuse {
+    const ALL: Self = Self {
+        follow_event_dependencies: true,
+        allow_opportunistic: true,
+        allow_internal_dependencies: true,
+    };
+}
+
+impl Default for Reuse {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+/// What a pool is to be; [`create`](Self::create) makes it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct PoolOptions {
+    props: PoolProps,
+    release_threshold: u64,
+    reuse: Reuse,
+    access: Option<Vec<AccessDesc>>,
+    api: PoolApi,
+    overcommit: bool,
+}
+
+impl PoolOptions {
+    pub(super) const fn at(location: Location) -> Self {
+        Self {
+            props: PoolProps {
+                location,
+                handle_types: HandleTypes::NONE,
+                max_size: 0,
+            },
+            release_threshold: 0,
+            reuse: Reuse::ALL,
+            access: None,
+            api: PoolApi::Driver,
+            overcommit: false,
+        }
+    }
+
+    /// The most bytes the pool may hold; 0, the default, leaves it to the driver. The driver may
+    /// round it up to its own unit.
+    pub const fn max_size(mut self, bytes: u64) -> Self {
+        self.props.max_size = bytes;
+        self
+    }
+
+    /// How many bytes the pool keeps when a stream, event or device is synchronised; what is free
+    /// beyond goes back to the system. Default 0. `u64::MAX` keeps all.
+    pub const fn release_threshold(mut self, bytes: u64) -> Self {
+        self.release_threshold = bytes;
+        self
+    }
+
+    /// When memory freed on another stream may be reused.
+    pub const fn reuse(mut self, reuse: Reuse) -> Self {
+        self.reuse = reuse;
+        self
+    }
+
+    /// How the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.props.handle_types = handle_types;
+        self
+    }
+
+    /// Which GPUs may read and write. Without this, every GPU for a host pool, and the owner alone
+    /// for a GPU's pool. The CPU has access to a host pool in any case.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.access
+            .get_or_insert_default()
+            .extend(who.into_iter().map(|who| AccessDesc {
+                location: who.into(),
+                access: Access::ReadWrite,
+            }));
+        self
+    }
+
+    /// Whether to ask the driver even for more than the node has free. See
+    /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Through which API the pool is used. Both make the same kind of object.
+    pub const fn api(mut self, api: PoolApi) -> Self {
+        self.api = api;
+        self
+    }
+
+    /// Creates the pool and grants it. It takes no memory before the first allocation.
+    ///
+    /// Source: `cuMemPoolCreate`, `cudaMemPoolCreate`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`] and [`Error::NoSuchGpu`]; [`Error::NoImexChannel`] for FABRIC without
+    /// a channel; [`Error::PlatformUnsupported`];
+    /// [`Error::MissingLibrary`] for the runtime API without its library; or the driver's.
+    pub fn create(self, driver: &Driver) -> Result<Pool> {
+        if self.props.handle_types.contains(HandleTypes::FABRIC) {
+            // A fabric pool that the driver refuses to export corrupts the heap when destroyed, so
+            // it is made only where plain fabric memory can be had.
+            crate::vmm::PhysicalMemory::options(self.props.location)
+                .handle_types(HandleTypes::FABRIC)
+                .create(driver, 1)?;
+        }
+        let calls = driver.pools(self.api)?;
+        let handle = calls
+            .pool_create(&self.props)
+            .map_err(|error| explain_pool(driver, error, &self.props, 0))?;
+        let pool = Pool(Arc::new(Inner {
+            driver: driver.clone(),
+            api: self.api,
+            handle,
+            props: self.props,
+            overcommit: self.overcommit,
+        }));
+        let defaults = Reuse::default();
+        for (attribute, on, default) in [
+            (
+                PoolAttribute::ReuseFollowEventDependencies,
+                self.reuse.follow_event_dependencies,
+                defaults.follow_event_dependencies,
+            ),
+            (
+                PoolAttribute::ReuseAllowOpportunistic,
+                self.reuse.allow_opportunistic,
+                defaults.allow_opportunistic,
+            ),
+            (
+                PoolAttribute::ReuseAllowInternalDependencies,
+                self.reuse.allow_internal_dependencies,
+                defaults.allow_internal_dependencies,
+            ),
+        ] {
+            if on != default {
+                pool.set(attribute, on.into())?;
+            }
+        }
+        if self.release_threshold != 0 {
+            pool.set_release_threshold(self.release_threshold)?;
+        }
+        let access = match self.access {
+            Some(access) => access,
+            None if self.props.location.is_host() => every_gpu(driver)?,
+            None => Vec::new(),
+        };
+        pool.set_access(&access)?;
+        Ok(pool)
+    }
+}
+
+fn every_gpu(driver: &Driver) -> Result<Vec<AccessDesc>> {
+    Ok((0..driver.device_count()?)
+        .map(|gpu| AccessDesc {
+            location: Location::Device(gpu),
+            access: Access::ReadWrite,
+        })
+        .collect())
+}
