@@ -106,10 +106,16 @@ impl Range {
                 .is_some_and(|end| end <= self.start + self.len)
     }
 
+    /// Nothing outside the range may be touched, whatever a caller got wrong.
+    fn expect_within(&self, start: u64, len: u64) -> io::Result<()> {
+        if self.contains(start, len) {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::EINVAL))
+        }
+    }
+
     /// Places `len` bytes of `file` from `offset` on at `start`, with what the CPU may do.
-    ///
-    /// # Panics
-    /// If that is not within the range.
     pub(super) fn place(
         &self,
         start: u64,
@@ -118,7 +124,7 @@ impl Range {
         offset: u64,
         access: Access,
     ) -> io::Result<()> {
-        assert!(self.contains(start, len));
+        self.expect_within(start, len)?;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let (prot, fd) = (protection(access), file.as_raw_fd());
         // SAFETY: the range lies in a reservation that `self` owns, so that nothing else is
@@ -137,20 +143,14 @@ impl Range {
     }
 
     /// Takes what was placed in a part of the range away; the part stays reserved.
-    ///
-    /// # Panics
-    /// If the part is not within the range.
     pub(super) fn clear(&self, start: u64, len: u64) -> io::Result<()> {
-        assert!(self.contains(start, len));
+        self.expect_within(start, len)?;
         anonymous(start, len, libc::MAP_FIXED).map(drop)
     }
 
     /// Changes what the CPU may do with a part of the range.
-    ///
-    /// # Panics
-    /// If the part is not within the range.
     pub(super) fn protect(&self, start: u64, len: u64, access: Access) -> io::Result<()> {
-        assert!(self.contains(start, len));
+        self.expect_within(start, len)?;
         // SAFETY: the range lies in a reservation that `self` owns; who still uses it is the
         // contract of the driver call.
         let done = unsafe { libc::mprotect(start as *mut _, len as usize, protection(access)) };
