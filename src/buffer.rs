@@ -117,7 +117,7 @@ impl BufferOptions {
     }
 
     fn access_list(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
-        let mut access = match &self.gpus {
+        let gpus = match &self.gpus {
             Some(gpus) => gpus.clone(),
             None => reachable_gpus(driver, location)?,
         };
@@ -125,12 +125,11 @@ impl BufferOptions {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         });
+        let mut access = Vec::with_capacity(gpus.len() + 1);
         if host != Access::None {
-            access.push(AccessDesc {
-                location: Location::Host,
-                access: host,
-            });
+            access.push(AccessDesc::new(Location::Host, host));
         }
+        access.extend(gpus);
         Ok(access)
     }
 }
