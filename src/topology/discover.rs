@@ -20,7 +20,7 @@ impl Topology {
     /// Source: `cuDeviceGetAttribute` and its family; hwloc; `/sys/devices/system/node`.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) where a driver call fails. An attribute that the driver is too old to know
+    /// [`crate::Error::Driver`] where a driver call fails. An attribute that the driver is too old to know
     /// is unknown, not an error.
     pub fn discover(driver: &Driver) -> Result<Self> {
         let count = driver.device_count()?;
