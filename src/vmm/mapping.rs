@@ -226,7 +226,7 @@ impl Mapping {
     }
 
     /// The host under one name: the node that the memory is on. Drivers take other names too, but
-    /// asked about HOST, they have been seen to tell the least that any CPU or GPU was granted.
+    /// asked about HOST, they have been seen to tell the least that GPU 0 and the CPU were granted.
     fn host_terms(&self, location: Location) -> Location {
         match (location.is_host(), self.location) {
             (false, _) => location,

@@ -399,9 +399,10 @@ impl State {
                 let access = match location {
                     Location::Device(device) => devices[device as usize],
                     Location::HostNuma(_) | Location::HostNumaCurrent => *host,
-                    // HOST is not the CPU here: the least that anybody was granted.
+                    // HOST is not the CPU here: the least that GPU 0 and the CPU were granted.
                     Location::Host => devices
                         .iter()
+                        .take(1)
                         .chain([host])
                         .copied()
                         .filter(|&access| access != Access::None)
