@@ -120,9 +120,11 @@ impl PoolOptions {
     /// Source: `cuMemPoolCreate`, `cudaMemPoolCreate`.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`](crate::Error::NoSuchNode) and [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); [`Error::NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without
-    /// a channel; [`Error::PlatformUnsupported`](crate::Error::PlatformUnsupported);
-    /// [`Error::MissingLibrary`](crate::Error::MissingLibrary) for the runtime API without its library; or the driver's.
+    /// [`NoSuchNode`](crate::Error::NoSuchNode) and [`NoSuchGpu`](crate::Error::NoSuchGpu);
+    /// [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel;
+    /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported);
+    /// [`MissingLibrary`](crate::Error::MissingLibrary) for the runtime API without its library; or
+    /// the driver's.
     pub fn create(self, driver: &Driver) -> Result<Pool> {
         if self.props.handle_types.contains(HandleTypes::FABRIC) {
             // A fabric pool that the driver refuses to export corrupts the heap when destroyed, so

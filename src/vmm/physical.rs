@@ -53,8 +53,8 @@ impl PhysicalOptions {
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for more than the node has
-    /// free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more where the
+    /// named host node has less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
     /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's
     /// own code.
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
