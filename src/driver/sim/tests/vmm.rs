@@ -149,11 +149,14 @@ fn access_is_set_read_back_and_checked() {
             desc(Location::Device(3), Access::Read),
         ],
     );
-    // HOST: the least that anybody was granted.
-    assert_eq!(get(Location::Host).unwrap(), 1);
+    // HOST: the least that GPU 0 and the CPU were granted.
+    assert_eq!(get(Location::Host).unwrap(), 3);
     assert_eq!(get(Location::HostNuma(0)).unwrap(), 3);
     assert_eq!(get(Location::Device(3)).unwrap(), 1);
     assert_eq!(get(Location::Device(0)).unwrap(), 0);
+    memory.grant(&driver, &[desc(Location::Device(0), Access::Read)]);
+    assert_eq!(get(Location::Host).unwrap(), 1);
+    assert_eq!(get(Location::HostNuma(0)).unwrap(), 3);
     assert_eq!(code(get(Location::Device(8))), Code::INVALID_DEVICE);
     assert_eq!(code(get(Location::HostNumaCurrent)), Code::INVALID_DEVICE);
     let unknown = [
