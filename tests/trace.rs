@@ -1,6 +1,7 @@
 //! The generator, the runner and the comparison, on the simulator.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egmem::driver::Call;
 use egmem::trace::{
@@ -17,14 +18,15 @@ fn h200() -> Driver {
     Driver::simulated(Machine::h200x8()).unwrap()
 }
 
-/// ThreadSanitizer ends programs that reserve terabytes, as recorded sequences do; they have one
-/// thread.
-fn no_room() -> bool {
-    let no = std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread");
-    if no {
+/// Sequences reserve 64 TiB, half of a process's addresses: one test at a time may. `None` under
+/// ThreadSanitizer, which ends programs that reserve so much.
+fn room() -> Option<MutexGuard<'static, ()>> {
+    static ROOM: Mutex<()> = Mutex::new(());
+    if std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread") {
         println!("skipped under ThreadSanitizer");
+        return None;
     }
-    no
+    Some(ROOM.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[test]
@@ -39,9 +41,7 @@ fn a_seed_makes_one_sequence_of_the_length_asked_for() {
 
 #[test]
 fn sequences_and_records_survive_json() {
-    if no_room() {
-        return;
-    }
+    let Some(_room) = room() else { return };
     let driver = h200();
     for seed in 0..20 {
         let sequence = generate(seed, &SHAPE);
@@ -55,9 +55,7 @@ fn sequences_and_records_survive_json() {
 
 #[test]
 fn every_preset_answers_a_sequence_the_same_every_time_eager_or_lazy() {
-    if no_room() {
-        return;
-    }
+    let Some(_room) = room() else { return };
     for preset in Machine::PRESETS {
         let machine = Machine::preset(preset).unwrap();
         let devices = machine.gpus.len() as i32;
@@ -113,9 +111,7 @@ const CANNOT_SUCCEED: &[&str] = &["dma_buf"];
 
 #[test]
 fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
-    if no_room() {
-        return;
-    }
+    let Some(_room) = room() else { return };
     let driver = h200();
     let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for seed in 1..=240 {
@@ -153,9 +149,7 @@ fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
 
 #[test]
 fn a_driver_that_answers_otherwise_is_found_with_the_history() {
-    if no_room() {
-        return;
-    }
+    let Some(_room) = room() else { return };
     let driver = h200();
     let sequence = generate(7, &SHAPE);
     let expected = run(&driver, &sequence);
@@ -207,9 +201,7 @@ fn different_outputs_and_missing_answers_are_differences() {
 
 #[test]
 fn sequences_by_hand_cannot_reach_memory_that_is_not_theirs() {
-    if no_room() {
-        return;
-    }
+    let Some(_room) = room() else { return };
     // Outside the range, beyond its end, and on mappings without access: skipped, not tried.
     let at = |of, offset| Addr { of, offset };
     let range = Memory::Range(0);
