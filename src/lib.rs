@@ -43,7 +43,12 @@
 //! |---|---|---|
 //! | `cuda-13000` | yes | the CUDA version of cudarc's bindings; choose one of `cuda-12020` … `cuda-13040` |
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
+//! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `cudart` | no | pools through the runtime API as well |
+//! | `exchange` | no | sharing by name, between nodes too: server, client, leases, groups; mutual TLS |
+//! | `certs` | no | making certificates for the exchange |
+//! | `service` | no | a node's allocator service |
+//! | `etcd` | no | finding exporters through etcd |
 //! | `cli` | no | the command line `egmem` |
 //!
 //! # Non-goals
@@ -55,6 +60,8 @@ pub mod capability;
 pub mod doctor;
 pub mod driver;
 mod error;
+#[cfg(feature = "exchange")]
+pub mod exchange;
 mod explain;
 mod guard;
 pub mod host;
@@ -64,6 +71,8 @@ pub mod memory;
 pub mod plain;
 pub mod pool;
 pub mod proof;
+#[cfg(feature = "share")]
+pub mod share;
 pub mod size;
 pub mod stream;
 mod teardown;
@@ -74,7 +83,7 @@ pub mod vmm;
 pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
-pub use error::{DriverError, Error, Explained, Result};
+pub use error::{DriverError, Error, Explained, Refusal, Result};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};

@@ -5,6 +5,7 @@ mod backend;
 mod call;
 mod code;
 mod cuda;
+mod random;
 pub mod sim;
 mod types;
 pub mod versions;
@@ -17,6 +18,7 @@ pub use attributes::*;
 pub use backend::{Backend, PoolCalls};
 pub use call::Call;
 pub use code::Code;
+pub(crate) use random::random;
 pub use types::*;
 
 use crate::{Error, Result};

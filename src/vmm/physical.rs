@@ -1,6 +1,7 @@
 //! Physical memory: created or imported, exported, released.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Mapping, Reservation};
 use crate::driver::{
@@ -70,6 +71,8 @@ impl PhysicalOptions {
             handle,
             size,
             props: self.props,
+            allocation: next_allocation(),
+            generation: AtomicU64::new(0),
         })
     }
 
@@ -91,6 +94,16 @@ pub struct PhysicalMemory {
     handle: PhysicalHandle,
     size: PaddedSize,
     props: AllocationProps,
+    /// Different for each memory of this process.
+    #[cfg_attr(not(feature = "share"), expect(dead_code))]
+    allocation: u64,
+    #[cfg_attr(not(feature = "share"), expect(dead_code))]
+    generation: AtomicU64,
+}
+
+fn next_allocation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Relaxed)
 }
 
 impl PhysicalMemory {
@@ -146,6 +159,8 @@ impl PhysicalMemory {
             handle,
             size: PaddedSize::new(1, Granularity::TWO_MIB)?,
             props: AllocationProps::at(Location::Host),
+            allocation: next_allocation(),
+            generation: AtomicU64::new(0),
         };
         // SAFETY: `memory` keeps the handle alive.
         memory.props = unsafe { driver.mem_properties(handle)? };
@@ -208,6 +223,26 @@ impl PhysicalMemory {
     /// The driver it belongs to.
     pub const fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// Which memory this is, for whoever imports it; of imported memory, only its exporter knows.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel does not tell the machine's boot id.
+    #[cfg(feature = "share")]
+    pub fn identity(&self) -> Result<crate::share::Identity> {
+        Ok(crate::share::Identity {
+            boot: crate::share::BootId::current()?,
+            instance: crate::share::InstanceId::current()?,
+            allocation: self.allocation,
+            generation: self.generation.load(Relaxed),
+        })
+    }
+
+    /// Makes it count as other memory from now on: it changes owners.
+    #[cfg(feature = "share")]
+    pub fn renew_identity(&self) {
+        self.generation.fetch_add(1, Relaxed);
     }
 
     /// The driver's handle, for calls of your own; still owned by `self`.

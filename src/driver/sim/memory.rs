@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 
 use super::capacity::Charge;
+use crate::driver::random;
 use crate::driver::{Code, HandleTypes, Location};
 
 /// The part of a copy that is in flight at a time.
@@ -283,18 +284,6 @@ fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Res
         at += n;
     }
     Ok(())
-}
-
-/// Random bytes from the operating system.
-pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    // SAFETY: the pointer and length are those of `bytes`, which is written.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
-    if got == N as isize {
-        Ok(bytes)
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,13 @@
 //! The one error type: what failed, why, and what to do.
 
+mod refusal;
+mod remedy;
+
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
+
+pub use refusal::Refusal;
 
 use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
 use crate::size::Bytes;
@@ -213,6 +219,112 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
+    /// A peer is not who it should be, or this process is not to it.
+    #[error("{peer} is not trusted: {why}")]
+    NotTrusted {
+        /// The peer: an address, a process, a certificate's name.
+        peer: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Handles would travel unprotected over a network.
+    #[error("{address} is not on this machine, and the connection would be without TLS")]
+    Insecure {
+        /// The address.
+        address: String,
+    },
+    /// Certificates, keys or their files cannot be used.
+    #[error("TLS: {what}: {detail}")]
+    Tls {
+        /// What cannot be used: a file, a certificate.
+        what: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A peer understood a request and refused it.
+    #[error("{peer} refuses {what}: {reason}{}{detail}", if detail.is_empty() { "" } else { ": " })]
+    Refused {
+        /// Who refuses.
+        peer: String,
+        /// What was asked for.
+        what: String,
+        /// Why, for programs.
+        reason: Refusal,
+        /// Why, for people.
+        detail: String,
+    },
+    /// A peer is gone, silent, or cannot be reached.
+    #[error("{peer} is lost: {why}")]
+    PeerLost {
+        /// The peer.
+        peer: String,
+        /// What happened.
+        why: String,
+    },
+    /// A peer sent what the protocol does not allow; the connection is closed.
+    #[error("{peer} breaks the protocol: {detail}")]
+    Protocol {
+        /// The peer.
+        peer: String,
+        /// What it sent.
+        detail: String,
+    },
+    /// Something did not happen in time.
+    #[error("{what} took longer than {after:?}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// A name is withdrawn, or memory is to be reused, and somebody still holds it.
+    #[error("{name} is still held by {}", holders.join(", "))]
+    StillHeld {
+        /// The name.
+        name: String,
+        /// Who holds it.
+        holders: Vec<String>,
+    },
+    /// Handles or leases are of an earlier life of their exporter.
+    #[error("{what} is stale: {why}")]
+    Stale {
+        /// What.
+        what: String,
+        /// What has changed since.
+        why: String,
+    },
+    /// There is no handle type that all who should share can use.
+    #[error("no handle type works for all: {}", reasons.join("; "))]
+    NoCommonHandle {
+        /// Who cannot do what, and why.
+        reasons: Vec<String>,
+    },
+    /// Ranks of a group did not come in time.
+    #[error("group {group}: ranks {} of {size} are missing", ranks(missing))]
+    RanksMissing {
+        /// The group.
+        group: String,
+        /// The missing ranks.
+        missing: Vec<u32>,
+        /// How many ranks there should be.
+        size: u32,
+    },
+    /// A limit of this process, set by its options, is reached.
+    #[error("the limit of {limit} {what} is reached")]
+    LimitReached {
+        /// What is limited.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The directory cannot tell who holds a name.
+    #[error("directory {directory}: {detail}")]
+    Directory {
+        /// The directory's address.
+        directory: String,
+        /// What is wrong.
+        detail: String,
+    },
 }
 
 impl Error {
@@ -256,55 +368,6 @@ impl Error {
             None => None,
         }
     }
-
-    /// What to do about it, in a sentence.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::NoDriver { .. } => {
-                "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)"
-            }
-            Self::DriverTooOld { .. } => "install a newer NVIDIA driver",
-            Self::MissingLibrary { .. } => {
-                "install the library, or add its folder to LD_LIBRARY_PATH"
-            }
-            Self::MissingSymbol { .. } => {
-                "the installed library is damaged or a stub: install the driver that belongs to the GPU"
-            }
-            Self::NoImexChannel { .. } => {
-                "ask the administrator for an IMEX channel (nvidia-modprobe or the IMEX service), and in \
-                 a container for the device node; within one machine use POSIX fds instead"
-            }
-            Self::PlatformUnsupported { .. } => {
-                "use another path: `egmem doctor` lists those that work"
-            }
-            Self::OutOfMemory { .. } => {
-                "ask for less, free memory on the node, or choose another node"
-            }
-            Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
-                "ask for less, free memory on the node, choose another node, or insist with \
-                 overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1"
-            }
-            Self::NodeUnknown { .. } => "choose a node by its id",
-            Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
-                "choose one that `egmem topo` lists"
-            }
-            Self::NotAccessible { .. } => "grant it with set_access first",
-            Self::ContextLost { .. } => {
-                "restart the process; compute-sanitizer finds the faulty access"
-            }
-            Self::WrongBytes { .. } => {
-                "memory was overwritten or is faulty: check other writers, then the machine's logs"
-            }
-            Self::ProbeDied { .. } => {
-                "if the driver crashed, update it, and keep to the paths that work"
-            }
-            Self::Driver(source) => remedy_for(source.code),
-            Self::InvalidArgument { .. }
-            | Self::OutOfRange { .. }
-            | Self::System { .. }
-            | Self::Topology { .. } => "mend what the message names",
-        }
-    }
 }
 
 fn list(nodes: &[NodeId]) -> String {
@@ -315,23 +378,18 @@ fn list(nodes: &[NodeId]) -> String {
         .join(", ")
 }
 
-fn remedy_for(code: Code) -> &'static str {
-    match code {
-        Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
-        Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
-        Code::SYSTEM_DRIVER_MISMATCH => {
-            "reboot or reload the kernel module: it is not the library's version"
-        }
-        Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
-        Code::NOT_PERMITTED => {
-            "check the IMEX channel, the container's device nodes and its capabilities"
-        }
-        Code::OUT_OF_MEMORY => "ask for less, or free memory",
-        Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
-            "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
-        }
-        _ => "`egmem doctor` tells what works on this machine",
+fn ranks(missing: &[u32]) -> String {
+    const SHOWN: usize = 16;
+    let mut text = missing
+        .iter()
+        .take(SHOWN)
+        .map(u32::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if missing.len() > SHOWN {
+        text += &format!(" and {} more", missing.len() - SHOWN);
     }
+    text
 }
 
 /// An error with its remedy, for people: `{error}; {remedy}`.

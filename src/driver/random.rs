@@ -1,0 +1,15 @@
+//! Random bytes.
+
+use std::io;
+
+/// Random bytes from the operating system.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the pointer and length are those of `bytes`, which is written.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if got == N as isize {
+        Ok(bytes)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

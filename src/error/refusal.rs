@@ -1,0 +1,118 @@
+//! Why a peer says no.
+
+use std::fmt;
+
+/// Why a peer refuses a request, as it travels: a lower-case word with underscores.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is no such name, lease, group or ticket.
+    NotFound,
+    /// The peer's identity is not on the list.
+    Forbidden,
+    /// The peer does not know the request.
+    Unsupported,
+    /// No version of the protocol is known to both.
+    Version,
+    /// The request cannot be right.
+    Invalid,
+    /// A limit of the peer is reached: connections, names, leases, bytes.
+    Limit,
+    /// More than the quota allows.
+    Quota,
+    /// The name exists already.
+    Exists,
+    /// The name is being withdrawn, or the peer is ending.
+    Closing,
+    /// No handle type works between the two.
+    NoCommonHandle,
+    /// The lease has ended.
+    Expired,
+    /// The instance that was named is no more.
+    Stale,
+    /// Out of memory.
+    NoMemory,
+    /// Something did not happen in time.
+    TimedOut,
+    /// Something else failed there.
+    Internal,
+    /// A reason that this version does not know.
+    Other(String),
+}
+
+impl Refusal {
+    const WORDS: [(Self, &str, &str); 15] = [
+        (Self::NotFound, "not_found", "there is no such thing"),
+        (Self::Forbidden, "forbidden", "not for this peer"),
+        (
+            Self::Unsupported,
+            "unsupported",
+            "it does not know the request",
+        ),
+        (Self::Version, "version", "no common protocol version"),
+        (Self::Invalid, "invalid", "the request cannot be right"),
+        (Self::Limit, "limit", "a limit is reached"),
+        (Self::Quota, "quota", "over the quota"),
+        (Self::Exists, "exists", "the name exists already"),
+        (Self::Closing, "closing", "it is being withdrawn"),
+        (
+            Self::NoCommonHandle,
+            "no_common_handle",
+            "no common handle type",
+        ),
+        (Self::Expired, "expired", "the lease has ended"),
+        (Self::Stale, "stale", "the instance is no more"),
+        (Self::NoMemory, "no_memory", "out of memory"),
+        (Self::TimedOut, "timed_out", "it took too long"),
+        (Self::Internal, "internal", "an internal failure"),
+    ];
+
+    /// The word that travels.
+    pub fn word(&self) -> &str {
+        match self {
+            Self::Other(word) => word,
+            known => Self::WORDS
+                .iter()
+                .find(|(reason, ..)| reason == known)
+                .map_or("internal", |(_, word, _)| word),
+        }
+    }
+
+    /// The reason with this word.
+    pub fn from_word(word: &str) -> Self {
+        Self::WORDS
+            .iter()
+            .find(|(_, known, _)| *known == word)
+            .map_or_else(|| Self::Other(word.into()), |(reason, ..)| reason.clone())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            Self::WORDS
+                .iter()
+                .find(|(reason, ..)| reason == self)
+                .map_or_else(|| self.word(), |(.., words)| words),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_travel_both_ways() {
+        for (reason, word, _) in Refusal::WORDS {
+            assert_eq!(reason.word(), word);
+            assert_eq!(Refusal::from_word(word), reason);
+        }
+        let other = Refusal::from_word("of_tomorrow");
+        assert_eq!(other, Refusal::Other("of_tomorrow".into()));
+        assert_eq!(
+            (other.word(), other.to_string()),
+            ("of_tomorrow", "of_tomorrow".into())
+        );
+    }
+}

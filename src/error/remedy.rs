@@ -1,0 +1,122 @@
+//! What to do about an error.
+
+use super::{Error, Refusal};
+use crate::driver::Code;
+
+impl Error {
+    /// What to do about it, in a sentence.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoDriver { .. } => {
+                "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)"
+            }
+            Self::DriverTooOld { .. } => "install a newer NVIDIA driver",
+            Self::MissingLibrary { .. } => {
+                "install the library, or add its folder to LD_LIBRARY_PATH"
+            }
+            Self::MissingSymbol { .. } => {
+                "the installed library is damaged or a stub: install the driver that belongs to the GPU"
+            }
+            Self::NoImexChannel { .. } => {
+                "ask the administrator for an IMEX channel (nvidia-modprobe or the IMEX service), and in \
+                 a container for the device node; within one machine use POSIX fds instead"
+            }
+            Self::PlatformUnsupported { .. } => {
+                "use another path: `egmem doctor` lists those that work"
+            }
+            Self::OutOfMemory { .. } => {
+                "ask for less, free memory on the node, or choose another node"
+            }
+            Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
+                "ask for less, free memory on the node, choose another node, or insist with \
+                 overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1"
+            }
+            Self::NodeUnknown { .. } => "choose a node by its id",
+            Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
+                "choose one that `egmem topo` lists"
+            }
+            Self::NotAccessible { .. } => "grant it with set_access first",
+            Self::ContextLost { .. } => {
+                "restart the process; compute-sanitizer finds the faulty access"
+            }
+            Self::WrongBytes { .. } => {
+                "memory was overwritten or is faulty: check other writers, then the machine's logs"
+            }
+            Self::ProbeDied { .. } => {
+                "if the driver crashed, update it, and keep to the paths that work"
+            }
+            Self::NotTrusted { .. } => {
+                "run both ends as the same user, or list the peer's user or certificate name in the \
+                 other's policy; certificates come from one authority (`egmem certs`) and expire"
+            }
+            Self::Insecure { .. } => {
+                "give certificates (`egmem certs init`, `egmem certs issue`), or insist on plain TCP by name"
+            }
+            Self::Tls { .. } => "check the file's path, form, owner and dates",
+            Self::Refused { reason, .. } => remedy_for_refusal(reason),
+            Self::PeerLost { .. } => {
+                "check that the peer runs and that the network lets its port through; memory imported from \
+                 it stays mapped until dropped, but nobody else looks after its bytes"
+            }
+            Self::Protocol { .. } => {
+                "check that the address is an egmem exchange and that both ends are of versions that go together"
+            }
+            Self::TimedOut { .. } => "check that the peer runs, or wait longer",
+            Self::StillHeld { .. } => {
+                "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it"
+            }
+            Self::Stale { .. } => "look the name up and fetch it again",
+            Self::NoCommonHandle { .. } => {
+                "give every node an IMEX channel of one domain, or keep to the processes of one machine"
+            }
+            Self::RanksMissing { .. } => {
+                "check that those ranks have started, with the same group, size and address"
+            }
+            Self::LimitReached { .. } => "raise the limit, or use less",
+            Self::Directory { .. } => {
+                "check the directory's address and credentials; exporters can be asked directly meanwhile"
+            }
+            Self::Driver(source) => remedy_for(source.code),
+            Self::InvalidArgument { .. }
+            | Self::OutOfRange { .. }
+            | Self::System { .. }
+            | Self::Topology { .. } => "mend what the message names",
+        }
+    }
+}
+
+fn remedy_for_refusal(reason: &Refusal) -> &'static str {
+    match reason {
+        Refusal::NotFound => "check the name with `egmem ls`, or wait for it",
+        Refusal::Forbidden => "have this peer's certificate name or user put on the other's list",
+        Refusal::Unsupported | Refusal::Version => "update the older of the two",
+        Refusal::Limit | Refusal::Quota => {
+            "release what is not needed, or have the peer's limits raised"
+        }
+        Refusal::Exists => "choose another name, or withdraw the old one",
+        Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",
+        Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
+        Refusal::NoMemory => "ask for less, or for another node",
+        Refusal::TimedOut => "try again, or wait longer",
+        Refusal::Invalid | Refusal::Internal | Refusal::Other(_) => "see the peer's log",
+    }
+}
+
+fn remedy_for(code: Code) -> &'static str {
+    match code {
+        Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
+        Code::SYSTEM_DRIVER_MISMATCH => {
+            "reboot or reload the kernel module: it is not the library's version"
+        }
+        Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
+        Code::NOT_PERMITTED => {
+            "check the IMEX channel, the container's device nodes and its capabilities"
+        }
+        Code::OUT_OF_MEMORY => "ask for less, or free memory",
+        Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
+            "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
+        }
+        _ => "`egmem doctor` tells what works on this machine",
+    }
+}

@@ -1,0 +1,200 @@
+//! What memory is, whoever maps it wherever: never its address, never a process id.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::driver::random;
+use crate::{Error, Result};
+
+/// Implements a 16-byte id: shown as 32 hex digits, in binary formats a string of 16 bytes.
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name([u8; 16]);
+
+        impl $name {
+            /// The id with these bytes.
+            pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(bytes)
+            }
+
+            /// The id's bytes.
+            pub const fn as_bytes(&self) -> &[u8; 16] {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:032x}", u128::from_be_bytes(self.0))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+            /// 32 hex digits; dashes are left out.
+            fn from_str(text: &str) -> Result<Self> {
+                let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
+                match u128::from_str_radix(&digits, 16) {
+                    Ok(id) if digits.len() == 32 && !digits.starts_with('+') => {
+                        Ok(Self(id.to_be_bytes()))
+                    }
+                    _ => Err(Error::invalid("id", "32 hex digits are expected")),
+                }
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                if serializer.is_human_readable() {
+                    serializer.collect_str(self)
+                } else {
+                    serializer.serialize_bytes(&self.0)
+                }
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl de::Visitor<'_> for Visitor {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("an id of 16 bytes")
+                    }
+                    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<$name, E> {
+                        bytes.try_into().map($name).map_err(|_| E::invalid_length(bytes.len(), &self))
+                    }
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+                    }
+                }
+                if deserializer.is_human_readable() {
+                    deserializer.deserialize_str(Visitor)
+                } else {
+                    deserializer.deserialize_bytes(Visitor)
+                }
+            }
+        }
+    };
+}
+
+id! {
+    /// One boot of one machine: processes with the same can pass each other fds.
+    ///
+    /// Source: `/proc/sys/kernel/random/boot_id`, the same in every container of the machine.
+    BootId
+}
+
+id! {
+    /// One life of one process that exports memory, or of one exchange server: random, new at
+    /// every start.
+    InstanceId
+}
+
+impl BootId {
+    /// This machine's.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel does not tell.
+    pub fn current() -> Result<Self> {
+        static CURRENT: OnceLock<Result<BootId>> = OnceLock::new();
+        CURRENT
+            .get_or_init(|| {
+                let path = "/proc/sys/kernel/random/boot_id";
+                std::fs::read_to_string(path)
+                    .map_err(|error| Error::system(format!("reading {path}"), &error))?
+                    .parse()
+            })
+            .clone()
+    }
+}
+
+impl InstanceId {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel has no random bytes to give.
+    pub fn random() -> Result<Self> {
+        random()
+            .map(Self)
+            .map_err(|error| Error::system("reading random bytes", &error))
+    }
+
+    /// This process's, the same until it ends.
+    ///
+    /// # Errors
+    /// As [`random`](Self::random).
+    pub fn current() -> Result<Self> {
+        static CURRENT: OnceLock<Result<InstanceId>> = OnceLock::new();
+        CURRENT.get_or_init(Self::random).clone()
+    }
+}
+
+/// Names one physical memory among all machines, processes and times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Identity {
+    /// The machine it is on, since its last boot.
+    pub boot: BootId,
+    /// The process that made it.
+    pub instance: InstanceId,
+    /// Which of the process's memories.
+    pub allocation: u64,
+    /// How often it has changed owners: after each it counts as other memory.
+    pub generation: u64,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            boot,
+            instance,
+            allocation,
+            generation,
+        } = self;
+        write!(f, "{boot}/{instance}/{allocation}/{generation}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_read_back_from_text_and_json() {
+        let id = InstanceId::random().unwrap();
+        assert_eq!(id.to_string().parse::<InstanceId>().unwrap(), id);
+        let json = serde_json::to_string(&id).unwrap();
+        assert_eq!(serde_json::from_str::<InstanceId>(&json).unwrap(), id);
+        for wrong in ["", "12", "+0000000000000000000000000000000", "zz"] {
+            assert!(wrong.parse::<InstanceId>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn in_binary_they_are_bytes() {
+        let id = BootId::from_bytes(*b"0123456789abcdef");
+        let mut bytes = Vec::new();
+        ciborium::into_writer(&id, &mut bytes).unwrap();
+        assert_eq!(bytes[0], 0x50, "a CBOR byte string of 16");
+        assert_eq!(ciborium::from_reader::<BootId, _>(&bytes[..]).unwrap(), id);
+        assert!(ciborium::from_reader::<BootId, _>(&b"\x41a"[..]).is_err());
+    }
+
+    #[test]
+    fn a_process_has_one_instance_and_a_machine_one_boot() {
+        assert_eq!(InstanceId::current(), InstanceId::current());
+        assert_ne!(InstanceId::current(), InstanceId::random());
+        assert_eq!(BootId::current(), BootId::current());
+    }
+}
