@@ -34,6 +34,11 @@ pub struct Hello {
     /// The session to go on with after a broken connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Secret>,
+    /// With `resume`: the leases that the client still has. The session's others end, for their
+    /// grant never arrived; one that the server does not know it reports as [`Event::Ended`].
+    /// Without it all go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Vec<u64>>,
     /// What the client calls itself, for people: at most 255 bytes.
     #[serde(default)]
     pub agent: String,
@@ -105,7 +110,8 @@ pub enum Ask {
     Wait(Wait),
     /// Handles and a lease, answered by [`Answer::Granted`].
     Fetch(Fetch),
-    /// At the door: the fds for a ticket, answered by [`Answer::Fds`].
+    /// At the door, after a hello like any other: the fds for a ticket, answered by
+    /// [`Answer::Fds`]. The door answers nothing else but pings, and its welcome's session is empty.
     Redeem(Redeem),
     /// The memory is unmapped: the lease ends. Answered by [`Answer::Done`].
     Release(Release),
