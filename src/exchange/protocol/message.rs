@@ -127,6 +127,8 @@ pub enum Ask {
     Join(Join),
     /// A rank's handles, answered by [`Answer::Members`] when all have sent theirs.
     Offer(Offer),
+    /// A rank has unmapped the others' memory: answered by [`Answer::Done`] when all have.
+    Leave(Leave),
 }
 
 /// Nothing to say.
@@ -259,6 +261,22 @@ pub struct Offer {
     /// which come with the frame.
     #[serde(default)]
     pub fabric: Vec<Secret>,
+    /// The first rank to answer with. Members that do not fit into a frame are asked for by the
+    /// same request once more, without handles, with the first rank that has not come yet.
+    #[serde(default)]
+    pub first: u32,
+}
+
+/// See [`Ask::Leave`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leave {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`] named.
+    pub round: u64,
+    /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves all the same.
+    #[serde(default)]
+    pub ms: u64,
 }
 
 /// The server's answer to a request.
@@ -290,6 +308,9 @@ pub enum Answer {
     Agreed(Agreed),
     /// See [`Ask::Offer`].
     Members(Members),
+    /// Instead of [`Agreed`] or [`Members`], to all ranks alike: the group did not come together.
+    /// Instead of [`Done`](Self::Done) to a rank that leaves: not all the others have left.
+    Incomplete(Incomplete),
 }
 
 /// See [`Answer::Names`].
@@ -371,8 +392,30 @@ pub struct Agreed {
 /// See [`Ask::Offer`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Members {
-    /// Every rank, in order.
+    /// The ranks, in order, from [`Offer::first`] on.
     pub members: Vec<Member>,
+    /// Whether there are more: ask again, for the rank after the last of these.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// See [`Answer::Incomplete`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incomplete {
+    /// Why: `timed_out` where ranks are missing, `closing` where ranks were lost,
+    /// `no_common_handle`, or another word of [`crate::Refusal`].
+    pub reason: String,
+    /// Why, for people.
+    #[serde(default)]
+    pub detail: String,
+    /// The ranks that are missing, in order.
+    #[serde(default)]
+    pub ranks: Vec<u32>,
+    /// How many ranks there should be.
+    pub size: u32,
+    /// Without a common handle type: which ranks cannot do what, and why, for people.
+    #[serde(default)]
+    pub reasons: Vec<String>,
 }
 
 /// A rank of a group.
@@ -406,6 +449,8 @@ pub enum Event {
     Gone(Gone),
     /// The server is about to end.
     Closing(Closing),
+    /// Ranks of a group are gone without having left.
+    Lost(Lost),
 }
 
 /// See [`Event::Withdrawing`].
@@ -438,4 +483,15 @@ pub struct Gone {
 pub struct Closing {
     /// In how many milliseconds.
     pub ms: u64,
+}
+
+/// See [`Event::Lost`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`] named.
+    pub round: u64,
+    /// The ranks.
+    pub ranks: Vec<u32>,
 }
