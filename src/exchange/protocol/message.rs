@@ -77,6 +77,10 @@ pub struct Welcome {
     /// The Unix socket at which tickets are redeemed, for clients on the same machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub door: Option<String>,
+    /// A Unix socket at which the server speaks this protocol in full, for clients on the same
+    /// machine: ranks of a group that share fds join there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<String>,
 }
 
 /// A refusal: see [`crate::Refusal`] for the words of `reason`.
