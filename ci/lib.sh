@@ -2,15 +2,25 @@
 # Sourced by the scripts beside it: goes to the repository's root, prints headings and timings.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-# The feature sets that CI builds: everything the package has, and the least it builds with.
-FULL=(--features "cli,cudart")
+# The feature sets that CI builds: everything the package has; what needs no program beside the
+# compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.
+FULL=(--features "cli,cudart,etcd")
+PORTABLE=(--features "cli,cudart")
 BARE=(--no-default-features --features "cuda-13000")
+
+# For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
+FULL_NEEDS=(
+    protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
+    etcd:etcd-server ip:iproute2
+)
 
 # CI builds each state once: incremental data would only cost time and disk.
 if [ -n "${CI:-}" ]; then
     export CARGO_INCREMENTAL=0
 fi
 export CARGO_TERM_PROGRESS_WHEN=never
+# Backtraces with lines: the rest of the debug information takes time and disk.
+export CARGO_PROFILE_DEV_DEBUG=line-tables-only
 
 # Tests crash child processes on purpose, some with much memory mapped.
 ulimit -c 0

@@ -1,0 +1,193 @@
+//! The exchange beside what it could be compared with, over the loopback device of this machine: a
+//! bare mutual-TLS ping-pong of the same bytes, etcd, and all-gathers over plain TCP. The network path
+//! is real. The memory is simulated, also where there is a GPU: what is measured is the protocol.
+
+mod bare;
+mod certificates;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod gather;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use bare::Client;
+use certificates::Certificates;
+use criterion::Criterion;
+use report::measure;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+/// A request and its reply, in bytes of their frames without the length.
+#[derive(Clone, Copy)]
+struct Exchange {
+    ask: usize,
+    answer: usize,
+}
+
+/// How many clients are connected at once.
+const CLIENTS: usize = 1000;
+/// The ranks of a group: the GPUs of one rack, and of eight.
+const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576")];
+const FETCH: Exchange = Exchange {
+    ask: 90,
+    answer: 330,
+};
+const RELEASE: Exchange = Exchange {
+    ask: 25,
+    answer: 20,
+};
+const SLICE: usize = 300;
+
+/// The time that `work` takes so many times, one after another.
+async fn repeat(times: u64, mut work: impl AsyncFnMut()) -> Duration {
+    let start = Instant::now();
+    for _ in 0..times {
+        work().await;
+    }
+    start.elapsed()
+}
+
+/// A server's runtime, which runs without being waited for.
+fn server_runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+/// A client's runtime. Each end has one thread, as two processes with little to do would.
+fn client_runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+/// One client on an open connection, which fetches and releases.
+fn one_client(criterion: &mut Criterion, certificates: &Certificates) {
+    const GROUP: &str = "fetch and release, one client";
+    let mut group = criterion.benchmark_group(GROUP);
+    let (servers, clients) = (server_runtime(), client_runtime());
+    let address = servers.block_on(bare::serve(certificates));
+    let mut client = clients.block_on(Client::connect(address, certificates));
+    measure(&mut group, GROUP, "bare TLS", |times| {
+        clients.block_on(repeat(times, async || {
+            client.ping(FETCH.ask, FETCH.answer).await;
+            client.ping(RELEASE.ask, RELEASE.answer).await;
+        }))
+    });
+    group.finish();
+}
+
+/// All clients at once, each on an open connection of its own.
+fn all_clients(criterion: &mut Criterion, certificates: &Certificates) {
+    const GROUP: &str = "fetch and release, 1 000 clients at once";
+    let mut group = criterion.benchmark_group(GROUP);
+    let (servers, clients) = (server_runtime(), client_runtime());
+    let address = servers.block_on(bare::serve(certificates));
+    let mut connected = clients.block_on(async {
+        let mut connected = Vec::new();
+        for _ in 0..CLIENTS {
+            connected.push(Client::connect(address, certificates).await);
+        }
+        connected
+    });
+    measure(&mut group, GROUP, "bare TLS", |times| {
+        clients.block_on(repeat(times, async || {
+            let mut tasks = JoinSet::new();
+            for mut client in connected.drain(..) {
+                tasks.spawn(async move {
+                    client.ping(FETCH.ask, FETCH.answer).await;
+                    client.ping(RELEASE.ask, RELEASE.answer).await;
+                    client
+                });
+            }
+            connected = tasks.join_all().await;
+        }))
+    });
+    group.finish();
+}
+
+/// The same bytes put into etcd and got from there, by one client on an open connection.
+#[cfg(feature = "etcd")]
+fn through_etcd(criterion: &mut Criterion, certificates: &Certificates) {
+    const GROUP: &str = "through etcd, one client";
+    let Some(etcd) = etcd::Etcd::start(certificates) else {
+        return;
+    };
+    let mut group = criterion.benchmark_group(GROUP);
+    let clients = client_runtime();
+    let mut client = clients.block_on(etcd.connect(certificates));
+    let value = vec![7; FETCH.answer];
+    measure(&mut group, GROUP, "get", |times| {
+        let mut kv = client.kv_client();
+        clients.block_on(async {
+            client
+                .put("name", value.clone(), None)
+                .await
+                .expect("a put");
+            repeat(times, async || {
+                let got = kv.get("name", None).await.expect("a get");
+                assert_eq!(got.kvs()[0].value(), value);
+            })
+            .await
+        })
+    });
+    measure(
+        &mut group,
+        GROUP,
+        "put, which waits for the disk",
+        |times| {
+            clients.block_on(repeat(times, async || {
+                client
+                    .put("name", value.clone(), None)
+                    .await
+                    .expect("a put");
+            }))
+        },
+    );
+    group.finish();
+}
+
+/// Every rank ends with everybody's handles.
+fn groups(criterion: &mut Criterion) {
+    for (ranks, name) in RANKS {
+        let mut group = criterion.benchmark_group(name);
+        let runtime = client_runtime();
+        measure(&mut group, name, "star over plain TCP", |times| {
+            runtime.block_on(repeat(times, async || gather::star(ranks, SLICE).await))
+        });
+        measure(&mut group, name, "ring over plain TCP", |times| {
+            runtime.block_on(repeat(times, async || gather::ring(ranks, SLICE).await))
+        });
+        group.finish();
+    }
+}
+
+/// 1 000 connections are as many files at each end.
+fn allow_many_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a valid place for what is written, and what is set is what was read.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+}
+
+fn main() {
+    allow_many_files();
+    let mut criterion = Criterion::default().configure_from_args();
+    let certificates = Certificates::create();
+    one_client(&mut criterion, &certificates);
+    all_clients(&mut criterion, &certificates);
+    #[cfg(feature = "etcd")]
+    through_etcd(&mut criterion, &certificates);
+    groups(&mut criterion);
+    criterion.final_summary();
+    report::print();
+}
