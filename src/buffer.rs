@@ -21,6 +21,8 @@ pub struct BufferOptions {
     host: Option<Access>,
     gpus: Option<Vec<AccessDesc>>,
     handle_types: HandleTypes,
+    #[cfg(feature = "share")]
+    shareable: bool,
     overcommit: bool,
 }
 
@@ -63,6 +65,29 @@ impl BufferOptions {
         self
     }
 
+    /// Makes it shareable as widely as this machine allows, on each of its nodes: see
+    /// [`best_handle_types`](crate::share::best_handle_types), which also tells why fabric handles
+    /// are not among the types.
+    #[cfg(feature = "share")]
+    pub const fn shareable(mut self) -> Self {
+        self.shareable = true;
+        self
+    }
+
+    #[cfg(not(feature = "share"))]
+    const fn handle_types_at(&self, _: &Driver, _: Location) -> Result<HandleTypes> {
+        Ok(self.handle_types)
+    }
+
+    #[cfg(feature = "share")]
+    fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
+        let mut types = self.handle_types;
+        if self.shareable {
+            types |= crate::share::best_handle_types(driver, location)?.handle_types;
+        }
+        Ok(types)
+    }
+
     /// Whether to ask the driver even for more than the node has free.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
@@ -74,12 +99,13 @@ impl BufferOptions {
     /// # Errors
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
     /// [`PhysicalMemory::map`] and [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share,
-    /// or one before the last that is not a multiple of the granularity.
+    /// or one before the last that is not a multiple of the granularity; why a
+    /// buffer that is to be shareable cannot be.
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             let memory = PhysicalMemory::options(location)
-                .handle_types(self.handle_types)
+                .handle_types(self.handle_types_at(driver, location)?)
                 .overcommit(self.overcommit)
                 .create(driver, bytes)?;
             if index + 1 < self.parts.len() && memory.size().padded() != bytes {
@@ -136,7 +162,7 @@ impl BufferOptions {
 
 /// The GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
 /// GPU's.
-fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
+pub(crate) fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
     let mut reachable = Vec::new();
     for gpu in 0..driver.device_count()? {
         let reaches = match location {
@@ -190,6 +216,8 @@ impl Buffer {
             host: None,
             gpus: None,
             handle_types: HandleTypes::NONE,
+            #[cfg(feature = "share")]
+            shareable: false,
             overcommit: false,
         }
     }

@@ -144,7 +144,7 @@ pub(crate) fn explain_access(driver: &Driver, error: Error, access: &[AccessDesc
 }
 
 /// NOT_PERMITTED means a missing channel only where one is missing.
-fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
+pub(crate) fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
     if channel.usable() {
         Error::Driver(source)
     } else {

@@ -102,6 +102,11 @@ impl<'a> CpuView<'a> {
         self.len == 0
     }
 
+    /// Whether the CPU may write.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     /// The address of the first byte, for code of your own.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base

@@ -2,8 +2,20 @@
 //!
 //! For other nodes, and for finding memory by name, see the feature `exchange`.
 
+mod cache;
 mod description;
+pub(crate) mod fd;
 mod identity;
+mod import;
+mod imports;
+mod peers;
+mod shared;
+#[cfg(test)]
+mod tests;
 
 pub use description::{Description, MAX_PARTS, Part};
 pub use identity::{BootId, Identity, InstanceId};
+pub use import::{ImportOptions, ImportedBuffer};
+pub use imports::Origin;
+pub use peers::{Credentials, Peers};
+pub use shared::{Shareable, Shared, best_handle_types};

@@ -1,0 +1,214 @@
+//! File descriptors over Unix sockets, and who is at a socket's other end.
+//!
+//! For blocking and non-blocking sockets: `WouldBlock` is passed on, interruptions are not.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::Credentials;
+
+/// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
+pub(crate) const MAX_FDS: usize = 253;
+
+/// Sends the beginning of `bytes`, at least one of them, with all of `fds` (at most [`MAX_FDS`]);
+/// says how many bytes went. The fds are on their way then, and what is left goes without them.
+///
+/// # Errors
+/// The system's; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
+/// then.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    if fds.len() > MAX_FDS || (bytes.is_empty() && !fds.is_empty()) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let sent = retry_on_intr(|| {
+        // A peer that is gone is an error, not a signal.
+        let iov = [IoSlice::new(bytes)];
+        sendmsg(socket, &iov, &mut control, SendFlags::NOSIGNAL)
+    })?;
+    Ok(sent)
+}
+
+/// Receives bytes, and the fds that came with them, close-on-exec. 0 bytes are the connection's end.
+///
+/// # Errors
+/// The system's; `InvalidData` for more than `max_fds` fds, or where some could not be had (this
+/// process may have too many open). All that came are closed then, and the bytes are lost: the
+/// connection is of no use any more.
+pub(crate) fn recv(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    max_fds: usize,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = retry_on_intr(|| {
+        let mut iov = [IoSliceMut::new(bytes)];
+        recvmsg(socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    // On an error `fds` is dropped here, which closes them.
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(invalid("file descriptors were lost on their way"));
+    }
+    if fds.len() > max_fds {
+        return Err(invalid("more file descriptors than expected"));
+    }
+    Ok((message.bytes, fds))
+}
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Who made the other end of the connection, as the kernel says.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    // Not by rustix, whose process id cannot be 0, which the kernel says of processes in a PID
+    // namespace that this one cannot see.
+    let mut found = MaybeUninit::<libc::ucred>::zeroed();
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, which the
+    // kernel writes, and no more.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            found.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if len as usize != size_of::<libc::ucred>() {
+        return Err(invalid("the kernel's credentials are of another size"));
+    }
+    // SAFETY: three integers, for which every bit pattern is a value; zeroed, then written whole.
+    let found = unsafe { found.assume_init() };
+    Ok(Credentials {
+        pid: u32::try_from(found.pid).ok().filter(|&pid| pid != 0),
+        uid: found.uid,
+        gid: found.gid,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn file(text: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text).unwrap();
+        file.rewind().unwrap();
+        file
+    }
+
+    fn closed_on_exec(fd: &OwnedFd) -> bool {
+        let flags = rustix::io::fcntl_getfd(fd).unwrap();
+        flags.contains(rustix::io::FdFlags::CLOEXEC)
+    }
+
+    #[test]
+    fn fds_arrive_with_the_first_byte() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let files = [file(b"one"), file(b"two")];
+        let fds = [files[0].as_fd(), files[1].as_fd()];
+        assert_eq!(send(a.as_fd(), b"xyz", &fds).unwrap(), 3);
+        let mut first = [0];
+        let (n, fds) = recv(b.as_fd(), &mut first, 2).unwrap();
+        assert_eq!((n, first, fds.len()), (1, *b"x", 2));
+        assert!(fds.iter().all(closed_on_exec));
+        for (fd, text) in fds.into_iter().zip(["one", "two"]) {
+            let mut found = String::new();
+            File::from(fd).read_to_string(&mut found).unwrap();
+            assert_eq!(found, text);
+        }
+        let mut rest = [0; 8];
+        let (n, fds) = recv(b.as_fd(), &mut rest, 0).unwrap();
+        assert_eq!((n, fds.len()), (2, 0));
+        drop(a);
+        assert_eq!(recv(b.as_fd(), &mut rest, 0).unwrap().0, 0);
+    }
+
+    /// A pipe's reader sees its end only when every copy of the writer is closed.
+    #[test]
+    fn too_many_fds_are_an_error_and_closed() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        send(a.as_fd(), b"x", &[writer.as_fd(), writer.as_fd()]).unwrap();
+        drop(writer);
+        let error = recv(b.as_fd(), &mut [0], 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn as_many_as_a_message_can_carry() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let file = file(b"");
+        let fds = [file.as_fd(); MAX_FDS + 1];
+        let error = send(a.as_fd(), b"x", &fds).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        send(a.as_fd(), b"x", &fds[1..]).unwrap();
+        let (_, fds) = recv(b.as_fd(), &mut [0], MAX_FDS).unwrap();
+        assert_eq!(fds.len(), MAX_FDS);
+        assert!(send(a.as_fd(), b"", &[file.as_fd()]).is_err());
+    }
+
+    #[test]
+    fn would_block_is_passed_on_and_a_lost_peer_is_no_signal() {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        let error = recv(a.as_fd(), &mut [0], 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let error = loop {
+            if let Err(error) = send(a.as_fd(), &[0; 1 << 16], &[]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(b);
+        let error = send(a.as_fd(), b"x", &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn credentials_of_our_own() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let found = credentials(a.as_fd()).unwrap();
+        assert_eq!(found.pid, Some(std::process::id()));
+        assert_eq!(found.uid, rustix::process::getuid().as_raw());
+        assert_eq!(found.gid, rustix::process::getgid().as_raw());
+        let file = file(b"");
+        assert!(credentials(file.as_fd()).is_err());
+    }
+}

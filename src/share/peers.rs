@@ -1,0 +1,128 @@
+//! Whom to share with on one machine.
+
+use std::fmt;
+
+use crate::{Error, Result};
+
+/// Who made the other end of a Unix socket's connection. Source: unix(7), `SO_PEERCRED`.
+///
+/// Fixed when the connection was made: it says who connected or listened, whoever has the socket
+/// now. User and group are in terms of this process's user namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Credentials {
+    /// The process's id; `None` in a PID namespace that this process cannot see. For people to
+    /// read: a process may end, and its id be used again, at any time.
+    pub pid: Option<u32>,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+impl fmt::Display for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} of user {}", self.uid),
+            None => write!(f, "a process of user {}", self.uid),
+        }
+    }
+}
+
+/// Whom to talk to over Unix sockets: by default processes of the same user alone.
+///
+/// ```
+/// use egmem::share::Peers;
+///
+/// let peers = Peers::same_user().and_user(1000);
+/// # let _ = peers;
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// `None` for anybody.
+    users: Option<Vec<u32>>,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self::same_user()
+    }
+}
+
+impl Peers {
+    /// Processes of this process's effective user. Root is not among them, unless that is it.
+    pub fn same_user() -> Self {
+        Self::user(rustix::process::geteuid().as_raw())
+    }
+
+    /// Processes of one user alone.
+    pub fn user(uid: u32) -> Self {
+        Self {
+            users: Some(vec![uid]),
+        }
+    }
+
+    /// Processes of `uid` too.
+    pub fn and_user(mut self, uid: u32) -> Self {
+        if let Some(users) = &mut self.users {
+            users.push(uid);
+        }
+        self
+    }
+
+    /// Processes of any user.
+    pub fn any_user(mut self) -> Self {
+        self.users = None;
+        self
+    }
+
+    /// Checks a peer.
+    ///
+    /// # Errors
+    /// [`Error::NotTrusted`] with the peer's user.
+    pub fn admit(&self, peer: &Credentials) -> Result<()> {
+        match &self.users {
+            Some(users) if !users.contains(&peer.uid) => Err(Error::NotTrusted {
+                peer: peer.to_string(),
+                why: format!("user {} is not on the list", peer.uid),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether processes of users other than this process's are admitted.
+    pub(crate) fn reach_beyond_own_user(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.users
+            .as_ref()
+            .is_none_or(|users| users.iter().any(|&uid| uid != own))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(uid: u32) -> Credentials {
+        Credentials {
+            pid: Some(1),
+            uid,
+            gid: 0,
+        }
+    }
+
+    #[test]
+    fn only_who_is_listed_is_admitted() {
+        let own = rustix::process::geteuid().as_raw();
+        let peers = Peers::default();
+        peers.admit(&of(own)).unwrap();
+        let error = peers.admit(&of(own + 1)).unwrap_err();
+        assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+        assert!(!peers.reach_beyond_own_user());
+        let more = peers.clone().and_user(own + 1);
+        more.admit(&of(own + 1)).unwrap();
+        assert!(more.admit(&of(own + 2)).is_err());
+        assert!(more.reach_beyond_own_user());
+        peers.any_user().admit(&of(own + 2)).unwrap();
+        assert!(Peers::user(own + 1).admit(&of(own)).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! Memory of this process that others may import.
+
+use std::sync::{Arc, Mutex};
+
+use super::cache::lock;
+use super::{Description, MAX_PARTS, Part};
+use crate::capability::{Capabilities, Path};
+use crate::driver::{
+    Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
+};
+use crate::memory::CpuView;
+use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::{Buffer, Error, Result};
+
+/// Memory of this process, to be described and exported to others. Clones are the same memory.
+///
+/// Whoever has imported it keeps the memory itself alive, whatever becomes of this value.
+///
+/// ```
+/// use egmem::driver::{Access, HandleType, NodeId};
+/// use egmem::share::Shared;
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let buffer = Buffer::on(NodeId(0)).bytes(3 << 20).shareable().allocate(&driver)?;
+/// let shared = Shared::from(buffer);
+/// assert_eq!(shared.describe(Access::Read)?.len, 3 << 20);
+/// assert_eq!(shared.export(HandleType::PosixFd)?.len(), 1);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Shared(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // In this order: unmapped first, then released.
+    window: Mutex<Option<Vec<Mapping>>>,
+    memory: Memories,
+    len: u64,
+}
+
+#[derive(Debug)]
+enum Memories {
+    Buffer(Arc<Buffer>),
+    Physical(Vec<PhysicalMemory>),
+}
+
+impl From<Buffer> for Shared {
+    fn from(buffer: Buffer) -> Self {
+        Self::from(Arc::new(buffer))
+    }
+}
+
+impl From<Arc<Buffer>> for Shared {
+    fn from(buffer: Arc<Buffer>) -> Self {
+        let len = buffer.len();
+        Self::new(Memories::Buffer(buffer), len)
+    }
+}
+
+impl Shared {
+    fn new(memory: Memories, len: u64) -> Self {
+        Self(Arc::new(Inner {
+            window: Mutex::new(None),
+            memory,
+            len,
+        }))
+    }
+
+    /// Physical memory that need not be mapped here, side by side in this order, of which `len`
+    /// bytes are of use.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
+    /// drivers, and for a `len` that does not reach into the last one, or beyond it.
+    pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
+        let (Some(first), true) = (parts.first(), parts.len() <= MAX_PARTS) else {
+            let why = format!("{} parts, not 1 to {MAX_PARTS}", parts.len());
+            return Err(Error::invalid("memory", why));
+        };
+        for part in &parts {
+            part.driver().expect_same(first.driver(), "memory")?;
+        }
+        let all = padded(&parts);
+        let before = all - parts.last().map_or(0, |part| part.size().padded());
+        if len <= before || len > all {
+            let why = format!("{len} bytes of {all}, of which the last part begins at {before}");
+            return Err(Error::invalid("length", why));
+        }
+        Ok(Self::new(Memories::Physical(parts), len))
+    }
+
+    fn parts(&self) -> &[PhysicalMemory] {
+        match &self.0.memory {
+            Memories::Buffer(buffer) => buffer.physical(),
+            Memories::Physical(parts) => parts,
+        }
+    }
+
+    /// What an importer must know beside the handles, and be told to keep to `access`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for [`Access::None`] or more than [`MAX_PARTS`] parts,
+    /// [`Error::System`] where the kernel does not tell the machine's boot id.
+    pub fn describe(&self, access: Access) -> Result<Description> {
+        let part = |memory: &PhysicalMemory| {
+            Ok(Part {
+                identity: memory.identity()?,
+                bytes: memory.size().padded(),
+                location: memory.location(),
+            })
+        };
+        let description = Description {
+            len: self.0.len,
+            access,
+            parts: self.parts().iter().map(part).collect::<Result<_>>()?,
+        };
+        description.check()?;
+        Ok(description)
+    }
+
+    /// Handles by which others import the memory: one for each part, in order.
+    ///
+    /// Whoever has them can read and write the memory, whatever the description says.
+    ///
+    /// # Errors
+    /// Those of [`PhysicalMemory::export`].
+    pub fn export(&self, handle_type: HandleType) -> Result<Vec<ShareableHandle>> {
+        self.parts()
+            .iter()
+            .map(|memory| memory.export(handle_type))
+            .collect()
+    }
+
+    /// The types that all of the memory can be exported as.
+    pub fn handle_types(&self) -> HandleTypes {
+        let bits = self.parts().iter().fold(u32::MAX, |bits, part| {
+            bits & part.props().handle_types.bits()
+        });
+        HandleTypes::from_bits(bits)
+    }
+
+    /// Makes it count as other memory from now on: it changes owners, and who imported it as what it
+    /// was is not to take it for the same.
+    pub fn renew_identity(&self) {
+        self.parts().iter().for_each(PhysicalMemory::renew_identity);
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &Driver {
+        // Never empty: neither of the two ways to make one allows that.
+        self.parts()[0].driver()
+    }
+
+    /// Where the first part lies.
+    pub fn location(&self) -> Location {
+        self.parts()[0].location()
+    }
+
+    /// The usable bytes.
+    pub fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// Never: there is at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// All bytes, padding included: what an importer maps.
+    pub fn padded(&self) -> u64 {
+        padded(self.parts())
+    }
+
+    /// The buffer, where it was made from one.
+    pub fn buffer(&self) -> Option<&Arc<Buffer>> {
+        match &self.0.memory {
+            Memories::Buffer(buffer) => Some(buffer),
+            Memories::Physical(_) => None,
+        }
+    }
+
+    /// The word at `offset` bytes, read by the CPU: below [`padded`](Self::padded), so that it may
+    /// lie in the padding.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; where the memory is not mapped for the CPU, those of mapping it.
+    pub fn word(&self, offset: u64) -> Result<u64> {
+        self.with_cpu(|cpu| cpu.get(offset))
+    }
+
+    /// Writes a word, as [`word`](Self::word) reads one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_word(&self, offset: u64, word: u64) -> Result<()> {
+        self.with_cpu(|cpu| cpu.put(offset, word))
+    }
+
+    /// Lends a window on all of the memory: the buffer's own mapping, if the CPU may write there, or
+    /// one that is made for it and kept.
+    fn with_cpu<T>(&self, with: impl FnOnce(CpuView<'_>) -> Result<T>) -> Result<T> {
+        if let Some(buffer) = self.buffer()
+            && let Ok(cpu) = Mapping::cpu_of_neighbours(buffer.mappings(), self.padded())
+            && cpu.is_writable()
+        {
+            return with(cpu);
+        }
+        let mut window = lock(&self.0.window);
+        let mappings = match &mut *window {
+            Some(mappings) => mappings,
+            none => none.insert(map_for_cpu(self.driver(), self.parts())?),
+        };
+        with(Mapping::cpu_of_neighbours(mappings, self.padded())?)
+    }
+}
+
+fn padded(parts: &[PhysicalMemory]) -> u64 {
+    // Each exists, so that together they fit an address space, or nearly.
+    parts
+        .iter()
+        .fold(0, |sum, part| part.size().padded().saturating_add(sum))
+}
+
+fn map_for_cpu(driver: &Driver, parts: &[PhysicalMemory]) -> Result<Vec<Mapping>> {
+    let range = Arc::new(Reservation::options().reserve(driver, padded(parts))?);
+    let mut offset = 0;
+    let map = |memory: &PhysicalMemory| {
+        let mut mapping = range.map(offset, memory)?;
+        mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
+        offset += memory.size().padded();
+        Ok(mapping)
+    };
+    parts.iter().map(map).collect()
+}
+
+/// How memory can be made shareable on this machine: see [`best_handle_types`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shareable {
+    /// What to create it with.
+    pub handle_types: HandleTypes,
+    /// Why fabric handles are not among them.
+    pub no_fabric: Option<Error>,
+}
+
+/// The handle types to create memory at `location` with, so that it can be shared as widely as
+/// this machine allows: as fabric handle and POSIX fd, or as one of them. Found by trying, once per
+/// driver.
+///
+/// # Errors
+/// Why POSIX fds do not work, where neither does.
+pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareable> {
+    const BOTH: HandleTypes =
+        HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());
+    let capabilities = Capabilities::of(driver);
+    let tried = |types| capabilities.support(location, Path::Vmm, types).require();
+    let only = |handle_types, no_fabric| Shareable {
+        handle_types,
+        no_fabric,
+    };
+    let Err(no_fabric) = tried(BOTH) else {
+        return Ok(only(BOTH, None));
+    };
+    match tried(HandleTypes::POSIX_FD) {
+        Ok(()) => Ok(only(HandleTypes::POSIX_FD, Some(no_fabric))),
+        Err(error) => tried(HandleTypes::FABRIC)
+            .map(|()| only(HandleTypes::FABRIC, None))
+            .map_err(|_| error),
+    }
+}
