@@ -1,3 +1,10 @@
 //! Memory exchanged by name, within a node and between nodes.
 
+mod address;
+mod limits;
+mod peer;
 pub mod protocol;
+
+pub use address::Address;
+pub use limits::Limits;
+pub use peer::{MAX_PATTERNS, PeerName, Who};

@@ -435,6 +435,15 @@ pub struct Member {
     pub handles: Option<Handles>,
 }
 
+/// What a client reads after the greeting: a reply has an `id`, a notice has none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FromServer {
+    /// An answer.
+    Reply(Reply),
+    /// An event.
+    Notice(Notice),
+}
+
 /// What a server says unasked; `None` where this version does not know it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice(pub Option<Event>);

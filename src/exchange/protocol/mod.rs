@@ -1,7 +1,15 @@
 //! What travels between client and server: docs/protocol.md is its specification.
 
+mod codec;
 mod message;
+mod name;
+mod oneof;
+mod scan;
 mod secret;
+#[cfg(test)]
+mod tests;
 
+pub use codec::{decode, encode};
 pub use message::*;
+pub use name::{check_name, check_prefix};
 pub use secret::{MAX_SECRET, Secret};

@@ -1,0 +1,114 @@
+//! How much a peer may ask for, and how long it may take.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The limits of a server or a client. Whoever reaches one is refused with `limit`, or dropped.
+///
+/// In a configuration file durations are whole milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Bytes of a frame.
+    pub frame_bytes: u32,
+    /// Bytes of the first frame, before which nothing is known about a peer.
+    pub hello_bytes: u32,
+    /// File descriptors that come with a frame.
+    pub frame_fds: u32,
+    /// Connections, those that have said nothing yet among them.
+    pub connections: usize,
+    /// Connections of one peer.
+    pub connections_per_peer: usize,
+    /// Sessions, those without a connection among them.
+    pub sessions: usize,
+    /// Published names.
+    pub names: usize,
+    /// Leases of one peer.
+    pub leases_per_peer: usize,
+    /// Requests of one connection that are not answered yet.
+    pub requests_in_flight: usize,
+    /// Frames that wait for a slow reader before it is dropped.
+    pub queued_frames: usize,
+    /// Tickets that are not redeemed yet, of one peer.
+    pub tickets_per_peer: usize,
+    /// Names in one answer.
+    pub list_page: usize,
+    /// Groups.
+    pub groups: usize,
+    /// Ranks of a group.
+    pub group_size: u32,
+    /// From the connection to the end of the greeting.
+    #[serde(with = "ms")]
+    pub handshake: Duration,
+    /// From a request to its answer, where nothing is waited for.
+    #[serde(with = "ms")]
+    pub request: Duration,
+    /// From a frame's first byte to its last.
+    #[serde(with = "ms")]
+    pub frame: Duration,
+    /// To write a frame.
+    #[serde(with = "ms")]
+    pub write: Duration,
+    /// The longest that a peer may ask to wait: for a name, a group, a withdrawal.
+    #[serde(with = "ms")]
+    pub wait: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            frame_bytes: 4 << 20,
+            hello_bytes: 4096,
+            frame_fds: 1024,
+            connections: 4096,
+            connections_per_peer: 2048,
+            sessions: 8192,
+            names: 65_536,
+            leases_per_peer: 65_536,
+            requests_in_flight: 64,
+            queued_frames: 256,
+            tickets_per_peer: 1024,
+            list_page: 256,
+            groups: 256,
+            group_size: 1024,
+            handshake: Duration::from_secs(10),
+            request: Duration::from_secs(30),
+            frame: Duration::from_secs(10),
+            write: Duration::from_secs(10),
+            wait: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Durations as whole milliseconds.
+mod ms {
+    use super::*;
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Duration, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(value.as_millis().try_into().unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+        u64::deserialize(d).map(Duration::from_millis)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_read_back_and_unknown_ones_are_refused() {
+        let json = serde_json::to_string(&Limits::default()).unwrap();
+        assert_eq!(
+            serde_json::from_str::<Limits>(&json).unwrap(),
+            Limits::default()
+        );
+        let some: Limits = serde_json::from_str(r#"{"wait": 1500, "names": 3}"#).unwrap();
+        assert_eq!((some.wait.as_millis(), some.names), (1500, 3));
+        assert!(serde_json::from_str::<Limits>(r#"{"name": 3}"#).is_err());
+    }
+}

@@ -1,0 +1,295 @@
+//! Who a peer is, and who may do something.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::{Error, Result};
+
+/// The most patterns in a [`Who`].
+pub const MAX_PATTERNS: usize = 1024;
+/// The longest name of a certificate in bytes (RFC 1035).
+const MAX_DNS: usize = 253;
+/// Shown for [`PeerName::Local`].
+const LOCAL: &str = "local";
+
+/// A peer, as the transport has proved it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PeerName {
+    /// The first DNS name of its certificate, in lower case.
+    Certificate(String),
+    /// The user at the other end of a Unix socket.
+    User(u32),
+    /// Whoever connects over plain TCP: on the loopback interface, any process of this machine.
+    Local,
+}
+
+impl PeerName {
+    /// The peer whose certificate says this.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no DNS name, has a wildcard, or could be taken for
+    /// another kind of peer (`local`).
+    pub fn certificate(name: &str) -> Result<Self> {
+        let name = name.to_ascii_lowercase();
+        if name == LOCAL {
+            return Err(Error::invalid("peer name", "local is no name"));
+        }
+        check_dns(&name)?;
+        Ok(Self::Certificate(name))
+    }
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Certificate(name) => f.write_str(name),
+            Self::User(uid) => write!(f, "uid:{uid}"),
+            Self::Local => f.write_str(LOCAL),
+        }
+    }
+}
+
+impl FromStr for PeerName {
+    type Err = Error;
+
+    /// A certificate's name, `uid:1000` or `local`.
+    fn from_str(text: &str) -> Result<Self> {
+        if text == LOCAL {
+            return Ok(Self::Local);
+        }
+        match text.strip_prefix("uid:") {
+            Some(uid) if uid.bytes().all(|byte| byte.is_ascii_digit()) => uid
+                .parse()
+                .map(Self::User)
+                .map_err(|_| Error::invalid("peer name", "no user id after uid:")),
+            Some(_) => Err(Error::invalid("peer name", "no user id after uid:")),
+            None => Self::certificate(text),
+        }
+    }
+}
+
+/// Labels of letters, digits, `-` and `_`, with dots between.
+fn check_dns(name: &str) -> Result<()> {
+    let label = |label: &str| {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=63).contains(&label.len()) && label.bytes().all(good)
+    };
+    if name.len() > MAX_DNS || !name.split('.').all(label) {
+        return Err(Error::invalid("peer name", "it is no DNS name"));
+    }
+    Ok(())
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Pattern {
+    Anyone,
+    Exactly(PeerName),
+    /// With the dot in front.
+    Suffix(String),
+}
+
+/// Who may do something: a list of names and patterns.
+///
+/// ```
+/// use egmem::exchange::{PeerName, Who};
+///
+/// let who = Who::list(["node7.cluster", "*.gpu.cluster", "uid:1000"])?;
+/// assert!(who.admits(&"node7.cluster".parse()?));
+/// assert!(who.admits(&"a.gpu.cluster".parse()?));
+/// assert!(who.admits(&PeerName::User(1000)));
+/// assert!(!who.admits(&"gpu.cluster".parse()?));
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Who(Vec<Pattern>);
+
+impl Who {
+    /// Every peer that the transport lets in.
+    pub fn anyone() -> Self {
+        Self(vec![Pattern::Anyone])
+    }
+
+    /// No peer. The default.
+    pub const fn nobody() -> Self {
+        Self(Vec::new())
+    }
+
+    /// The peers that one of these matches: a certificate's name, `*.suffix` for certificates'
+    /// names that end so, in any number of further labels, `uid:1000` for a user at a Unix socket,
+    /// `local` for plain TCP, or `*` for anyone.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for anything else, and for more than [`MAX_PATTERNS`].
+    pub fn list<S: AsRef<str>>(patterns: impl IntoIterator<Item = S>) -> Result<Self> {
+        let mut list = Vec::new();
+        for pattern in patterns {
+            if list.len() == MAX_PATTERNS {
+                let why = format!("more than {MAX_PATTERNS}");
+                return Err(Error::invalid("list of peers", why));
+            }
+            list.push(match pattern.as_ref() {
+                "*" => Pattern::Anyone,
+                text => match text.strip_prefix('*') {
+                    Some(suffix) => {
+                        let name = suffix.strip_prefix('.').unwrap_or("");
+                        check_dns(name)?;
+                        Pattern::Suffix(suffix.to_ascii_lowercase())
+                    }
+                    None => Pattern::Exactly(text.parse()?),
+                },
+            });
+        }
+        Ok(Self(list))
+    }
+
+    /// This peer alone.
+    pub fn only(peer: PeerName) -> Self {
+        Self(vec![Pattern::Exactly(peer)])
+    }
+
+    /// Whoever this admits, and that peer.
+    pub fn and(mut self, peer: PeerName) -> Self {
+        self.0.push(Pattern::Exactly(peer));
+        self
+    }
+
+    /// Whether the peer is among them.
+    pub fn admits(&self, peer: &PeerName) -> bool {
+        self.0.iter().any(|pattern| match pattern {
+            Pattern::Anyone => true,
+            Pattern::Exactly(one) => one == peer,
+            Pattern::Suffix(suffix) => match peer {
+                PeerName::Certificate(name) => {
+                    name.len() > suffix.len() && name.ends_with(suffix.as_str())
+                }
+                _ => false,
+            },
+        })
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, pattern) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str(", ")?;
+            }
+            match pattern {
+                Pattern::Anyone => f.write_str("*")?,
+                Pattern::Exactly(peer) => write!(f, "{peer}")?,
+                Pattern::Suffix(suffix) => write!(f, "*{suffix}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As a list of patterns.
+impl Serialize for Who {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|pattern| match pattern {
+            Pattern::Anyone => "*".to_owned(),
+            Pattern::Exactly(peer) => peer.to_string(),
+            Pattern::Suffix(suffix) => format!("*{suffix}"),
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Who {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let patterns = Vec::<String>::deserialize(deserializer)?;
+        Self::list(patterns).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cert(name: &str) -> PeerName {
+        PeerName::certificate(name).unwrap()
+    }
+
+    #[test]
+    fn peers_are_read_and_shown() {
+        for (text, peer) in [
+            ("a.b", cert("A.b")),
+            ("uid:0", PeerName::User(0)),
+            ("local", PeerName::Local),
+        ] {
+            assert_eq!(text.parse::<PeerName>().unwrap(), peer);
+            assert_eq!(peer.to_string(), text);
+        }
+        for wrong in [
+            "",
+            "uid:",
+            "uid:-1",
+            "uid:+1",
+            "uid:4294967296",
+            "LOCAL",
+            "a..b",
+            ".a",
+            "a.",
+            "*",
+            "*.a",
+            "a b",
+            "a\n",
+            "a:b",
+        ] {
+            assert!(wrong.parse::<PeerName>().is_err(), "{wrong:?}");
+        }
+        assert!(PeerName::certificate("local").is_err());
+        assert!(PeerName::certificate("uid:1").is_err());
+    }
+
+    #[test]
+    fn patterns_admit_whom_they_say() {
+        let who = Who::list(["a.b", "*.c.d", "uid:7"]).unwrap();
+        for yes in [
+            cert("a.b"),
+            cert("A.B"),
+            cert("x.c.d"),
+            cert("x.y.c.d"),
+            PeerName::User(7),
+        ] {
+            assert!(who.admits(&yes), "{yes}");
+        }
+        for no in [
+            cert("c.d"),
+            cert("xc.d"),
+            cert("b"),
+            PeerName::User(8),
+            PeerName::Local,
+        ] {
+            assert!(!who.admits(&no), "{no}");
+        }
+        assert!(Who::anyone().admits(&PeerName::Local));
+        assert!(Who::list(["*"]).unwrap().admits(&cert("x")));
+        assert!(!Who::nobody().admits(&PeerName::User(0)));
+        assert!(Who::list(["local"]).unwrap().admits(&PeerName::Local));
+        assert!(
+            Who::only(cert("a"))
+                .and(PeerName::Local)
+                .admits(&PeerName::Local)
+        );
+    }
+
+    #[test]
+    fn patterns_that_match_nothing_are_refused() {
+        for wrong in ["", "**", "*a", "*.", "a.*", "uid:x", "*.*"] {
+            assert!(Who::list([wrong]).is_err(), "{wrong:?}");
+        }
+        assert!(Who::list(vec!["a"; MAX_PATTERNS + 1]).is_err());
+    }
+
+    #[test]
+    fn a_list_reads_back() {
+        let who = Who::list(["*", "*.c.d", "uid:7", "local", "a.b"]).unwrap();
+        let json = serde_json::to_string(&who).unwrap();
+        assert_eq!(json, r#"["*","*.c.d","uid:7","local","a.b"]"#);
+        assert_eq!(serde_json::from_str::<Who>(&json).unwrap(), who);
+        assert_eq!(who.to_string(), "*, *.c.d, uid:7, local, a.b");
+    }
+}

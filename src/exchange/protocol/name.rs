@@ -1,0 +1,61 @@
+//! What names may look like.
+
+use super::MAX_NAME;
+use crate::{Error, Result};
+
+/// Checks a name of memory or of a group: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
+///
+/// ```
+/// use egmem::exchange::protocol::check_name;
+///
+/// assert!(check_name("job-7/rank:0").is_ok());
+/// assert!(check_name("").is_err());
+/// assert!(check_name("a b").is_err());
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] that says what is wrong with it, without the name.
+pub fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::invalid("name", "it is empty"));
+    }
+    check_prefix(name)
+}
+
+/// Checks what names should begin with: as [`check_name`], but it may be empty.
+///
+/// # Errors
+/// As [`check_name`].
+pub fn check_prefix(prefix: &str) -> Result<()> {
+    if prefix.len() > MAX_NAME {
+        let why = format!("it has {} bytes, at most {MAX_NAME} go", prefix.len());
+        return Err(Error::invalid("name", why));
+    }
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:".contains(&byte);
+    match prefix.bytes().position(|byte| !good(byte)) {
+        Some(at) => {
+            let why = format!("byte {at} is none of A–Z a–z 0–9 . _ - / :");
+            Err(Error::invalid("name", why))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        let longest = "x".repeat(MAX_NAME);
+        for good in ["a", "A-Z_a.z/0:9", longest.as_str()] {
+            check_name(good).unwrap();
+        }
+        let long = "x".repeat(MAX_NAME + 1);
+        for bad in ["", " ", "a\0", "ä", "a\n", "*", "a,b", long.as_str()] {
+            assert!(check_name(bad).is_err(), "{bad:?}");
+        }
+        check_prefix("").unwrap();
+        assert!(check_prefix("a*").is_err());
+    }
+}
