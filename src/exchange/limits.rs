@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Bytes of a frame.
     pub frame_bytes: u32,
-    /// Bytes of the first frame, before which nothing is known about a peer.
+    /// Bytes of the first frame, which may list the leases of a session that goes on.
     pub hello_bytes: u32,
     /// File descriptors that come with a frame.
     pub frame_fds: u32,
@@ -60,7 +60,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             frame_bytes: 4 << 20,
-            hello_bytes: 4096,
+            hello_bytes: 256 << 10,
             frame_fds: 1024,
             connections: 4096,
             connections_per_peer: 2048,

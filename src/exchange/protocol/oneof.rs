@@ -50,6 +50,7 @@ choice!(Ask {
     "delete" => Delete,
     "join" => Join,
     "offer" => Offer,
+    "leave" => Leave,
 });
 choice!(Answer {
     "done" => Done,
@@ -60,6 +61,7 @@ choice!(Answer {
     "probed" => Probed,
     "agreed" => Agreed,
     "members" => Members,
+    "incomplete" => Incomplete,
 });
 choice!(Event {
     "withdrawing" => Withdrawing,
@@ -67,6 +69,7 @@ choice!(Event {
     "published" => Published,
     "gone" => Gone,
     "closing" => Closing,
+    "lost" => Lost,
 });
 
 /// No choice of this kind.
