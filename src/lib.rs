@@ -71,6 +71,8 @@ pub mod memory;
 pub mod plain;
 pub mod pool;
 pub mod proof;
+#[cfg(feature = "service")]
+pub mod service;
 #[cfg(feature = "share")]
 pub mod share;
 pub mod size;

@@ -1,0 +1,258 @@
+//! The HTTP endpoint: metrics, and whether the service lives and is ready.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, lookup_host};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::metrics;
+use crate::{Error, Result};
+
+/// Connections at once; more wait in the kernel's queue.
+const CONNECTIONS: usize = 32;
+/// A request's head may take so long, and a connection altogether.
+const HEAD: Duration = Duration::from_secs(5);
+const CONNECTION: Duration = Duration::from_secs(30);
+/// The kernel had no file descriptor or memory for a connection: a moment later it may.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// What the endpoint tells.
+pub(super) trait Pages: Send + Sync + 'static {
+    /// The metrics as text.
+    fn metrics(&self) -> String;
+    /// Whether the service is ready; if not, why.
+    fn readiness(&self) -> Result<(), String>;
+}
+
+/// A running endpoint, ended when dropped.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Endpoint {
+    /// Listens at `address`: host and port.
+    ///
+    /// # Errors
+    /// [`Error::Insecure`] for an address that other machines reach, unless `anywhere`;
+    /// [`Error::System`] where it cannot be listened at.
+    pub async fn start(address: &str, anywhere: bool, pages: Arc<dyn Pages>) -> Result<Self> {
+        let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
+        let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
+        if !anywhere && found.iter().any(|found| !found.ip().is_loopback()) {
+            return Err(Error::invalid(
+                "metrics address",
+                format!(
+                    "{address} is not of this machine alone, and `metrics.anywhere` is not set"
+                ),
+            ));
+        }
+        let listener = TcpListener::bind(&found[..]).await.map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        let task = tokio::spawn(accept(listener, pages));
+        Ok(Self { address, task })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    // Dropped with this task, and the connections' tasks with it.
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        while tasks.try_join_next().is_some() {}
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+            return;
+        };
+        let (stream, _) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "metrics: accept");
+                tokio::time::sleep(AFTER_FAILURE).await;
+                continue;
+            }
+        };
+        let pages = Arc::clone(&pages);
+        tasks.spawn(async move {
+            let answer = service_fn(|request| {
+                let response = respond(&request, &*pages);
+                async { Ok::<_, Infallible>(response) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD)
+                .max_buf_size(16 << 10)
+                .max_headers(64)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), answer);
+            if let Ok(Err(error)) = tokio::time::timeout(CONNECTION, connection).await {
+                tracing::debug!(%error, "metrics: connection");
+            }
+            drop(permit);
+        });
+    }
+}
+
+fn respond(request: &Request<Incoming>, pages: &dyn Pages) -> Response<Full<Bytes>> {
+    let head = request.method() == Method::HEAD;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    let (status, kind, text) = if !head && request.method() != Method::GET {
+        (
+            StatusCode::METHOD_NOT_ALLOWED,
+            plain,
+            "GET or HEAD\n".into(),
+        )
+    } else {
+        match request.uri().path() {
+            "/metrics" => (
+                StatusCode::OK,
+                HeaderValue::from_static(metrics::CONTENT_TYPE),
+                pages.metrics(),
+            ),
+            "/healthz" => (StatusCode::OK, plain, "alive\n".into()),
+            "/readyz" => match pages.readiness() {
+                Ok(()) => (StatusCode::OK, plain, "ready\n".into()),
+                Err(why) => (StatusCode::SERVICE_UNAVAILABLE, plain, why + "\n"),
+            },
+            _ => (
+                StatusCode::NOT_FOUND,
+                plain,
+                "/metrics, /healthz, /readyz\n".into(),
+            ),
+        }
+    };
+    let body = if head { String::new() } else { text };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, kind);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    struct Two;
+
+    impl Pages for Two {
+        fn metrics(&self) -> String {
+            "egmem_ready 0\n# EOF\n".into()
+        }
+        fn readiness(&self) -> Result<(), String> {
+            Err("still filling".into())
+        }
+    }
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn it_tells_what_it_is_asked_and_nothing_else() {
+        let endpoint = Endpoint::start("127.0.0.1:0", false, Arc::new(Two))
+            .await
+            .unwrap();
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+        for (request, status, body) in [
+            (get("/metrics"), "200", "# EOF\n"),
+            (get("/healthz"), "200", "alive\n"),
+            (get("/readyz"), "503", "still filling\n"),
+            (get("/secret"), "404", "/metrics, /healthz, /readyz\n"),
+            (
+                get("/metrics").replace("GET", "POST"),
+                "405",
+                "GET or HEAD\n",
+            ),
+            ("garbage\r\n\r\n".into(), "400", ""),
+            (
+                format!(
+                    "GET /metrics HTTP/1.1\r\nA: {}\r\n\r\n",
+                    "a".repeat(64 << 10)
+                ),
+                "431",
+                "",
+            ),
+        ] {
+            let answer = ask(endpoint.address(), &request).await;
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {status}")),
+                "{answer}"
+            );
+            assert!(answer.ends_with(body), "{answer}");
+        }
+        let answer = ask(endpoint.address(), "HEAD /metrics HTTP/1.1\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\n"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn other_machines_are_kept_out_unless_asked_for() {
+        let error = Endpoint::start("0.0.0.0:0", false, Arc::new(Two))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        let open = Endpoint::start("0.0.0.0:0", true, Arc::new(Two))
+            .await
+            .unwrap();
+        let address = open.address();
+        drop(open);
+        for _ in 0..100 {
+            if TcpStream::connect(("127.0.0.1", address.port()))
+                .await
+                .is_err()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("it still listens");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_is_dropped() {
+        let endpoint = Endpoint::start("127.0.0.1:0", false, Arc::new(Two))
+            .await
+            .unwrap();
+        let mut stream = TcpStream::connect(endpoint.address()).await.unwrap();
+        stream.write_all(b"GET /metr").await.unwrap();
+        let mut answer = Vec::new();
+        let read = tokio::time::timeout(2 * CONNECTION, stream.read_to_end(&mut answer));
+        let _ = read.await.expect("closed by the other side");
+    }
+}

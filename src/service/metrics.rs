@@ -1,0 +1,213 @@
+//! What a service tells about itself, in Prometheus' text form (OpenMetrics 1.0).
+
+use std::fmt::Error as FmtError;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use super::reserve::{Counters, Levels};
+use crate::driver::NodeId;
+
+/// The media type of [`encode`]'s text.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// One node's numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeNumbers {
+    pub node: i32,
+    pub levels: Levels,
+    counts: Vec<(&'static str, &'static str, u64)>,
+}
+
+impl NodeNumbers {
+    pub fn new(node: NodeId, levels: Levels, counters: &Counters) -> Self {
+        let read = |(name, help, counter): (_, _, &AtomicU64)| (name, help, counter.load(Relaxed));
+        Self {
+            node: node.0,
+            levels,
+            counts: [
+                (
+                    "chunks_made",
+                    "Pieces of memory made by the driver",
+                    &counters.made_chunks,
+                ),
+                (
+                    "made_bytes",
+                    "Bytes made by the driver",
+                    &counters.made_bytes,
+                ),
+                (
+                    "chunks_failed",
+                    "Pieces of memory that the driver or a limit refused",
+                    &counters.failed_chunks,
+                ),
+                (
+                    "taken_warm_bytes",
+                    "Bytes given out that were ready",
+                    &counters.taken_warm_bytes,
+                ),
+                (
+                    "taken_cold_bytes",
+                    "Bytes given out that had to be made first",
+                    &counters.taken_cold_bytes,
+                ),
+                (
+                    "scrubbed_bytes",
+                    "Bytes zeroed for reuse",
+                    &counters.scrubbed_bytes,
+                ),
+                (
+                    "scrub_failures",
+                    "Pieces that could not be zeroed",
+                    &counters.scrub_failures,
+                ),
+                (
+                    "discarded_tainted_bytes",
+                    "Bytes given up because a holder may still have them mapped",
+                    &counters.discarded_tainted_bytes,
+                ),
+                (
+                    "discarded_policy_bytes",
+                    "Bytes given up by the reuse policy or for want of use",
+                    &counters.discarded_policy_bytes,
+                ),
+                (
+                    "evicted_bytes",
+                    "Bytes in reserve given up for requests",
+                    &counters.evicted_bytes,
+                ),
+            ]
+            .map(read)
+            .to_vec(),
+        }
+    }
+}
+
+/// All that is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    /// Without labels: name, help, value.
+    pub gauges: Vec<(&'static str, &'static str, u64)>,
+    /// Counts since the start, likewise.
+    pub counts: Vec<(&'static str, &'static str, u64)>,
+    /// Refusals by reason.
+    pub refusals: Vec<(String, u64)>,
+    pub nodes: Vec<NodeNumbers>,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), FmtError> {
+        for &(name, help, value) in &self.gauges {
+            let gauge = ConstGauge::new(signed(value));
+            let kind = gauge.metric_type();
+            gauge.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        for &(name, help, value) in &self.counts {
+            let counter = ConstCounter::new(value);
+            let kind = counter.metric_type();
+            counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        if !self.refusals.is_empty() {
+            let help = "Requests refused, by reason";
+            let kind = ConstCounter::new(0_u64).metric_type();
+            let mut family = encoder.encode_descriptor("refusals", help, None, kind)?;
+            for (reason, value) in &self.refusals {
+                let labels = [("reason", reason.as_str())];
+                ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let levels: [(&str, &str, fn(&Levels) -> u64); 5] = [
+            (
+                "reserve_target_bytes",
+                "Bytes to keep ready for anybody",
+                |l| l.target,
+            ),
+            ("reserve_bytes", "Bytes ready for anybody", |l| l.warm),
+            (
+                "kept_bytes",
+                "Bytes ready for the one peer that had them",
+                |l| l.kept,
+            ),
+            ("dirty_bytes", "Bytes waiting to be zeroed", |l| l.dirty),
+            ("pinned_bytes", "Bytes that the service has pinned", |l| {
+                l.pinned
+            }),
+        ];
+        for (name, help, level) in levels {
+            let kind = ConstGauge::new(0_i64).metric_type();
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for node in &self.nodes {
+                let labels = [("node", node.node)];
+                ConstGauge::new(signed(level(&node.levels)))
+                    .encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let names = self.nodes.first().map_or(&[][..], |node| &node.counts);
+        for (at, &(name, help, _)) in names.iter().enumerate() {
+            let kind = ConstCounter::new(0_u64).metric_type();
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for node in &self.nodes {
+                let labels = [("node", node.node)];
+                let value = node.counts.get(at).map_or(0, |&(_, _, value)| value);
+                ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The snapshot as text; every name begins with `egmem_`.
+pub(crate) fn encode(snapshot: Snapshot) -> String {
+    let mut registry = Registry::with_prefix("egmem");
+    registry.register_collector(Box::new(snapshot));
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = text::encode(&mut out, &registry);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_a_comment_or_a_sample_and_the_end_is_marked() {
+        let counters = Counters::default();
+        counters.made_chunks.store(3, Relaxed);
+        let levels = Levels {
+            warm: 1 << 40,
+            ..Levels::default()
+        };
+        let node = |id| NodeNumbers::new(NodeId(id), levels, &counters);
+        let text = encode(Snapshot {
+            gauges: vec![("ready", "Whether it is ready", 1)],
+            counts: vec![("fetches", "Leases granted", u64::MAX)],
+            refusals: vec![("quota\"\n".into(), 2)],
+            nodes: vec![node(0), node(1)],
+        });
+        for line in [
+            "egmem_ready 1",
+            "egmem_fetches_total 18446744073709551615",
+            "egmem_refusals_total{reason=\"quota\\\"\\n\"} 2",
+            "egmem_reserve_bytes{node=\"0\"} 1099511627776",
+            "egmem_chunks_made_total{node=\"1\"} 3",
+            "# TYPE egmem_pinned_bytes gauge",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("egmem_"), "{line}");
+            value.parse::<u64>().unwrap();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Who has how much: names and bytes, charged before memory is made.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::size::Bytes;
+
+/// What one peer may have at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    /// Bytes, padding counted.
+    pub bytes: u64,
+    /// Names.
+    pub names: u64,
+}
+
+/// Why a charge is refused, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Over(pub String);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Charged {
+    bytes: u64,
+    names: u64,
+}
+
+/// Each peer's names and bytes. Peers that have none are not remembered, so the ledger is never
+/// larger than what is charged.
+#[derive(Debug)]
+pub(crate) struct Ledger<P> {
+    quota: Quota,
+    peers: HashMap<P, Charged>,
+}
+
+impl<P: Clone + Eq + Hash> Ledger<P> {
+    pub fn new(quota: Quota) -> Self {
+        Self {
+            quota,
+            peers: HashMap::new(),
+        }
+    }
+
+    /// Charges `peer` with one name of `bytes`.
+    pub fn charge(&mut self, peer: &P, bytes: u64) -> Result<(), Over> {
+        let have = self.peers.get(peer).copied().unwrap_or_default();
+        if have.names >= self.quota.names {
+            return Err(Over(format!(
+                "{} names, and no more are allowed",
+                have.names
+            )));
+        }
+        match have.bytes.checked_add(bytes) {
+            Some(sum) if sum <= self.quota.bytes => {
+                let charged = Charged {
+                    bytes: sum,
+                    names: have.names + 1,
+                };
+                self.peers.insert(peer.clone(), charged);
+                Ok(())
+            }
+            _ => Err(Over(format!(
+                "{} of {} are taken, {} more were asked for",
+                Bytes(have.bytes),
+                Bytes(self.quota.bytes),
+                Bytes(bytes)
+            ))),
+        }
+    }
+
+    /// Takes a charge back.
+    pub fn refund(&mut self, peer: &P, bytes: u64) {
+        if let Some(have) = self.peers.get_mut(peer) {
+            have.bytes = have.bytes.saturating_sub(bytes);
+            have.names = have.names.saturating_sub(1);
+            if have.names == 0 {
+                self.peers.remove(peer);
+            }
+        }
+    }
+
+    /// How many peers have something.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nobody_ever_has_more_than_the_quota(
+            ops in proptest::collection::vec((0_u8..3, 0_u64..60, any::<bool>()), 0..200),
+        ) {
+            let quota = Quota { bytes: 100, names: 4 };
+            let mut ledger = Ledger::new(quota);
+            let mut held: Vec<(u8, u64)> = Vec::new();
+            let sum = |held: &[(u8, u64)], peer| {
+                let own = held.iter().filter(|(who, _)| *who == peer);
+                own.fold((0, 0), |(names, bytes), (_, more)| (names + 1, bytes + more))
+            };
+            for (peer, bytes, give) in ops {
+                if give {
+                    let (names, sum) = sum(&held, peer);
+                    let fits = names < quota.names && sum + bytes <= quota.bytes;
+                    prop_assert_eq!(ledger.charge(&peer, bytes).is_ok(), fits);
+                    if fits {
+                        held.push((peer, bytes));
+                    }
+                } else if let Some(at) = held.iter().position(|(who, _)| *who == peer) {
+                    let (_, bytes) = held.remove(at);
+                    ledger.refund(&peer, bytes);
+                }
+                let peers = (0..3).filter(|&peer| sum(&held, peer).0 > 0).count();
+                prop_assert_eq!(ledger.peers(), peers);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_beyond_64_bits_is_refused() {
+        let mut ledger = Ledger::new(Quota {
+            bytes: u64::MAX,
+            names: 9,
+        });
+        ledger.charge(&"a", u64::MAX).unwrap();
+        let Over(why) = ledger.charge(&"a", 1).unwrap_err();
+        assert!(why.contains("1 B more"), "{why}");
+    }
+}

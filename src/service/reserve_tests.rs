@@ -1,0 +1,295 @@
+use std::sync::mpsc;
+
+use super::*;
+use crate::driver::{Access, AccessDesc, Call, Code, Location};
+use crate::memory::Memory;
+use crate::{Driver, Machine};
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct Tell(mpsc::Sender<Result<()>>);
+
+impl OnFilled for Tell {
+    fn filled(&self, result: &Result<()>) {
+        let _ = self.0.send(result.clone());
+    }
+}
+
+fn plan() -> Plan {
+    Plan {
+        node: NodeId(0),
+        handle_types: HandleTypes::POSIX_FD,
+        target: 32 * MIB,
+        keep: 32 * MIB,
+        chunk: 8 * MIB,
+        min_chunk: 2 * MIB,
+        cap: u64::MAX,
+        headroom: 0,
+        retry: Duration::from_millis(5),
+        reuse: Reuse::SamePeer,
+        scrubber: Scrubber::Cpu,
+        scrub_threads: 2,
+    }
+}
+
+fn start(driver: &Driver, plan: Plan) -> (Reserve<&'static str>, Result<()>) {
+    let (tell, told) = mpsc::channel();
+    let reserve = Reserve::start(driver, plan, Box::new(Tell(tell))).unwrap();
+    let filled = told.recv_timeout(PATIENCE).unwrap();
+    (reserve, filled)
+}
+
+fn driver() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
+/// Waits until the levels are as they should be.
+fn until(reserve: &Reserve<&'static str>, what: impl Fn(Levels) -> bool) -> Levels {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let levels = reserve.levels();
+        if what(levels) {
+            return levels;
+        }
+        assert!(Instant::now() < end, "still {levels:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes `byte` everywhere, as a peer would, and tells what was there before.
+fn use_by(chunks: &mut [Chunk<&'static str>], peer: &'static str, byte: u8) -> Vec<u8> {
+    let mut found = Vec::new();
+    for chunk in chunks {
+        chunk.past.shown(&peer, true);
+        let mut mapping = chunk.memory.map().unwrap();
+        let host = [AccessDesc::new(Location::Host, Access::ReadWrite)];
+        mapping.set_access(&host).unwrap();
+        let mut bytes = vec![1; mapping.len() as usize];
+        let cpu = mapping.cpu().unwrap();
+        cpu.read_at(0, &mut bytes).unwrap();
+        found.extend(bytes);
+        cpu.fill(0, mapping.len(), byte).unwrap();
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+fn sum(chunks: &[Chunk<&'static str>]) -> u64 {
+    total(chunks)
+}
+
+#[test]
+fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
+    let driver = driver();
+    let (reserve, filled) = start(&driver, plan());
+    filled.unwrap();
+    let levels = reserve.levels();
+    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
+    let taken = reserve.take(Some(&"a"), 24 * MIB).unwrap();
+    assert_eq!(taken.len(), 3);
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    assert_eq!(count(&reserve.counters().taken_warm_bytes), 24 * MIB);
+    assert_eq!(count(&reserve.counters().taken_cold_bytes), 0);
+    until(&reserve, |levels| levels.warm == 32 * MIB);
+    assert_eq!(reserve.levels().pinned, 56 * MIB);
+    drop(taken);
+    drop(reserve);
+    assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
+    let driver = driver();
+    let (reserve, _) = start(&driver, plan());
+    let taken = reserve.take(Some(&"a"), 43 * MIB + 1).unwrap();
+    assert_eq!(sum(&taken), 44 * MIB);
+    // Nobody has seen it, so it goes back as it is.
+    reserve.give_back(taken);
+    until(&reserve, |levels| levels.warm >= 44 * MIB);
+    assert!(reserve.take(None, 0).is_err());
+    drop(reserve);
+    assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn chunks_are_halved_where_memory_is_short() {
+    let driver = driver();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
+    sim.fail(Call::MemCreate, 2, Code::OUT_OF_MEMORY);
+    let (reserve, filled) = start(&driver, plan());
+    filled.unwrap();
+    assert_eq!(reserve.levels().warm, 32 * MIB);
+    let taken = reserve.take(None, 32 * MIB).unwrap();
+    assert!(taken.len() > 4, "{} parts", taken.len());
+    assert_eq!(reserve.counters().failed_chunks.load(Relaxed), 2);
+}
+
+#[test]
+fn a_failure_that_is_no_shortage_is_told_and_tried_again() {
+    let driver = driver();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 1, Code::NOT_PERMITTED);
+    let (reserve, filled) = start(&driver, plan());
+    assert!(filled.is_err());
+    assert_eq!(reserve.filled(), Some(filled));
+    until(&reserve, |levels| levels.warm == 32 * MIB);
+}
+
+#[test]
+fn the_cap_and_the_headroom_hold_and_the_stock_gives_way_to_requests() {
+    let driver = driver();
+    let cap = Plan {
+        cap: 40 * MIB,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, cap);
+    filled.unwrap();
+    // 32 are warm, none fits 4 but what is made; 8 more are left to make.
+    let small: Vec<_> = (0..3)
+        .map(|_| reserve.take(Some(&"a"), 4 * MIB).unwrap())
+        .collect();
+    let levels = reserve.levels();
+    assert!(levels.pinned <= 40 * MIB, "{levels:?}");
+    let error = reserve.take(Some(&"b"), 40 * MIB).unwrap_err();
+    assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    assert!(reserve.levels().pinned <= 40 * MIB);
+    drop(small);
+
+    let free = free_now(&driver, NodeId(0)).unwrap();
+    let headroom = Plan {
+        headroom: free - 20 * MIB,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, headroom);
+    assert!(
+        matches!(filled, Err(Error::NodeTooFull { .. })),
+        "{filled:?}"
+    );
+    assert!(reserve.levels().warm <= 20 * MIB);
+    let error = reserve.take(Some(&"b"), 30 * MIB).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+}
+
+#[test]
+fn a_peer_gets_its_own_back_zeroed_under_another_identity_and_nobody_else_does() {
+    let driver = driver();
+    let none = Plan {
+        target: 0,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, none);
+    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    assert_eq!(use_by(&mut taken, "a", 0xaa), [0]);
+    let before = taken[0].memory.identity().unwrap();
+    reserve.give_back(taken);
+    until(&reserve, |levels| levels.kept == 8 * MIB);
+
+    let mut others = reserve.take(Some(&"b"), 8 * MIB).unwrap();
+    assert_ne!(
+        others[0].memory.identity().unwrap().allocation,
+        before.allocation
+    );
+    assert_eq!(use_by(&mut others, "b", 0xbb), [0]);
+
+    let mut again = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    let after = again[0].memory.identity().unwrap();
+    assert_eq!(after.allocation, before.allocation);
+    assert_ne!(after.generation, before.generation);
+    assert_eq!(use_by(&mut again, "a", 0xcc), [0]);
+    assert_eq!(reserve.counters().scrubbed_bytes.load(Relaxed), 8 * MIB);
+}
+
+#[test]
+fn memory_that_somebody_may_still_have_mapped_goes_back_to_the_driver() {
+    let driver = driver();
+    for reuse in [Reuse::SamePeer, Reuse::Anyone, Reuse::Never] {
+        let plan = Plan {
+            target: 0,
+            reuse,
+            ..plan()
+        };
+        let (reserve, _) = start(&driver, plan);
+        let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+        use_by(&mut taken, "a", 0xaa);
+        taken[0].past.taint();
+        reserve.give_back(taken);
+        assert_eq!(reserve.levels(), Levels::default(), "{reuse:?}");
+        let counters = reserve.counters();
+        assert_eq!(counters.discarded_tainted_bytes.load(Relaxed), 8 * MIB);
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+}
+
+#[test]
+fn with_trust_anybody_gets_it_but_zeroed() {
+    let driver = driver();
+    let plan = Plan {
+        target: 8 * MIB,
+        reuse: Reuse::Anyone,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, plan);
+    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    let before = taken[0].memory.identity().unwrap();
+    use_by(&mut taken, "a", 0xaa);
+    reserve.give_back(taken);
+    until(&reserve, |levels| {
+        levels.dirty == 0 && levels.warm >= 8 * MIB
+    });
+    let mut seen = false;
+    for _ in 0..2 {
+        let mut others = reserve.take(Some(&"b"), 8 * MIB).unwrap();
+        let identity = others[0].memory.identity().unwrap();
+        seen |= identity.allocation == before.allocation;
+        assert_eq!(use_by(&mut others, "b", 0xbb), [0]);
+        std::mem::forget(others);
+    }
+    assert!(seen, "it was given to another peer");
+}
+
+#[test]
+fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
+    let driver = driver();
+    let plan = Plan {
+        target: 0,
+        keep: 8 * MIB,
+        ..plan()
+    };
+    let (reserve, _) = start(&driver, plan);
+    let mut taken = reserve.take(Some(&"a"), 16 * MIB).unwrap();
+    use_by(&mut taken, "a", 1);
+    reserve.give_back(taken);
+    let levels = until(&reserve, |levels| levels.dirty == 0);
+    assert_eq!((levels.kept, levels.pinned), (8 * MIB, 8 * MIB));
+
+    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    use_by(&mut taken, "a", 1);
+    driver
+        .sim()
+        .unwrap()
+        .fail(Call::MemMap, 1, Code::OUT_OF_MEMORY);
+    reserve.give_back(taken);
+    let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
+    assert_eq!(levels.kept, 0);
+    assert_eq!(reserve.counters().scrub_failures.load(Relaxed), 1);
+}
+
+#[test]
+fn it_ends_in_the_middle_of_its_work() {
+    for _ in 0..20 {
+        let driver = driver();
+        let (tell, _told) = mpsc::channel();
+        let reserve = Reserve::start(&driver, plan(), Box::new(Tell(tell))).unwrap();
+        let mut taken = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+        for chunk in &mut taken {
+            chunk.past.shown(&"a", true);
+        }
+        reserve.give_back(taken);
+        drop(reserve);
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+}
