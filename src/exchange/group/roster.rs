@@ -1,0 +1,220 @@
+//! A completed round's members, encoded once for all its ranks.
+
+use std::io::Write;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+use crate::exchange::protocol::{Handles, Member, Members};
+
+/// How big a page may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageLimits {
+    /// Bytes, unless a single member is bigger.
+    pub bytes: usize,
+    /// Fds, unless a single member has more.
+    pub fds: usize,
+}
+
+/// All members with their handles, in pages that fit into frames. The bytes are secret; they are
+/// made once and shared by the replies to all ranks.
+pub(super) struct Roster {
+    pages: Vec<Page>,
+    fds: Vec<OwnedFd>,
+}
+
+struct Page {
+    first: u32,
+    bytes: Zeroizing<Vec<u8>>,
+    fds: Range<usize>,
+    last: bool,
+}
+
+impl Roster {
+    /// The members in order, and their fds in the order of members and parts.
+    pub fn new(mut members: Vec<Member>, fds: Vec<OwnedFd>, limits: PageLimits) -> Self {
+        let total = members.len();
+        let (mut first, mut fd) = (0, 0);
+        let mut pages = Vec::new();
+        loop {
+            let (mut count, mut bytes, mut page_fds) = (0, 0, 0);
+            for member in &members {
+                let size = encoded_len(member);
+                let member_fds = fds_of(member);
+                let full = bytes + size > limits.bytes || page_fds + member_fds > limits.fds;
+                if full && count > 0 {
+                    break;
+                }
+                count += 1;
+                bytes += size;
+                page_fds += member_fds;
+            }
+            let rest = members.split_off(count);
+            let more = !rest.is_empty();
+            let page = Members { members, more };
+            pages.push(Page {
+                first,
+                bytes: encode(&page, bytes + 64),
+                fds: fd..(fd + page_fds).min(fds.len()),
+                last: !more,
+            });
+            first += u32::try_from(count).unwrap_or(u32::MAX);
+            fd += page_fds;
+            members = rest;
+            if !more {
+                break;
+            }
+        }
+        debug_assert_eq!(first as usize, total);
+        Self { pages, fds }
+    }
+
+    /// The page that begins with rank `first`.
+    pub fn page(&self, first: u32) -> Option<usize> {
+        self.pages.iter().position(|page| page.first == first)
+    }
+
+    /// Whether no page follows.
+    pub fn is_last(&self, page: usize) -> bool {
+        self.pages.get(page).is_none_or(|page| page.last)
+    }
+
+    /// A whole reply frame's bytes: those of `Reply { id, answer: Members(..) }`.
+    pub fn reply(&self, page: usize, id: u64) -> Zeroizing<Vec<u8>> {
+        let body = &self.pages[page].bytes;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(body.len() + 32));
+        // A map of two: "id" and "members".
+        bytes.extend_from_slice(b"\xa2\x62id");
+        // Writing to a vector does not fail.
+        let _ = ciborium::into_writer(&id, &mut *bytes);
+        bytes.extend_from_slice(b"\x67members");
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    /// The fds that go with a page.
+    pub fn fds(&self, page: usize) -> Vec<BorrowedFd<'_>> {
+        let range = self.pages[page].fds.clone();
+        self.fds[range].iter().map(AsFd::as_fd).collect()
+    }
+}
+
+fn fds_of(member: &Member) -> usize {
+    match &member.handles {
+        Some(Handles::Fds(fds)) => fds.count as usize,
+        _ => 0,
+    }
+}
+
+/// Room for all of it is made first: a vector that grows leaves copies behind that nobody wipes.
+fn encode<T: Serialize>(value: &T, room: usize) -> Zeroizing<Vec<u8>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(room));
+    let _ = ciborium::into_writer(value, &mut *bytes);
+    bytes
+}
+
+fn encoded_len<T: Serialize>(value: &T) -> usize {
+    struct Count(usize);
+    impl Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    let _ = ciborium::into_writer(value, &mut count);
+    count.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::protocol::{Fds, Secret};
+
+    fn members(count: usize) -> Vec<Member> {
+        (0..count)
+            .map(|rank| Member {
+                peer: format!("node-{rank}"),
+                memory: None,
+                handles: Some(Handles::Fabric(vec![
+                    Secret::new(&[rank as u8; 64]).unwrap(),
+                ])),
+            })
+            .collect()
+    }
+
+    fn decode(roster: &Roster, page: usize) -> Members {
+        ciborium::from_reader(&roster.pages[page].bytes[..]).unwrap()
+    }
+
+    #[test]
+    fn what_fits_is_one_page() {
+        let limits = PageLimits {
+            bytes: 1 << 20,
+            fds: 253,
+        };
+        let all = members(576);
+        let roster = Roster::new(all.clone(), Vec::new(), limits);
+        assert_eq!(roster.pages.len(), 1);
+        let page = decode(&roster, 0);
+        assert_eq!((page.members, page.more), (all, false));
+        let reply: ciborium::Value = ciborium::from_reader(&roster.reply(0, 1 << 40)[..]).unwrap();
+        let map = reply.as_map().unwrap();
+        assert_eq!(map[0].1.as_integer(), Some((1_u64 << 40).into()));
+        assert_eq!(map[1].0.as_text(), Some("members"));
+        assert!(map[1].1.is_map());
+    }
+
+    #[test]
+    fn pages_hold_every_member_once() {
+        let limits = PageLimits {
+            bytes: 1000,
+            fds: 253,
+        };
+        let all = members(100);
+        let roster = Roster::new(all.clone(), Vec::new(), limits);
+        assert!(roster.pages.len() > 10);
+        let (mut seen, mut first) = (Vec::new(), 0);
+        loop {
+            let page = roster.page(first).unwrap();
+            assert!(roster.pages[page].bytes.len() < 1100);
+            let members = decode(&roster, page);
+            assert_eq!(members.more, !roster.is_last(page));
+            first += members.members.len() as u32;
+            seen.extend(members.members);
+            if !members.more {
+                break;
+            }
+        }
+        assert_eq!(seen, all);
+        assert_eq!(roster.page(1), None, "not where a page begins");
+    }
+
+    #[test]
+    fn fds_go_with_the_page_of_their_member() {
+        let limits = PageLimits {
+            bytes: 1 << 20,
+            fds: 4,
+        };
+        let member = |count| Member {
+            peer: String::new(),
+            memory: None,
+            handles: Some(Handles::Fds(Fds { count })),
+        };
+        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let roster = Roster::new(
+            vec![member(3), member(1), member(2), member(6), member(0)],
+            (0..12).map(|_| fd()).collect(),
+            limits,
+        );
+        let counts: Vec<_> = (0..roster.pages.len())
+            .map(|page| roster.fds(page).len())
+            .collect();
+        assert_eq!(counts, [4, 2, 6]);
+    }
+}
