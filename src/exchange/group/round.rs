@@ -333,15 +333,14 @@ impl Rounds {
         let Some(round) = self.rounds.get_mut(&id) else {
             return Ok(None);
         };
-        let taken = match round.seats.get(&ask.rank) {
-            Some(seat) if seat.asker.peer != asker.peer => {
-                return Err(refused(
-                    Refusal::Exists,
-                    format!("rank {} has been taken by another peer", ask.rank),
-                ));
-            }
-            taken => taken.is_some(),
-        };
+        if let Some(seat) = round.seats.get(&ask.rank)
+            && seat.asker.peer != asker.peer
+        {
+            return Err(refused(
+                Refusal::Exists,
+                format!("rank {} has been taken by another peer", ask.rank),
+            ));
+        }
         if let Phase::Offering { .. } = round.phase {
             // Whoever joins again does not wait for the first answer any more.
             let why = round.incomplete(
@@ -376,15 +375,14 @@ impl Rounds {
         if parts > self.rules.parts {
             return Err(self.too_many_parts());
         }
-        if taken {
-            self.vacate(
-                id,
-                ask.rank,
-                refused(
-                    Refusal::Exists,
-                    format!("rank {} has joined once more since", ask.rank),
-                ),
-            );
+        if let Some(seat) = round.seats.remove(&ask.rank) {
+            unlist(&mut self.sessions, seat.asker.session, id);
+            if let Some(waiter) = seat.waiter {
+                self.waiting.remove(&waiter);
+                let why = format!("rank {} has joined once more since", ask.rank);
+                let no = refused(Refusal::Exists, why);
+                self.told.push((waiter, Told::Refused(no)));
+            }
         }
         Ok(Some(id))
     }

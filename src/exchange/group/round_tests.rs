@@ -81,6 +81,9 @@ impl Story {
     fn take(&mut self) {
         let (told, news) = self.rounds.take();
         for (waiter, told) in told {
+            if let Told::Refused(no) = &told {
+                assert_ne!(no.reason, "internal");
+            }
             assert!(self.told.insert(waiter, told).is_none(), "told twice");
         }
         self.news.extend(news);
