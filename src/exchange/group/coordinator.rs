@@ -14,7 +14,8 @@ use super::roster::Roster;
 pub(crate) use super::round::Rules;
 use super::round::{Asker, Rounds, Told, Waiter, refused};
 use crate::Refusal;
-use crate::exchange::protocol::{Answer, Empty, Event, Join, Leave, Offer, Refused};
+use crate::exchange::protocol::{Answer, Empty, Event, Join, Leave, Offer};
+use crate::exchange::{PeerName, Who};
 use crate::share::BootId;
 
 /// Sends a notice to a session; it must not block, and may not call back.
@@ -22,14 +23,14 @@ type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;
 
 /// A server's groups. A clone is the same.
 ///
-/// Who may join is the server's to check before it asks here. For every session that ends it calls
-/// [`gone`](Self::gone); a future that is dropped, because its connection broke, counts as not
+/// For every session that ends the server calls [`gone`](Self::gone). A future that is dropped, because its connection broke, counts as not
 /// asked: a rank that was gathering is out, one that was offering may offer again.
 #[derive(Clone)]
 pub(crate) struct Groups(Arc<Inner>);
 
 struct Inner {
     begun: Instant,
+    who: Who,
     state: Mutex<State>,
     notify: Notify,
 }
@@ -67,10 +68,16 @@ impl fmt::Debug for MembersPage {
 }
 
 impl Groups {
-    /// No groups yet. `notify` sends a notice to a session: it neither blocks nor calls back.
-    pub fn new(rules: Rules, notify: impl Fn(u64, Event) + Send + Sync + 'static) -> Self {
+    /// No groups yet, for the peers of `who`. `notify` sends a notice to a session: it neither blocks
+    /// nor calls back.
+    pub fn new(
+        rules: Rules,
+        who: Who,
+        notify: impl Fn(u64, Event) + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(Inner {
             begun: Instant::now(),
+            who,
             state: Mutex::new(State {
                 rounds: Rounds::new(rules),
                 waiters: HashMap::new(),
@@ -88,11 +95,14 @@ impl Groups {
     pub async fn join(
         &self,
         session: u64,
-        peer: &(impl fmt::Display + ?Sized),
+        peer: &PeerName,
         boot: BootId,
         local: bool,
         ask: Join,
     ) -> Answer {
+        if !self.0.who.admits(peer) {
+            return Answer::Refused(refused(Refusal::Forbidden, "groups are not for this peer"));
+        }
         let asker = Asker {
             session,
             peer: peer.to_string(),
@@ -251,10 +261,7 @@ fn answer(told: Told) -> Result<Answer, MembersPage> {
 }
 
 fn internal() -> Answer {
-    Answer::Refused(Refused {
-        reason: Refusal::Internal.word().into(),
-        detail: String::new(),
-    })
+    Answer::Refused(refused(Refusal::Internal, ""))
 }
 
 #[cfg(test)]
@@ -287,11 +294,13 @@ mod tests {
 
     fn groups() -> (Groups, mpsc::Receiver<(u64, Event)>) {
         let (sender, news) = mpsc::channel();
-        let groups = Groups::new(Rules::default(), move |session, event| {
+        let groups = Groups::new(Rules::default(), Who::only(PEER), move |session, event| {
             sender.send((session, event)).unwrap();
         });
         (groups, news)
     }
+
+    const PEER: PeerName = PeerName::User(7);
 
     fn boot() -> BootId {
         BootId::from_bytes([1; 16])
@@ -299,8 +308,8 @@ mod tests {
 
     async fn both(groups: &Groups) -> u64 {
         let (a, b) = tokio::join!(
-            groups.join(0, "a", boot(), true, join(0, 2)),
-            groups.join(1, "b", boot(), true, join(1, 2)),
+            groups.join(0, &PEER, boot(), true, join(0, 2)),
+            groups.join(1, &PEER, boot(), true, join(1, 2)),
         );
         assert_eq!(a, b);
         let Answer::Agreed(Agreed { round, via }) = a else {
@@ -335,7 +344,7 @@ mod tests {
         let (groups, _news) = groups();
         let before = Instant::now();
         let Answer::Incomplete(Incomplete { reason, ranks, .. }) =
-            groups.join(0, "a", boot(), true, join(0, 3)).await
+            groups.join(0, &PEER, boot(), true, join(0, 3)).await
         else {
             panic!("not incomplete");
         };
@@ -359,13 +368,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_hangs_up_while_gathering_has_not_joined() {
         let (groups, _news) = groups();
-        let hasty = groups.join(0, "a", boot(), true, join(0, 2));
+        let hasty = groups.join(0, &PEER, boot(), true, join(0, 2));
         assert!(
             tokio::time::timeout(Duration::from_millis(10), hasty)
                 .await
                 .is_err()
         );
         assert_eq!(groups.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn others_are_refused() {
+        let (groups, _news) = groups();
+        let answer = groups
+            .join(0, &PeerName::Local, boot(), true, join(0, 1))
+            .await;
+        let Answer::Refused(no) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(no.reason, "forbidden");
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,8 +14,9 @@ use super::agree::{Rank, agree, cut};
 use super::roster::{PageLimits, Roster};
 use crate::Refusal;
 use crate::driver::HandleType;
+use crate::exchange::Limits;
 use crate::exchange::protocol::{
-    Agreed, Fds, Handles, Incomplete, Join, Leave, Lost, MAX_NAME, Member, Offer, Refused, Secret,
+    Agreed, Fds, Handles, Incomplete, Join, Leave, Lost, Member, Offer, Refused, Secret, check_name,
 };
 use crate::share::{BootId, Description};
 
@@ -49,17 +50,32 @@ pub(crate) struct Rules {
     pub page_fds: usize,
 }
 
+/// The most fds that the kernel passes with one message: `SCM_MAX_FD`.
+const MAX_FDS: u32 = 253;
+
+impl Rules {
+    /// The rules that fit a server's limits.
+    pub fn from_limits(limits: &Limits) -> Self {
+        Self {
+            groups: limits.groups,
+            groups_per_session: 64,
+            size: limits.group_size,
+            parts: 1 << 16,
+            wait: limits.wait,
+            offer: limits.request,
+            // The rest of the frame is for what goes around it.
+            page_bytes: limits.frame_bytes as usize / 2,
+            page_fds: limits.frame_fds.min(MAX_FDS) as usize,
+        }
+    }
+}
+
+#[cfg(test)]
 impl Default for Rules {
     fn default() -> Self {
         Self {
-            groups: 1024,
-            groups_per_session: 64,
-            size: 4096,
-            parts: 1 << 16,
-            wait: Duration::from_secs(3600),
             offer: Duration::from_secs(10),
-            page_bytes: 512 << 10,
-            page_fds: 253,
+            ..Self::from_limits(&Limits::default())
         }
     }
 }
@@ -290,12 +306,8 @@ impl Rounds {
     /// What can be checked without knowing the group's state.
     fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
         let invalid = |why: String| Err(refused(Refusal::Invalid, why));
-        let letter = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-/:".contains(byte);
-        if ask.group.is_empty()
-            || ask.group.len() > MAX_NAME
-            || !ask.group.as_bytes().iter().all(letter)
-        {
-            return invalid("the group's name".into());
+        if let Err(error) = check_name(&ask.group) {
+            return invalid(error.to_string());
         }
         if ask.size > self.rules.size {
             return Err(refused(
