@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::certificates::Certificates;
+use crate::sizes::Exchange;
 
 /// What a request asks: an answer of so many bytes.
 const ANSWER: usize = 4;
@@ -97,8 +98,8 @@ impl Client {
         }
     }
 
-    /// A request of `ask` bytes and its reply of `answer` bytes, without their lengths' four.
-    pub async fn ping(&mut self, ask: usize, answer: usize) {
+    /// A request and its reply.
+    pub async fn ping(&mut self, Exchange { ask, answer }: Exchange) {
         self.request.resize(4 + ask.max(ANSWER), 7);
         self.request[4..][..ANSWER].copy_from_slice(&(answer as u32).to_be_bytes());
         write(&mut self.stream, &mut self.request)

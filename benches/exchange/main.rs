@@ -8,36 +8,52 @@ mod certificates;
 mod etcd;
 mod gather;
 mod report;
+mod sizes;
 
 use std::time::{Duration, Instant};
 
 use bare::Client;
 use certificates::Certificates;
 use criterion::Criterion;
-use report::measure;
+use egmem::driver::Access;
+use egmem::share::Shared;
+use egmem::{Buffer, Driver, Machine};
+use report::{Group, measure};
+use sizes::Sizes;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-/// A request and its reply, in bytes of their frames without the length.
-#[derive(Clone, Copy)]
-struct Exchange {
-    ask: usize,
-    answer: usize,
-}
-
+/// What the memory is published as.
+const NAME: &str = "kv/node-0/gpu-0";
 /// How many clients are connected at once.
 const CLIENTS: usize = 1000;
 /// The ranks of a group: the GPUs of one rack, and of eight.
 const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576")];
-const FETCH: Exchange = Exchange {
-    ask: 90,
-    answer: 330,
-};
-const RELEASE: Exchange = Exchange {
-    ask: 25,
-    answer: 20,
-};
-const SLICE: usize = 300;
+
+/// What the exchange's server and the others' share: certificates, and memory of a simulated machine.
+struct Setting {
+    certificates: Certificates,
+    memory: Shared,
+    sizes: Sizes,
+}
+
+impl Setting {
+    fn create() -> egmem::Result<Self> {
+        let driver = Driver::simulated(Machine::gb200())?;
+        let node = egmem::Topology::discover(&driver)?.gpu(0)?.host_node()?;
+        let buffer = Buffer::on(node)
+            .shareable()
+            .bytes(2 << 20)
+            .allocate(&driver)?;
+        let memory = Shared::from(buffer);
+        let sizes = Sizes::of(NAME, &memory.describe(Access::ReadWrite)?);
+        Ok(Self {
+            certificates: Certificates::create(),
+            memory,
+            sizes,
+        })
+    }
+}
 
 /// The time that `work` takes so many times, one after another.
 async fn repeat(times: u64, mut work: impl AsyncFnMut()) -> Duration {
@@ -65,31 +81,33 @@ fn client_runtime() -> Runtime {
 }
 
 /// One client on an open connection, which fetches and releases.
-fn one_client(criterion: &mut Criterion, certificates: &Certificates) {
-    const GROUP: &str = "fetch and release, one client";
-    let mut group = criterion.benchmark_group(GROUP);
+fn one_client(criterion: &mut Criterion, setting: &Setting) {
+    const GROUP: Group = ("fetch and release, one client", 40);
+    let mut group = criterion.benchmark_group(GROUP.0);
     let (servers, clients) = (server_runtime(), client_runtime());
-    let address = servers.block_on(bare::serve(certificates));
-    let mut client = clients.block_on(Client::connect(address, certificates));
+    let Sizes { fetch, release, .. } = setting.sizes;
+    let address = servers.block_on(bare::serve(&setting.certificates));
+    let mut client = clients.block_on(Client::connect(address, &setting.certificates));
     measure(&mut group, GROUP, "bare TLS", |times| {
         clients.block_on(repeat(times, async || {
-            client.ping(FETCH.ask, FETCH.answer).await;
-            client.ping(RELEASE.ask, RELEASE.answer).await;
+            client.ping(fetch).await;
+            client.ping(release).await;
         }))
     });
     group.finish();
 }
 
 /// All clients at once, each on an open connection of its own.
-fn all_clients(criterion: &mut Criterion, certificates: &Certificates) {
-    const GROUP: &str = "fetch and release, 1 000 clients at once";
-    let mut group = criterion.benchmark_group(GROUP);
+fn all_clients(criterion: &mut Criterion, setting: &Setting) {
+    const GROUP: Group = ("fetch and release, 1 000 clients at once", 40);
+    let mut group = criterion.benchmark_group(GROUP.0);
     let (servers, clients) = (server_runtime(), client_runtime());
-    let address = servers.block_on(bare::serve(certificates));
+    let Sizes { fetch, release, .. } = setting.sizes;
+    let address = servers.block_on(bare::serve(&setting.certificates));
     let mut connected = clients.block_on(async {
         let mut connected = Vec::new();
         for _ in 0..CLIENTS {
-            connected.push(Client::connect(address, certificates).await);
+            connected.push(Client::connect(address, &setting.certificates).await);
         }
         connected
     });
@@ -98,8 +116,8 @@ fn all_clients(criterion: &mut Criterion, certificates: &Certificates) {
             let mut tasks = JoinSet::new();
             for mut client in connected.drain(..) {
                 tasks.spawn(async move {
-                    client.ping(FETCH.ask, FETCH.answer).await;
-                    client.ping(RELEASE.ask, RELEASE.answer).await;
+                    client.ping(fetch).await;
+                    client.ping(release).await;
                     client
                 });
             }
@@ -111,15 +129,15 @@ fn all_clients(criterion: &mut Criterion, certificates: &Certificates) {
 
 /// The same bytes put into etcd and got from there, by one client on an open connection.
 #[cfg(feature = "etcd")]
-fn through_etcd(criterion: &mut Criterion, certificates: &Certificates) {
-    const GROUP: &str = "through etcd, one client";
-    let Some(etcd) = etcd::Etcd::start(certificates) else {
+fn through_etcd(criterion: &mut Criterion, setting: &Setting) {
+    const GROUP: Group = ("through etcd, one client", 40);
+    let Some(etcd) = etcd::Etcd::start(&setting.certificates) else {
         return;
     };
-    let mut group = criterion.benchmark_group(GROUP);
+    let mut group = criterion.benchmark_group(GROUP.0);
     let clients = client_runtime();
-    let mut client = clients.block_on(etcd.connect(certificates));
-    let value = vec![7; FETCH.answer];
+    let mut client = clients.block_on(etcd.connect(&setting.certificates));
+    let value = vec![7; setting.sizes.fetch.answer];
     measure(&mut group, GROUP, "get", |times| {
         let mut kv = client.kv_client();
         clients.block_on(async {
@@ -151,15 +169,19 @@ fn through_etcd(criterion: &mut Criterion, certificates: &Certificates) {
 }
 
 /// Every rank ends with everybody's handles.
-fn groups(criterion: &mut Criterion) {
+fn groups(criterion: &mut Criterion, setting: &Setting) {
     for (ranks, name) in RANKS {
         let mut group = criterion.benchmark_group(name);
         let runtime = client_runtime();
-        measure(&mut group, name, "star over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || gather::star(ranks, SLICE).await))
+        measure(&mut group, (name, 10), "star over plain TCP", |times| {
+            runtime.block_on(repeat(times, async || {
+                gather::star(ranks, setting.sizes.fetch.answer).await
+            }))
         });
-        measure(&mut group, name, "ring over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || gather::ring(ranks, SLICE).await))
+        measure(&mut group, (name, 10), "ring over plain TCP", |times| {
+            runtime.block_on(repeat(times, async || {
+                gather::ring(ranks, setting.sizes.fetch.answer).await
+            }))
         });
         group.finish();
     }
@@ -182,12 +204,12 @@ fn allow_many_files() {
 fn main() {
     allow_many_files();
     let mut criterion = Criterion::default().configure_from_args();
-    let certificates = Certificates::create();
-    one_client(&mut criterion, &certificates);
-    all_clients(&mut criterion, &certificates);
+    let setting = Setting::create().expect("a simulated machine");
+    one_client(&mut criterion, &setting);
+    all_clients(&mut criterion, &setting);
     #[cfg(feature = "etcd")]
-    through_etcd(&mut criterion, &certificates);
-    groups(&mut criterion);
+    through_etcd(&mut criterion, &setting);
+    groups(&mut criterion, &setting);
     criterion.final_summary();
     report::print();
 }

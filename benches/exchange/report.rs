@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use criterion::{BenchmarkGroup, SamplingMode, measurement::WallTime};
 
-/// Samples of each benchmark; more come first from criterion's warming up.
-pub const SAMPLES: usize = 40;
-
 thread_local! {
     // Criterion runs benchmarks one after another on the thread that asks for them.
     static ROWS: RefCell<Vec<Row>> = const { RefCell::new(Vec::new()) };
@@ -19,17 +16,20 @@ struct Row {
     samples: Vec<f64>,
 }
 
+/// A group's name, and how many samples each of its benchmarks takes.
+pub type Group = (&'static str, usize);
+
 /// Measures `routine`, which does something so many times and says how long it took.
 pub fn measure(
     criterion: &mut BenchmarkGroup<'_, WallTime>,
-    group: &'static str,
+    (group, samples_wanted): Group,
     name: &str,
     mut routine: impl FnMut(u64) -> Duration,
 ) {
     let mut samples = Vec::new();
     criterion
         .sampling_mode(SamplingMode::Flat)
-        .sample_size(SAMPLES);
+        .sample_size(samples_wanted);
     criterion.bench_function(name, |bencher| {
         bencher.iter_custom(|times| {
             let took = routine(times);
@@ -37,10 +37,10 @@ pub fn measure(
             took
         });
     });
-    if samples.len() < SAMPLES {
+    if samples.len() < samples_wanted {
         return; // left out by the filter on the command line, or run once as a test
     }
-    samples.drain(..samples.len() - SAMPLES);
+    samples.drain(..samples.len() - samples_wanted); // those of criterion's warming up
     samples.sort_by(f64::total_cmp);
     let name = name.to_string();
     ROWS.with_borrow_mut(|rows| {

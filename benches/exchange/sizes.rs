@@ -1,0 +1,62 @@
+//! How many bytes the protocol's messages have, so that others are measured with the same.
+
+use egmem::driver::{Access, HandleType};
+use egmem::exchange::protocol::{
+    Answer, Ask, Empty, Fetch, Granted, Handles, Release, Reply, Request, Secret, encode,
+};
+use egmem::share::Description;
+
+/// A request and its reply, in bytes of their frames without the length.
+#[derive(Clone, Copy)]
+pub struct Exchange {
+    pub ask: usize,
+    pub answer: usize,
+}
+
+/// The exchanges that are measured.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// A name for its description and its fabric handle.
+    pub fetch: Exchange,
+    /// The lease's end.
+    pub release: Exchange,
+}
+
+impl Sizes {
+    /// Of memory like this, under a name like this.
+    pub fn of(name: &str, memory: &Description) -> Self {
+        let fetch = Ask::Fetch(Fetch {
+            name: name.to_string(),
+            accept: vec![HandleType::Fabric, HandleType::PosixFd],
+            access: Access::ReadWrite,
+            probe: false,
+            instance: None,
+        });
+        let handle = Secret::new(&[7; 64]).expect("64 bytes");
+        let granted = Answer::Granted(Granted {
+            lease: 1000,
+            memory: memory.clone(),
+            handles: Handles::Fabric(vec![handle]),
+            probe: None,
+            no_fabric: None,
+        });
+        Self {
+            fetch: exchange(fetch, granted),
+            release: exchange(
+                Ask::Release(Release { lease: 1000 }),
+                Answer::Done(Empty {}),
+            ),
+        }
+    }
+}
+
+fn exchange(ask: Ask, answer: Answer) -> Exchange {
+    let id = 1000; // of three bytes, like most
+    let ask = encode(&Request { id, ask: Some(ask) }).len();
+    let answer = encode(&Reply {
+        id,
+        answer: Some(answer),
+    })
+    .len();
+    Exchange { ask, answer }
+}
