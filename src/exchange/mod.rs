@@ -5,7 +5,11 @@ pub mod group;
 mod limits;
 mod peer;
 pub mod protocol;
+mod tls;
+mod transport;
 
 pub use address::Address;
 pub use limits::Limits;
 pub use peer::{MAX_PATTERNS, PeerName, Who};
+pub use tls::{Tls, TlsFiles, TlsPem};
+pub use transport::Security;

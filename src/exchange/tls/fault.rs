@@ -1,0 +1,95 @@
+//! What rustls says, in this crate's errors.
+
+use std::io;
+
+use rustls::{AlertDescription, CertificateError};
+
+use crate::Error;
+
+/// An input or output error of a connection: TLS's own, where there is one within.
+pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match inner {
+        Some(inner) => refuse(peer, inner),
+        None => Error::PeerLost {
+            peer: peer.into(),
+            why: format!("{doing}: {error}"),
+        },
+    }
+}
+
+/// A failed handshake, or an alert that came later: in TLS 1.3 a client learns only after its own
+/// end of the handshake that the server does not want its certificate.
+pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
+    use rustls::Error as Tls;
+    let why = match error {
+        Tls::InvalidCertificate(reason) => certificate(reason),
+        Tls::NoCertificatesPresented => "it presents no certificate".into(),
+        Tls::AlertReceived(alert) => match blame(*alert) {
+            Some(why) => format!("it does not trust this process: {why}"),
+            None => {
+                return Error::Protocol {
+                    peer: peer.into(),
+                    detail: format!("TLS alert {alert:?}"),
+                };
+            }
+        },
+        Tls::PeerIncompatible(_) => format!("no TLS 1.3 with it: {error}"),
+        Tls::NoApplicationProtocol => "it does not speak egmem/1".into(),
+        _ => {
+            return Error::Protocol {
+                peer: peer.into(),
+                detail: format!("TLS: {error}"),
+            };
+        }
+    };
+    Error::NotTrusted {
+        peer: peer.into(),
+        why,
+    }
+}
+
+/// What is wrong with a certificate.
+pub(super) fn certificate(reason: &CertificateError) -> String {
+    use CertificateError as Bad;
+    match reason {
+        Bad::Expired | Bad::ExpiredContext { .. } => "its certificate has expired".into(),
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
+            "its certificate is not valid yet".into()
+        }
+        Bad::Revoked => "its certificate is revoked".into(),
+        Bad::UnknownIssuer | Bad::BadSignature => {
+            "its certificate is not of an authority that is trusted here".into()
+        }
+        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
+            "the revocation list here has expired".into()
+        }
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
+            format!("its certificate is for another name: {reason}")
+        }
+        Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
+            "its certificate is not for this end of a connection".into()
+        }
+        other => format!("its certificate: {other}"),
+    }
+}
+
+/// What a peer's alert says about this process's certificate; `None` if nothing.
+fn blame(alert: AlertDescription) -> Option<&'static str> {
+    use AlertDescription as Alert;
+    Some(match alert {
+        Alert::CertificateExpired => "the certificate has expired, or is not valid yet",
+        Alert::CertificateRevoked => "the certificate is revoked",
+        Alert::UnknownCA => "the certificate is not of an authority that is trusted there",
+        Alert::CertificateRequired | Alert::NoCertificate => "it wants a certificate",
+        Alert::UnsupportedCertificate => "the certificate is not for this end of a connection",
+        Alert::BadCertificate | Alert::CertificateUnknown => "the certificate is not accepted",
+        Alert::DecryptError => "a signature is wrong",
+        Alert::AccessDenied => "access is denied",
+        Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::InsufficientSecurity => {
+            "there is no common version or cipher of TLS"
+        }
+        Alert::NoApplicationProtocol => "it does not speak egmem/1",
+        _ => return None,
+    })
+}

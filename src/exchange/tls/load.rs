@@ -1,0 +1,241 @@
+//! Certificates and keys from PEM.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, client, version::TLS13};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::ALPN;
+use crate::exchange::PeerName;
+use crate::{Error, Result};
+
+/// More than any such file has.
+const MAX_FILE: u64 = 4 << 20;
+
+/// PEM texts, and what to call each in an error.
+pub(super) struct Texts<'a> {
+    pub ca: (&'a str, &'a [u8]),
+    pub cert: (&'a str, &'a [u8]),
+    pub key: (&'a str, &'a [u8]),
+    pub crl: Option<(&'a str, &'a [u8])>,
+}
+
+/// What a process needs to be a server and a client.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    /// `Err` where the certificate is not for servers.
+    pub server: Result<Arc<ServerConfig>>,
+    /// `Err` where it is not for clients.
+    pub client: Result<Arc<ClientConfig>>,
+    pub name: PeerName,
+}
+
+pub(super) fn wrong(what: &str, detail: impl Into<String>) -> Error {
+    Error::Tls {
+        what: what.into(),
+        detail: detail.into(),
+    }
+}
+
+/// A file's bytes, wiped when dropped.
+pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
+    let what = path.display().to_string();
+    let failed = |error: std::io::Error| wrong(&what, error.to_string());
+    let file = File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    if !meta.is_file() || meta.len() > MAX_FILE {
+        return Err(wrong(&what, "no file, or too big for PEM"));
+    }
+    if secret && meta.mode() & 0o077 != 0 {
+        tracing::warn!(
+            target: "egmem::tls",
+            path = %what,
+            mode = format_args!("{:o}", meta.mode() & 0o7777),
+            "others than the owner can read a private key: chmod 600"
+        );
+    }
+    // Room for all: a vector that grows leaves its bytes behind in what it frees.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(meta.len() as usize + 1));
+    file.take(meta.len())
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    Ok(bytes)
+}
+
+fn certificates((what, text): (&str, &[u8])) -> Result<Vec<CertificateDer<'static>>> {
+    let list = CertificateDer::pem_slice_iter(text)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| wrong(what, error.to_string()))?;
+    if list.is_empty() {
+        return Err(wrong(what, "there is no certificate in it"));
+    }
+    Ok(list)
+}
+
+pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for root in certificates(texts.ca)? {
+        roots
+            .add(root)
+            .map_err(|error| wrong(texts.ca.0, error.to_string()))?;
+    }
+    let crls = match texts.crl {
+        Some((what, text)) => CertificateRevocationListDer::pem_slice_iter(text)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| wrong(what, error.to_string()))?,
+        None => Vec::new(),
+    };
+    if let (Some((what, _)), true) = (texts.crl, crls.is_empty()) {
+        return Err(wrong(what, "there is no revocation list in it"));
+    }
+    let key = certified(texts, &provider)?;
+    let (serves, dials) = usages(texts, &key, &roots)?;
+    let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
+    let resolver = Arc::new(SingleCertAndKey::from(key));
+    let roots = Arc::new(roots);
+
+    let server = serves.and_then(|()| {
+        let mut verifier =
+            WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        if !crls.is_empty() {
+            verifier = verifier
+                .with_crls(crls.clone())
+                .enforce_revocation_expiration();
+        }
+        let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
+        let verifier = verifier
+            .build()
+            .map_err(|error| wrong(what, error.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(resolver.clone());
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        // Each connection proves its peer anew, and nothing is said before it has.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        config.send_half_rtt_data = false;
+        Ok(Arc::new(config))
+    });
+    let client = dials.and_then(|()| {
+        let mut verifier =
+            client::WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
+        if !crls.is_empty() {
+            verifier = verifier
+                .with_crls(crls.clone())
+                .enforce_revocation_expiration();
+        }
+        let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
+        let verifier = verifier
+            .build()
+            .map_err(|error| wrong(what, error.to_string()))?;
+        let mut config = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .with_webpki_verifier(verifier)
+            .with_client_cert_resolver(resolver.clone());
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.resumption = client::Resumption::disabled();
+        config.enable_early_data = false;
+        Ok(Arc::new(config))
+    });
+    // A fault in what was read is one of both; that of a certificate for one end only is kept.
+    if let (Err(error), Err(_)) = (&server, &client) {
+        return Err(error.clone());
+    }
+    Ok(Loaded {
+        server,
+        client,
+        name,
+    })
+}
+
+fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKey> {
+    use rustls::{Error as Tls, InconsistentKeys};
+    let chain = certificates(texts.cert)?;
+    let (what, text) = texts.key;
+    let mut key =
+        PrivateKeyDer::from_pem_slice(text).map_err(|error| wrong(what, error.to_string()))?;
+    let signing = provider.key_provider.load_private_key(key.clone_key());
+    key.zeroize();
+    let signing = signing.map_err(|error| wrong(what, error.to_string()))?;
+    let certified = CertifiedKey::new(chain, signing);
+    match certified.keys_match() {
+        Ok(()) => Ok(certified),
+        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(wrong(
+            what,
+            format!("the key is not that of the certificate in {}", texts.cert.0),
+        )),
+        Err(error) => Err(wrong(texts.cert.0, error.to_string())),
+    }
+}
+
+/// Whether this process's own certificate would be accepted for a server, and for a client, by
+/// peers that trust the same authority.
+fn usages(
+    texts: &Texts<'_>,
+    key: &CertifiedKey,
+    roots: &RootCertStore,
+) -> Result<(Result<()>, Result<()>)> {
+    let what = texts.cert.0;
+    let bad = |error: webpki::Error| {
+        use webpki::Error as Bad;
+        let detail = match error {
+            Bad::CertExpired { .. } => "the certificate has expired".into(),
+            Bad::CertNotValidYet { .. } => "the certificate is not valid yet".into(),
+            Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
+                format!("the certificate is not of the authority in {}", texts.ca.0)
+            }
+            Bad::RequiredEkuNotFoundContext(_) | Bad::RequiredEkuNotFound => {
+                "the certificate is not for this end of a connection".into()
+            }
+            other => other.to_string(),
+        };
+        wrong(what, detail)
+    };
+    let (own, between) = key
+        .cert
+        .split_first()
+        .ok_or_else(|| wrong(what, "there is no certificate in it"))?;
+    let own = webpki::EndEntityCert::try_from(own).map_err(bad)?;
+    let check = |usage: webpki::KeyUsage| {
+        own.verify_for_usage(
+            webpki::ALL_VERIFICATION_ALGS,
+            &roots.roots,
+            between,
+            UnixTime::now(),
+            usage,
+            None,
+            None,
+        )
+        .map(|_| ())
+        .map_err(bad)
+    };
+    Ok((
+        check(webpki::KeyUsage::server_auth()),
+        check(webpki::KeyUsage::client_auth()),
+    ))
+}
+
+/// By what name a peer with this certificate goes: the first DNS name in it.
+pub(super) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
+    let der = certificate.ok_or("there is no certificate")?;
+    let end = webpki::EndEntityCert::try_from(der)
+        .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+    let first = end.valid_dns_names().next();
+    let name = first.ok_or("the certificate has no DNS name, which would be its peer name")?;
+    PeerName::certificate(name)
+        .map_err(|error| format!("the certificate's first DNS name is no peer name: {error}"))
+}

@@ -1,0 +1,229 @@
+//! Mutual TLS: who the peer is, and that nobody reads along.
+//!
+//! TLS 1.3 (RFC 8446) alone, certificates at both ends, no resumption and no early data, so that
+//! nothing can be replayed. Cryptography is ring's.
+
+mod fault;
+mod load;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::{ClientConfig, CommonState, ServerConfig};
+use rustls_pki_types::ServerName;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use fault::explain;
+
+use super::PeerName;
+use crate::{Error, Result};
+use load::{Loaded, Texts};
+
+/// The protocol's name for TLS's negotiation of protocols (RFC 7301).
+pub(crate) const ALPN: &[u8] = b"egmem/1";
+
+/// Files in PEM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The authorities that are trusted: peers' certificates are theirs.
+    pub ca: PathBuf,
+    /// This process's certificate, then those between it and the authority's.
+    pub cert: PathBuf,
+    /// Its private key: PKCS #8, SEC 1 or PKCS #1.
+    pub key: PathBuf,
+    /// Revocation lists of the authorities. With them, a peer whose certificate no list is about,
+    /// or whose list has expired, is not trusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
+}
+
+/// Texts in PEM: see [`TlsFiles`].
+#[derive(Clone, Copy)]
+pub struct TlsPem<'a> {
+    /// The authorities.
+    pub ca: &'a [u8],
+    /// The certificate.
+    pub cert: &'a [u8],
+    /// Its key.
+    pub key: &'a [u8],
+    /// Revocation lists.
+    pub crl: Option<&'a [u8]>,
+}
+
+/// A process's certificate and key, and the authorities that it trusts.
+///
+/// A peer's name is the first DNS name (subject alternative name) of its certificate; a peer whose
+/// certificate has none is refused. Clones share what is loaded.
+#[derive(Clone)]
+pub struct Tls {
+    shared: Arc<Shared>,
+    expect: Option<String>,
+}
+
+struct Shared {
+    files: Option<TlsFiles>,
+    loaded: RwLock<Arc<Loaded>>,
+}
+
+impl Tls {
+    /// Loads files.
+    ///
+    /// Warns (`tracing`) where others than the owner can read the key.
+    ///
+    /// # Errors
+    /// [`Error::Tls`] with the file and what is wrong with it: it cannot be read, the key is not
+    /// the certificate's, the certificate has expired, is not valid yet, is not of the authority,
+    /// has no DNS name.
+    pub fn load(files: TlsFiles) -> Result<Self> {
+        let loaded = from_files(&files)?;
+        Ok(Self::new(Some(files), loaded))
+    }
+
+    /// Takes texts.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_pem(pem: TlsPem<'_>) -> Result<Self> {
+        Ok(Self::new(None, from_texts(&pem)?))
+    }
+
+    fn new(files: Option<TlsFiles>, loaded: Loaded) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                files,
+                loaded: RwLock::new(Arc::new(loaded)),
+            }),
+            expect: None,
+        }
+    }
+
+    /// Loads the files again, for certificates that were replaced. Open connections go on; new ones
+    /// of all clones use what is there now.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and what was loaded stays; [`Error::InvalidArgument`] where there
+    /// are no files.
+    pub fn reload(&self) -> Result<()> {
+        let files = self.shared.files.as_ref();
+        let files = files.ok_or_else(|| Error::invalid("TLS", "not loaded from files"))?;
+        self.put(from_files(files)?);
+        Ok(())
+    }
+
+    /// Replaces what is loaded by these texts: see [`reload`](Self::reload).
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and what was loaded stays.
+    pub fn reload_pem(&self, pem: TlsPem<'_>) -> Result<()> {
+        self.put(from_texts(&pem)?);
+        Ok(())
+    }
+
+    /// For clients: the server's certificate must be for this name, instead of the host name or IP
+    /// address that is connected to.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no DNS name.
+    pub fn expect_peer(mut self, name: &str) -> Result<Self> {
+        PeerName::certificate(name)?;
+        self.expect = Some(name.to_owned());
+        Ok(self)
+    }
+
+    /// By what name peers know this process.
+    pub fn name(&self) -> PeerName {
+        self.get().name.clone()
+    }
+
+    fn get(&self) -> Arc<Loaded> {
+        let loaded = self.shared.loaded.read();
+        loaded.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn put(&self, loaded: Loaded) {
+        let mut place = self.shared.loaded.write();
+        **place.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut()) = Arc::new(loaded);
+    }
+
+    /// For one connection of a server.
+    pub(crate) fn server(&self) -> Result<Arc<ServerConfig>> {
+        self.get().server.clone()
+    }
+
+    /// For one connection of a client.
+    pub(crate) fn client(&self) -> Result<Arc<ClientConfig>> {
+        self.get().client.clone()
+    }
+
+    /// What the certificate of the server at `host` must be for.
+    pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
+        let name = self.expect.as_deref().unwrap_or(host);
+        ServerName::try_from(name.to_owned())
+            .map_err(|_| Error::invalid("address", "its host is neither a DNS name nor an IP"))
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("name", &self.get().name.to_string())
+            .field("files", &self.shared.files)
+            .field("expect", &self.expect)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TlsPem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsPem(redacted)")
+    }
+}
+
+fn from_files(files: &TlsFiles) -> Result<Loaded> {
+    let shown = |path: &PathBuf| path.display().to_string();
+    let ca = load::read(&files.ca, false)?;
+    let cert = load::read(&files.cert, false)?;
+    let key = load::read(&files.key, true)?;
+    let crl = match &files.crl {
+        Some(path) => Some((shown(path), load::read(path, false)?)),
+        None => None,
+    };
+    load::build(&Texts {
+        ca: (&shown(&files.ca), &ca),
+        cert: (&shown(&files.cert), &cert),
+        key: (&shown(&files.key), &key),
+        crl: crl.as_ref().map(|(what, text)| (what.as_str(), &text[..])),
+    })
+}
+
+fn from_texts(pem: &TlsPem<'_>) -> Result<Loaded> {
+    load::build(&Texts {
+        ca: ("authority", pem.ca),
+        cert: ("certificate", pem.cert),
+        key: ("key", pem.key),
+        crl: pem.crl.map(|text| ("revocation list", text)),
+    })
+}
+
+/// Whom a finished handshake has proved the peer to be.
+///
+/// # Errors
+/// [`Error::NotTrusted`] for a certificate without a name, [`Error::Protocol`] for a peer that has
+/// not agreed on this protocol.
+pub(crate) fn proved(peer: &str, state: &CommonState) -> Result<PeerName> {
+    if state.alpn_protocol() != Some(ALPN) {
+        return Err(Error::Protocol {
+            peer: peer.into(),
+            detail: "no agreement on egmem/1 in TLS".into(),
+        });
+    }
+    let certificates = state.peer_certificates();
+    load::peer_name(certificates.and_then(<[_]>::first)).map_err(|why| Error::NotTrusted {
+        peer: peer.into(),
+        why,
+    })
+}

@@ -1,0 +1,269 @@
+//! Frames: a length of four bytes, the most significant first, and as many bytes of CBOR.
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+use zeroize::Zeroizing;
+
+use super::stream::{Reading, Writing};
+use crate::exchange::{Limits, tls};
+use crate::{Error, Result};
+
+/// Bytes of a frame's length.
+const HEADER: usize = 4;
+/// What is allocated for a frame before any of it has come.
+const FIRST: usize = 16 << 10;
+
+/// A message, and the fds that came with it.
+pub(crate) struct Frame {
+    /// Wiped when dropped.
+    pub bytes: Zeroizing<Vec<u8>>,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, fds } = self;
+        write!(f, "Frame({} bytes, {} fds)", bytes.len(), fds.len())
+    }
+}
+
+/// Puts frames together from whatever pieces come.
+#[derive(Default)]
+pub(crate) struct Assembly {
+    header: [u8; HEADER],
+    body: Zeroizing<Vec<u8>>,
+    /// Bytes so far, of header and body.
+    have: usize,
+}
+
+impl Assembly {
+    /// Where the next bytes belong. Never more than the frame's own, and room for a body is made
+    /// only as it comes: a header that announces much gets little.
+    fn room(&mut self, limit: u32) -> Result<&mut [u8], String> {
+        if self.have < HEADER {
+            return Ok(&mut self.header[self.have..]);
+        }
+        let want = self.want();
+        if want == 0 {
+            return Err("an empty frame".into());
+        }
+        if want > limit as usize {
+            return Err(format!("a frame of {want} bytes, at most {limit} go"));
+        }
+        let have = self.have - HEADER;
+        if have == self.body.len() {
+            // A vector that grows by itself leaves its bytes behind.
+            let size = want.min(FIRST.max(have.saturating_mul(2)));
+            let mut more = Zeroizing::new(vec![0; size]);
+            more[..have].copy_from_slice(&self.body);
+            self.body = more;
+        }
+        Ok(&mut self.body[have..])
+    }
+
+    fn want(&self) -> usize {
+        u32::from_be_bytes(self.header) as usize
+    }
+
+    /// Takes note of `count` bytes in [`room`](Self::room); whether the frame is whole.
+    fn came(&mut self, count: usize) -> bool {
+        self.have += count;
+        self.have >= HEADER && self.want() > 0 && self.have - HEADER == self.want()
+    }
+
+    fn take(&mut self) -> Zeroizing<Vec<u8>> {
+        self.have = 0;
+        std::mem::take(&mut self.body)
+    }
+}
+
+/// Reads frames.
+pub(crate) struct FrameReader {
+    stream: Reading,
+    peer: Arc<str>,
+    assembly: Assembly,
+    fds: Vec<OwnedFd>,
+    max_fds: usize,
+    /// A frame's longest time, and when the present one must be whole.
+    within: Duration,
+    until: Option<Instant>,
+    broken: bool,
+}
+
+impl FrameReader {
+    pub(super) fn new(stream: Reading, peer: Arc<str>, limits: &Limits) -> Self {
+        Self {
+            stream,
+            peer,
+            assembly: Assembly::default(),
+            fds: Vec::new(),
+            max_fds: limits.frame_fds as usize,
+            within: limits.frame,
+            until: None,
+            broken: false,
+        }
+    }
+
+    /// The next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end
+    /// of the stream.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a frame that is empty or too big, or too many fds (all are closed);
+    /// [`Error::TimedOut`] for one that takes longer than `limits.frame` from its first byte on;
+    /// [`Error::PeerLost`]; [`Error::NotTrusted`] where a TLS server refuses this client's
+    /// certificate. After an error there is nothing more to read.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: what has come of a frame is kept.
+    pub(crate) async fn read(&mut self, limit: u32) -> Result<Option<Frame>> {
+        if self.broken {
+            return Err(self.lost("its connection was given up"));
+        }
+        let result = self.read_on(limit).await;
+        if !matches!(result, Ok(Some(_))) {
+            self.broken = result.is_err();
+            self.fds.clear();
+        }
+        result
+    }
+
+    async fn read_on(&mut self, limit: u32) -> Result<Option<Frame>> {
+        loop {
+            let room = self.assembly.room(limit);
+            let room = room.map_err(|detail| Error::Protocol {
+                peer: self.peer.to_string(),
+                detail,
+            })?;
+            let left = self.max_fds - self.fds.len();
+            let reading = self.stream.read(room, left);
+            let result = match self.until {
+                None => reading.await,
+                Some(until) => match timeout_at(until, reading).await {
+                    Ok(result) => result,
+                    Err(_) => {
+                        return Err(Error::TimedOut {
+                            what: format!("a frame from {}", self.peer),
+                            after: self.within,
+                        });
+                    }
+                },
+            };
+            let (count, fds) = result.map_err(|error| match error.kind() {
+                std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
+                    Error::Protocol {
+                        peer: self.peer.to_string(),
+                        detail: error.to_string(),
+                    }
+                }
+                _ => tls::explain(&self.peer, "reading", &error),
+            })?;
+            self.fds.extend(fds);
+            if count == 0 {
+                return match self.assembly.have {
+                    0 => Ok(None),
+                    _ => Err(self.lost("its connection ended within a frame")),
+                };
+            }
+            if self.until.is_none() {
+                self.until = Some(Instant::now() + self.within);
+            }
+            if self.assembly.came(count) {
+                self.until = None;
+                return Ok(Some(Frame {
+                    bytes: self.assembly.take(),
+                    fds: std::mem::take(&mut self.fds),
+                }));
+            }
+        }
+    }
+
+    fn lost(&self, why: &str) -> Error {
+        Error::PeerLost {
+            peer: self.peer.to_string(),
+            why: why.into(),
+        }
+    }
+}
+
+impl fmt::Debug for FrameReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FrameReader({})", self.peer)
+    }
+}
+
+/// Writes frames.
+pub(crate) struct FrameWriter {
+    stream: Writing,
+    peer: Arc<str>,
+    within: Duration,
+    /// A frame was begun and not ended.
+    broken: bool,
+}
+
+impl FrameWriter {
+    pub(super) fn new(stream: Writing, peer: Arc<str>, limits: &Limits) -> Self {
+        Self {
+            stream,
+            peer,
+            within: limits.write,
+            broken: false,
+        }
+    }
+
+    /// Writes a frame, with fds where the connection is local.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] after `limits.write`, [`Error::PeerLost`], [`Error::InvalidArgument`]
+    /// for no bytes, more than 4 GiB, or fds that cannot go. But for the last, the connection is of
+    /// no use any more.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: a frame of which only a part went makes every later one fail.
+    pub(crate) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let length = u32::try_from(bytes.len())
+            .ok()
+            .filter(|&length| length > 0)
+            .ok_or_else(|| Error::invalid("frame", "it is empty or has more than 4 GiB"))?;
+        if !fds.is_empty() && !matches!(self.stream, Writing::Unix(_)) {
+            return Err(Error::invalid("frame", "fds go over Unix sockets alone"));
+        }
+        if std::mem::replace(&mut self.broken, true) {
+            return Err(Error::PeerLost {
+                peer: self.peer.to_string(),
+                why: "its connection was given up".into(),
+            });
+        }
+        // In one piece: one segment, one TLS record, one wake-up at the other end.
+        let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
+        whole.extend_from_slice(&length.to_be_bytes());
+        whole.extend_from_slice(bytes);
+        match timeout(self.within, self.stream.write(&whole, fds)).await {
+            Ok(Ok(())) => {
+                self.broken = false;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(tls::explain(&self.peer, "writing", &error)),
+            Err(_) => Err(Error::TimedOut {
+                what: format!("writing to {}", self.peer),
+                after: self.within,
+            }),
+        }
+    }
+
+    /// Says that nothing more comes, so that the peer's reader ends; the connection's own reader
+    /// goes on. What goes wrong is of no interest any more.
+    pub(crate) async fn finish(&mut self) {
+        self.broken = true;
+        let _ = timeout(self.within, self.stream.finish()).await;
+    }
+}
+
+impl fmt::Debug for FrameWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FrameWriter({})", self.peer)
+    }
+}

@@ -1,0 +1,280 @@
+//! Where a server listens, and what comes in.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use super::stream::{Reading, Writing};
+use super::{Connection, Security, net};
+use crate::exchange::{Address, Limits, PeerName, tls};
+use crate::share::Peers;
+use crate::{Error, Result};
+
+/// How long to wait where the process has no fd left for a connection.
+const BACK_OFF: Duration = Duration::from_millis(100);
+/// How much of a refused peer is still read, and for how long.
+const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
+
+/// An open port or socket.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    socket: Socket,
+    address: Address,
+    security: Security,
+    peers: Peers,
+    limits: Limits,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener, Own),
+}
+
+impl Listening {
+    /// Listens. A Unix socket that is left of a dead server is replaced; it is open to this user
+    /// alone, unless `peers` has others.
+    ///
+    /// # Errors
+    /// [`Error::Insecure`], [`Error::Tls`] where the certificate is not for servers,
+    /// [`Error::System`], [`Error::PeerLost`] where the name cannot be looked up.
+    pub(crate) async fn bind(
+        address: &Address,
+        security: &Security,
+        peers: &Peers,
+        limits: &Limits,
+    ) -> Result<Self> {
+        let (socket, address) = match address {
+            Address::Unix(path) => {
+                let (listener, own) = bind_unix(path, peers)
+                    .map_err(|error| Error::system(format!("listening at {address}"), &error))?;
+                (Socket::Unix(listener, own), address.clone())
+            }
+            Address::Tcp { host, port } => {
+                if let Security::Tls(tls) = security {
+                    tls.server()?;
+                }
+                let (listener, real) = net::listen(address, host, *port, security, limits).await?;
+                let address = Address::Tcp {
+                    host: host.clone(),
+                    port: real.port(),
+                };
+                (Socket::Tcp(listener), address)
+            }
+        };
+        Ok(Self {
+            socket,
+            address,
+            security: security.clone(),
+            peers: peers.clone(),
+            limits: limits.clone(),
+        })
+    }
+
+    /// Where it listens, with the port that the kernel chose.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next connection. Where there are no fds for it, it waits until there are.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the socket itself is of no use any more.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no connection is lost.
+    pub(crate) async fn accept(&self) -> Result<Incoming> {
+        loop {
+            let accepted = match &self.socket {
+                Socket::Tcp(listener) => listener.accept().await.map(|(stream, from)| {
+                    net::tune(&stream, &self.limits);
+                    (Stream::Tcp(stream), format!("tcp://{from}"))
+                }),
+                Socket::Unix(listener, _) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, _)| (Stream::Unix(stream), self.address.to_string())),
+            };
+            match accepted {
+                Ok((stream, remote)) => {
+                    return Ok(Incoming {
+                        stream,
+                        remote,
+                        security: self.security.clone(),
+                        peers: self.peers.clone(),
+                        limits: self.limits.clone(),
+                    });
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        tracing::warn!(
+                            target: "egmem::exchange",
+                            address = %self.address, %error, "a connection must wait"
+                        );
+                        sleep(BACK_OFF).await;
+                    }
+                    Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => {
+                        let what = format!("accepting at {}", self.address);
+                        return Err(Error::system(what, &error));
+                    }
+                    // Faults of that one connection: it is gone already. Source: accept(2).
+                    _ => {
+                        tracing::debug!(
+                            target: "egmem::exchange",
+                            address = %self.address, %error, "a connection is gone"
+                        );
+                        tokio::task::yield_now().await;
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// The file of a Unix socket, removed with its listener if it is still the same.
+#[derive(Debug)]
+struct Own {
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if identity(&self.path).ok() == Some(self.file) {
+            // Where it cannot be removed the next server replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+fn bind_unix(path: &Path, peers: &Peers) -> io::Result<(UnixListener, Own)> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && left_over(path)? => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)?
+        }
+        other => other?,
+    };
+    let own = Own {
+        path: path.into(),
+        file: identity(path)?,
+    };
+    // Whoever connects before this is checked all the same.
+    let mode = if peers.reach_beyond_own_user() {
+        0o666
+    } else {
+        0o600
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    Ok((listener, own))
+}
+
+/// Whether this is a socket at which nobody listens.
+fn left_over(path: &Path) -> io::Result<bool> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(false);
+    }
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    Ok(std::os::unix::net::UnixStream::connect(path).is_err_and(refused))
+}
+
+/// A connection of which nothing is known yet.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    stream: Stream,
+    remote: String,
+    security: Security,
+    peers: Peers,
+    limits: Limits,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Incoming {
+    /// Where it comes from, for people.
+    pub(crate) fn remote(&self) -> &str {
+        &self.remote
+    }
+
+    /// Finds out who it is, within `limit`.
+    ///
+    /// # Errors
+    /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::PeerLost`], [`Error::TimedOut`]: it is
+    /// closed.
+    pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
+        let remote = self.remote.clone();
+        match timeout(limit, self.shake()).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::TimedOut {
+                what: format!("the handshake of {remote}"),
+                after: limit,
+            }),
+        }
+    }
+
+    async fn shake(self) -> Result<Connection> {
+        let Self {
+            stream,
+            remote,
+            security,
+            peers,
+            limits,
+        } = self;
+        let stream = match stream {
+            Stream::Unix(stream) => return Connection::unix(stream, &peers, &remote, &limits),
+            Stream::Tcp(stream) => stream,
+        };
+        let Security::Tls(tls) = &security else {
+            let (reading, writing) = stream.into_split();
+            let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
+            let peer = PeerName::Local;
+            return Ok(Connection::new(reading, writing, peer, &remote, &limits));
+        };
+        let acceptor = TlsAcceptor::from(tls.server()?);
+        let stream = match acceptor.accept(stream).into_fallible().await {
+            Ok(stream) => stream,
+            Err((error, stream)) => {
+                linger(stream).await;
+                return Err(tls::explain(&remote, "TLS handshake", &error));
+            }
+        };
+        let peer = tls::proved(&remote, stream.get_ref().1)?;
+        let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
+        let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
+        Ok(Connection::new(reading, writing, peer, &remote, &limits))
+    }
+}
+
+/// Lets the alert arrive that says why: closed with bytes unread, a connection is reset, and a
+/// reset overtakes what was sent.
+async fn linger(mut stream: TcpStream) {
+    let (most, time) = LINGER;
+    let reading = async {
+        let _ = stream.shutdown().await;
+        let mut sink = [0; 4096];
+        let mut read = 0;
+        while let Ok(count @ 1..) = stream.read(&mut sink).await {
+            read += count;
+            if read > most {
+                break;
+            }
+        }
+    };
+    let _ = timeout(time, reading).await;
+}

@@ -1,0 +1,151 @@
+//! Connections: TCP, TLS over TCP, Unix sockets. Frames travel over all of them alike.
+
+mod frame;
+mod listen;
+mod net;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use frame::{Frame, FrameReader, FrameWriter};
+pub(crate) use listen::{Incoming, Listening};
+
+use std::sync::Arc;
+
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::tls::{self, Tls};
+use super::{Address, Limits, PeerName};
+use crate::share::{Peers, fd};
+use crate::{Error, Result};
+use stream::{Reading, Writing};
+
+/// How connections over TCP are protected. Unix sockets need none: the kernel says who connects,
+/// and nobody else can read along.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Security {
+    /// Mutual TLS 1.3.
+    Tls(Tls),
+    /// None, on the loopback interface alone: every process of the machine can connect.
+    #[default]
+    Plain,
+    /// None, anywhere: whoever reaches the port gets what `local` may, and whoever is on the way
+    /// reads the handles. For networks that are protected otherwise.
+    PlainAnywhere,
+}
+
+/// A connection with a peer that the transport has proved.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub reader: FrameReader,
+    pub writer: FrameWriter,
+    pub peer: PeerName,
+    /// Whether fds can be passed: a Unix socket.
+    pub local: bool,
+    /// The peer's name and where it is, for errors.
+    pub label: Arc<str>,
+}
+
+impl Connection {
+    fn new(
+        reading: Reading,
+        writing: Writing,
+        peer: PeerName,
+        remote: &str,
+        limits: &Limits,
+    ) -> Self {
+        let label: Arc<str> = match &peer {
+            PeerName::Certificate(name) => format!("{name} ({remote})").into(),
+            _ => remote.into(),
+        };
+        Self {
+            local: matches!(reading, Reading::Unix(_)),
+            reader: FrameReader::new(reading, label.clone(), limits),
+            writer: FrameWriter::new(writing, label.clone(), limits),
+            peer,
+            label,
+        }
+    }
+
+    /// Over a Unix socket, once the peer's user is admitted.
+    fn unix(stream: UnixStream, peers: &Peers, remote: &str, limits: &Limits) -> Result<Self> {
+        use std::os::fd::AsFd;
+        let who = fd::credentials(stream.as_fd())
+            .map_err(|error| Error::system("reading a peer's credentials", &error))?;
+        peers.admit(&who)?;
+        let remote = format!("{remote} ({who})");
+        let stream = Arc::new(stream);
+        let (reading, writing) = (Reading::Unix(stream.clone()), Writing::Unix(stream));
+        let peer = PeerName::User(who.uid);
+        Ok(Self::new(reading, writing, peer, &remote, limits))
+    }
+}
+
+/// Connects, within `limits.handshake` in all. At a Unix socket the listening process's user must
+/// be one of `peers`.
+///
+/// # Errors
+/// [`Error::PeerLost`] where nobody listens, [`Error::TimedOut`], [`Error::Insecure`],
+/// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::Tls`].
+pub(crate) async fn connect(
+    address: &Address,
+    security: &Security,
+    peers: &Peers,
+    limits: &Limits,
+) -> Result<Connection> {
+    let connecting = connect_now(address, security, peers, limits);
+    match timeout(limits.handshake, connecting).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::TimedOut {
+            what: format!("connecting to {address}"),
+            after: limits.handshake,
+        }),
+    }
+}
+
+async fn connect_now(
+    address: &Address,
+    security: &Security,
+    peers: &Peers,
+    limits: &Limits,
+) -> Result<Connection> {
+    let remote = address.to_string();
+    let (host, port) = match address {
+        Address::Unix(path) => {
+            let stream = UnixStream::connect(path)
+                .await
+                .map_err(|error| tls::explain(&remote, "connecting", &error))?;
+            return Connection::unix(stream, peers, &remote, limits);
+        }
+        Address::Tcp { host, port } => (host.as_str(), *port),
+    };
+    let tls = match security {
+        // Before anything goes out.
+        Security::Tls(tls) => Some((tls.client()?, tls.server_name(host)?)),
+        Security::Plain | Security::PlainAnywhere => None,
+    };
+    let stream = net::connect(address, host, port, security).await?;
+    net::tune(&stream, limits);
+    let Some((config, name)) = tls else {
+        let (reading, writing) = stream.into_split();
+        let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
+        return Ok(Connection::new(
+            reading,
+            writing,
+            PeerName::Local,
+            &remote,
+            limits,
+        ));
+    };
+    let stream = TlsConnector::from(config)
+        .connect(name, stream)
+        .await
+        .map_err(|error| tls::explain(&remote, "TLS handshake", &error))?;
+    let peer = tls::proved(&remote, stream.get_ref().1)?;
+    let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
+    let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
+    Ok(Connection::new(reading, writing, peer, &remote, limits))
+}

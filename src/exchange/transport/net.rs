@@ -1,0 +1,139 @@
+//! TCP sockets: found, checked, tuned.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use super::Security;
+use crate::exchange::{Address, Limits, tls};
+use crate::{Error, Result};
+
+/// How many connections wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
+const BACKLOG: u32 = 4096;
+/// A silent connection is probed after this time, and so often, this many times.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
+
+/// Checks where a socket really is, whatever the name was.
+pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
+    match security {
+        Security::Plain if !real.ip().to_canonical().is_loopback() => Err(Error::Insecure {
+            address: if address.to_string().contains(&real.ip().to_string()) {
+                address.to_string()
+            } else {
+                format!("{address} ({})", real.ip())
+            },
+        }),
+        _ => Ok(()),
+    }
+}
+
+async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketAddr>> {
+    let lost = |why: String| Error::PeerLost {
+        peer: address.to_string(),
+        why,
+    };
+    let found: Vec<_> = lookup_host((host, port))
+        .await
+        .map_err(|error| lost(format!("looking up its name: {error}")))?
+        .collect();
+    if found.is_empty() {
+        return Err(lost("its name has no address".into()));
+    }
+    Ok(found)
+}
+
+/// Connects to the first of a host's addresses that answers.
+pub(super) async fn connect(
+    address: &Address,
+    host: &str,
+    port: u16,
+    security: &Security,
+) -> Result<TcpStream> {
+    let mut last = None;
+    for real in resolve(host, port, address).await? {
+        let tried = match check(address, real, security) {
+            Ok(()) => TcpStream::connect(real)
+                .await
+                .map_err(|error| tls::explain(&address.to_string(), "connecting", &error)),
+            Err(error) => Err(error),
+        };
+        match tried {
+            Ok(stream) => {
+                let real = stream.peer_addr();
+                let real = real.map_err(|error| Error::system("getpeername", &error))?;
+                check(address, real, security)?;
+                return Ok(stream);
+            }
+            // That it is not allowed says more than that another address did not answer.
+            Err(error) if !matches!(last, Some(Error::Insecure { .. })) => last = Some(error),
+            Err(_) => {}
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
+}
+
+/// Listens at the first of a host's addresses that can be had.
+pub(super) async fn listen(
+    address: &Address,
+    host: &str,
+    port: u16,
+    security: &Security,
+    limits: &Limits,
+) -> Result<(TcpListener, SocketAddr)> {
+    let found = timeout(limits.handshake, resolve(host, port, address));
+    let found = found.await.map_err(|_| Error::TimedOut {
+        what: format!("looking up {address}"),
+        after: limits.handshake,
+    })??;
+    let mut last = None;
+    for real in found {
+        // Before it is open to anybody.
+        let tried = check(address, real, security).and_then(|()| {
+            bind(real).map_err(|error| Error::system(format!("listening at {address}"), &error))
+        });
+        match tried {
+            Ok((listener, real)) => {
+                check(address, real, security)?;
+                return Ok((listener, real));
+            }
+            Err(error) if !matches!(last, Some(Error::Insecure { .. })) => last = Some(error),
+            Err(_) => {}
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
+}
+
+fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = match real {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A server that was just restarted listens at once, whatever connections still die away.
+    socket.set_reuseaddr(true)?;
+    socket.bind(real)?;
+    let listener = socket.listen(BACKLOG)?;
+    let real = listener.local_addr()?;
+    Ok((listener, real))
+}
+
+/// Small frames go at once, and a peer whose machine is gone is noticed. What the kernel refuses
+/// here costs speed or time, no correctness.
+pub(super) fn tune(stream: &TcpStream, limits: &Limits) {
+    let (idle, every, times) = KEEPALIVE;
+    let unacknowledged = limits.write.as_millis().try_into().unwrap_or(u32::MAX);
+    let tuned = stream.set_nodelay(true).and_then(|()| {
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, idle)?;
+        sockopt::set_tcp_keepintvl(stream, every)?;
+        sockopt::set_tcp_keepcnt(stream, times)?;
+        sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
+        Ok(())
+    });
+    if let Err(error) = tuned {
+        tracing::debug!(target: "egmem::exchange", %error, "a socket option is refused");
+    }
+}

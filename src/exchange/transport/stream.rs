@@ -1,0 +1,103 @@
+//! The two halves of a stream, whatever it runs over.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest, ReadHalf, WriteHalf};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
+
+use crate::share::fd;
+
+#[derive(Debug)]
+pub(super) enum Reading {
+    Tcp(OwnedReadHalf),
+    Tls(ReadHalf<TlsStream<TcpStream>>),
+    Unix(Arc<UnixStream>),
+}
+
+impl Reading {
+    /// Reads some bytes, and the fds that came with them (`InvalidData` for more than `max_fds`).
+    /// Cancel safe: what was read is returned.
+    pub(super) async fn read(
+        &mut self,
+        bytes: &mut [u8],
+        max_fds: usize,
+    ) -> io::Result<(usize, Vec<OwnedFd>)> {
+        match self {
+            Self::Tcp(stream) => Ok((stream.read(bytes).await?, Vec::new())),
+            Self::Tls(stream) => Ok((stream.read(bytes).await?, Vec::new())),
+            Self::Unix(stream) => {
+                let socket = stream.as_fd();
+                let receive = || fd::recv(socket, bytes, max_fds);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Writing {
+    Tcp(OwnedWriteHalf),
+    Tls(WriteHalf<TlsStream<TcpStream>>),
+    Unix(Arc<UnixStream>),
+}
+
+impl Writing {
+    /// Writes all bytes; over a Unix socket the fds go with the first ones: as many as a message
+    /// carries with each.
+    pub(super) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes).await,
+            Self::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+            Self::Unix(stream) => {
+                let mut rest = bytes;
+                let mut chunks = fds.chunks(fd::MAX_FDS).peekable();
+                while !rest.is_empty() {
+                    let chunk = chunks.next().unwrap_or_default();
+                    // Another message's fds want a byte of their own.
+                    let part = if chunks.peek().is_some() {
+                        &rest[..1]
+                    } else {
+                        rest
+                    };
+                    let socket = stream.as_fd();
+                    let send = || fd::send(socket, part, chunk);
+                    let sent = stream.async_io(Interest::WRITABLE, send).await?;
+                    rest = &rest[sent..];
+                }
+                match chunks.next() {
+                    None => Ok(()),
+                    Some(_) => Err(io::ErrorKind::InvalidInput.into()),
+                }
+            }
+        }
+    }
+
+    /// Says that nothing more comes.
+    pub(super) async fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.shutdown().await,
+            Self::Tls(stream) => stream.shutdown().await,
+            Self::Unix(stream) => Ok(rustix::net::shutdown(
+                &**stream,
+                rustix::net::Shutdown::Write,
+            )?),
+        }
+    }
+}
+
+impl Drop for Writing {
+    /// The reader may be kept: without this the peer would not learn that nothing more comes.
+    fn drop(&mut self) {
+        if let Self::Unix(stream) = self {
+            // A peer that is gone needs to learn nothing.
+            let _ = rustix::net::shutdown(&**stream, rustix::net::Shutdown::Write);
+        }
+    }
+}
