@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -24,21 +24,35 @@ const BUSY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
-    is: (u64, u64),
+    /// Opened as a mere place in the file system, so that its inode's number is not used again.
+    file: File,
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if id(&self.path).is_ok_and(|is| is == self.is) {
-            let _ = fs::remove_file(&self.path);
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: file.into(),
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        let id = |found: fs::Metadata| (found.dev(), found.ino());
+        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
+            (Ok(own), Ok(found)) => id(own) == id(found),
+            _ => false,
         }
     }
 }
 
-fn id(path: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 fn new() -> rustix::io::Result<OwnedFd> {
@@ -91,10 +105,7 @@ pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)
         result => result,
     }
     .map_err(|error| failed(error.into()))?;
-    let file = SocketFile {
-        path: path.to_owned(),
-        is: id(path).map_err(failed)?,
-    };
+    let file = SocketFile::at(path).map_err(failed)?;
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
     // The credentials are checked in either case. The process's umask does not count.
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
