@@ -1,7 +1,7 @@
 //! Memory exchanged by name, within a node and between nodes.
 
 mod address;
-pub mod directory;
+mod client;
 pub mod group;
 mod limits;
 mod peer;
@@ -10,6 +10,10 @@ mod tls;
 mod transport;
 
 pub use address::Address;
+pub use client::{
+    Client, ClientOptions, CreateOptions, FetchOptions, LeaseState, Leased, Proof, Reconnect,
+    RemoteBuffer, Watch, WatchEvent,
+};
 pub use limits::Limits;
 pub use peer::{MAX_PATTERNS, PeerName, Who};
 pub use tls::{Tls, TlsFiles, TlsPem};
