@@ -85,7 +85,7 @@ pub mod vmm;
 pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
-pub use error::{DriverError, End, Error, Explained, Refusal, Result};
+pub use error::{DriverError, Error, Explained, Refusal, Result};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};

@@ -1,20 +1,17 @@
 //! Memory exchanged by name, within a node and between nodes.
 
 mod address;
-mod client;
 pub mod group;
 mod limits;
 mod peer;
 pub mod protocol;
+pub mod server;
 mod tls;
 mod transport;
 
 pub use address::Address;
-pub use client::{
-    Client, ClientOptions, CreateOptions, FetchOptions, LeaseState, Leased, Proof, Reconnect,
-    RemoteBuffer, Watch, WatchEvent,
-};
 pub use limits::Limits;
 pub use peer::{MAX_PATTERNS, PeerName, Who};
+pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;

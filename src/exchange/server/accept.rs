@@ -1,0 +1,357 @@
+//! Taking connections: handshake, hello, and a session to go with it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout_at;
+
+use super::session::Session;
+use super::state::{No, millis};
+use super::stats::count;
+use super::{Inner, ServerEvent, connection, token};
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{
+    Ended, Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing,
+    decode, encode,
+};
+use crate::exchange::transport::{Connection, Incoming, Listening};
+use crate::share::BootId;
+use crate::{Error, Refusal, Result};
+
+/// What a connection is, beside its two ends.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// Different for each connection of a server.
+    pub id: u64,
+    pub session: Arc<Session>,
+    /// Over a Unix socket: fds go with frames.
+    pub local: bool,
+    /// The client's machine, as it says.
+    pub boot: BootId,
+}
+
+/// Accepts connections until the server ends.
+pub(super) async fn run(inner: Arc<Inner>, listening: Listening) {
+    while let Some(incoming) = next(&inner, &listening).await {
+        let Some(open) = Open::enter(&inner) else {
+            continue;
+        };
+        inner.tasks.spawn(serve(Arc::clone(&inner), incoming, open));
+    }
+}
+
+/// The next connection; `None` when the server has ended, or the socket is of no use any more.
+pub(super) async fn next(inner: &Inner, listening: &Listening) -> Option<Incoming> {
+    let accepted = tokio::select! {
+        () = inner.ending() => return None,
+        accepted = listening.accept() => accepted,
+    };
+    match accepted {
+        Ok(incoming) => {
+            count(&inner.counters.accepted);
+            Some(incoming)
+        }
+        Err(error) => {
+            tracing::error!(%error, address = %listening.address(), "nobody can connect any more");
+            None
+        }
+    }
+}
+
+/// Counts as an open connection until it is dropped.
+pub(super) struct Open(Arc<Inner>);
+
+impl Open {
+    /// `None`, and the connection is to be dropped, if there are too many.
+    pub fn enter(inner: &Arc<Inner>) -> Option<Self> {
+        let before = inner.counters.connections.fetch_add(1, Relaxed);
+        let open = Self(Arc::clone(inner));
+        if before >= inner.limits.connections as u64 {
+            inner.counters.refused(&Refusal::Limit);
+            tracing::warn!(limit = inner.limits.connections, "too many connections");
+            return None;
+        }
+        Some(open)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.counters.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counts as a connection of its peer until it is dropped.
+struct OfPeer(Arc<Inner>, PeerName);
+
+impl OfPeer {
+    fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
+        let mut state = inner.state();
+        let count = state.connections.entry(peer.clone()).or_default();
+        let limit = inner.limits.connections_per_peer;
+        if *count >= limit {
+            return Err((Refusal::Limit, format!("{limit} connections of this peer")));
+        }
+        *count += 1;
+        Ok(Self(Arc::clone(inner), peer.clone()))
+    }
+}
+
+impl Drop for OfPeer {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        if let Some(count) = state.connections.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                state.connections.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// One connection from its first byte to its last.
+async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
+    let greeted = tokio::select! {
+        () = inner.ending() => return,
+        greeted = greet(&inner, incoming) => greeted,
+    };
+    match greeted {
+        Ok((connection, link, of_peer)) => {
+            connection::serve(&inner, connection, &link).await;
+            drop(of_peer);
+        }
+        Err(error) => {
+            count(&inner.counters.failed_handshakes);
+            tracing::info!(%error, "no session");
+        }
+    }
+    drop(open);
+}
+
+/// Handshake and hello, under one deadline.
+async fn greet(inner: &Arc<Inner>, incoming: Incoming) -> Result<(Connection, Link, OfPeer)> {
+    let deadline = tokio::time::Instant::now() + inner.limits.handshake;
+    let (mut connection, hello) = hello(inner, incoming, deadline).await?;
+    let peer = connection.peer.clone();
+    let begun = OfPeer::enter(inner, &peer).and_then(|of_peer| {
+        let (link, welcome) = inner.begin(&connection, &hello)?;
+        Ok((link, welcome, of_peer))
+    });
+    match begun {
+        Ok((link, welcome, of_peer)) => {
+            let sent = send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await;
+            if let Err(error) = sent {
+                inner.detach(&link, Instant::now());
+                return Err(error);
+            }
+            Ok((connection, link, of_peer))
+        }
+        Err((reason, detail)) => Err(refuse(inner, connection, reason, detail, deadline).await),
+    }
+}
+
+/// The transport's handshake, and a hello of a version that is spoken here.
+pub(super) async fn hello(
+    inner: &Inner,
+    incoming: Incoming,
+    deadline: tokio::time::Instant,
+) -> Result<(Connection, Hello)> {
+    let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+    let mut connection = incoming.handshake(left).await?;
+    let peer = connection.label.to_string();
+    let limit = inner.limits.hello_bytes;
+    let Ok(frame) = timeout_at(deadline, connection.reader.read(limit)).await else {
+        return Err(late(&peer, inner.limits.handshake));
+    };
+    let Some(frame) = frame? else {
+        let why = "it closed the connection".into();
+        return Err(Error::PeerLost { peer, why });
+    };
+    let hello: Hello = decode(&frame.bytes)?;
+    let wrong = |detail: &str| Error::Protocol {
+        peer: peer.clone(),
+        detail: detail.into(),
+    };
+    if hello.magic != MAGIC || !frame.fds.is_empty() {
+        return Err(wrong("it begins with something else than a hello"));
+    }
+    if hello.agent.len() > 255 || hello.oldest > hello.newest {
+        return Err(wrong("a hello that cannot be right"));
+    }
+    if hello.oldest > VERSION || hello.newest < OLDEST {
+        let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
+        return Err(refuse(inner, connection, Refusal::Version, detail, deadline).await);
+    }
+    Ok((connection, hello))
+}
+
+fn late(peer: &str, after: Duration) -> Error {
+    Error::TimedOut {
+        what: format!("the hello of {peer}"),
+        after,
+    }
+}
+
+/// Sends a greeting.
+pub(super) async fn send(
+    inner: &Inner,
+    connection: &mut Connection,
+    greeting: Greeting,
+    deadline: tokio::time::Instant,
+) -> Result<()> {
+    let limit = inner.limits.handshake;
+    let bytes = encode(&greeting);
+    let Ok(sent) = timeout_at(deadline, connection.writer.write(&bytes, &[])).await else {
+        return Err(late(&connection.label, limit));
+    };
+    sent
+}
+
+/// Refuses a connection, and says what that was.
+pub(super) async fn refuse(
+    inner: &Inner,
+    mut connection: Connection,
+    reason: Refusal,
+    detail: String,
+    deadline: tokio::time::Instant,
+) -> Error {
+    inner.counters.refused(&reason);
+    let refused = Refused {
+        reason: reason.word().into(),
+        detail: detail.clone(),
+    };
+    // Whether it arrives does not matter any more.
+    let _ = send(inner, &mut connection, Greeting::Refused(refused), deadline).await;
+    Error::Refused {
+        peer: "the server".into(),
+        what: format!("a session with {}", connection.peer),
+        reason,
+        detail,
+    }
+}
+
+impl Inner {
+    /// The welcome to a session, but for what only sessions have.
+    pub(super) fn welcome(&self, hello: &Hello, peer: &PeerName) -> Result<Welcome, No> {
+        let internal = || (Refusal::Internal, String::new());
+        Ok(Welcome {
+            version: hello.newest.min(VERSION),
+            instance: self.instance,
+            boot: self.boot,
+            session: Secret::new(&[]).ok_or_else(internal)?,
+            resumed: false,
+            peer: peer.to_string(),
+            heartbeat_ms: millis(self.heartbeat),
+            lease_ms: millis(self.lease),
+            frame_bytes: self.limits.frame_bytes,
+            door: self.door.clone(),
+            local: self.local.clone(),
+        })
+    }
+
+    /// A session for a connection: the one that the client names, if it is that peer's, or a new one.
+    fn begin(&self, connection: &Connection, hello: &Hello) -> Result<(Link, Welcome), No> {
+        let peer = &connection.peer;
+        let mut welcome = self.welcome(hello, peer)?;
+        let mut state = self.state();
+        let id = state.next_number();
+        let named = hello.resume.as_ref().and_then(|token| {
+            let session = state.sessions.get(&token::key(token)?)?;
+            (session.token == *token && session.peer == *peer).then(|| Arc::clone(session))
+        });
+        let session = match named {
+            Some(session) if state.leases.attach(session.id) => {
+                session.take_over(id, hello.held.is_some());
+                state.unwatch(session.id);
+                self.reconcile(&mut state, &session, hello.held.as_deref());
+                welcome.resumed = true;
+                session
+            }
+            _ if state.closing => return Err((Refusal::Closing, "the server is ending".into())),
+            _ if state.sessions.len() >= self.limits.sessions => {
+                return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
+            }
+            _ => {
+                let number = state.next_number();
+                let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
+                // Every lease may be asked back, and then end.
+                let leases = self.limits.leases_per_peer.saturating_mul(2);
+                let notices = self.limits.queued_frames.saturating_add(leases);
+                let session = Session::new(number, peer.clone(), token, id, notices);
+                let session = Arc::new(session);
+                state.leases.open(number, peer.clone());
+                state.sessions.insert(number, Arc::clone(&session));
+                session
+            }
+        };
+        drop(state);
+        welcome.session = session.token.clone();
+        let number = session.id;
+        if welcome.resumed {
+            count(&self.counters.resumed);
+            tracing::info!(%peer, session = number, "session resumed");
+        } else {
+            tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");
+            self.emit(ServerEvent::PeerCame {
+                peer: peer.clone(),
+                session: number,
+            });
+        }
+        let link = Link {
+            id,
+            session,
+            local: connection.local,
+            boot: hello.boot,
+        };
+        Ok((link, welcome))
+    }
+
+    /// Makes client and server agree on the leases of a resumed session.
+    fn reconcile(&self, state: &mut super::State, session: &Session, held: Option<&[u64]>) {
+        let Some(held) = held else {
+            return;
+        };
+        let (dropped, unknown) = state.leases.keep_only(session.id, held);
+        for lease in &dropped {
+            state.returned(lease);
+        }
+        for lease in unknown {
+            let why = Refused {
+                reason: Refusal::Expired.word().into(),
+                detail: "it ended while the connection was broken".into(),
+            };
+            session.tell(Event::Ended(Ended { lease, why }));
+        }
+        // Until when is not known any more: soon.
+        let ms = millis(self.heartbeat);
+        for lease in state.leases.of_session(session.id) {
+            if lease.holder.state == super::HolderState::Withdrawing {
+                let lease = lease.holder.lease;
+                session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
+            }
+        }
+        self.released.notify_waiters();
+    }
+
+    /// A connection is no more: its session goes on for the time of a lease, or ends.
+    pub(super) fn detach(&self, link: &Link, last_word: Instant) {
+        let session = &link.session;
+        let mut state = self.state();
+        if !session.is_of(link.id) {
+            return;
+        }
+        state.unwatch(session.id);
+        let until = last_word + self.lease;
+        let ended = state.leases.detach(session.id, until, session.is_kept());
+        if ended {
+            state.sessions.remove(&session.id);
+        }
+        drop(state);
+        if ended {
+            self.session_ended(session.id, &session.peer);
+        } else {
+            self.janitor.notify_one();
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Serving a connection: requests, answers, notices, and silence.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::task::JoinSet;
+
+use super::accept::Link;
+use super::requests::Step;
+use super::session::Next;
+use super::state::No;
+use super::stats::count;
+use super::{Inner, requests};
+use crate::exchange::group::MembersPage;
+use crate::exchange::protocol::{Answer, Event, FromServer, Gone, Notice, Refused, Reply, Request};
+use crate::exchange::protocol::{decode, encode};
+use crate::exchange::transport::{Connection, Frame, FrameWriter};
+use crate::{Error, Refusal, Result};
+
+/// What is answered to a request.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// An answer, and the fds that go with it.
+    Answer(Answer, Vec<OwnedFd>),
+    /// Members of a group, encoded once for all of its ranks.
+    Members(MembersPage),
+}
+
+impl Content {
+    pub fn with_fds(answer: Answer, fds: Vec<OwnedFd>) -> Self {
+        Self::Answer(answer, fds)
+    }
+}
+
+impl From<Answer> for Content {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer, Vec::new())
+    }
+}
+
+/// What comes of a request.
+pub(super) type Outcome = Result<Content, No>;
+
+/// Why a connection ends.
+enum End {
+    /// The client has closed it, or another connection goes on with the session.
+    Quietly,
+    /// The server ends.
+    Server,
+    /// The client says nothing, or does not read.
+    Dropped(&'static str),
+    /// It failed, or the client breaks the protocol.
+    Failed(Error),
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Serves a connection to its end.
+pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: &Link) {
+    let mut last_word = Instant::now();
+    let mut jobs = JoinSet::new();
+    let end = converse(inner, &mut connection, link, &mut jobs, &mut last_word).await;
+    let (peer, session) = (&link.session.peer, link.session.id);
+    match end {
+        Ok(()) | Err(End::Quietly) => tracing::debug!(%peer, session, "disconnected"),
+        Err(End::Server) => {
+            // What has to be said last: that leases have ended.
+            let _ = notify(inner, &mut connection.writer, link).await;
+        }
+        Err(End::Dropped(why)) => {
+            count(&inner.counters.dropped_peers);
+            tracing::warn!(%peer, session, why, "connection dropped");
+        }
+        Err(End::Failed(error)) => {
+            match error {
+                Error::Protocol { .. } => count(&inner.counters.protocol_errors),
+                Error::TimedOut { .. } => count(&inner.counters.dropped_peers),
+                _ => {}
+            }
+            tracing::info!(%peer, session, %error, "connection lost");
+        }
+    }
+    drop(connection);
+    jobs.shutdown().await;
+    inner.detach(link, last_word);
+}
+
+async fn converse(
+    inner: &Arc<Inner>,
+    connection: &mut Connection,
+    link: &Link,
+    jobs: &mut JoinSet<(u64, Outcome)>,
+    last_word: &mut Instant,
+) -> Result<(), End> {
+    let Connection { reader, writer, .. } = connection;
+    let session = &link.session;
+    let silence = inner.silence();
+    let limit = inner.limits.frame_bytes;
+    let quiet = tokio::time::sleep(silence);
+    tokio::pin!(quiet);
+    let ended = inner.ending();
+    tokio::pin!(ended);
+    loop {
+        notify(inner, writer, link).await?;
+        tokio::select! {
+            biased;
+            () = &mut ended => return Err(End::Server),
+            Some(done) = jobs.join_next(), if !jobs.is_empty() => {
+                // One that panicked is answered too, were that to happen: its id is not known.
+                if let Ok((id, outcome)) = done {
+                    answer(inner, writer, id, outcome).await?;
+                }
+            }
+            () = session.wake.notified() => {}
+            frame = reader.read(limit) => {
+                let Some(frame) = frame? else {
+                    return Ok(());
+                };
+                *last_word = Instant::now();
+                request(inner, writer, link, jobs, frame).await?;
+            }
+            () = &mut quiet => {
+                let until = *last_word + silence;
+                if until <= Instant::now() {
+                    return Err(End::Dropped("it is silent"));
+                }
+                quiet.as_mut().reset(until.into());
+            }
+        }
+    }
+}
+
+/// Answers a request at once, or has it answered later.
+async fn request(
+    inner: &Arc<Inner>,
+    writer: &mut FrameWriter,
+    link: &Link,
+    jobs: &mut JoinSet<(u64, Outcome)>,
+    frame: Frame,
+) -> Result<(), End> {
+    let request: Request = decode(&frame.bytes)?;
+    count(&inner.counters.requests);
+    let id = request.id;
+    let outcome = match requests::begin(inner, link, request.ask, frame.fds) {
+        Step::Now(outcome) => outcome,
+        Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
+            Refusal::Limit,
+            format!("{} requests at once", inner.limits.requests_in_flight),
+        )),
+        Step::Later(job) => {
+            let running = inner.tasks.enter();
+            jobs.spawn(async move {
+                let outcome = job.await;
+                drop(running);
+                (id, outcome)
+            });
+            return Ok(());
+        }
+    };
+    Ok(answer(inner, writer, id, outcome).await?)
+}
+
+/// Sends the answer to a request.
+pub(super) async fn answer(
+    inner: &Inner,
+    writer: &mut FrameWriter,
+    id: u64,
+    outcome: Outcome,
+) -> Result<()> {
+    let content = outcome.unwrap_or_else(|(reason, detail)| {
+        let reason = reason.word().into();
+        Answer::Refused(Refused { reason, detail }).into()
+    });
+    match content {
+        Content::Answer(answer, fds) => {
+            if let Answer::Refused(refused) = &answer {
+                inner.counters.refused(&Refusal::from_word(&refused.reason));
+            }
+            let reply = FromServer::Reply(Reply {
+                id,
+                answer: Some(answer),
+            });
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            writer.write(&encode(&reply), &fds).await
+        }
+        Content::Members(page) => writer.write(&page.reply(id), &page.fds()).await,
+    }
+}
+
+/// Tells the client what it is to be told.
+async fn notify(inner: &Inner, writer: &mut FrameWriter, link: &Link) -> Result<(), End> {
+    loop {
+        let event = match link.session.next(link.id) {
+            Next::Nothing => return Ok(()),
+            Next::TakenOver => return Err(End::Quietly),
+            Next::Overflown => return Err(End::Dropped("it does not read")),
+            Next::Notice(event) => event,
+            Next::News(name, seen_before) => {
+                let state = inner.state();
+                match state.visible(&name, &link.session.peer) {
+                    Some(found) => Event::Published(state.entry(&found.publication)),
+                    None if seen_before => Event::Gone(Gone {
+                        name: name.to_string(),
+                    }),
+                    None => continue,
+                }
+            }
+        };
+        let notice = FromServer::Notice(Notice(Some(event)));
+        writer.write(&encode(&notice), &[]).await?;
+    }
+}

@@ -1,0 +1,206 @@
+//! The door: a Unix socket, in a directory of its own, at which tickets are redeemed for fds.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::accept::{self, Open};
+use super::connection::{Outcome, answer};
+use super::options::DoorAt;
+use super::state::No;
+use super::stats::count;
+use super::{Inner, requests};
+use crate::exchange::protocol::{Ask, Greeting, Request, decode};
+use crate::exchange::transport::{Connection, Incoming, Listening};
+use crate::share::{InstanceId, Peers};
+use crate::{Error, Refusal, Result};
+
+/// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, one of them for the end).
+const MAX_PATH: usize = 107;
+
+/// The door's path; dropped, what was made for it is removed.
+#[derive(Debug)]
+pub(super) struct DoorPath {
+    pub path: PathBuf,
+    directory: Option<PathBuf>,
+}
+
+impl DoorPath {
+    /// A path for a door; the directory for it is made where nobody named one.
+    pub fn prepare(at: &DoorAt, instance: InstanceId, peers: &Peers) -> Result<Option<Self>> {
+        match at {
+            DoorAt::Nowhere => Ok(None),
+            DoorAt::At(path) => Ok(Some(Self {
+                path: path.clone(),
+                directory: None,
+            })),
+            DoorAt::Anywhere => Self::private(instance, peers).map(Some),
+        }
+    }
+
+    fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
+        let others = peers.reach_beyond_own_user();
+        let name = format!("egmem-{instance}");
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        // Other users cannot get into the runtime directory of this one.
+        let runtime = runtime.filter(|path| {
+            !others && path.is_dir() && path.as_os_str().len() + name.len() + 6 <= MAX_PATH
+        });
+        let directory = runtime.unwrap_or_else(std::env::temp_dir).join(name);
+        let failed = |what: &str, e: &std::io::Error| {
+            Error::system(format!("{what} {}", directory.display()), e)
+        };
+        // Who made a directory of this random name before us would own it: that is an error.
+        let mut builder = DirBuilder::new();
+        (builder.mode(0o700).create(&directory)).map_err(|e| failed("creating", &e))?;
+        let door = Self {
+            path: directory.join("door"),
+            directory: Some(directory.clone()),
+        };
+        if others {
+            // Just enough to reach the socket by its name.
+            fs::set_permissions(&directory, Permissions::from_mode(0o711))
+                .map_err(|e| failed("opening", &e))?;
+        }
+        if door.path.as_os_str().len() > MAX_PATH {
+            let why = format!("{} is too long for a socket", door.path.display());
+            return Err(Error::invalid("door", why));
+        }
+        Ok(door)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for DoorPath {
+    fn drop(&mut self) {
+        // A socket at a path that somebody named is removed by whoever bound it.
+        if let Some(directory) = &self.directory {
+            let _ = fs::remove_file(&self.path);
+            if let Err(error) = fs::remove_dir(directory) {
+                tracing::warn!(%error, directory = %directory.display(), "left behind");
+            }
+        }
+    }
+}
+
+/// Serves the door until the server ends.
+pub(super) async fn run(inner: Arc<Inner>, listening: Listening, path: DoorPath) {
+    while let Some(incoming) = accept::next(&inner, &listening).await {
+        if let Some(open) = Open::enter(&inner) {
+            inner.tasks.spawn(serve(Arc::clone(&inner), incoming, open));
+        }
+    }
+    // First the socket, then the directory that it is in.
+    drop(listening);
+    drop(path);
+}
+
+/// One who comes to the door.
+async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
+    let served = tokio::select! {
+        () = inner.ending() => Ok(()),
+        served = converse(&inner, incoming) => served,
+    };
+    if let Err(error) = served {
+        tracing::info!(%error, "at the door");
+    }
+    drop(open);
+}
+
+/// Hello, welcome, then one request after the other; there is no session.
+async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + inner.limits.handshake;
+    let greeted = async {
+        let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
+        match inner.welcome(&hello, &connection.peer) {
+            Ok(welcome) => {
+                let welcome = Greeting::Welcome(welcome);
+                accept::send(inner, &mut connection, welcome, deadline).await?;
+                Ok(connection)
+            }
+            Err((reason, detail)) => {
+                Err(accept::refuse(inner, connection, reason, detail, deadline).await)
+            }
+        }
+    };
+    let greeted: Result<Connection> = greeted.await;
+    let mut connection = match greeted {
+        Ok(connection) => connection,
+        Err(error) => {
+            count(&inner.counters.failed_handshakes);
+            return Err(error);
+        }
+    };
+    let silence = inner.silence();
+    let limit = inner.limits.hello_bytes;
+    loop {
+        let frame = match timeout(silence, connection.reader.read(limit)).await {
+            Ok(frame) => frame?,
+            // Nothing is lost if it comes back.
+            Err(_) => return Ok(()),
+        };
+        let Some(frame) = frame else {
+            return Ok(());
+        };
+        let request: Request = decode(&frame.bytes).inspect_err(|_| {
+            count(&inner.counters.protocol_errors);
+        })?;
+        count(&inner.counters.requests);
+        let outcome = at_the_door(inner, &connection, request.ask, !frame.fds.is_empty()).await;
+        answer(inner, &mut connection.writer, request.id, outcome).await?;
+    }
+}
+
+async fn at_the_door(
+    inner: &Inner,
+    connection: &Connection,
+    ask: Option<Ask>,
+    with_fds: bool,
+) -> Outcome {
+    let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
+    match ask {
+        _ if with_fds => Err(no(Refusal::Invalid)),
+        Some(Ask::Ping(_)) => requests::done(),
+        Some(Ask::Redeem(redeem)) => inner.redeem(&connection.peer, &redeem.ticket).await,
+        _ => Err(no(Refusal::Unsupported)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn the_directory_is_private_and_goes_with_the_door() {
+        let instance = InstanceId::random().unwrap();
+        let door = DoorPath::prepare(&DoorAt::Anywhere, instance, &Peers::same_user());
+        let door = door.unwrap().unwrap();
+        let directory = door.path().parent().unwrap().to_owned();
+        assert_eq!(mode(&directory), 0o700);
+        fs::write(door.path(), "").unwrap();
+        let again = DoorPath::prepare(&DoorAt::Anywhere, instance, &Peers::same_user());
+        assert!(again.is_err(), "it is taken");
+        drop(door);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn others_can_reach_it_where_they_are_let_in() {
+        let instance = InstanceId::random().unwrap();
+        let peers = Peers::same_user().any_user();
+        let door = DoorPath::prepare(&DoorAt::Anywhere, instance, &peers);
+        let door = door.unwrap().unwrap();
+        assert_eq!(mode(door.path().parent().unwrap()), 0o711);
+    }
+}

@@ -1,0 +1,261 @@
+//! Granting memory: which handles, and a lease.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::accept::Link;
+use super::connection::{Content, Outcome};
+use super::publication::Publication;
+use super::requests::{Step, not_found};
+use super::state::No;
+use super::stats::count;
+use super::{Inner, ServerEvent};
+use crate::Refusal;
+use crate::driver::{Access, HandleType};
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+
+/// The most handle types that a client may ask for.
+const MAX_ACCEPT: usize = 16;
+
+/// What had to be asked of the driver for one fetch.
+#[derive(Default)]
+struct Prepared {
+    fds: Option<Result<Vec<OwnedFd>, String>>,
+    fabric: Option<String>,
+}
+
+/// How the memory goes to the client.
+enum Choice {
+    Fabric,
+    Fds(Vec<OwnedFd>),
+    Ticket,
+    /// That has to be asked of the driver first.
+    Ask(Need),
+}
+
+enum Need {
+    Fds,
+    Fabric,
+    NoFabric,
+}
+
+/// Answers at once if nothing has to be asked of the driver.
+pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
+    let publication = match inner.check(link, &ask) {
+        Ok(publication) => publication,
+        Err(no) => return Step::Now(Err(no)),
+    };
+    let mut prepared = Prepared::default();
+    let need = match inner.choose(link, &ask, &publication, &mut prepared) {
+        Ok((Choice::Ask(need), _)) => need,
+        Ok((choice, no_fabric)) => {
+            return Step::Now(inner.grant(link, &ask, &publication, choice, no_fabric));
+        }
+        Err(no) => return Step::Now(Err(no)),
+    };
+    let (inner, link) = (Arc::clone(inner), link.clone());
+    Step::later(async move {
+        let mut need = need;
+        loop {
+            inner.prepare(&publication, need, &mut prepared).await?;
+            match inner.choose(&link, &ask, &publication, &mut prepared)? {
+                (Choice::Ask(next), _) => need = next,
+                (choice, no_fabric) => {
+                    return inner.grant(&link, &ask, &publication, choice, no_fabric);
+                }
+            }
+        }
+    })
+}
+
+impl Inner {
+    /// Whether the peer may have it at all.
+    fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, No> {
+        check_name(&ask.name).map_err(|e| (Refusal::Invalid, e.to_string()))?;
+        if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
+            return Err((Refusal::Invalid, "handle types or access".into()));
+        }
+        if ask.instance.is_some_and(|named| named != self.instance) {
+            let detail = format!("this is instance {}", self.instance);
+            return Err((Refusal::Stale, detail));
+        }
+        let state = self.state();
+        let found = state.find(&ask.name, &link.session.peer);
+        let found = found.ok_or_else(not_found)?;
+        if found.closing || state.closing {
+            return Err((Refusal::Closing, String::new()));
+        }
+        let publication = Arc::clone(&found.publication);
+        drop(state);
+        if ask.access > publication.access() {
+            let detail = format!("{} is the most that there is", publication.access());
+            return Err((Refusal::Forbidden, detail));
+        }
+        Ok(publication)
+    }
+
+    /// The first type that the client wants and that works, and why no fabric handle if it wanted
+    /// one.
+    fn choose(
+        &self,
+        link: &Link,
+        ask: &Fetch,
+        publication: &Publication,
+        prepared: &mut Prepared,
+    ) -> Result<(Choice, Option<String>), No> {
+        let most_fds = self.limits.frame_fds as usize;
+        let mut no_fabric = None;
+        let mut reasons = Vec::new();
+        for &wanted in &ask.accept {
+            let exists = publication.handle_types.contains(wanted.into());
+            match wanted {
+                HandleType::Fabric if !exists => match publication.no_fabric.get() {
+                    Some(why) => no_fabric = Some(why.clone()),
+                    None => return Ok((Choice::Ask(Need::NoFabric), None)),
+                },
+                HandleType::Fabric => match (publication.fabric.get(), &prepared.fabric) {
+                    (Some(_), _) => return Ok((Choice::Fabric, None)),
+                    (None, Some(why)) => no_fabric = Some(why.clone()),
+                    (None, None) => return Ok((Choice::Ask(Need::Fabric), None)),
+                },
+                HandleType::PosixFd if !exists => {
+                    reasons.push("the memory was made without POSIX fds".to_owned());
+                }
+                HandleType::PosixFd if !link.local && link.boot != self.boot => {
+                    reasons.push("POSIX fds do not go to another machine".to_owned());
+                }
+                HandleType::PosixFd if publication.description.parts.len() > most_fds => {
+                    reasons.push(format!("more than {most_fds} POSIX fds"));
+                }
+                HandleType::PosixFd if link.local => match prepared.fds.take() {
+                    Some(Ok(fds)) => return Ok((Choice::Fds(fds), no_fabric)),
+                    Some(Err(why)) => {
+                        reasons.push(why.clone());
+                        prepared.fds = Some(Err(why));
+                    }
+                    None => return Ok((Choice::Ask(Need::Fds), None)),
+                },
+                HandleType::PosixFd if self.door.is_some() => {
+                    return Ok((Choice::Ticket, no_fabric));
+                }
+                HandleType::PosixFd => {
+                    reasons.push("the server has no door for POSIX fds".to_owned());
+                }
+            }
+        }
+        reasons.extend(no_fabric);
+        Err((Refusal::NoCommonHandle, reasons.join("; ")))
+    }
+
+    /// Asks the driver. What it refuses is kept as the reason for the next choice.
+    async fn prepare(
+        &self,
+        publication: &Arc<Publication>,
+        need: Need,
+        prepared: &mut Prepared,
+    ) -> Result<(), No> {
+        let publication = Arc::clone(publication);
+        match need {
+            Need::Fds => {
+                let export = move || Ok(publication.export_fds().map_err(|e| e.to_string()));
+                prepared.fds = Some(self.driver_call(export).await?);
+            }
+            Need::Fabric => {
+                let export = move || Ok(publication.export_fabric().map_err(|e| e.to_string()));
+                prepared.fabric = self.driver_call(export).await?.err();
+            }
+            Need::NoFabric => {
+                let find = move || {
+                    publication.find_no_fabric();
+                    Ok(())
+                };
+                self.driver_call(find).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The lease, and the answer.
+    fn grant(
+        &self,
+        link: &Link,
+        ask: &Fetch,
+        publication: &Arc<Publication>,
+        choice: Choice,
+        no_fabric: Option<String>,
+    ) -> Outcome {
+        let session = &link.session;
+        let now = Instant::now();
+        let mut state = self.state();
+        if !session.is_of(link.id) {
+            // Another connection has taken over, and could not be told of this lease.
+            return Err((Refusal::Expired, "the session is elsewhere".into()));
+        }
+        let limit = self.limits.leases_per_peer;
+        let (lease, probe) = state.grant(session, publication, ask.probe, now, limit)?;
+        let mut sent = Vec::new();
+        let handles = match choice {
+            Choice::Fabric => {
+                Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default())
+            }
+            Choice::Fds(fds) => {
+                let count = fds.len() as u32;
+                sent = fds;
+                Handles::Fds(Fds { count })
+            }
+            Choice::Ticket | Choice::Ask(_) => {
+                let until = now + self.ticket;
+                let most = self.limits.tickets_per_peer;
+                let memory = Arc::clone(publication);
+                let ticket = match state
+                    .tickets
+                    .issue(lease, &session.peer, until, memory, most)
+                {
+                    Ok(Some(ticket)) => Ok(ticket),
+                    Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
+                    Err(error) => Err((Refusal::Internal, error.to_string())),
+                };
+                Handles::Ticket(ticket.inspect_err(|_| {
+                    let lease = state.leases.release(session.id, &session.peer, lease);
+                    lease.iter().for_each(|lease| state.returned(lease));
+                })?)
+            }
+        };
+        let ticket = matches!(handles, Handles::Ticket(_));
+        drop(state);
+        if ticket {
+            self.janitor.notify_one();
+        }
+        count(&self.counters.fetches);
+        tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
+        if self.events.receiver_count() > 0 {
+            self.emit(ServerEvent::Fetched {
+                peer: session.peer.clone(),
+                name: publication.name.to_string(),
+                lease,
+            });
+        }
+        let granted = Granted {
+            lease,
+            memory: publication.description.clone(),
+            handles,
+            probe,
+            no_fabric,
+        };
+        Ok(Content::with_fds(Answer::Granted(granted), sent))
+    }
+
+    /// The fds for a ticket, which is then used up.
+    pub(super) async fn redeem(&self, at_door: &PeerName, ticket: &Secret) -> Outcome {
+        let redeemed = self.state().tickets.redeem(ticket, Instant::now());
+        let (publication, peer) = redeemed.ok_or_else(not_found)?;
+        let name = Arc::clone(&publication.name);
+        let fds = self.driver_call(move || publication.export_fds()).await?;
+        count(&self.counters.redeemed);
+        tracing::info!(%peer, by = %at_door, name = &*name, "ticket redeemed");
+        let count = fds.len() as u32;
+        Ok(Content::with_fds(Answer::Fds(Fds { count }), fds))
+    }
+}

@@ -1,0 +1,32 @@
+//! Ends what nobody goes on with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Inner;
+
+/// Ends sessions and tickets when their time is over, until the server ends.
+pub(super) async fn run(inner: Arc<Inner>) {
+    loop {
+        let deadline = {
+            let state = inner.state();
+            // Tickets are looked at when they are redeemed: this only clears them away.
+            let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
+            [state.leases.deadline(), tickets]
+                .into_iter()
+                .flatten()
+                .min()
+        };
+        let sleep = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = inner.ending() => return,
+            () = inner.janitor.notified() => {}
+            () = sleep => inner.expire(Instant::now()),
+        }
+    }
+}

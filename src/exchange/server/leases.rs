@@ -1,0 +1,348 @@
+//! Who holds what: sessions, their leases, and when they end. It is told the time and does no I/O.
+//!
+//! A session without a connection ends at a given time, and its leases with it. Such a holder may
+//! still have the memory mapped (a stopped process cannot unmap), so it stays on the list of holders
+//! as [`HolderState::Expired`] until it says that it has released it, or nobody asks any more.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+use crate::exchange::PeerName;
+
+/// The most expired holders of a publication that are remembered one by one.
+const MAX_EXPIRED: usize = 1024;
+
+/// What is known of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HolderState {
+    /// It holds the memory and is alive.
+    Held,
+    /// It has been told to give the memory back.
+    Withdrawing,
+    /// It went silent, and its lease has ended: it may still have the memory mapped.
+    Expired,
+}
+
+/// Somebody who holds published memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Who.
+    pub peer: PeerName,
+    /// The lease.
+    pub lease: u64,
+    /// Since when.
+    pub since: Instant,
+    /// Whether it is alive.
+    pub state: HolderState,
+}
+
+/// A lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// Of an expired lease, the session that is no more.
+    pub session: u64,
+    pub publication: u64,
+    pub holder: Holder,
+    /// The place of its probe word, in bytes from the memory's start.
+    pub probe: Option<u64>,
+}
+
+/// A session that has ended, and the leases that ended with it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct EndedSession {
+    pub session: u64,
+    pub peer: PeerName,
+    pub leases: Vec<Lease>,
+}
+
+/// Why there is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoLease {
+    /// The session has ended.
+    NoSession,
+    /// The peer has as many as it may have.
+    Full,
+}
+
+#[derive(Debug)]
+struct Session {
+    peer: PeerName,
+    leases: BTreeSet<u64>,
+    /// When it ends, while it has no connection.
+    until: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Holders {
+    live: BTreeSet<u64>,
+    expired: BTreeSet<u64>,
+    /// Expired ones that are not remembered.
+    more: usize,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    sessions: HashMap<u64, Session>,
+    /// Live and expired ones.
+    leases: HashMap<u64, Lease>,
+    publications: HashMap<u64, Holders>,
+    /// Live leases of each peer.
+    peers: HashMap<PeerName, usize>,
+    deadlines: BTreeSet<(Instant, u64)>,
+    last: u64,
+}
+
+impl Leases {
+    /// A new session, with a connection.
+    pub fn open(&mut self, session: u64, peer: PeerName) {
+        let new = Session {
+            peer,
+            leases: BTreeSet::new(),
+            until: None,
+        };
+        self.sessions.insert(session, new);
+    }
+
+    /// The session has a connection again; tells whether it is still there.
+    pub fn attach(&mut self, session: u64) -> bool {
+        let Some(entry) = self.sessions.get_mut(&session) else {
+            return false;
+        };
+        if let Some(until) = entry.until.take() {
+            self.deadlines.remove(&(until, session));
+        }
+        true
+    }
+
+    /// The session has lost its connection and ends then; at once if it holds nothing and nobody
+    /// wants to `keep` it. Tells whether it has ended.
+    pub fn detach(&mut self, session: u64, until: Instant, keep: bool) -> bool {
+        let Some(entry) = self.sessions.get_mut(&session) else {
+            return false;
+        };
+        if entry.leases.is_empty() && !keep {
+            self.end(session);
+            return true;
+        }
+        if let Some(before) = entry.until.replace(until) {
+            self.deadlines.remove(&(before, session));
+        }
+        self.deadlines.insert((until, session));
+        false
+    }
+
+    /// A lease, if the peer has fewer than `limit`.
+    pub fn grant(
+        &mut self,
+        session: u64,
+        publication: u64,
+        probe: Option<u64>,
+        now: Instant,
+        limit: usize,
+    ) -> Result<u64, NoLease> {
+        let entry = self.sessions.get_mut(&session).ok_or(NoLease::NoSession)?;
+        let of_peer = self.peers.entry(entry.peer.clone()).or_default();
+        if *of_peer >= limit {
+            return Err(NoLease::Full);
+        }
+        *of_peer += 1;
+        self.last += 1;
+        let lease = self.last;
+        entry.leases.insert(lease);
+        let holders = self.publications.entry(publication).or_default();
+        holders.live.insert(lease);
+        let holder = Holder {
+            peer: entry.peer.clone(),
+            lease,
+            since: now,
+            state: HolderState::Held,
+        };
+        let new = Lease {
+            session,
+            publication,
+            holder,
+            probe,
+        };
+        self.leases.insert(lease, new);
+        Ok(lease)
+    }
+
+    /// A live lease of the session.
+    pub fn get(&self, session: u64, lease: u64) -> Option<&Lease> {
+        let entry = self.leases.get(&lease)?;
+        (entry.session == session && entry.holder.state != HolderState::Expired).then_some(entry)
+    }
+
+    /// Live leases of the session, in the order of grants.
+    pub fn of_session(&self, session: u64) -> impl Iterator<Item = &Lease> {
+        let leases = self.sessions.get(&session).map(|entry| &entry.leases);
+        leases
+            .into_iter()
+            .flatten()
+            .filter_map(|lease| self.leases.get(lease))
+    }
+
+    /// The holder has unmapped the memory. Of an expired lease its peer may say so from a later
+    /// session.
+    pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<Lease> {
+        let entry = self.leases.get(&lease)?;
+        let may = match entry.holder.state {
+            HolderState::Expired => entry.holder.peer == *peer,
+            _ => entry.session == session,
+        };
+        if may { self.remove(lease) } else { None }
+    }
+
+    /// Ends the leases of the session that are not in `held`, and tells which of `held` are none of
+    /// its live leases.
+    pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<Lease>, Vec<u64>) {
+        let have = self.sessions.get(&session).map(|entry| &entry.leases);
+        let have = have.cloned().unwrap_or_default();
+        let held: BTreeSet<u64> = held.iter().copied().collect();
+        let unknown = held.difference(&have).copied().collect();
+        let dropped = have.difference(&held).filter_map(|&l| self.remove(l));
+        (dropped.collect(), unknown)
+    }
+
+    /// Marks the live leases of a publication as asked back, and tells whose they are.
+    pub fn withdraw(&mut self, publication: u64) -> Vec<(u64, u64)> {
+        let mut told = Vec::new();
+        let live = self.publications.get(&publication).map(|h| &h.live);
+        for lease in live.into_iter().flatten() {
+            if let Some(entry) = self.leases.get_mut(lease) {
+                entry.holder.state = HolderState::Withdrawing;
+                told.push((entry.session, *lease));
+            }
+        }
+        told
+    }
+
+    /// Ends all leases of a publication, expired ones too, and returns those that were live.
+    pub fn forget(&mut self, publication: u64) -> Vec<Lease> {
+        let Some(holders) = self.publications.get(&publication) else {
+            return Vec::new();
+        };
+        let (live, expired) = (holders.live.clone(), holders.expired.clone());
+        let live = live.into_iter().filter_map(|l| self.remove(l)).collect();
+        for lease in expired {
+            self.remove(lease);
+        }
+        self.publications.remove(&publication);
+        live
+    }
+
+    /// Ends the sessions whose time is over.
+    pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
+        let mut ended = Vec::new();
+        while let Some(&(until, session)) = self.deadlines.first() {
+            if until > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            ended.extend(self.end(session));
+        }
+        ended
+    }
+
+    /// Ends a session whose holder says nothing any more: its leases expire.
+    pub fn end(&mut self, session: u64) -> Option<EndedSession> {
+        let entry = self.sessions.remove(&session)?;
+        if let Some(until) = entry.until {
+            self.deadlines.remove(&(until, session));
+        }
+        let mut leases = Vec::with_capacity(entry.leases.len());
+        for lease in entry.leases {
+            let Some(record) = self.leases.get_mut(&lease) else {
+                continue;
+            };
+            record.holder.state = HolderState::Expired;
+            leases.push(record.clone());
+            let publication = record.publication;
+            lower(&mut self.peers, &entry.peer);
+            let holders = self.publications.entry(publication).or_default();
+            holders.live.remove(&lease);
+            holders.expired.insert(lease);
+            if holders.expired.len() > MAX_EXPIRED {
+                if let Some(oldest) = holders.expired.pop_first() {
+                    self.leases.remove(&oldest);
+                    holders.more += 1;
+                }
+            }
+        }
+        Some(EndedSession {
+            session,
+            peer: entry.peer,
+            leases,
+        })
+    }
+
+    /// When the next session ends.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|&(until, _)| until)
+    }
+
+    /// Who holds a publication: live ones in the order of grants, then expired ones; and how many
+    /// expired ones there are beyond those.
+    pub fn holders(&self, publication: u64) -> (Vec<Holder>, usize) {
+        let Some(holders) = self.publications.get(&publication) else {
+            return (Vec::new(), 0);
+        };
+        let all = holders.live.iter().chain(&holders.expired);
+        let list = all
+            .filter_map(|lease| self.leases.get(lease))
+            .map(|lease| lease.holder.clone());
+        (list.collect(), holders.more)
+    }
+
+    /// How many live leases a publication has.
+    pub fn count(&self, publication: u64) -> usize {
+        self.publications
+            .get(&publication)
+            .map_or(0, |holders| holders.live.len())
+    }
+
+    /// How many live leases there are.
+    pub fn live(&self) -> usize {
+        self.peers.values().sum()
+    }
+
+    /// How many sessions there are.
+    #[cfg(test)]
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    fn remove(&mut self, lease: u64) -> Option<Lease> {
+        let record = self.leases.remove(&lease)?;
+        if let Some(holders) = self.publications.get_mut(&record.publication) {
+            holders.live.remove(&lease);
+            holders.expired.remove(&lease);
+            if holders.live.is_empty() && holders.expired.is_empty() && holders.more == 0 {
+                self.publications.remove(&record.publication);
+            }
+        }
+        if record.holder.state != HolderState::Expired {
+            lower(&mut self.peers, &record.holder.peer);
+            if let Some(entry) = self.sessions.get_mut(&record.session) {
+                entry.leases.remove(&lease);
+            }
+        }
+        Some(record)
+    }
+}
+
+/// One less; nothing is kept of who has none.
+fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
+    if let Some(count) = counts.get_mut(peer) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "leases_tests.rs"]
+mod tests;

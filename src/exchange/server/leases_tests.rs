@@ -1,0 +1,303 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIFE: Duration = Duration::from_secs(30);
+const LIMIT: usize = 1000;
+
+fn peer(n: u32) -> PeerName {
+    PeerName::User(n)
+}
+
+#[test]
+fn a_lease_lives_while_its_session_does() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    let lease = leases.grant(1, 7, Some(64), now, LIMIT).unwrap();
+    assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
+    assert_eq!(leases.get(2, lease), None);
+    assert!(!leases.detach(1, now + LIFE, false));
+    assert!(leases.expire(now + LIFE / 2).is_empty());
+    assert!(leases.attach(1));
+    assert!(leases.expire(now + 2 * LIFE).is_empty(), "it is connected");
+    assert_eq!(leases.count(7), 1);
+}
+
+#[test]
+fn a_silent_holder_is_doubted_until_it_speaks() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.detach(1, now + LIFE, false);
+    assert_eq!(leases.deadline(), Some(now + LIFE));
+    let ended = leases.expire(now + LIFE);
+    assert_eq!((ended.len(), ended[0].leases.len()), (1, 1));
+    assert_eq!((leases.count(7), leases.deadline()), (0, None));
+    assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
+    assert!(!leases.attach(1), "the session is no more");
+    assert_eq!(leases.get(1, lease), None);
+    // Another peer cannot say it for the first; the first can, from a new session.
+    leases.open(2, peer(1));
+    assert_eq!(leases.release(3, &peer(2), lease), None);
+    assert!(leases.release(2, &peer(1), lease).is_some());
+    assert!(leases.holders(7).0.is_empty());
+}
+
+#[test]
+fn only_its_session_releases_a_live_lease() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    leases.open(2, peer(1));
+    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    assert_eq!(leases.release(2, &peer(1), lease), None);
+    assert!(leases.release(1, &peer(1), lease).is_some());
+    assert_eq!(leases.release(1, &peer(1), lease), None);
+}
+
+#[test]
+fn a_session_that_holds_nothing_ends_with_its_connection() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    assert!(leases.detach(1, now + LIFE, false));
+    assert_eq!(leases.sessions(), 0);
+    leases.open(2, peer(1));
+    assert!(!leases.detach(2, now + LIFE, true), "it is kept");
+    assert_eq!(leases.expire(now + LIFE).len(), 1);
+}
+
+#[test]
+fn limits_are_each_peers_own() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    leases.open(2, peer(1));
+    leases.open(3, peer(2));
+    let first = leases.grant(1, 7, None, now, 2).unwrap();
+    leases.grant(2, 7, None, now, 2).unwrap();
+    assert_eq!(leases.grant(1, 7, None, now, 2), Err(NoLease::Full));
+    leases.grant(3, 7, None, now, 2).unwrap();
+    leases.release(1, &peer(1), first).unwrap();
+    leases.grant(1, 7, None, now, 2).unwrap();
+    assert_eq!(leases.grant(9, 7, None, now, 2), Err(NoLease::NoSession));
+}
+
+#[test]
+fn what_never_arrived_ends_when_the_session_resumes() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    let had = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lost = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let (dropped, unknown) = leases.keep_only(1, &[had, 99]);
+    assert_eq!(dropped.len(), 1);
+    assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![99]));
+    assert_eq!(leases.of_session(1).count(), 1);
+}
+
+#[test]
+fn a_publication_ends_with_all_its_leases() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    for session in 1..=3 {
+        leases.open(session, peer(session as u32));
+        leases.grant(session, 7, None, now, LIMIT).unwrap();
+    }
+    leases.detach(3, now, false);
+    leases.expire(now);
+    assert_eq!(leases.withdraw(7).len(), 2);
+    let states: Vec<_> = leases.holders(7).0.iter().map(|h| h.state).collect();
+    use HolderState::*;
+    assert_eq!(states, [Withdrawing, Withdrawing, Expired]);
+    assert_eq!(leases.forget(7).len(), 2);
+    assert_eq!((leases.live(), leases.holders(7).0.len()), (0, 0));
+}
+
+#[test]
+fn not_every_expired_holder_is_remembered_but_all_are_counted() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    for session in 0..MAX_EXPIRED as u64 + 5 {
+        leases.open(session, peer(1));
+        leases.grant(session, 7, None, now, usize::MAX).unwrap();
+        leases.detach(session, now, false);
+        leases.expire(now);
+    }
+    let (list, more) = leases.holders(7);
+    assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
+    assert_eq!(leases.leases.len(), MAX_EXPIRED);
+}
+
+/// The same by brute force: a list of sessions and a list of leases.
+#[derive(Default)]
+struct Naive {
+    sessions: Vec<(u64, u32, Option<Instant>)>,
+    leases: Vec<(u64, u64, u64, u32, HolderState)>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open(u64, u32),
+    Attach(u64),
+    Detach(u64, u64, bool),
+    Grant(u64, u64),
+    Release(u64, u32, u64),
+    KeepOnly(u64, Vec<u64>),
+    Withdraw(u64),
+    Forget(u64),
+    Pass(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let session = 0..5_u64;
+    let step = prop_oneof![
+        2 => (session.clone(), 0..3_u32).prop_map(|(s, p)| Step::Open(s, p)),
+        1 => session.clone().prop_map(Step::Attach),
+        2 => (session.clone(), 1..9_u64, any::<bool>()).prop_map(|(s, t, k)| Step::Detach(s, t, k)),
+        5 => (session.clone(), 0..3_u64).prop_map(|(s, p)| Step::Grant(s, p)),
+        3 => (session.clone(), 0..3_u32, 1..30_u64).prop_map(|(s, p, l)| Step::Release(s, p, l)),
+        1 => (session, proptest::collection::vec(1..30_u64, 0..5))
+            .prop_map(|(s, l)| Step::KeepOnly(s, l)),
+        1 => (0..3_u64).prop_map(Step::Withdraw),
+        1 => (0..3_u64).prop_map(Step::Forget),
+        2 => (0..6_u64).prop_map(Step::Pass),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+impl Naive {
+    fn expire(&mut self, session: u64) {
+        self.sessions.retain(|s| s.0 != session);
+        for lease in self.leases.iter_mut().filter(|l| l.1 == session) {
+            lease.4 = HolderState::Expired;
+        }
+    }
+
+    fn is_live(lease: &(u64, u64, u64, u32, HolderState), session: u64) -> bool {
+        lease.1 == session && lease.4 != HolderState::Expired
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_agrees_with_lists(steps in steps()) {
+        let second = Duration::from_secs(1);
+        let mut now = Instant::now();
+        let mut table = Leases::default();
+        let mut naive = Naive::default();
+        let mut last = 0;
+        // Sessions' numbers are never used again: each opening is a new one.
+        let mut real: [u64; 5] = [u64::MAX; 5];
+        let mut next_session = 0;
+        for step in steps {
+            match step {
+                Step::Open(slot, who) => {
+                    // What the slot had before goes on without a connection.
+                    real[slot as usize] = next_session;
+                    next_session += 1;
+                    table.open(real[slot as usize], peer(who));
+                    naive.sessions.push((real[slot as usize], who, None));
+                }
+                Step::Attach(slot) => {
+                    let s = real[slot as usize];
+                    let entry = naive.sessions.iter_mut().find(|e| e.0 == s);
+                    prop_assert_eq!(table.attach(s), entry.is_some());
+                    if let Some(entry) = entry {
+                        entry.2 = None;
+                    }
+                }
+                Step::Detach(slot, after, keep) => {
+                    let s = real[slot as usize];
+                    let until = now + after as u32 * second;
+                    let holds = naive.leases.iter().any(|l| Naive::is_live(l, s));
+                    let there = naive.sessions.iter_mut().find(|e| e.0 == s);
+                    let ends = there.is_some() && !holds && !keep;
+                    if let Some(entry) = there {
+                        entry.2 = Some(until);
+                    }
+                    if ends {
+                        naive.expire(s);
+                    }
+                    prop_assert_eq!(table.detach(s, until, keep), ends);
+                }
+                Step::Grant(slot, publication) => {
+                    let s = real[slot as usize];
+                    let granted = table.grant(s, publication, None, now, 4);
+                    let Some(&(_, who, _)) = naive.sessions.iter().find(|e| e.0 == s) else {
+                        prop_assert_eq!(granted, Err(NoLease::NoSession));
+                        continue;
+                    };
+                    let of_peer = |l: &&(u64, u64, u64, u32, HolderState)| {
+                        l.3 == who && l.4 != HolderState::Expired
+                    };
+                    if naive.leases.iter().filter(of_peer).count() >= 4 {
+                        prop_assert_eq!(granted, Err(NoLease::Full));
+                    } else {
+                        last += 1;
+                        prop_assert_eq!(granted, Ok(last));
+                        naive.leases.push((last, s, publication, who, HolderState::Held));
+                    }
+                }
+                Step::Release(slot, who, lease) => {
+                    let s = real[slot as usize];
+                    let found = naive.leases.iter().position(|l| {
+                        l.0 == lease && if l.4 == HolderState::Expired { l.3 == who } else { l.1 == s }
+                    });
+                    let released = table.release(s, &peer(who), lease);
+                    prop_assert_eq!(released.is_some(), found.is_some());
+                    if let Some(at) = found {
+                        naive.leases.remove(at);
+                    }
+                }
+                Step::KeepOnly(slot, held) => {
+                    let s = real[slot as usize];
+                    let (dropped, unknown) = table.keep_only(s, &held);
+                    for lease in held.iter().filter(|l| !unknown.contains(l)) {
+                        prop_assert!(naive.leases.iter().any(|l| l.0 == *lease && Naive::is_live(l, s)));
+                    }
+                    let before = naive.leases.len();
+                    naive.leases.retain(|l| !Naive::is_live(l, s) || held.contains(&l.0));
+                    prop_assert_eq!(before - naive.leases.len(), dropped.len());
+                }
+                Step::Withdraw(publication) => {
+                    let told = table.withdraw(publication);
+                    let live = naive.leases.iter_mut().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
+                    let expected: Vec<_> = live.map(|l| { l.4 = HolderState::Withdrawing; (l.1, l.0) }).collect();
+                    prop_assert_eq!(told, expected);
+                }
+                Step::Forget(publication) => {
+                    let live = naive.leases.iter().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
+                    prop_assert_eq!(table.forget(publication).len(), live.count());
+                    naive.leases.retain(|l| l.2 != publication);
+                }
+                Step::Pass(seconds) => {
+                    now += seconds as u32 * second;
+                    let over = |e: &&(u64, u32, Option<Instant>)| e.2.is_some_and(|until| until <= now);
+                    let over: Vec<u64> = naive.sessions.iter().filter(over).map(|e| e.0).collect();
+                    let mut ended: Vec<u64> = table.expire(now).iter().map(|e| e.session).collect();
+                    ended.sort_unstable();
+                    prop_assert_eq!(&ended, &over);
+                    over.into_iter().for_each(|s| naive.expire(s));
+                }
+            }
+            // What everybody can see agrees after every step.
+            for publication in 0..3 {
+                let order = |state| usize::from(state == HolderState::Expired);
+                let mut expected: Vec<_> = naive.leases.iter().filter(|l| l.2 == publication).collect();
+                expected.sort_by_key(|l| (order(l.4), l.0));
+                let expected: Vec<_> = expected.iter().map(|l| (l.0, peer(l.3), l.4)).collect();
+                let found = table.holders(publication).0;
+                let found: Vec<_> = found.into_iter().map(|h| (h.lease, h.peer, h.state)).collect();
+                prop_assert_eq!(found, expected);
+            }
+            let until = naive.sessions.iter().filter_map(|e| e.2).min();
+            prop_assert_eq!(table.deadline(), until);
+            prop_assert_eq!(table.sessions(), naive.sessions.len());
+        }
+    }
+}

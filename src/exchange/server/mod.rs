@@ -1,0 +1,394 @@
+//! The server: publishes memory under names and keeps account of who holds it.
+//!
+//! One task serves a connection: it reads a request, answers it at once where nothing has to be
+//! waited for, and otherwise in a task of its own, of which there is a limited number. Driver calls
+//! run off the runtime. All that the server knows is under one lock, held for moments and never while
+//! something is awaited.
+
+mod accept;
+mod allocate;
+mod connection;
+mod door;
+mod events;
+mod fetch;
+mod janitor;
+mod leases;
+mod names;
+mod options;
+mod probe;
+mod publication;
+mod publish;
+mod requests;
+mod session;
+mod state;
+mod stats;
+mod tasks;
+mod tickets;
+mod token;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, broadcast, watch};
+
+pub use allocate::{Allocate, Allocation};
+pub use events::ServerEvent;
+pub use leases::{Holder, HolderState};
+pub use options::ServerOptions;
+pub use publish::{PublishOptions, Published};
+pub use stats::ServerStats;
+
+use crate::exchange::group::{Groups, Rules};
+use crate::exchange::protocol::{Closing, Event};
+use crate::exchange::transport::Listening;
+use crate::exchange::{Address, Limits, PeerName};
+use crate::share::{BootId, InstanceId, Shared};
+use crate::{Error, Result};
+use state::State;
+
+/// Events that wait for a receiver which does not keep up.
+const EVENTS: usize = 1024;
+
+/// Publishes memory for others to import. Clones are the same server, which ends with the last one,
+/// or by [`close`](Self::close).
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::{Address, Server};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+///
+/// let server = Server::options().listen(Address::loopback(0)).start().await?;
+/// let published = server.publish("weights", buffer).now()?;
+/// println!("{} at {:?}", published.name(), server.addresses());
+/// // … clients come and go …
+/// let memory = published.withdraw(std::time::Duration::from_secs(10)).await?;
+/// assert_eq!(memory.len(), 1 << 20);
+/// server.close(std::time::Duration::from_secs(10)).await?;
+/// # Ok::<(), egmem::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Server {
+    handle: Arc<Handle>,
+}
+
+/// What all clones of a server share; the tasks share [`Inner`], which does not keep it going.
+struct Handle {
+    inner: Arc<Inner>,
+    addresses: Vec<Address>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.inner.end();
+    }
+}
+
+/// What the tasks work on.
+struct Inner {
+    instance: InstanceId,
+    boot: BootId,
+    limits: Limits,
+    heartbeat: Duration,
+    lease: Duration,
+    ticket: Duration,
+    /// Where tickets are redeemed.
+    door: Option<String>,
+    /// Where all of the protocol is spoken over a Unix socket.
+    local: Option<String>,
+    allocator: Mutex<Option<Arc<dyn Allocate>>>,
+    /// Called without the lock on the state, which it takes itself.
+    groups: Groups,
+    state: Mutex<State>,
+    counters: stats::Counters,
+    events: broadcast::Sender<ServerEvent>,
+    tasks: tasks::Tasks,
+    /// Woken when there may be a deadline earlier than those before.
+    janitor: Notify,
+    /// Woken when a lease has ended.
+    released: Notify,
+    ended: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("instance", &self.handle.inner.instance)
+            .field("addresses", &self.handle.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Options for a server.
+    pub fn options() -> ServerOptions {
+        ServerOptions::new()
+    }
+
+    async fn start(options: ServerOptions) -> Result<Self> {
+        let instance = InstanceId::random()?;
+        let mut listening = Vec::new();
+        for address in &options.addresses {
+            listening.push(options.bind(address).await?);
+        }
+        let addresses: Vec<_> = listening.iter().map(|one| one.address().clone()).collect();
+        let local = addresses.iter().find_map(|address| match address {
+            Address::Unix(path) => path.to_str().map(str::to_owned),
+            Address::Tcp { .. } => None,
+        });
+        let door_path = door::DoorPath::prepare(&options.door, instance, &options.peers)?;
+        let door = match &door_path {
+            Some(door) => {
+                let address = Address::Unix(door.path().to_owned());
+                Some(options.bind(&address).await?)
+            }
+            None => None,
+        };
+        let boot = BootId::current()?;
+        let rules = Rules::from_limits(&options.limits);
+        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+            instance,
+            boot,
+            groups: Groups::new(rules, options.groups, {
+                let inner = Weak::clone(inner);
+                move |session, notice| {
+                    let inner = inner.upgrade();
+                    let session =
+                        inner.and_then(|inner| inner.state().sessions.get(&session).cloned());
+                    if let Some(session) = session {
+                        session.tell(notice);
+                    }
+                }
+            }),
+            limits: options.limits,
+            heartbeat: options.heartbeat,
+            lease: options.lease,
+            ticket: options.ticket,
+            door: door_path
+                .as_ref()
+                .and_then(|door| door.path().to_str().map(str::to_owned)),
+            local,
+            allocator: Mutex::new(options.allocator),
+            state: Mutex::default(),
+            counters: stats::Counters::default(),
+            events: broadcast::channel(EVENTS).0,
+            tasks: tasks::Tasks::default(),
+            janitor: Notify::new(),
+            released: Notify::new(),
+            ended: watch::channel(false).0,
+        });
+        for one in listening {
+            inner.tasks.spawn(accept::run(Arc::clone(&inner), one));
+        }
+        if let (Some(door), Some(path)) = (door, door_path) {
+            inner.tasks.spawn(door::run(Arc::clone(&inner), door, path));
+        }
+        inner.tasks.spawn(janitor::run(Arc::clone(&inner)));
+        for address in &addresses {
+            tracing::info!(%instance, %address, "listening");
+        }
+        let handle = Arc::new(Handle { inner, addresses });
+        Ok(Self { handle })
+    }
+
+    /// Where it listens, with the ports that the kernel chose.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.handle.addresses.clone()
+    }
+
+    /// This life of the server: names and leases of another are none of its own.
+    pub fn instance(&self) -> InstanceId {
+        self.handle.inner.instance
+    }
+
+    /// Options to publish memory under a name.
+    pub fn publish(
+        &self,
+        name: impl Into<String>,
+        memory: impl Into<Shared>,
+    ) -> PublishOptions<'_> {
+        PublishOptions::new(self, name.into(), memory.into())
+    }
+
+    /// What happens from now on. A receiver that does not keep up misses some and is told how many.
+    pub fn events(&self) -> broadcast::Receiver<ServerEvent> {
+        self.handle.inner.events.subscribe()
+    }
+
+    /// Numbers about it.
+    pub fn stats(&self) -> ServerStats {
+        self.handle.inner.stats()
+    }
+
+    /// Ends it: nothing new begins, holders are asked to release what they hold, and when all have,
+    /// or the time is over, connections and names are closed and all tasks have ended.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] with those who had not released in time; [`Error::TimedOut`] where a
+    /// driver call does not return. The server has ended all the same.
+    ///
+    /// # Cancel safety
+    /// Dropped unfinished, the server goes on to serve those that hold something; close it again.
+    pub async fn close(&self, within: Duration) -> Result<()> {
+        let inner = &self.handle.inner;
+        let until = tokio::time::Instant::now() + within;
+        {
+            let mut state = inner.state();
+            state.closing = true;
+            let ms = state::millis(within);
+            state.tell_all(&Event::Closing(Closing { ms }));
+        }
+        tracing::info!(instance = %inner.instance, "closing");
+        loop {
+            let released = inner.released.notified();
+            tokio::pin!(released);
+            released.as_mut().enable();
+            if inner.state().leases.live() == 0
+                || tokio::time::timeout_at(until, released).await.is_err()
+            {
+                break;
+            }
+        }
+        let held = inner.end();
+        // What is being written or asked of the driver is let finish.
+        let grace = inner.limits.write + inner.limits.request;
+        if !inner.tasks.idle(grace).await {
+            return Err(Error::TimedOut {
+                what: format!("ending {} tasks of the server", inner.tasks.count()),
+                after: grace,
+            });
+        }
+        tracing::info!(instance = %inner.instance, "closed");
+        match held.is_empty() {
+            true => Ok(()),
+            false => Err(Error::StillHeld {
+                name: "memory of this server".into(),
+                holders: held,
+            }),
+        }
+    }
+}
+
+impl ServerOptions {
+    async fn bind(&self, address: &Address) -> Result<Listening> {
+        Listening::bind(address, &self.security, &self.peers, &self.limits).await
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock would be a defect of ours; the state is still the best there is.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After how long without a word a connection is given up.
+    fn silence(&self) -> Duration {
+        self.lease.min(self.heartbeat.saturating_mul(3))
+    }
+
+    /// Waits for the server's end.
+    fn ending(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.ended.subscribe();
+        async move {
+            // It also ends when there is no server any more.
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+    }
+
+    fn allocator(&self) -> Option<Arc<dyn Allocate>> {
+        let allocator = self.allocator.lock();
+        allocator.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn emit(&self, event: ServerEvent) {
+        // Nobody has to listen.
+        let _ = self.events.send(event);
+    }
+
+    /// Ends all tasks and takes all names away; tells who still held something.
+    fn end(&self) -> Vec<String> {
+        let mut held = Vec::new();
+        {
+            let mut state = self.state();
+            state.closing = true;
+            let mut ids: Vec<u64> = state.publications.keys().copied().collect();
+            ids.sort_unstable();
+            for id in ids {
+                let (mut holders, _) = state.leases.holders(id);
+                holders.retain(|holder| holder.state != HolderState::Expired);
+                held.extend(publish::describe(&holders, 0));
+                state.unpublish(id, "the exporter has ended");
+            }
+        }
+        // It may hold this server, which would hold it for ever.
+        let allocator = self.allocator.lock().map(|mut allocator| allocator.take());
+        drop(allocator);
+        self.ended.send_replace(true);
+        held
+    }
+
+    fn stats(&self) -> ServerStats {
+        let state = self.state();
+        let padded = |one: &publication::Registered| one.publication.description.padded();
+        ServerStats {
+            sessions: state.sessions.len() as u64,
+            leases: state.leases.live() as u64,
+            names: state.names.len() as u64,
+            bytes: state.publications.values().map(padded).sum(),
+            tasks: self.tasks.count() as u64,
+            ..self.counters.read()
+        }
+    }
+
+    /// Ends the sessions whose time is over.
+    fn expire(&self, now: Instant) {
+        let mut state = self.state();
+        state.tickets.expire(now);
+        let ended = state.leases.expire(now);
+        for session in &ended {
+            state.sessions.remove(&session.session);
+            state.unwatch(session.session);
+            for lease in &session.leases {
+                state.tickets.forget(lease.holder.lease);
+                let Some(registered) = state.publications.get(&lease.publication) else {
+                    continue;
+                };
+                registered.publication.changed.notify_waiters();
+                let name = registered.publication.name.to_string();
+                let held = now.saturating_duration_since(lease.holder.since);
+                let lease = lease.holder.lease;
+                tracing::warn!(peer = %session.peer, name, lease, "lease expired");
+                stats::count(&self.counters.expired);
+                self.emit(ServerEvent::LeaseExpired {
+                    peer: session.peer.clone(),
+                    name,
+                    lease,
+                    held,
+                });
+            }
+        }
+        drop(state);
+        for session in ended {
+            self.session_ended(session.session, &session.peer);
+        }
+        self.released.notify_waiters();
+    }
+
+    /// A session is no more.
+    fn session_ended(&self, session: u64, peer: &PeerName) {
+        tracing::info!(%peer, session, "session ended");
+        self.groups.gone(session);
+        self.emit(ServerEvent::PeerGone {
+            peer: peer.clone(),
+            session,
+        });
+    }
+}

@@ -1,0 +1,149 @@
+//! Names in order, each with one thing under it.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// A part of the names, in order.
+#[derive(Debug)]
+pub(super) struct Page<T> {
+    pub items: Vec<T>,
+    /// Whether there are more.
+    pub more: bool,
+}
+
+/// Things by name.
+#[derive(Debug)]
+pub(super) struct Names<T> {
+    things: BTreeMap<Arc<str>, T>,
+}
+
+impl<T> Default for Names<T> {
+    fn default() -> Self {
+        Self {
+            things: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T> Names<T> {
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.things.get(name)
+    }
+
+    pub fn len(&self) -> usize {
+        self.things.len()
+    }
+
+    /// Puts a thing under a free name; tells whether it was free.
+    pub fn insert(&mut self, name: Arc<str>, thing: T) -> bool {
+        if self.things.contains_key(&name) {
+            return false;
+        }
+        self.things.insert(name, thing);
+        true
+    }
+
+    /// Takes away what is under the name, if `is_it` says so.
+    pub fn remove(&mut self, name: &str, is_it: impl FnOnce(&T) -> bool) -> Option<T> {
+        if !is_it(self.things.get(name)?) {
+            return None;
+        }
+        self.things.remove(name)
+    }
+
+    /// Things whose names begin with `prefix` and come after `after`, as long as `take` takes
+    /// them: it leaves out what this reader may not see (`Ok(None)`), or ends the page (`Err`).
+    pub fn page<R>(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        mut take: impl FnMut(&Arc<str>, &T) -> Result<Option<R>, ()>,
+    ) -> Page<R> {
+        let from = match after {
+            Some(after) if after >= prefix => Bound::Excluded(after),
+            _ => Bound::Included(prefix),
+        };
+        let mut items = Vec::new();
+        for (name, thing) in self.things.range::<str, _>((from, Bound::Unbounded)) {
+            if !name.starts_with(prefix) {
+                break;
+            }
+            match take(name, thing) {
+                Ok(Some(item)) => items.push(item),
+                Ok(None) => {}
+                Err(()) => return Page { items, more: true },
+            }
+        }
+        Page { items, more: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(list: &[&str]) -> Names<()> {
+        let mut names = Names::default();
+        for &name in list {
+            assert!(names.insert(name.into(), ()));
+        }
+        names
+    }
+
+    fn page(names: &Names<()>, prefix: &str, after: Option<&str>, limit: usize) -> Page<String> {
+        let mut left = limit;
+        names.page(prefix, after, |name, ()| {
+            left = left.checked_sub(1).ok_or(())?;
+            Ok(Some(name.to_string()))
+        })
+    }
+
+    #[test]
+    fn a_name_is_there_once() {
+        let mut names = names(&["a"]);
+        assert!(!names.insert("a".into(), ()));
+        assert!(names.remove("a", |()| false).is_none());
+        assert!(names.remove("a", |()| true).is_some());
+        assert!(names.remove("a", |()| true).is_none());
+    }
+
+    #[test]
+    fn pages_begin_after_the_last_name() {
+        let names = names(&["a", "b/1", "b/2", "b/3", "c"]);
+        let first = page(&names, "b/", None, 2);
+        assert_eq!(
+            (first.items, first.more),
+            (vec!["b/1".into(), "b/2".into()], true)
+        );
+        let rest = page(&names, "b/", Some("b/2"), 2);
+        assert_eq!((rest.items, rest.more), (vec!["b/3".into()], false));
+        // A name before the prefix does not lead out of it.
+        assert_eq!(page(&names, "b/", Some("a"), 9).items.len(), 3);
+        assert!(page(&names, "b/", Some("c"), 9).items.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn all_pages_together_are_what_a_filter_finds(
+            list in proptest::collection::btree_set("[ab/]{1,4}", 0..30),
+            prefix in "[ab/]{0,2}",
+            limit in 1..7_usize,
+        ) {
+            let all: Vec<&str> = list.iter().map(String::as_str).collect();
+            let names = names(&all);
+            let mut found: Vec<String> = Vec::new();
+            loop {
+                let next = page(&names, &prefix, found.last().map(String::as_str), limit);
+                found.extend(next.items);
+                if !next.more {
+                    break;
+                }
+            }
+            let expected: Vec<_> = all.into_iter().filter(|n| n.starts_with(&prefix)).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! How a server is to be.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Allocate, Server};
+use crate::exchange::{Address, Limits, Security, Who};
+use crate::share::Peers;
+use crate::{Error, Result};
+
+/// Where the door is.
+#[derive(Clone, Debug)]
+pub(super) enum DoorAt {
+    /// In a private directory of its own.
+    Anywhere,
+    At(PathBuf),
+    Nowhere,
+}
+
+/// What a server is to be; [`start`](Self::start) starts it.
+#[derive(Clone)]
+#[must_use = "options do nothing until `start`"]
+pub struct ServerOptions {
+    pub(super) addresses: Vec<Address>,
+    pub(super) security: Security,
+    pub(super) limits: Limits,
+    pub(super) heartbeat: Duration,
+    pub(super) lease: Duration,
+    pub(super) ticket: Duration,
+    pub(super) door: DoorAt,
+    pub(super) peers: Peers,
+    pub(super) groups: Who,
+    pub(super) allocator: Option<Arc<dyn Allocate>>,
+}
+
+impl fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("addresses", &self.addresses)
+            .field("limits", &self.limits)
+            .field("heartbeat", &self.heartbeat)
+            .field("lease", &self.lease)
+            .field("door", &self.door)
+            .field("peers", &self.peers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerOptions {
+    pub(super) fn new() -> Self {
+        Self {
+            addresses: Vec::new(),
+            security: Security::Plain,
+            limits: Limits::default(),
+            heartbeat: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            ticket: Duration::from_secs(10),
+            door: DoorAt::Anywhere,
+            peers: Peers::same_user(),
+            groups: Who::anyone(),
+            allocator: None,
+        }
+    }
+
+    /// An address to listen at, besides those given before. At a Unix socket all of the protocol is
+    /// spoken, and fds come with the answers.
+    pub fn listen(mut self, address: Address) -> Self {
+        self.addresses.push(address);
+        self
+    }
+
+    /// How TCP connections are protected; by default not at all, which goes on loopback alone.
+    pub fn security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+
+    /// How much peers may ask for.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// How often clients are to say something: 5 s by default. One that says nothing three times as
+    /// long, or for the time of a lease if that is shorter, loses its connection.
+    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
+        self.heartbeat = heartbeat;
+        self
+    }
+
+    /// How long leases go on after their holder's last word: 30 s by default, and at least the
+    /// heartbeat.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a ticket for the door is good: 10 s by default.
+    pub fn ticket(mut self, ticket: Duration) -> Self {
+        self.ticket = ticket;
+        self
+    }
+
+    /// Where the Unix socket is at which tickets are redeemed for fds; `None` for no such socket:
+    /// clients that come over TCP then get fabric handles or nothing.
+    ///
+    /// By default it is in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for
+    /// temporary files. It is removed when the server ends.
+    pub fn door(mut self, path: Option<PathBuf>) -> Self {
+        self.door = path.map_or(DoorAt::Nowhere, DoorAt::At);
+        self
+    }
+
+    /// Whose processes may connect to Unix sockets, the door and those listened at: by default those
+    /// of the same user.
+    pub fn peers(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Whose ranks may form groups here: by default every peer that the server lets in.
+    pub fn groups(mut self, who: Who) -> Self {
+        self.groups = who;
+        self
+    }
+
+    /// Who makes memory that clients ask for; without one they are refused with `unsupported`.
+    pub fn allocator(mut self, allocator: Arc<dyn Allocate>) -> Self {
+        self.allocator = Some(allocator);
+        self
+    }
+
+    /// Starts the server on the current tokio runtime, of which it needs timers and I/O.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no address, a heartbeat of 0, or a lease shorter than it;
+    /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] where the
+    /// system refuses an address.
+    pub async fn start(self) -> Result<Server> {
+        if self.addresses.is_empty() {
+            return Err(Error::invalid("addresses", "there are none to listen at"));
+        }
+        if self.heartbeat < Duration::from_millis(1) {
+            return Err(Error::invalid("heartbeat", "it is less than 1 ms"));
+        }
+        if self.lease < self.heartbeat {
+            let why = format!("{:?} is less than a heartbeat", self.lease);
+            return Err(Error::invalid("lease", why));
+        }
+        Server::start(self).await
+    }
+}

@@ -1,0 +1,95 @@
+//! Published memory.
+
+use std::sync::{Arc, OnceLock};
+
+use tokio::sync::Notify;
+
+use super::probe::Places;
+use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
+use crate::exchange::Who;
+use crate::exchange::protocol::Secret;
+use crate::share::{Description, Shared, best_handle_types};
+use crate::{Error, Result};
+
+/// What does not change while it is published.
+#[derive(Debug)]
+pub(super) struct Publication {
+    /// Different for each of a server: a name that is published again is another publication.
+    pub id: u64,
+    pub name: Arc<str>,
+    pub shared: Shared,
+    pub description: Description,
+    pub handle_types: HandleTypes,
+    pub probe: bool,
+    /// Exported once: whoever is granted the memory gets the same handles.
+    pub fabric: OnceLock<Vec<Secret>>,
+    /// Why there are no fabric handles, once somebody has asked.
+    pub no_fabric: OnceLock<String>,
+    /// Woken when a holder has come off.
+    pub changed: Notify,
+}
+
+/// What does.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub publication: Arc<Publication>,
+    pub who: Who,
+    /// It is being withdrawn: for new fetches it is not there any more.
+    pub closing: bool,
+    pub places: Places,
+}
+
+impl Publication {
+    pub fn access(&self) -> Access {
+        self.description.access
+    }
+
+    /// Exports fabric handles, unless that has been done. It calls the driver.
+    pub fn export_fabric(&self) -> Result<()> {
+        if self.fabric.get().is_some() {
+            return Ok(());
+        }
+        let mut secrets = Vec::new();
+        for handle in self.shared.export(HandleType::Fabric)? {
+            match handle {
+                ShareableHandle::Fabric(handle) => {
+                    let secret = Secret::new(handle.expose_bytes());
+                    secrets.push(secret.ok_or_else(|| wrong_type(HandleType::Fabric))?);
+                }
+                ShareableHandle::PosixFd(_) => return Err(wrong_type(HandleType::Fabric)),
+            }
+        }
+        // Of two that do this at once, one is enough.
+        let _ = self.fabric.set(secrets);
+        Ok(())
+    }
+
+    /// Exports fds. It calls the driver.
+    pub fn export_fds(&self) -> Result<Vec<std::os::fd::OwnedFd>> {
+        let handles = self.shared.export(HandleType::PosixFd)?;
+        let fd = |handle| match handle {
+            ShareableHandle::PosixFd(fd) => Ok(fd),
+            ShareableHandle::Fabric(_) => Err(wrong_type(HandleType::PosixFd)),
+        };
+        handles.into_iter().map(fd).collect()
+    }
+
+    /// Finds out why the memory has no fabric handles. It may call the driver.
+    pub fn find_no_fabric(&self) {
+        self.no_fabric.get_or_init(|| {
+            let found = best_handle_types(self.shared.driver(), self.shared.location());
+            match found.map(|found| found.no_fabric) {
+                Ok(Some(error)) => error.to_string(),
+                Ok(None) => "the memory was made without fabric handles".into(),
+                Err(error) => error.to_string(),
+            }
+        });
+    }
+}
+
+fn wrong_type(wanted: HandleType) -> Error {
+    Error::invalid(
+        "handle",
+        format!("the driver exported another type than {wanted}"),
+    )
+}

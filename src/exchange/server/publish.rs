@@ -1,0 +1,242 @@
+//! Publishing memory under a name, and taking it back.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::leases::{Holder, HolderState};
+use super::probe::Places;
+use super::publication::{Publication, Registered};
+use super::{Inner, Server};
+use crate::driver::Access;
+use crate::exchange::Who;
+use crate::exchange::protocol::check_name;
+use crate::share::Shared;
+use crate::{Error, Refusal, Result};
+
+/// How memory is to be published; [`now`](Self::now) does it.
+#[derive(Debug)]
+#[must_use = "options do nothing until `now`"]
+pub struct PublishOptions<'a> {
+    server: &'a Server,
+    name: String,
+    shared: Shared,
+    access: Access,
+    who: Who,
+    probe: bool,
+}
+
+impl<'a> PublishOptions<'a> {
+    pub(super) fn new(server: &'a Server, name: String, shared: Shared) -> Self {
+        Self {
+            server,
+            name,
+            shared,
+            access: Access::ReadWrite,
+            who: Who::anyone(),
+            probe: true,
+        }
+    }
+
+    /// What importers may do: by default read and write. They are told and refused to ask for more,
+    /// but a handle itself allows everything: give read access to those only who keep to it.
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Who may import it: by default every peer that the server lets in. To others the name does
+    /// not exist.
+    pub fn who(mut self, who: Who) -> Self {
+        self.who = who;
+        self
+    }
+
+    /// Whether words in the padding, beyond the usable bytes, may be written to prove that both ends
+    /// reach the same memory: by default they may.
+    pub fn probe(mut self, probe: bool) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// Publishes it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that is none, no access, or memory that cannot be
+    /// exported at all; [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and
+    /// with [`Refusal::Closing`] where the server is ending; [`Error::LimitReached`] for names.
+    pub fn now(self) -> Result<Published> {
+        check_name(&self.name)?;
+        let description = self.shared.describe(self.access)?;
+        let handle_types = self.shared.handle_types();
+        if handle_types.bits() == 0 {
+            let why = "it was made without handle types, and cannot be shared";
+            return Err(Error::invalid("memory", why));
+        }
+        let inner = Arc::clone(&self.server.handle.inner);
+        let refused = |reason| Error::Refused {
+            peer: "the server".into(),
+            what: format!("to publish {}", self.name),
+            reason,
+            detail: String::new(),
+        };
+        let places = match self.probe {
+            true => Places::between(self.shared.len(), self.shared.padded()),
+            false => Places::default(),
+        };
+        let mut state = inner.state();
+        if state.closing {
+            return Err(refused(Refusal::Closing));
+        }
+        if state.names.get(&self.name).is_some() {
+            return Err(refused(Refusal::Exists));
+        }
+        if state.names.len() >= inner.limits.names {
+            return Err(Error::LimitReached {
+                what: "names",
+                limit: inner.limits.names as u64,
+            });
+        }
+        let id = state.next_number();
+        let publication = Arc::new(Publication {
+            id,
+            name: self.name.into(),
+            shared: self.shared,
+            description,
+            handle_types,
+            probe: self.probe,
+            fabric: OnceLock::new(),
+            no_fabric: OnceLock::new(),
+            changed: Notify::new(),
+        });
+        state.names.insert(Arc::clone(&publication.name), id);
+        let registered = Registered {
+            publication: Arc::clone(&publication),
+            who: self.who,
+            // Opened by `change`, so that watchers and waiters hear of it.
+            closing: true,
+            places,
+        };
+        state.publications.insert(id, registered);
+        state.change(id, |registered| registered.closing = false);
+        drop(state);
+        tracing::info!(name = &*publication.name, "published");
+        Ok(Published { inner, publication })
+    }
+}
+
+/// Published memory. Dropped, its name is gone at once and its leases have ended, though holders may
+/// still have it mapped; [`withdraw`](Self::withdraw) asks them first.
+pub struct Published {
+    inner: Arc<Inner>,
+    publication: Arc<Publication>,
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Published")
+            .field("name", &self.publication.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Published {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.publication.name
+    }
+
+    /// The memory.
+    pub fn shared(&self) -> &Shared {
+        &self.publication.shared
+    }
+
+    /// Who holds it: those alive in the order in which they came, then those of whom nobody knows
+    /// whether they still have it mapped.
+    pub fn importers(&self) -> Vec<Holder> {
+        self.inner.state().leases.holders(self.publication.id).0
+    }
+
+    /// Changes who may import it. Who has it keeps it.
+    pub fn set_who(&self, who: Who) {
+        let mut state = self.inner.state();
+        state.change(self.publication.id, |registered| registered.who = who);
+    }
+
+    /// Takes the name away from new importers, asks those who hold the memory to release it, and
+    /// gives it back when all have.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] with the holders, when the time is over or only those are left who went
+    /// silent and may still have it mapped. The name stays closed then: withdraw once more, or drop
+    /// the publication.
+    ///
+    /// # Cancel safety
+    /// Dropped unfinished, the name stays closed and the holders stay asked.
+    pub async fn withdraw(&self, within: Duration) -> Result<Shared> {
+        let publication = &self.publication;
+        let until = tokio::time::Instant::now() + within;
+        self.inner.state().withdraw(publication.id, within);
+        tracing::info!(name = self.name(), "withdrawing");
+        loop {
+            let changed = publication.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let (holders, more) = {
+                let mut state = self.inner.state();
+                let (holders, more) = state.leases.holders(publication.id);
+                if holders.is_empty() && more == 0 {
+                    state.unpublish(publication.id, "");
+                    return Ok(publication.shared.clone());
+                }
+                (holders, more)
+            };
+            let silent = holders.iter().all(|h| h.state == HolderState::Expired);
+            let still_held = || Error::StillHeld {
+                name: self.name().into(),
+                holders: describe(&holders, more),
+            };
+            if silent || tokio::time::timeout_at(until, changed).await.is_err() {
+                return Err(still_held());
+            }
+        }
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let detail = "the exporter has withdrawn it";
+        let was_there = self
+            .inner
+            .state()
+            .unpublish(self.publication.id, detail)
+            .is_some();
+        if was_there {
+            tracing::info!(name = self.name(), "unpublished");
+        }
+    }
+}
+
+/// Holders for people.
+pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
+    const SHOWN: usize = 16;
+    let now = Instant::now();
+    let one = |holder: &Holder| {
+        let seconds = now.saturating_duration_since(holder.since).as_secs_f32();
+        match holder.state {
+            HolderState::Expired => format!(
+                "{} (for {seconds:.1} s; silent, its lease has ended: it may still have it mapped)",
+                holder.peer
+            ),
+            _ => format!("{} (for {seconds:.1} s)", holder.peer),
+        }
+    };
+    let mut list: Vec<_> = holders.iter().take(SHOWN).map(one).collect();
+    let rest = holders.len().saturating_sub(SHOWN) + more;
+    if rest > 0 {
+        list.push(format!("{rest} more"));
+    }
+    list
+}

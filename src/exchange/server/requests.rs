@@ -1,0 +1,315 @@
+//! What is answered to a request.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::accept::Link;
+use super::connection::{Content, Outcome};
+use super::state::{No, State};
+use super::stats::count;
+use super::{Inner, ServerEvent, fetch};
+use crate::Refusal;
+use crate::driver::random;
+use crate::exchange::protocol::{
+    Answer, Ask, Create, Delete, Empty, Entry, Join, List, Names, Probe, Probed, Release, Wait,
+    Watch, check_name, check_prefix,
+};
+use crate::share::MAX_PARTS;
+
+/// A request that is being answered.
+pub(super) enum Step {
+    /// The answer.
+    Now(Outcome),
+    /// It will be there later.
+    Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
+}
+
+impl Step {
+    pub fn later(job: impl Future<Output = Outcome> + Send + 'static) -> Self {
+        Self::Later(Box::pin(job))
+    }
+}
+
+/// Nothing but that it is done.
+pub(super) fn done() -> Outcome {
+    Ok(Answer::Done(Empty {}).into())
+}
+
+/// There is no such thing, or not for this peer: who may not have it is not told which.
+pub(super) fn not_found() -> No {
+    (Refusal::NotFound, String::new())
+}
+
+fn invalid(error: crate::Error) -> No {
+    (Refusal::Invalid, error.to_string())
+}
+
+/// Begins to answer a request. Nothing here blocks.
+pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<OwnedFd>) -> Step {
+    let with_fds = matches!(ask, Some(Ask::Offer(_)));
+    if !with_fds && !fds.is_empty() {
+        return Step::Now(Err((Refusal::Invalid, "fds came with it".into())));
+    }
+    let Some(ask) = ask else {
+        return Step::Now(Err((Refusal::Unsupported, String::new())));
+    };
+    match ask {
+        Ask::Ping(Empty {}) => Step::Now(done()),
+        Ask::List(list) => Step::Now(inner.list(link, &list)),
+        Ask::Fetch(ask) => fetch::begin(inner, link, ask),
+        Ask::Release(release) => Step::Now(inner.release(link, release)),
+        Ask::Watch(watch) => Step::Now(inner.watch(link, &watch)),
+        Ask::Wait(wait) => inner.wait(link, wait),
+        Ask::Probe(probe) => inner.probe(link, probe),
+        Ask::Create(create) => inner.create(link, create),
+        Ask::Delete(delete) => inner.delete(link, delete),
+        Ask::Join(join) => inner.join(link, join),
+        Ask::Offer(offer) => {
+            let (inner, session) = (Arc::clone(inner), link.session.id);
+            Step::later(async move {
+                match inner.groups.offer(session, offer, fds).await {
+                    Ok(page) => Ok(Content::Members(page)),
+                    Err(answer) => Ok(answer.into()),
+                }
+            })
+        }
+        Ask::Leave(leave) => {
+            let (inner, session) = (Arc::clone(inner), link.session.id);
+            Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
+        }
+        Ask::Redeem(redeem) if link.local => {
+            let inner = Arc::clone(inner);
+            let peer = link.session.peer.clone();
+            Step::later(async move { inner.redeem(&peer, &redeem.ticket).await })
+        }
+        _ => Step::Now(Err((Refusal::Unsupported, String::new()))),
+    }
+}
+
+impl Inner {
+    fn list(&self, link: &Link, ask: &List) -> Outcome {
+        check_prefix(&ask.prefix).map_err(invalid)?;
+        let names = self.page(&self.state(), link, &ask.prefix, ask.after.as_deref());
+        Ok(Answer::Names(names).into())
+    }
+
+    /// A page of entries that the peer may see, as many as fit into half a frame.
+    fn page(&self, state: &State, link: &Link, prefix: &str, after: Option<&str>) -> Names {
+        let mut room = self.limits.frame_bytes as usize / 2;
+        let mut left = self.limits.list_page.max(1);
+        let page = state.names.page(prefix, after, |_, id| {
+            let Some(found) = state.publications.get(id) else {
+                return Ok(None);
+            };
+            if found.closing || !found.who.admits(&link.session.peer) {
+                return Ok(None);
+            }
+            // Roughly: a part has four ids and numbers, and their names.
+            let size = 512 + 192 * found.publication.description.parts.len();
+            let first = left == self.limits.list_page.max(1);
+            if left == 0 || (size > room && !first) {
+                return Err(());
+            }
+            left -= 1;
+            room = room.saturating_sub(size);
+            Ok(Some(state.entry(&found.publication)))
+        });
+        Names {
+            entries: page.items,
+            more: page.more,
+        }
+    }
+
+    /// From now on the session hears of these names; what there is now may be more than a page.
+    fn watch(&self, link: &Link, ask: &Watch) -> Outcome {
+        check_prefix(&ask.prefix).map_err(invalid)?;
+        let mut state = self.state();
+        // A connection that is not the session's any more has nothing to watch with.
+        if link.session.is_of(link.id) {
+            state.watch(&link.session, &ask.prefix)?;
+        }
+        let names = self.page(&state, link, &ask.prefix, None);
+        Ok(Answer::Names(names).into())
+    }
+
+    fn release(&self, link: &Link, ask: Release) -> Outcome {
+        let session = &link.session;
+        let mut state = self.state();
+        let lease = state.leases.release(session.id, &session.peer, ask.lease);
+        let lease = lease.ok_or_else(not_found)?;
+        state.returned(&lease);
+        let publication = state.publications.get(&lease.publication);
+        let name = publication.map(|found| Arc::clone(&found.publication.name));
+        drop(state);
+        self.released.notify_waiters();
+        count(&self.counters.released);
+        self.emit(ServerEvent::Released {
+            peer: session.peer.clone(),
+            name: name.map_or_else(String::new, |name| name.to_string()),
+            lease: ask.lease,
+        });
+        done()
+    }
+
+    fn wait(self: &Arc<Self>, link: &Link, ask: Wait) -> Step {
+        if let Err(error) = check_name(&ask.name) {
+            return Step::Now(Err(invalid(error)));
+        }
+        let (inner, link) = (Arc::clone(self), link.clone());
+        let longest = Duration::from_millis(ask.ms).min(inner.limits.wait);
+        Step::later(async move {
+            let waiting = Waiting::enter(&inner, &ask.name);
+            let come = tokio::time::timeout(longest, waiting.until_seen(&link)).await;
+            match come {
+                Ok(entry) => Ok(one(entry)),
+                Err(_) => Err((Refusal::TimedOut, String::new())),
+            }
+        })
+    }
+
+    fn probe(self: &Arc<Self>, link: &Link, ask: Probe) -> Step {
+        let state = self.state();
+        let Some(lease) = state.leases.get(link.session.id, ask.lease) else {
+            return Step::Now(Err(not_found()));
+        };
+        let Some(place) = lease.probe else {
+            return Step::Now(Err((
+                Refusal::Invalid,
+                "it has no place for a probe".into(),
+            )));
+        };
+        let Some(found) = state.publications.get(&lease.publication) else {
+            return Step::Now(Err(not_found()));
+        };
+        let publication = Arc::clone(&found.publication);
+        drop(state);
+        let inner = Arc::clone(self);
+        Step::later(async move {
+            let probe = move || {
+                let found = publication.shared.word(place)?;
+                let word = random().map_err(|e| crate::Error::system("random bytes", &e))?;
+                let wrote = u64::from_ne_bytes(word);
+                publication.shared.put_word(place, wrote)?;
+                Ok(Probed { found, wrote })
+            };
+            let probed = inner.driver_call(probe).await?;
+            Ok(Answer::Probed(probed).into())
+        })
+    }
+
+    /// Runs driver calls off the runtime, for as long as a request may take.
+    pub(super) async fn driver_call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> crate::Result<T> + Send + 'static,
+    ) -> Result<T, No> {
+        let work = self.tasks.blocking(call);
+        match tokio::time::timeout(self.limits.request, work).await {
+            Ok(Some(Ok(result))) => Ok(result),
+            Ok(Some(Err(error))) => Err((Refusal::Internal, error.to_string())),
+            Ok(None) => Err((Refusal::Internal, "a driver call panicked".into())),
+            Err(_) => Err((Refusal::TimedOut, "a driver call does not return".into())),
+        }
+    }
+
+    fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
+        // Its memory is in use as long as the session goes on, leases or none.
+        link.session.keep();
+        let (inner, link) = (Arc::clone(self), link.clone());
+        Step::later(async move {
+            let session = &link.session;
+            let joined = (inner.groups).join(session.id, &session.peer, link.boot, link.local, ask);
+            Ok(joined.await.into())
+        })
+    }
+
+    fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Step {
+        let Some(allocator) = self.allocator() else {
+            return Step::Now(Err((Refusal::Unsupported, "there is no allocator".into())));
+        };
+        if let Err(error) = check_name(&ask.name) {
+            return Step::Now(Err(invalid(error)));
+        }
+        let (inner, link) = (Arc::clone(self), link.clone());
+        Step::later(async move {
+            let peer = &link.session.peer;
+            let create = allocator.create(peer, &ask);
+            (tokio::time::timeout(inner.limits.wait, create).await)
+                .map_err(|_| (Refusal::TimedOut, String::new()))??;
+            let state = inner.state();
+            let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
+            Ok(one(state.entry(&found.publication)))
+        })
+    }
+
+    fn delete(self: &Arc<Self>, link: &Link, ask: Delete) -> Step {
+        let Some(allocator) = self.allocator() else {
+            return Step::Now(Err((Refusal::Unsupported, "there is no allocator".into())));
+        };
+        if let Err(error) = check_name(&ask.name) {
+            return Step::Now(Err(invalid(error)));
+        }
+        let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
+        let (inner, link) = (Arc::clone(self), link.clone());
+        Step::later(async move {
+            let delete = allocator.delete(&link.session.peer, &ask.name, longest);
+            // It waits by itself; what it does besides has the time of a request.
+            let most = longest + inner.limits.request;
+            (tokio::time::timeout(most, delete).await)
+                .map_err(|_| (Refusal::TimedOut, String::new()))??;
+            done()
+        })
+    }
+}
+
+fn one(entry: Entry) -> Content {
+    let names = Names {
+        entries: vec![entry],
+        more: false,
+    };
+    Answer::Names(names).into()
+}
+
+/// Somebody who waits for a name, until it is dropped.
+struct Waiting<'a> {
+    inner: &'a Inner,
+    name: &'a str,
+    notify: Arc<tokio::sync::Notify>,
+}
+
+impl<'a> Waiting<'a> {
+    fn enter(inner: &'a Inner, name: &'a str) -> Self {
+        let notify = inner.state().await_name(name);
+        Self {
+            inner,
+            name,
+            notify,
+        }
+    }
+
+    async fn until_seen(&self, link: &Link) -> Entry {
+        loop {
+            let changed = self.notify.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let state = self.inner.state();
+                if let Some(found) = state.visible(self.name, &link.session.peer) {
+                    return state.entry(&found.publication);
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.inner.state().leave(self.name);
+    }
+}
+
+// An entry of as many parts as there may be fits into a frame of the usual size.
+const _: () = assert!(512 + 192 * MAX_PARTS < 4 << 20);

@@ -1,0 +1,209 @@
+//! A session: what a client has beyond one connection, and what it is to be told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Event, Secret};
+
+/// A client's session. It goes on without a connection for as long as its leases do.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub id: u64,
+    pub peer: PeerName,
+    /// Resumes it, on another connection of the same peer.
+    pub token: Secret,
+    outbox: Mutex<Outbox>,
+    /// Woken when there is something in the outbox, or the connection is not the session's any more.
+    pub wake: Notify,
+    /// Whether it is kept without a connection even if it has no leases: its rank is in a group.
+    keep: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Outbox {
+    connection: u64,
+    notices: VecDeque<Event>,
+    limit: usize,
+    overflown: bool,
+    /// Watched names about which there is news, and whether this peer could see them before.
+    news: BTreeMap<Arc<str>, bool>,
+}
+
+/// What a connection is to do next.
+#[derive(Debug, PartialEq)]
+pub(super) enum Next {
+    /// Send this.
+    Notice(Event),
+    /// Tell what is under this name now; that it is gone only if the peer could see it before.
+    News(Arc<str>, bool),
+    /// Wait.
+    Nothing,
+    /// End: another connection has taken the session over.
+    TakenOver,
+    /// End: the peer does not read what it is told.
+    Overflown,
+}
+
+impl Session {
+    /// A session of a connection; at most `limit` notices wait for it.
+    pub fn new(id: u64, peer: PeerName, token: Secret, connection: u64, limit: usize) -> Self {
+        Self {
+            id,
+            peer,
+            token,
+            outbox: Mutex::new(Outbox {
+                connection,
+                limit,
+                ..Outbox::default()
+            }),
+            wake: Notify::new(),
+            keep: AtomicBool::new(false),
+        }
+    }
+
+    fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another connection goes on with the session; the one before ends. What waits to be told is
+    /// kept, or told anew by whoever says `afresh`.
+    pub fn take_over(&self, connection: u64, afresh: bool) {
+        let mut outbox = self.outbox();
+        outbox.connection = connection;
+        outbox.overflown = false;
+        outbox.news.clear();
+        if afresh {
+            outbox.notices.clear();
+        }
+        drop(outbox);
+        // For the connection before, whichever of the two is waiting: the other looks anyway.
+        self.wake.notify_waiters();
+        self.wake.notify_one();
+    }
+
+    /// Whether that connection is the session's.
+    pub fn is_of(&self, connection: u64) -> bool {
+        self.outbox().connection == connection
+    }
+
+    /// Tells the peer.
+    pub fn tell(&self, notice: Event) {
+        let mut outbox = self.outbox();
+        if outbox.notices.len() >= outbox.limit {
+            outbox.overflown = true;
+        } else {
+            outbox.notices.push_back(notice);
+        }
+        drop(outbox);
+        self.wake.notify_one();
+    }
+
+    /// There is news of a watched name, which this peer could see before, or not. At most `limit`
+    /// names wait; news of the same name is told once.
+    pub fn news_of(&self, name: &Arc<str>, seen_before: bool, limit: usize) {
+        let mut outbox = self.outbox();
+        if let Some(seen) = outbox.news.get_mut(name) {
+            *seen |= seen_before;
+        } else if outbox.news.len() >= limit {
+            outbox.overflown = true;
+        } else {
+            outbox.news.insert(Arc::clone(name), seen_before);
+        }
+        drop(outbox);
+        self.wake.notify_one();
+    }
+
+    /// What `connection` is to do next.
+    pub fn next(&self, connection: u64) -> Next {
+        let mut outbox = self.outbox();
+        if outbox.connection != connection {
+            return Next::TakenOver;
+        }
+        if outbox.overflown {
+            return Next::Overflown;
+        }
+        if let Some(notice) = outbox.notices.pop_front() {
+            return Next::Notice(notice);
+        }
+        match outbox.news.pop_first() {
+            Some((name, seen_before)) => Next::News(name, seen_before),
+            None => Next::Nothing,
+        }
+    }
+
+    /// Keeps it even without leases.
+    pub fn keep(&self) {
+        self.keep.store(true, Relaxed);
+    }
+
+    /// Whether it is kept without leases.
+    pub fn is_kept(&self) -> bool {
+        self.keep.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::protocol::Closing;
+
+    fn session(limit: usize) -> Session {
+        let token = Secret::new(b"token").unwrap();
+        Session::new(1, PeerName::User(1), token, 10, limit)
+    }
+
+    fn closing(ms: u64) -> Event {
+        Event::Closing(Closing { ms })
+    }
+
+    #[test]
+    fn notices_come_in_order_and_before_news() {
+        let session = session(9);
+        session.news_of(&"b".into(), false, 9);
+        session.tell(closing(1));
+        session.tell(closing(2));
+        session.news_of(&"a".into(), false, 9);
+        session.news_of(&"b".into(), true, 9);
+        assert_eq!(session.next(10), Next::Notice(closing(1)));
+        assert_eq!(session.next(10), Next::Notice(closing(2)));
+        assert_eq!(session.next(10), Next::News("a".into(), false));
+        assert_eq!(session.next(10), Next::News("b".into(), true));
+        assert_eq!(session.next(10), Next::Nothing);
+    }
+
+    #[test]
+    fn who_does_not_read_is_dropped() {
+        let one = session(1);
+        one.tell(closing(1));
+        assert_eq!(one.next(10), Next::Notice(closing(1)));
+        one.tell(closing(2));
+        one.tell(closing(3));
+        assert_eq!(one.next(10), Next::Overflown);
+        let news = session(1);
+        news.news_of(&"a".into(), true, 1);
+        news.news_of(&"a".into(), true, 1);
+        assert_eq!(news.next(10), Next::News("a".into(), true));
+        news.news_of(&"a".into(), true, 1);
+        news.news_of(&"b".into(), true, 1);
+        assert_eq!(news.next(10), Next::Overflown);
+    }
+
+    #[tokio::test]
+    async fn another_connection_takes_over() {
+        let session = session(9);
+        session.tell(closing(1));
+        session.news_of(&"a".into(), true, 9);
+        session.take_over(11, false);
+        assert_eq!(session.next(10), Next::TakenOver);
+        assert!(session.is_of(11) && !session.is_of(10));
+        assert_eq!(session.next(11), Next::Notice(closing(1)));
+        assert_eq!(session.next(11), Next::Nothing, "it has to watch anew");
+        session.tell(closing(2));
+        session.take_over(12, true);
+        assert_eq!(session.next(12), Next::Nothing);
+    }
+}

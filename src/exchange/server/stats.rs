@@ -1,0 +1,101 @@
+//! Numbers about a server, for whoever shows them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use crate::Refusal;
+
+/// What a server has and what it has done: gauges, then counts since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// Open connections, those that have not said hello yet too.
+    pub connections: u64,
+    /// Sessions, with and without a connection.
+    pub sessions: u64,
+    /// Live leases.
+    pub leases: u64,
+    /// Published names.
+    pub names: u64,
+    /// Published memory in bytes, padding included.
+    pub bytes: u64,
+    /// Tasks and blocking calls of the server that run. 0 after [`close`](super::Server::close).
+    pub tasks: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections that failed before their hello was answered by a welcome.
+    pub failed_handshakes: u64,
+    /// Connections ended because the peer broke the protocol.
+    pub protocol_errors: u64,
+    /// Connections ended because the peer was silent, or did not read in time.
+    pub dropped_peers: u64,
+    /// Sessions that went on after a broken connection.
+    pub resumed: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Leases granted.
+    pub fetches: u64,
+    /// Leases released by their holders.
+    pub released: u64,
+    /// Leases that ended because their holder went silent.
+    pub expired: u64,
+    /// Tickets redeemed.
+    pub redeemed: u64,
+    /// Refusals, by reason.
+    pub refusals: BTreeMap<String, u64>,
+}
+
+/// What is counted as it happens.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub connections: AtomicU64,
+    pub accepted: AtomicU64,
+    pub failed_handshakes: AtomicU64,
+    pub protocol_errors: AtomicU64,
+    pub dropped_peers: AtomicU64,
+    pub resumed: AtomicU64,
+    pub requests: AtomicU64,
+    pub fetches: AtomicU64,
+    pub released: AtomicU64,
+    pub expired: AtomicU64,
+    pub redeemed: AtomicU64,
+    refusals: Mutex<BTreeMap<String, u64>>,
+}
+
+/// One more.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+impl Counters {
+    pub fn refused(&self, reason: &Refusal) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        // An allocator may have reasons of its own, but not any number of them.
+        let word = match reason.word() {
+            word if refusals.contains_key(word) || refusals.len() < 64 => word,
+            _ => "other",
+        };
+        *refusals.entry(word.to_owned()).or_default() += 1;
+    }
+
+    /// The counts, with the gauges left at 0.
+    pub fn read(&self) -> ServerStats {
+        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        ServerStats {
+            connections: self.connections.load(Relaxed),
+            accepted: self.accepted.load(Relaxed),
+            failed_handshakes: self.failed_handshakes.load(Relaxed),
+            protocol_errors: self.protocol_errors.load(Relaxed),
+            dropped_peers: self.dropped_peers.load(Relaxed),
+            resumed: self.resumed.load(Relaxed),
+            requests: self.requests.load(Relaxed),
+            fetches: self.fetches.load(Relaxed),
+            released: self.released.load(Relaxed),
+            expired: self.expired.load(Relaxed),
+            redeemed: self.redeemed.load(Relaxed),
+            refusals: refusals.clone(),
+            ..ServerStats::default()
+        }
+    }
+}

@@ -1,0 +1,191 @@
+use super::*;
+use crate::driver::{FabricHandle, ShareableHandle};
+use crate::exchange::server::{HolderState, ServerEvent};
+use crate::share::ImportOptions;
+
+#[tokio::test]
+async fn fabric_handles_are_imported_and_proved() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let mut events = server.events();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    assert_eq!(raw.welcome().instance, server.instance());
+    let (granted, fds) = raw.fetch(fetch("a")).await.unwrap();
+    assert!(fds.is_empty());
+    let Handles::Fabric(secrets) = &granted.handles else {
+        panic!("{:?}", granted.handles);
+    };
+    let handle = |secret: &Secret| {
+        let bytes = secret.expose().try_into().unwrap();
+        ShareableHandle::Fabric(FabricHandle::from_bytes(bytes))
+    };
+    let handles = secrets.iter().map(handle).collect();
+    // Another process, as it were: the same memory is imported once.
+    let imported = ImportOptions::new()
+        .import(&driver, &granted.memory, handles)
+        .unwrap();
+    let place = granted.probe.unwrap();
+    assert!(place >= MIB && place % 8 == 0);
+    imported.put_word(place, 42).unwrap();
+    let probe = Probe {
+        lease: granted.lease,
+        wrote: Some(42),
+    };
+    let Answer::Probed(probed) = raw.ask(Ask::Probe(probe)).await.0 else {
+        panic!()
+    };
+    assert_eq!(probed.found, 42);
+    assert_eq!(imported.word(place).unwrap(), probed.wrote);
+    drop(imported);
+
+    let holders = published.importers();
+    assert_eq!(holders.len(), 1);
+    assert_eq!(
+        (holders[0].lease, holders[0].state),
+        (granted.lease, HolderState::Held)
+    );
+    raw.release(granted.lease).await;
+    assert!(published.importers().is_empty());
+    let release = Release {
+        lease: granted.lease,
+    };
+    assert_eq!(raw.refusal(Ask::Release(release)).await, Refusal::NotFound);
+    let mut seen = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        seen.push(event);
+    }
+    use ServerEvent::*;
+    assert!(
+        matches!(seen[..], [PeerCame { .. }, Fetched { .. }, Released { .. }]),
+        "{seen:?}"
+    );
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn over_a_unix_socket_fds_come_with_the_answer() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address.clone()).start();
+    let server = server.await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
+    assert_eq!(granted.handles, Handles::Fds(Fds { count: 1 }));
+    assert_eq!(granted.no_fabric, None, "none was wanted");
+    let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
+    let imported = ImportOptions::new()
+        .import(&driver, &granted.memory, handles)
+        .unwrap();
+    imported.put_word(0, 7).unwrap();
+    assert_eq!(published.shared().word(0).unwrap(), 7);
+    drop(imported);
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+    assert!(!PathBuf::from(address.to_string().trim_start_matches("unix:")).exists());
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_with_the_reason() {
+    let driver = driver();
+    let server = loopback().door(None).start().await.unwrap();
+    let published = server.publish("a", memory(&driver));
+    let published = published.access(Access::Read).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let read = Fetch {
+        access: Access::Read,
+        ..fetch("a")
+    };
+    for (ask, refusal) in [
+        (fetch("b"), Refusal::NotFound),
+        (fetch("a"), Refusal::Forbidden),
+        (fetch("a b"), Refusal::Invalid),
+        (
+            Fetch {
+                access: Access::None,
+                ..read.clone()
+            },
+            Refusal::Invalid,
+        ),
+        (
+            Fetch {
+                instance: Some(crate::share::InstanceId::random().unwrap()),
+                ..read.clone()
+            },
+            Refusal::Stale,
+        ),
+        // There is no door.
+        (
+            Fetch {
+                accept: vec![HandleType::PosixFd],
+                ..read.clone()
+            },
+            Refusal::NoCommonHandle,
+        ),
+        (
+            Fetch {
+                accept: vec![],
+                ..read.clone()
+            },
+            Refusal::NoCommonHandle,
+        ),
+    ] {
+        assert_eq!(
+            raw.fetch(ask.clone()).await.unwrap_err(),
+            refusal,
+            "{ask:?}"
+        );
+    }
+    let (granted, _) = raw.fetch(read).await.unwrap();
+    assert_eq!(granted.memory.access, Access::Read);
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn without_fabric_the_reason_goes_with_the_fds() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    assert!(matches!(granted.handles, Handles::Ticket(_)));
+    let why = granted.no_fabric.unwrap();
+    assert!(why.contains("IMEX"), "{why}");
+    // Of another machine it gets neither.
+    let elsewhere = Hello {
+        boot: BootId::from_bytes([7; 16]),
+        ..hello()
+    };
+    let mut far = Raw::open_at(&server.addresses()[0], &Security::Plain, &elsewhere).await;
+    let refused = far.fetch(fetch("a")).await.unwrap_err();
+    assert_eq!(refused, Refusal::NoCommonHandle);
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn an_export_that_fails_leads_to_the_next_type() {
+    use crate::driver::{Call, Code};
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemExportToShareableHandle, 1, Code::NOT_PERMITTED);
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    assert!(matches!(granted.handles, Handles::Ticket(_)));
+    assert!(granted.no_fabric.is_some());
+    raw.release(granted.lease).await;
+    // Only that once.
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    assert!(matches!(granted.handles, Handles::Fabric(_)));
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}

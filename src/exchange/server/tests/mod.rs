@@ -1,0 +1,260 @@
+//! A server on loopback, spoken to by a raw client over the codec.
+
+mod door;
+mod fetching;
+mod hostile;
+mod leasing;
+mod naming;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::driver::{Access, HandleType, NodeId};
+use crate::exchange::protocol::*;
+use crate::exchange::server::{Server, ServerOptions};
+use crate::exchange::transport::{Connection, connect};
+use crate::exchange::{Address, Limits, Security};
+use crate::share::{BootId, Peers, Shared};
+use crate::{Buffer, Driver, Machine, Refusal};
+
+/// Long enough for everything that must happen.
+const LONG: Duration = Duration::from_secs(60);
+/// A lease that is over soon.
+const SHORT: Duration = Duration::from_millis(300);
+const MIB: u64 = 1 << 20;
+
+/// A machine whose driver has fabric handles.
+fn driver() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
+fn memory(driver: &Driver) -> Shared {
+    let buffer = Buffer::on(NodeId(0)).bytes(MIB).shareable();
+    buffer.allocate(driver).unwrap().into()
+}
+
+fn loopback() -> ServerOptions {
+    Server::options().listen(Address::loopback(0))
+}
+
+/// Limits under which nothing takes long.
+fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.handshake = SHORT;
+    limits.frame = SHORT;
+    limits.write = SHORT;
+    limits
+}
+
+/// The server ends, and leaves nothing behind: no task, no handle.
+async fn close(server: Server, driver: &Driver) {
+    server.close(LONG).await.unwrap();
+    let stats = server.stats();
+    assert_eq!(
+        (stats.tasks, stats.connections, stats.names, stats.leases),
+        (0, 0, 0, 0)
+    );
+    drop(server);
+    gone(driver);
+}
+
+/// Nothing is held of a simulated driver any more.
+fn gone(driver: &Driver) {
+    let held = driver.sim().unwrap().held();
+    assert!(held.is_empty(), "{held}");
+}
+
+/// Waits until it is so.
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(LONG, wait).await;
+    waited.unwrap_or_else(|_| panic!("not within {LONG:?}: {what}"));
+}
+
+fn hello() -> Hello {
+    Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: BootId::current().unwrap(),
+        fabric: true,
+        resume: None,
+        held: None,
+        agent: "test".into(),
+    }
+}
+
+/// A client that says what it is told to, right or wrong.
+struct Raw {
+    connection: Connection,
+    welcome: Option<Welcome>,
+    notices: Vec<Event>,
+    last: u64,
+}
+
+impl Raw {
+    async fn connect(address: &Address, security: &Security) -> Self {
+        let limits = Limits::default();
+        let connection = connect(address, security, &Peers::same_user(), &limits).await;
+        Self {
+            connection: connection.unwrap(),
+            welcome: None,
+            notices: Vec::new(),
+            last: 0,
+        }
+    }
+
+    async fn greet(&mut self, hello: &Hello) -> Greeting {
+        self.write(&encode(hello)).await;
+        let greeting = decode(&self.read().await.unwrap().0).unwrap();
+        if let Greeting::Welcome(welcome) = &greeting {
+            self.welcome = Some(welcome.clone());
+        }
+        greeting
+    }
+
+    /// A session over plain TCP.
+    async fn open(server: &Server) -> Self {
+        Self::open_at(&server.addresses()[0], &Security::Plain, &hello()).await
+    }
+
+    async fn open_at(address: &Address, security: &Security, hello: &Hello) -> Self {
+        let mut raw = Self::connect(address, security).await;
+        let greeting = raw.greet(hello).await;
+        assert!(matches!(greeting, Greeting::Welcome(_)), "{greeting:?}");
+        raw
+    }
+
+    fn welcome(&self) -> &Welcome {
+        self.welcome.as_ref().unwrap()
+    }
+
+    /// The same session once more, on another connection.
+    async fn resume(&self, server: &Server, held: Option<Vec<u64>>) -> Self {
+        let hello = Hello {
+            resume: Some(self.welcome().session.clone()),
+            held,
+            ..hello()
+        };
+        Self::open_at(&server.addresses()[0], &Security::Plain, &hello).await
+    }
+
+    async fn write(&mut self, bytes: &[u8]) {
+        self.connection.writer.write(bytes, &[]).await.unwrap();
+    }
+
+    /// The next frame; `None` at the end, in order or not.
+    async fn read(&mut self) -> Option<(zeroize::Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
+        let frame = tokio::time::timeout(LONG, self.connection.reader.read(u32::MAX));
+        let frame = frame.await.expect("the server says nothing");
+        frame.ok().flatten().map(|frame| (frame.bytes, frame.fds))
+    }
+
+    async fn send(&mut self, ask: Ask) -> u64 {
+        self.last += 1;
+        let request = Request {
+            id: self.last,
+            ask: Some(ask),
+        };
+        self.write(&encode(&request)).await;
+        self.last
+    }
+
+    /// The answer to a request; notices before it are kept.
+    async fn answer(&mut self, id: u64) -> (Answer, Vec<OwnedFd>) {
+        loop {
+            let (bytes, fds) = self.read().await.expect("the server hung up");
+            match decode::<FromServer>(&bytes).unwrap() {
+                FromServer::Reply(reply) => {
+                    assert_eq!(reply.id, id);
+                    return (reply.answer.unwrap(), fds);
+                }
+                FromServer::Notice(notice) => self.notices.extend(notice.0),
+            }
+        }
+    }
+
+    async fn ask(&mut self, ask: Ask) -> (Answer, Vec<OwnedFd>) {
+        let id = self.send(ask).await;
+        self.answer(id).await
+    }
+
+    /// The next notice.
+    async fn notice(&mut self) -> Event {
+        if !self.notices.is_empty() {
+            return self.notices.remove(0);
+        }
+        let (bytes, _) = self.read().await.expect("the server hung up");
+        match decode::<FromServer>(&bytes).unwrap() {
+            FromServer::Notice(Notice(Some(event))) => event,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Reads until the server hangs up.
+    async fn hung_up(&mut self) {
+        while self.read().await.is_some() {}
+    }
+
+    async fn fetch(&mut self, ask: Fetch) -> Result<(Granted, Vec<OwnedFd>), Refusal> {
+        match self.ask(Ask::Fetch(ask)).await {
+            (Answer::Granted(granted), fds) => Ok((granted, fds)),
+            (Answer::Refused(refused), _) => Err(Refusal::from_word(&refused.reason)),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    async fn release(&mut self, lease: u64) {
+        let (answer, _) = self.ask(Ask::Release(Release { lease })).await;
+        assert_eq!(answer, Answer::Done(Empty {}));
+    }
+
+    async fn refusal(&mut self, ask: Ask) -> Refusal {
+        match self.ask(ask).await.0 {
+            Answer::Refused(refused) => Refusal::from_word(&refused.reason),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn names(&mut self, prefix: &str) -> Vec<String> {
+        let list = List {
+            prefix: prefix.into(),
+            after: None,
+        };
+        match self.ask(Ask::List(list)).await.0 {
+            Answer::Names(names) => names.entries.into_iter().map(|entry| entry.name).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Wants fabric handles, then fds.
+fn fetch(name: &str) -> Fetch {
+    Fetch {
+        name: name.into(),
+        accept: vec![HandleType::Fabric, HandleType::PosixFd],
+        access: Access::ReadWrite,
+        probe: true,
+        instance: None,
+    }
+}
+
+/// Wants fds.
+fn fetch_fds(name: &str) -> Fetch {
+    Fetch {
+        accept: vec![HandleType::PosixFd],
+        ..fetch(name)
+    }
+}
+
+/// A server with a Unix socket in a directory, which goes with the test.
+fn at_unix() -> (tempfile::TempDir, Address) {
+    let directory = tempfile::tempdir().unwrap();
+    let path: PathBuf = directory.path().join("exchange.sock");
+    (directory, Address::Unix(path))
+}

@@ -1,0 +1,173 @@
+//! Tickets: each is good once, and for a short time.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::token;
+use crate::Result;
+use crate::exchange::PeerName;
+use crate::exchange::protocol::Secret;
+
+/// What tickets stand for, by key: at most one ticket for each key.
+#[derive(Debug)]
+pub(super) struct Tickets<T> {
+    live: HashMap<u64, Ticket<T>>,
+    /// How many each peer has.
+    peers: HashMap<PeerName, usize>,
+}
+
+#[derive(Debug)]
+struct Ticket<T> {
+    token: Secret,
+    peer: PeerName,
+    until: Instant,
+    stands_for: T,
+}
+
+impl<T> Default for Tickets<T> {
+    fn default() -> Self {
+        Self {
+            live: HashMap::new(),
+            peers: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Tickets<T> {
+    /// A ticket for a peer that is good until then; an earlier one of the same key is not any more.
+    /// `None` if the peer has `limit` tickets.
+    pub fn issue(
+        &mut self,
+        key: u64,
+        peer: &PeerName,
+        until: Instant,
+        stands_for: T,
+        limit: usize,
+    ) -> Result<Option<Secret>> {
+        self.forget(key);
+        if self.peers.get(peer).is_some_and(|&count| count >= limit) {
+            return Ok(None);
+        }
+        let token = token::mint(key)?;
+        let ticket = Ticket {
+            token: token.clone(),
+            peer: peer.clone(),
+            until,
+            stands_for,
+        };
+        *self.peers.entry(peer.clone()).or_default() += 1;
+        self.live.insert(key, ticket);
+        Ok(Some(token))
+    }
+
+    /// What the ticket stands for, and who was given it. A wrong guess leaves the right ticket as it
+    /// is.
+    pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(T, PeerName)> {
+        let key = token::key(token)?;
+        if self.live.get(&key)?.token != *token {
+            return None;
+        }
+        let ticket = self.remove(key)?;
+        (now < ticket.until).then_some((ticket.stands_for, ticket.peer))
+    }
+
+    /// Takes a ticket back.
+    pub fn forget(&mut self, key: u64) {
+        self.remove(key);
+    }
+
+    /// Drops those whose time is over.
+    pub fn expire(&mut self, now: Instant) {
+        let over = self.live.iter().filter(|(_, ticket)| ticket.until <= now);
+        let over: Vec<u64> = over.map(|(&key, _)| key).collect();
+        over.into_iter().for_each(|key| self.forget(key));
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Ticket<T>> {
+        let ticket = self.live.remove(&key)?;
+        if let Some(count) = self.peers.get_mut(&ticket.peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.peers.remove(&ticket.peer);
+            }
+        }
+        Some(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIFE: Duration = Duration::from_secs(5);
+    const PEER: PeerName = PeerName::User(1);
+
+    fn issue<T>(tickets: &mut Tickets<T>, key: u64, until: Instant, stands_for: T) -> Secret {
+        let ticket = tickets.issue(key, &PEER, until, stands_for, 9);
+        ticket.unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_ticket_is_good_once() {
+        let now = Instant::now();
+        let mut tickets = Tickets::default();
+        let token = issue(&mut tickets, 1, now + LIFE, "memory");
+        assert_eq!(tickets.redeem(&token, now), Some(("memory", PEER)));
+        assert_eq!(tickets.redeem(&token, now), None);
+    }
+
+    #[test]
+    fn and_for_its_time() {
+        let now = Instant::now();
+        let mut tickets = Tickets::default();
+        let token = issue(&mut tickets, 1, now + LIFE, ());
+        assert_eq!(tickets.redeem(&token, now + LIFE), None);
+        issue(&mut tickets, 2, now + LIFE, ());
+        issue(&mut tickets, 3, now + 2 * LIFE, ());
+        tickets.expire(now + LIFE);
+        assert!(!tickets.is_empty());
+        tickets.expire(now + 2 * LIFE);
+        assert!(tickets.is_empty() && tickets.peers.is_empty());
+    }
+
+    #[test]
+    fn a_guess_spoils_nothing() {
+        let now = Instant::now();
+        let mut tickets = Tickets::default();
+        let token = issue(&mut tickets, 1, now + LIFE, ());
+        let guess = token::mint(1).unwrap();
+        assert_eq!(tickets.redeem(&guess, now), None);
+        assert_eq!(tickets.redeem(&Secret::new(b"short").unwrap(), now), None);
+        assert!(tickets.redeem(&token, now).is_some());
+    }
+
+    #[test]
+    fn a_second_ticket_or_the_end_of_the_lease_ends_the_first() {
+        let now = Instant::now();
+        let mut tickets = Tickets::default();
+        let first = issue(&mut tickets, 1, now + LIFE, 1);
+        let second = issue(&mut tickets, 1, now + LIFE, 2);
+        assert_eq!(tickets.redeem(&first, now), None);
+        tickets.forget(1);
+        assert_eq!(tickets.redeem(&second, now), None);
+        assert!(tickets.peers.is_empty());
+    }
+
+    #[test]
+    fn each_peer_has_so_many() {
+        let now = Instant::now();
+        let mut tickets = Tickets::default();
+        let mut issue = |key, peer| tickets.issue(key, &peer, now + LIFE, (), 1).unwrap();
+        assert!(issue(1, PEER).is_some());
+        assert!(issue(1, PEER).is_some(), "the same once more");
+        assert!(issue(2, PEER).is_none());
+        assert!(issue(2, PeerName::User(2)).is_some());
+    }
+}
