@@ -108,6 +108,12 @@ impl FrameReader {
         }
     }
 
+    /// From now on at most so many fds may come with a frame.
+    #[cfg(test)]
+    pub(super) fn max_fds(&mut self, max: usize) {
+        self.max_fds = max;
+    }
+
     /// The next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end
     /// of the stream.
     ///

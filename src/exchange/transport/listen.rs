@@ -35,7 +35,10 @@ pub(crate) struct Listening {
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpListener),
-    Unix(UnixListener, Own),
+    Unix(
+        UnixListener,
+        #[expect(dead_code, reason = "it is there to be dropped")] Own,
+    ),
 }
 
 impl Listening {

@@ -1,1 +1,284 @@
-//! Filled in below.
+//! Connections over each transport, and peers that behave badly.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::*;
+
+fn quick() -> Limits {
+    Limits {
+        frame: Duration::from_millis(300),
+        write: Duration::from_millis(300),
+        handshake: Duration::from_secs(20),
+        ..Limits::default()
+    }
+}
+
+async fn listening(address: &Address, security: &Security) -> Listening {
+    Listening::bind(address, security, &Peers::same_user(), &quick())
+        .await
+        .unwrap()
+}
+
+async fn pair_with(security: Security, address: Address) -> (Connection, Connection) {
+    let listening = listening(&address, &security).await;
+    let limits = quick();
+    let server = async {
+        let incoming = listening.accept().await.unwrap();
+        incoming.handshake(limits.handshake).await.unwrap()
+    };
+    let peers = Peers::same_user();
+    let client = connect(listening.address(), &security, &peers, &limits);
+    let (server, client) = tokio::join!(server, client);
+    (server, client.unwrap())
+}
+
+async fn tcp() -> (Connection, Connection) {
+    pair_with(Security::Plain, Address::loopback(0)).await
+}
+
+async fn unix() -> (Connection, Connection) {
+    let dir = tempfile::tempdir().unwrap();
+    pair_with(Security::Plain, Address::Unix(dir.path().join("s"))).await
+}
+
+/// A server's connection and the raw other end of it.
+async fn raw(limits: &Limits) -> (Connection, TcpStream) {
+    let listening = Listening::bind(
+        &Address::loopback(0),
+        &Security::Plain,
+        &Peers::same_user(),
+        limits,
+    )
+    .await
+    .unwrap();
+    let Address::Tcp { port, .. } = *listening.address() else {
+        panic!("it is TCP")
+    };
+    let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let incoming = listening.accept().await.unwrap();
+    (incoming.handshake(limits.handshake).await.unwrap(), client)
+}
+
+#[tokio::test]
+async fn frames_travel_both_ways() {
+    for (mut a, mut b) in [tcp().await, unix().await] {
+        for size in [1, 5, FIRST_ROOM, FIRST_ROOM + 1, 100_000] {
+            let message: Vec<u8> = (0..size).map(|i| i as u8).collect();
+            let (sent, got) = tokio::join!(a.writer.write(&message, &[]), b.reader.read(1 << 20));
+            sent.unwrap();
+            assert_eq!(*got.unwrap().unwrap().bytes, message);
+            let (sent, got) = tokio::join!(b.writer.write(&message, &[]), a.reader.read(1 << 20));
+            sent.unwrap();
+            assert_eq!(*got.unwrap().unwrap().bytes, message);
+        }
+        drop(a);
+        assert!(b.reader.read(10).await.unwrap().is_none());
+    }
+}
+
+const FIRST_ROOM: usize = 16 << 10;
+
+#[tokio::test]
+async fn peers_have_names() {
+    let (a, b) = tcp().await;
+    assert_eq!((a.peer, b.peer), (PeerName::Local, PeerName::Local));
+    assert!(!a.local);
+    let (a, b) = unix().await;
+    let own = PeerName::User(rustix::process::geteuid().as_raw());
+    assert_eq!((a.peer, b.peer), (own.clone(), own));
+    assert!(a.local && b.local);
+}
+
+#[tokio::test]
+async fn fds_come_with_their_frame_however_many() {
+    let (mut a, mut b) = unix().await;
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for count in [0, 1, 253, 254, 600] {
+        let fds = vec![null.as_fd(); count];
+        a.writer.write(b"a first one, without", &[]).await.unwrap();
+        a.writer.write(b"fds", &fds).await.unwrap();
+        a.writer.write(b"and one behind", &[]).await.unwrap();
+        for expected in [0, count, 0] {
+            let frame = b.reader.read(100).await.unwrap().unwrap();
+            assert_eq!(frame.fds.len(), expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn too_many_fds_are_an_error() {
+    let (mut a, mut b) = unix().await;
+    b.reader.max_fds(2);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    a.writer.write(b"x", &[null.as_fd(); 3]).await.unwrap();
+    let error = b.reader.read(100).await.unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert!(b.reader.read(100).await.is_err(), "it stays broken");
+    let (mut a, _b) = tcp().await;
+    assert!(a.writer.write(b"x", &[null.as_fd()]).await.is_err());
+}
+
+#[tokio::test]
+async fn a_read_that_is_cancelled_loses_nothing() {
+    for (mut a, mut b) in [tcp().await, unix().await] {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let fds: &[_] = if a.local { &[null.as_fd()] } else { &[] };
+        let message = vec![7; 300_000];
+        let write = a.writer.write(&message, fds);
+        let read = async {
+            loop {
+                // Polled once, then dropped: any suspension is a cancellation.
+                let once = tokio::time::timeout(Duration::ZERO, b.reader.read(1 << 20));
+                if let Ok(result) = once.await {
+                    return result.unwrap().unwrap();
+                }
+            }
+        };
+        let (sent, frame) = tokio::join!(write, read);
+        sent.unwrap();
+        assert_eq!(*frame.bytes, message);
+        assert_eq!(frame.fds.len(), fds.len());
+    }
+}
+
+#[tokio::test]
+async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
+    let limits = quick();
+    for (bytes, why) in [
+        (&b"\0\0\0\0"[..], "empty"),
+        (b"\0\0\x10\x01xxxx", "4097 bytes"),
+        (b"\xff\xff\xff\xff", "4294967295 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
+    ] {
+        let (mut server, mut client) = raw(&limits).await;
+        client.write_all(bytes).await.unwrap();
+        let error = server.reader.read(4096).await.unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+    let (mut server, mut client) = raw(&limits).await;
+    let read = tokio::spawn(async move { server.reader.read(4096).await });
+    for byte in b"\0\0\0\x03abc" {
+        client.write_all(&[*byte]).await.unwrap();
+        client.flush().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(*read.await.unwrap().unwrap().unwrap().bytes, b"abc");
+}
+
+#[tokio::test]
+async fn slow_and_cut_off_frames_are_errors() {
+    let limits = quick();
+    let (mut server, mut client) = raw(&limits).await;
+    client.write_all(b"\0\0\0\x09ab").await.unwrap();
+    let error = server.reader.read(4096).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+
+    let (mut server, mut client) = raw(&limits).await;
+    client.write_all(b"\0\0\0\x09ab").await.unwrap();
+    drop(client);
+    let error = server.reader.read(4096).await.unwrap_err();
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_read_is_given_up() {
+    let limits = quick();
+    let (mut server, _client) = raw(&limits).await;
+    let much = vec![0; 64 << 20];
+    let error = server.writer.write(&much, &[]).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    let error = server.writer.write(b"x", &[]).await.unwrap_err();
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn without_tls_only_the_loopback_interface_is_open() {
+    let peers = Peers::same_user();
+    let limits = quick();
+    for host in ["0.0.0.0", "::", "192.0.2.1", "::ffff:192.0.2.1"] {
+        let address = Address::Tcp {
+            host: host.into(),
+            port: 0,
+        };
+        let bound = Listening::bind(&address, &Security::Plain, &peers, &limits).await;
+        assert!(matches!(bound, Err(Error::Insecure { .. })), "{host}");
+        let error = connect(&address, &Security::Plain, &peers, &limits)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}");
+    }
+    let any = "0.0.0.0:0".parse().unwrap();
+    Listening::bind(&any, &Security::PlainAnywhere, &peers, &limits)
+        .await
+        .unwrap();
+    let name = "localhost:0".parse().unwrap();
+    Listening::bind(&name, &Security::Plain, &peers, &limits)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let address = Address::Unix(path.clone());
+    let first = listening(&address, &Security::Plain).await;
+    let peers = Peers::same_user();
+    let second = Listening::bind(&address, &Security::Plain, &peers, &quick()).await;
+    assert!(second.is_err());
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(first);
+    assert!(!path.exists());
+    std::fs::write(&path, "a file").unwrap();
+    assert!(
+        Listening::bind(&address, &Security::Plain, &peers, &quick())
+            .await
+            .is_err()
+    );
+    assert!(path.exists(), "what is no socket stays");
+}
+
+#[tokio::test]
+async fn another_user_is_not_admitted() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Unix(dir.path().join("s"));
+    let own = rustix::process::geteuid().as_raw();
+    let others = Peers::user(own + 1);
+    let listening = Listening::bind(&address, &Security::Plain, &others, &quick())
+        .await
+        .unwrap();
+    let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();
+    let incoming = listening.accept().await.unwrap();
+    let error = incoming.handshake(quick().handshake).await.unwrap_err();
+    assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+    assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "it is closed");
+    // Nor does a client talk to another user's server.
+    let error = connect(&address, &Security::Plain, &others, &quick())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn where_nobody_listens_the_peer_is_lost() {
+    let free = {
+        let listening = listening(&Address::loopback(0), &Security::Plain).await;
+        listening.address().clone()
+    };
+    for address in [free, "unix:/nonexistent/socket".parse().unwrap()] {
+        let peers = Peers::same_user();
+        let error = connect(&address, &Security::Plain, &peers, &quick())
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    }
+}
