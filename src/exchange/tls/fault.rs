@@ -84,7 +84,7 @@ fn blame(alert: AlertDescription) -> Option<&'static str> {
         Alert::CertificateRequired | Alert::NoCertificate => "it wants a certificate",
         Alert::UnsupportedCertificate => "the certificate is not for this end of a connection",
         Alert::BadCertificate | Alert::CertificateUnknown => "the certificate is not accepted",
-        Alert::DecryptError => "a signature is wrong",
+        Alert::DecryptError => "the certificate's signature is wrong",
         Alert::AccessDenied => "access is denied",
         Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::InsufficientSecurity => {
             "there is no common version or cipher of TLS"

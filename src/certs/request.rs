@@ -1,0 +1,128 @@
+//! What a certificate should say.
+
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType};
+use time::{Duration, OffsetDateTime};
+
+use super::{SKEW, check_days, wrong};
+use crate::exchange::PeerName;
+use crate::{Error, Result};
+
+/// The most further names of a certificate.
+const MAX_NAMES: usize = 100;
+
+/// For which end of a connection a certificate is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Usage {
+    /// Both: a node that exports and imports. The default.
+    #[default]
+    Both,
+    /// Servers alone.
+    Server,
+    /// Clients alone.
+    Client,
+}
+
+/// What a certificate should say: see [`Authority::issue`](super::Authority::issue).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertRequest {
+    name: String,
+    more: Vec<String>,
+    days: u32,
+    usage: Usage,
+    from: Option<SystemTime>,
+}
+
+impl CertRequest {
+    /// A certificate for 365 days, of the node or program that goes by this name, a DNS name: the
+    /// first of its subject alternative names.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            more: Vec::new(),
+            days: 365,
+            usage: Usage::Both,
+            from: None,
+        }
+    }
+
+    /// Also for this DNS name or IP address, under which clients connect to it.
+    pub fn and(mut self, name: impl Into<String>) -> Self {
+        self.more.push(name.into());
+        self
+    }
+
+    /// For so many days, 1 to 36,500.
+    pub fn days(mut self, days: u32) -> Self {
+        self.days = days;
+        self
+    }
+
+    /// For this end of a connection.
+    pub fn usage(mut self, usage: Usage) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    /// Valid from then on, instead of from an hour ago.
+    pub fn from(mut self, start: SystemTime) -> Self {
+        self.from = Some(start);
+        self
+    }
+
+    pub(super) fn params(&self) -> Result<CertificateParams> {
+        check_days(self.days)?;
+        let PeerName::Certificate(name) = PeerName::certificate(&self.name)? else {
+            return Err(Error::invalid("name", "it is no DNS name"));
+        };
+        if self.more.len() > MAX_NAMES {
+            let why = format!("more than {MAX_NAMES}");
+            return Err(Error::invalid("further names", why));
+        }
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        // X.520: a common name has at most 64 characters. It is for people.
+        let common: String = name.chars().take(64).collect();
+        params.distinguished_name.push(DnType::CommonName, common);
+        params.subject_alt_names = vec![dns(&name)?];
+        for more in &self.more {
+            params.subject_alt_names.push(match more.parse::<IpAddr>() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => dns(&PeerName::certificate(more)?.to_string())?,
+            });
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = match self.usage {
+            Usage::Both => vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
+            Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        params.use_authority_key_identifier_extension = true;
+        let start = match self.from {
+            Some(start) => OffsetDateTime::from(start),
+            None => OffsetDateTime::now_utc() - SKEW,
+        };
+        params.not_before = start;
+        let days = Duration::days(self.days.into());
+        // From now on, whatever the clocks' difference.
+        let end = match self.from {
+            Some(_) => start.checked_add(days),
+            None => start.checked_add(days + SKEW),
+        };
+        params.not_after = end
+            .filter(|end| end.year() < 10_000)
+            .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
+        Ok(params)
+    }
+}
+
+fn dns(name: &str) -> Result<SanType> {
+    let name = name.to_owned().try_into();
+    name.map(SanType::DnsName)
+        .map_err(|error| wrong("a DNS name", error))
+}

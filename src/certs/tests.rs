@@ -1,0 +1,140 @@
+//! Certificates as the exchange's TLS sees them: src/exchange/tls/tests.rs has connections.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::exchange::{Tls, TlsPem};
+
+fn tls(authority: &Authority, node: &Issued) -> Result<Tls> {
+    Tls::from_pem(TlsPem {
+        ca: authority.cert_pem().as_bytes(),
+        cert: node.cert_pem.as_bytes(),
+        key: node.key_pem.as_bytes(),
+        crl: None,
+    })
+}
+
+#[test]
+fn a_certificate_is_for_its_name_at_both_ends() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let node = authority.issue(&CertRequest::new("Node7.Cluster")).unwrap();
+    let tls = tls(&authority, &node).unwrap();
+    assert_eq!(tls.name().to_string(), "node7.cluster");
+    assert!(tls.server().is_ok() && tls.client().is_ok());
+}
+
+#[test]
+fn an_authority_reads_back() {
+    let first = Authority::create("ours", 10).unwrap();
+    let again = Authority::load(first.cert_pem(), &first.key_pem()).unwrap();
+    let node = again.issue(&CertRequest::new("a.b").and("::1")).unwrap();
+    tls(&first, &node).unwrap();
+}
+
+#[test]
+fn what_is_no_authority_is_not_loaded() {
+    let first = Authority::create("first", 10).unwrap();
+    let other = Authority::create("other", 10).unwrap();
+    let node = first.issue(&CertRequest::new("a.b")).unwrap();
+    for (cert, key, why) in [
+        (
+            first.cert_pem(),
+            &other.key_pem(),
+            "not that of the certificate",
+        ),
+        (&node.cert_pem, &node.key_pem, "authority"),
+        ("", &first.key_pem(), "certificate"),
+        (first.cert_pem(), &Zeroizing::new(String::new()), "key"),
+    ] {
+        let error = Authority::load(cert, key).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn requests_are_checked() {
+    let authority = Authority::create("ours", 10).unwrap();
+    for bad in [
+        CertRequest::new(""),
+        CertRequest::new("local"),
+        CertRequest::new("*.a"),
+        CertRequest::new("a b"),
+        CertRequest::new("a").and("*.b"),
+        CertRequest::new("a").and(""),
+        CertRequest::new("a").days(0),
+        CertRequest::new("a").days(MAX_DAYS + 1),
+    ] {
+        let error = authority.issue(&bad).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    assert!(Authority::create("", 1).is_err());
+    assert!(Authority::create("x", 0).is_err());
+    authority
+        .issue(&CertRequest::new("x".repeat(63) + "." + &"y".repeat(63)))
+        .unwrap();
+}
+
+#[test]
+fn what_is_wrong_with_a_certificate_is_said() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let other = Authority::create("other", 10).unwrap();
+    let day = Duration::from_secs(86_400);
+    let now = SystemTime::now();
+    let old = CertRequest::new("a.b").from(now - 10 * day).days(3);
+    let new = CertRequest::new("a.b").from(now + day);
+    let node = authority.issue(&CertRequest::new("a.b")).unwrap();
+    for (authority, node, why) in [
+        (&authority, &authority.issue(&old).unwrap(), "has expired"),
+        (&authority, &authority.issue(&new).unwrap(), "not valid yet"),
+        (&other, &node, "not of the authority"),
+    ] {
+        let error = tls(authority, node).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let mixed = Issued {
+        cert_pem: node.cert_pem.clone(),
+        key_pem: authority.issue(&CertRequest::new("a.b")).unwrap().key_pem,
+    };
+    let error = tls(&authority, &mixed).unwrap_err().to_string();
+    assert!(error.contains("not that of the certificate"), "{error}");
+}
+
+#[test]
+fn a_certificate_for_one_end_is_none_for_the_other() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let issue = |usage| {
+        authority
+            .issue(&CertRequest::new("a.b").usage(usage))
+            .unwrap()
+    };
+    let server = tls(&authority, &issue(Usage::Server)).unwrap();
+    assert!(server.server().is_ok() && server.client().is_err());
+    let client = tls(&authority, &issue(Usage::Client)).unwrap();
+    assert!(client.server().is_err() && client.client().is_ok());
+}
+
+#[test]
+fn files_are_new_and_keys_are_their_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    write_new(&path, b"one", true).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(write_new(&path, b"two", true).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"one");
+}
+
+#[test]
+fn nothing_secret_is_shown() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let node = authority.issue(&CertRequest::new("a.b")).unwrap();
+    let shown = format!(
+        "{authority:?} {node:?} {:?}",
+        tls(&authority, &node).unwrap()
+    );
+    assert!(
+        !shown.contains("PRIVATE") && !shown.contains("secret"),
+        "{shown}"
+    );
+}
