@@ -1,6 +1,7 @@
 //! Memory exchanged by name, within a node and between nodes.
 
 mod address;
+pub mod directory;
 pub mod group;
 mod limits;
 mod peer;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Inner;
+use super::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::stream::{Event, Stream};
@@ -88,6 +88,11 @@ impl PoolBuffer {
         // larger than a word; a host pool is readable and writable by the CPU; safe code reaches it
         // through atomic views only.
         Ok(unsafe { CpuView::new(self.start, self.len, true) })
+    }
+
+    /// The pool that it is from.
+    pub fn pool(&self) -> Pool {
+        Pool(Arc::clone(&self.pool))
     }
 
     /// The stream that the memory was allocated on.

@@ -6,6 +6,8 @@
 
 mod buffer;
 mod current;
+#[cfg(feature = "share")]
+mod imported;
 mod options;
 
 use std::sync::Arc;
@@ -14,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 pub use buffer::PoolBuffer;
 pub use current::DevicePoolGuard;
+#[cfg(feature = "share")]
+pub use imported::{ImportedPool, ImportedPoolBuffer};
 pub use options::{PoolOptions, Reuse};
 
 use crate::driver::{
@@ -81,6 +85,29 @@ pub struct PoolStats {
     pub used_high: u64,
 }
 
+/// What pools can be granted at all.
+fn check_grant(access: &[AccessDesc]) -> Result<()> {
+    if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
+        return Err(Error::invalid(
+            "access",
+            format!(
+                "a pool cannot be granted to {} for reading alone",
+                desc.location
+            ),
+        ));
+    }
+    if let Some(desc) = access
+        .iter()
+        .find(|desc| desc.location.is_host() && desc.access == Access::None)
+    {
+        return Err(Error::invalid(
+            "access",
+            format!("{} keeps its access to a host pool", desc.location),
+        ));
+    }
+    Ok(())
+}
+
 impl Pool {
     /// Options for a pool at `location`: a node's id, or any [`Location`].
     pub fn options(location: impl Into<Location>) -> PoolOptions {
@@ -128,24 +155,7 @@ impl Pool {
     /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for reading alone, which
     /// pools do not know, and for the CPU's access to a host pool, which stays.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
-            return Err(Error::invalid(
-                "access",
-                format!(
-                    "a pool cannot be granted to {} for reading alone",
-                    desc.location
-                ),
-            ));
-        }
-        if let Some(desc) = access
-            .iter()
-            .find(|desc| desc.location.is_host() && desc.access == Access::None)
-        {
-            return Err(Error::invalid(
-                "access",
-                format!("{} keeps its access to a host pool", desc.location),
-            ));
-        }
+        check_grant(access)?;
         if access.is_empty() {
             return Ok(());
         }

@@ -88,6 +88,12 @@ impl ImportOptions {
         self
     }
 
+    /// The same, unless an origin was given.
+    pub(super) fn or_origin(mut self, origin: Origin) -> Self {
+        self.origin.get_or_insert(origin);
+        self
+    }
+
     /// Imports the memory that `description` describes and `handles` name, one for each part, maps
     /// it at one range of addresses, and grants it. If a step fails, the steps before it are undone.
     ///

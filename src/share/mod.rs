@@ -3,19 +3,25 @@
 //! For other nodes, and for finding memory by name, see the feature `exchange`.
 
 mod cache;
+mod channel;
 mod description;
 pub(crate) mod fd;
+mod frame;
 mod identity;
 mod import;
 mod imports;
 mod peers;
+mod pools;
 mod shared;
+pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
 
+pub use channel::{Channel, DEFAULT_TIMEOUT, Listener, Offer};
 pub use description::{Description, MAX_PARTS, Part};
 pub use identity::{BootId, Identity, InstanceId};
 pub use import::{ImportOptions, ImportedBuffer};
 pub use imports::Origin;
 pub use peers::{Credentials, Peers};
+pub use pools::LentPoolBuffer;
 pub use shared::{Shareable, Shared, best_handle_types};

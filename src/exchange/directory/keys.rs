@@ -1,0 +1,133 @@
+//! What is where in etcd. Values are JSON, for people with `etcdctl`.
+//!
+//! ```text
+//! {prefix}exporters/{instance}         {"addresses": [...], "instance": "…", "boot": "…"}
+//! {prefix}names/{name}@{instance}      the same
+//! ```
+//! `@` is in no name, so that one name's keys are not those of a longer one.
+
+use super::Exporter;
+use crate::exchange::protocol::check_name;
+use crate::share::InstanceId;
+
+/// The longest value that is looked at, in bytes.
+const MAX_VALUE: usize = 1 << 20;
+
+/// The keys below a prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    /// Below `prefix`, which ends with a slash.
+    pub fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+        }
+    }
+
+    /// An exporter's own key.
+    pub fn exporter(&self, instance: InstanceId) -> String {
+        format!("{}exporters/{instance}", self.prefix)
+    }
+
+    /// The key that says that an exporter holds a name.
+    pub fn name(&self, name: &str, instance: InstanceId) -> String {
+        format!("{}names/{name}@{instance}", self.prefix)
+    }
+
+    /// What the keys of a name begin with.
+    pub fn holders(&self, name: &str) -> String {
+        format!("{}names/{name}@", self.prefix)
+    }
+
+    /// What the keys of all names that begin with `start` begin with.
+    pub fn names(&self, start: &str) -> String {
+        format!("{}names/{start}", self.prefix)
+    }
+
+    /// The name and the instance that a key is for; `None` for what is none of ours.
+    pub fn read(&self, key: &[u8]) -> Option<(String, InstanceId)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let rest = key.strip_prefix(&self.prefix)?.strip_prefix("names/")?;
+        let (name, instance) = rest.rsplit_once('@')?;
+        check_name(name).ok()?;
+        Some((name.to_owned(), instance.parse().ok()?))
+    }
+}
+
+/// An exporter as a value.
+pub(super) fn value(exporter: &Exporter) -> Vec<u8> {
+    // A list of texts and two texts: there is nothing that JSON could not write.
+    serde_json::to_vec(exporter).unwrap_or_default()
+}
+
+/// The exporter that a value says, if it is that instance; anybody who may write to etcd may have
+/// written it.
+pub(super) fn read_value(value: &[u8], instance: InstanceId) -> Option<Exporter> {
+    if value.len() > MAX_VALUE {
+        return None;
+    }
+    let exporter: Exporter = serde_json::from_slice(value).ok()?;
+    let good = exporter.instance == Some(instance)
+        && exporter.boot.is_some()
+        && (1..=super::MAX_ADDRESSES).contains(&exporter.addresses.len());
+    good.then_some(exporter)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::share::BootId;
+
+    fn exporter() -> Exporter {
+        Exporter {
+            addresses: vec!["a:1".parse().unwrap(), "unix:/run/x".parse().unwrap()],
+            instance: Some(InstanceId::from_bytes([0xab; 16])),
+            boot: Some(BootId::from_bytes([1; 16])),
+        }
+    }
+
+    #[test]
+    fn values_read_back() {
+        let exporter = exporter();
+        let bytes = value(&exporter);
+        let instance = exporter.instance.unwrap();
+        assert_eq!(read_value(&bytes, instance), Some(exporter));
+        let other = InstanceId::from_bytes([0; 16]);
+        assert_eq!(read_value(&bytes, other), None, "another's key");
+        assert_eq!(read_value(b"{}", instance), None);
+        assert_eq!(read_value(b"\xff", instance), None);
+    }
+
+    #[test]
+    fn one_name_is_not_a_longer_one() {
+        let keys = Keys::new("/egmem/v1/");
+        let instance = InstanceId::from_bytes([0xab; 16]);
+        assert!(!keys.name("ab", instance).starts_with(&keys.holders("a")));
+        assert!(keys.name("ab", instance).starts_with(&keys.names("a")));
+        assert_eq!(keys.read(keys.exporter(instance).as_bytes()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn keys_read_back(name in "[A-Za-z0-9._/:-]{1,255}", bytes in any::<[u8; 16]>()) {
+            let keys = Keys::new("/egmem/v1/");
+            let instance = InstanceId::from_bytes(bytes);
+            let key = keys.name(&name, instance);
+            prop_assert!(key.starts_with(&keys.holders(&name)));
+            prop_assert_eq!(keys.read(key.as_bytes()), Some((name, instance)));
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_not(key in any::<Vec<u8>>(), value in any::<Vec<u8>>()) {
+            let mut whole = b"/egmem/v1/names/".to_vec();
+            whole.extend(key);
+            Keys::new("/egmem/v1/").read(&whole);
+            read_value(&value, InstanceId::from_bytes([0; 16]));
+        }
+    }
+}

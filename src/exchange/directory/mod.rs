@@ -1,0 +1,261 @@
+//! Which exporter holds a name.
+//!
+//! A [`Directory`] says where to ask, and nothing else: no handle, no ticket and no session is ever
+//! in it. What it says may be out of date, so whoever fetches names the instance that he means, and
+//! a restarted exporter is not taken for the old one.
+//!
+//! - [`Directory::fixed`]: the addresses given; each may hold any name.
+//! - [`Directory::etcd`] (feature `etcd`): exporters register their addresses, instance and names
+//!   in etcd under a lease that they keep alive. When one dies, its names go with the lease. While
+//!   etcd is away, what is open goes on, and look-ups fail with [`Error::Directory`] in time.
+//!
+//! Two exporters may claim one name, say the old and the new during a move: both are found, in the
+//! order in which they registered it.
+
+#[cfg(feature = "etcd")]
+mod etcd;
+#[cfg(feature = "etcd")]
+mod keys;
+#[cfg(feature = "etcd")]
+mod options;
+#[cfg(feature = "etcd")]
+mod register;
+mod registration;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "etcd")]
+pub use options::EtcdOptions;
+pub use registration::{Registration, RegistrationState};
+pub use watch::{DirectoryEvent, DirectoryWatch};
+
+use super::Address;
+use super::protocol::{check_name, check_prefix};
+use crate::share::{BootId, InstanceId};
+use crate::{Error, Result};
+
+/// The most addresses of one exporter, and of a fixed directory.
+pub const MAX_ADDRESSES: usize = 4096;
+
+/// An exporter, as a directory knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Exporter {
+    /// Where it listens, as other machines reach it; Unix sockets are for its own.
+    pub addresses: Vec<Address>,
+    /// Which life of it this is; `None` where the directory does not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// Its machine; `None` where the directory does not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootId>,
+}
+
+impl Exporter {
+    /// The address to connect to from a process on the machine `here`: a Unix socket if the
+    /// exporter is on the same one or nothing else is known, else its first TCP address.
+    pub fn address(&self, here: BootId) -> Option<&Address> {
+        let unix = || self.addresses.iter().find(|address| address.is_unix());
+        let tcp = || self.addresses.iter().find(|address| !address.is_unix());
+        match self.boot {
+            Some(boot) if boot == here => unix().or_else(tcp),
+            Some(_) => tcp(),
+            None => self.addresses.first(),
+        }
+    }
+}
+
+/// Says which exporters hold a name. A clone is the same directory.
+#[derive(Clone)]
+pub struct Directory(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Fixed(Arc<[Address]>),
+    #[cfg(feature = "etcd")]
+    Etcd(Arc<etcd::Etcd>),
+}
+
+impl Directory {
+    /// The exporters at these addresses, each of which may hold any name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no address or more than [`MAX_ADDRESSES`].
+    pub fn fixed(addresses: impl IntoIterator<Item = Address>) -> Result<Self> {
+        let mut list: Vec<_> = Vec::new();
+        for address in addresses {
+            if !list.contains(&address) {
+                list.push(address);
+            }
+            if list.len() > MAX_ADDRESSES {
+                return Err(Error::invalid(
+                    "addresses",
+                    format!("more than {MAX_ADDRESSES}"),
+                ));
+            }
+        }
+        if list.is_empty() {
+            return Err(Error::invalid("addresses", "there are none"));
+        }
+        Ok(Self(Kind::Fixed(list.into())))
+    }
+
+    /// The exporters that have registered in etcd. Nothing is asked yet: etcd may still be away.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for options that cannot be right, [`Error::Tls`] for certificates
+    /// that cannot be read.
+    #[cfg(feature = "etcd")]
+    pub fn etcd(options: EtcdOptions) -> Result<Self> {
+        Ok(Self(Kind::Etcd(Arc::new(etcd::Etcd::new(options)?))))
+    }
+
+    /// The exporters that say they hold a name, in the order in which they registered it; of a
+    /// fixed directory all, since only they know.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no name, [`Error::Directory`] if the directory does
+    /// not answer in time.
+    pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
+        check_name(name)?;
+        match &self.0 {
+            Kind::Fixed(addresses) => Ok(addresses
+                .iter()
+                .map(|address| Exporter {
+                    addresses: vec![address.clone()],
+                    instance: None,
+                    boot: None,
+                })
+                .collect()),
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(etcd) => etcd.resolve(name).await,
+        }
+    }
+
+    /// Whether the exporters that it names have said themselves that they hold the name.
+    pub(crate) const fn knows_names(&self) -> bool {
+        !matches!(self.0, Kind::Fixed(_))
+    }
+
+    /// What becomes of the names that begin with `prefix`: those that there are come first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what no name begins with, outside of a tokio runtime, and for
+    /// a fixed directory, which does not know: watch the exporters themselves.
+    pub fn watch(&self, prefix: &str) -> Result<DirectoryWatch> {
+        check_prefix(prefix)?;
+        match &self.0 {
+            Kind::Fixed(_) => Err(Error::invalid(
+                "directory",
+                "one of fixed addresses cannot be watched",
+            )),
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(etcd) => DirectoryWatch::start(etcd.clone(), prefix.to_owned(), runtime()?),
+        }
+    }
+
+    /// Registers an exporter, from now until the registration is dropped or closed. If the
+    /// directory is away, it is registered when that is back, and again whenever it was away.
+    /// A fixed directory has nothing to register: its registration does nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no address, no instance, no boot id, or outside of a tokio
+    /// runtime.
+    pub fn register(&self, exporter: Exporter) -> Result<Registration> {
+        if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
+            return Err(Error::invalid(
+                "exporter",
+                format!("it has {} addresses", exporter.addresses.len()),
+            ));
+        }
+        if exporter.instance.is_none() || exporter.boot.is_none() {
+            return Err(Error::invalid("exporter", "no instance or no boot id"));
+        }
+        match &self.0 {
+            Kind::Fixed(_) => Ok(Registration::nowhere()),
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(etcd) => register::start(etcd.clone(), exporter, &runtime()?),
+        }
+    }
+}
+
+#[cfg(feature = "etcd")]
+fn runtime() -> Result<tokio::runtime::Handle> {
+    tokio::runtime::Handle::try_current()
+        .map_err(|error| Error::invalid("runtime", error.to_string()))
+}
+
+/// The addresses given, or etcd's.
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Fixed(addresses) => {
+                for (index, address) in addresses.iter().enumerate() {
+                    let comma = if index > 0 { ", " } else { "" };
+                    write!(f, "{comma}{address}")?;
+                }
+                Ok(())
+            }
+            #[cfg(feature = "etcd")]
+            Kind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
+        }
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exporter(addresses: &[&str], boot: Option<u8>) -> Exporter {
+        Exporter {
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            instance: Some(InstanceId::from_bytes([1; 16])),
+            boot: boot.map(|boot| BootId::from_bytes([boot; 16])),
+        }
+    }
+
+    #[test]
+    fn unix_sockets_are_for_the_own_machine() {
+        let here = BootId::from_bytes([1; 16]);
+        let (tcp, unix) = ("tcp://a:1", "unix:/run/x");
+        for (addresses, boot, expected) in [
+            (&[tcp, unix][..], Some(1), Some(unix)),
+            (&[tcp, unix], Some(2), Some(tcp)),
+            (&[unix], Some(2), None),
+            (&[tcp], Some(1), Some(tcp)),
+            (&[tcp, unix], None, Some(tcp)),
+        ] {
+            let address = exporter(addresses, boot)
+                .address(here)
+                .map(Address::to_string);
+            assert_eq!(address.as_deref(), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fixed_directory_names_all_once() {
+        let address = Address::loopback(1);
+        let directory = Directory::fixed([address.clone(), address.clone()]).unwrap();
+        let found = directory.resolve("a").await.unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].addresses, [address]);
+        assert!(directory.resolve("a b").await.is_err());
+        assert!(Directory::fixed([]).is_err());
+        assert!(directory.watch("").is_err());
+        assert!(directory.register(exporter(&[], Some(1))).is_err());
+        assert!(directory.register(exporter(&["a:1"], None)).is_err());
+        let registration = directory.register(exporter(&["a:1"], Some(1))).unwrap();
+        registration.add("a").unwrap();
+        assert_eq!(registration.state(), RegistrationState::Registered);
+        registration.close().await.unwrap();
+    }
+}

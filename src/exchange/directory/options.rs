@@ -1,0 +1,182 @@
+//! How to reach etcd.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use crate::{Error, Result};
+
+/// Where etcd is, and how to use it.
+///
+/// ```
+/// use egmem::exchange::directory::{Directory, EtcdOptions};
+///
+/// let options = EtcdOptions::new(["http://127.0.0.1:2379"]).prefix("/jobs/7/egmem/");
+/// let directory = Directory::etcd(options)?;
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "options do nothing until `Directory::etcd`"]
+pub struct EtcdOptions {
+    pub(super) endpoints: Vec<String>,
+    pub(super) user: Option<(String, Zeroizing<String>)>,
+    pub(super) tls: Option<TlsFiles>,
+    pub(super) prefix: String,
+    pub(super) lease: Duration,
+    pub(super) timeout: Duration,
+    pub(super) retry: (Duration, Duration),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct TlsFiles {
+    pub ca: Option<PathBuf>,
+    pub identity: Option<(PathBuf, PathBuf)>,
+    pub domain: Option<String>,
+}
+
+impl EtcdOptions {
+    /// The etcd at these endpoints: `http://host:port` or `https://host:port`.
+    pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            user: None,
+            tls: None,
+            prefix: "/egmem/v1/".into(),
+            lease: Duration::from_secs(10),
+            timeout: Duration::from_secs(5),
+            retry: (Duration::from_millis(200), Duration::from_secs(10)),
+        }
+    }
+
+    /// A user of etcd and the password, which is wiped from this process's own copies.
+    pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        self.user = Some((name.into(), Zeroizing::new(password.into())));
+        self
+    }
+
+    /// The authority that etcd's certificate must come from, in a PEM file. Endpoints are `https`.
+    pub fn ca(mut self, file: impl AsRef<Path>) -> Self {
+        self.tls.get_or_insert_default().ca = Some(file.as_ref().into());
+        self
+    }
+
+    /// This process's certificate and key, in PEM files, where etcd asks for one.
+    pub fn identity(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
+        let files = (cert.as_ref().into(), key.as_ref().into());
+        self.tls.get_or_insert_default().identity = Some(files);
+        self
+    }
+
+    /// The name in etcd's certificate, where it is not the endpoint's host.
+    pub fn domain(mut self, name: impl Into<String>) -> Self {
+        self.tls.get_or_insert_default().domain = Some(name.into());
+        self
+    }
+
+    /// What all keys begin with; `/egmem/v1/` by default. It begins and ends with a slash.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default.
+    /// etcd has a minimum of its own, a few of its heartbeats.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// The longest that etcd may take for one answer: 5 s by default.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// After a failure the next attempt is made after `first`, and each time twice as late, up to
+    /// `most`: 200 ms and 10 s by default.
+    pub const fn retry(mut self, first: Duration, most: Duration) -> Self {
+        self.retry = (first, most);
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |why: &str| Err(Error::invalid("etcd options", why));
+        if self.endpoints.is_empty() {
+            return wrong("no endpoint");
+        }
+        let https = |endpoint: &String| endpoint.starts_with("https://");
+        let http = |endpoint: &String| endpoint.starts_with("http://");
+        if !self
+            .endpoints
+            .iter()
+            .all(|endpoint| http(endpoint) || https(endpoint))
+        {
+            return wrong("an endpoint is neither http:// nor https://");
+        }
+        if self.tls.is_some() && !self.endpoints.iter().all(https) {
+            return wrong("certificates, but an endpoint without https://");
+        }
+        // The user and the password would be in the endpoint's errors.
+        if self.endpoints.iter().any(|endpoint| endpoint.contains('@')) {
+            return wrong("an endpoint with a user: use `user`");
+        }
+        let slashes = self.prefix.starts_with('/') && self.prefix.ends_with('/');
+        if !slashes || self.prefix.len() > 255 || self.prefix.contains(char::is_control) {
+            return wrong("a prefix begins and ends with a slash");
+        }
+        if self.lease < Duration::from_secs(1) || self.lease > Duration::from_secs(86_400) {
+            return wrong("a lease is of 1 second to a day");
+        }
+        if self.timeout.is_zero() || self.retry.0.is_zero() || self.retry.1 < self.retry.0 {
+            return wrong("no time to answer, or to wait before trying again");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdOptions")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .field("tls", &self.tls.is_some())
+            .field("prefix", &self.prefix)
+            .field("lease", &self.lease)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_right_is_refused() {
+        let good = || EtcdOptions::new(["http://a:1"]);
+        good().check().unwrap();
+        EtcdOptions::new(["https://a:1"]).ca("/x").check().unwrap();
+        for wrong in [
+            EtcdOptions::new(Vec::<String>::new()),
+            EtcdOptions::new(["a:1"]),
+            EtcdOptions::new(["http://user:word@a:1"]),
+            good().ca("/x"),
+            good().prefix("egmem/"),
+            good().prefix("/egmem"),
+            good().lease(Duration::from_millis(999)),
+            good().timeout(Duration::ZERO),
+            good().retry(Duration::from_secs(2), Duration::from_secs(1)),
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let options = EtcdOptions::new(["http://a:1"]).user("me", "geheim");
+        let shown = format!("{options:?}");
+        assert!(shown.contains("me") && !shown.contains("geheim"), "{shown}");
+    }
+}

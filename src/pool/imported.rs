@@ -1,0 +1,293 @@
+//! Pools of other processes, and their allocations.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{Pool, PoolBuffer};
+use crate::driver::{
+    Access, AccessDesc, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
+    PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
+};
+use crate::explain::explain_access;
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::stream::Stream;
+use crate::teardown::{give_back, give_back_or_log, log_lost};
+use crate::{Error, Result};
+
+impl Pool {
+    /// Exports the pool: whoever has the handle reaches all of its memory, present and future.
+    ///
+    /// Source: `cuMemPoolExportToShareableHandle`. A pool that can be exported as fabric is only
+    /// made where plain fabric memory could be had: drivers corrupt the heap otherwise.
+    pub(crate) fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
+        if !self.0.props.handle_types.contains(handle_type.into()) {
+            return Err(Error::invalid(
+                "handle type",
+                format!(
+                    "the pool was created with handle types {}, not {handle_type}",
+                    self.0.props.handle_types
+                ),
+            ));
+        }
+        // SAFETY: `self` keeps the handle alive.
+        // The driver API's call serves pools of both.
+        unsafe {
+            self.0
+                .driver
+                .driver_pools()
+                .pool_export(self.0.handle, handle_type)
+        }
+    }
+}
+
+impl PoolBuffer {
+    /// What an importer of the pool needs to import this. The allocation has happened then.
+    ///
+    /// Source: `cuMemPoolExportPointer`, which needs the pool to have been exported.
+    pub(crate) fn export_pointer(&self) -> Result<PoolPtrExport> {
+        self.stream().synchronize()?;
+        let driver = self.driver();
+        driver.driver_pools().pool_export_pointer(self.device_ptr())
+    }
+}
+
+/// Another process's pool. Nothing can be allocated from it, only the other's allocations imported.
+///
+/// Received by [`Channel::receive_pool`](crate::share::Channel::receive_pool), where an example is.
+/// Clones are the same pool; it is given back with the last clone and allocation.
+#[derive(Clone, Debug)]
+pub struct ImportedPool(Arc<Imported>);
+
+#[derive(Debug)]
+struct Imported {
+    driver: Driver,
+    handle: PoolHandle,
+    location: Location,
+}
+
+impl Imported {
+    fn calls(&self) -> Result<&dyn PoolCalls> {
+        self.driver.pools(PoolApi::Driver)
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        give_back_or_log("an imported pool", || {
+            // SAFETY: owned by `self`; allocations hold a reference, so none is left.
+            unsafe { self.calls()?.pool_destroy(self.handle) }
+        });
+    }
+}
+
+impl ImportedPool {
+    /// Imports a pool, which is at `location` on its exporter's word, and grants it to every GPU if
+    /// it is the host's, and to the GPU whose it is.
+    ///
+    /// Source: `cuMemPoolImportFromShareableHandle`.
+    pub(crate) fn import(
+        driver: &Driver,
+        handle: &ShareableHandle,
+        location: Location,
+    ) -> Result<Self> {
+        let handle = driver.driver_pools().pool_import(handle)?;
+        let pool = Self(Arc::new(Imported {
+            driver: driver.clone(),
+            handle,
+            location,
+        }));
+        let count = driver.device_count()?;
+        let access: Vec<AccessDesc> = (0..count)
+            .map(Location::Device)
+            .filter(|&gpu| location.is_host() || gpu == location)
+            .map(|gpu| AccessDesc::new(gpu, Access::ReadWrite))
+            .collect();
+        pool.set_access(&access)?;
+        Ok(pool)
+    }
+
+    /// Changes what GPUs may do with all of the pool's memory, in this process.
+    ///
+    /// Source: `cuMemPoolSetAccess`.
+    ///
+    /// # Errors
+    /// As [`Pool::set_access`].
+    pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
+        super::check_grant(access)?;
+        if access.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `self` keeps the handle alive; the CPU's access is never taken away, as just
+        // checked, so views stay valid.
+        unsafe { self.0.calls()?.pool_set_access(self.0.handle, access) }
+            .map_err(|error| explain_access(self.driver(), error, access))
+    }
+
+    /// What `location` may do with the pool's memory.
+    ///
+    /// Source: `cuMemPoolGetAccess`.
+    ///
+    /// # Errors
+    /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+        let calls = self.0.calls()?;
+        // SAFETY: `self` keeps the handle alive.
+        let flags = unsafe { calls.pool_get_access(self.0.handle, location.into())? };
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+    }
+
+    /// Where the pool's memory lies, on its exporter's word.
+    pub fn location(&self) -> Location {
+        self.0.location
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.0.driver
+    }
+
+    /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it for as long
+    /// as `tether` is open.
+    ///
+    /// Source: `cuMemPoolImportPointer`.
+    pub(crate) fn import_pointer(
+        &self,
+        pointer: &PoolPtrExport,
+        bytes: u64,
+        stream: &Stream,
+        tether: OwnedFd,
+    ) -> Result<ImportedPoolBuffer> {
+        let driver = &self.0.driver;
+        driver.expect_same(stream.driver(), "stream")?;
+        // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
+        let start = unsafe {
+            self.0
+                .calls()?
+                .pool_import_pointer(self.0.handle, pointer)?
+        };
+        // Owned from here on, so that a failing step gives it back.
+        let mut buffer = ImportedPoolBuffer {
+            pool: Arc::clone(&self.0),
+            start,
+            len: bytes,
+            cpu: false,
+            stream: stream.clone(),
+            tether: Some(tether),
+        };
+        // Its size and whether the CPU reaches it are what the driver says, not what a peer does.
+        let size = driver
+            .mem_address_range(start)
+            .map(|(_, size)| size)
+            .or_else(|_| driver.pointer_attribute(start, PointerAttribute::RangeSize))?;
+        if bytes > size {
+            let why = format!("{bytes} bytes in memory of {size}");
+            return Err(Error::invalid("size", why));
+        }
+        buffer.cpu = driver
+            .pointer_attribute(start, PointerAttribute::HostPointer)
+            .is_ok_and(|address| address == start.0);
+        Ok(buffer)
+    }
+}
+
+/// An allocation of another process's pool.
+///
+/// Dropped, it is freed on its stream, after the work there, and the exporter is told once that is
+/// done; so dropping waits for the stream. Work on other streams must have finished before.
+#[derive(Debug)]
+pub struct ImportedPoolBuffer {
+    pool: Arc<Imported>,
+    start: DevicePtr,
+    len: u64,
+    /// Whether the CPU reaches it.
+    cpu: bool,
+    stream: Stream,
+    /// Closed, it tells the exporter that this process has freed the memory.
+    tether: Option<OwnedFd>,
+}
+
+impl ImportedPoolBuffer {
+    /// The CPU's window on the bytes, once the work on the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] where the CPU cannot reach the memory, and what earlier work on the
+    /// stream failed with.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if !self.cpu {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have: Access::None,
+                need: Access::ReadWrite,
+            });
+        }
+        self.stream.synchronize()?;
+        // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver said when it was
+        // imported; until `self` is freed. Pools give units larger than a word, and know no access
+        // but reading and writing. Safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+    }
+
+    /// The pool it is from.
+    pub fn pool(&self) -> ImportedPool {
+        ImportedPool(Arc::clone(&self.pool))
+    }
+
+    /// The stream that it will be freed on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Frees it and says how that went.
+    ///
+    /// Source: `cuMemFreeAsync`, then `cuStreamSynchronize`.
+    ///
+    /// # Errors
+    /// The driver's: the exporter then keeps the memory until this process ends.
+    pub fn free(mut self) -> Result<()> {
+        self.free_once()
+    }
+
+    fn free_once(&mut self) -> Result<()> {
+        let Some(tether) = self.tether.take() else {
+            return Ok(());
+        };
+        let freed = give_back(|| {
+            // SAFETY: owned by `self`, which is at its end; the free comes after the stream's work.
+            unsafe {
+                self.pool
+                    .calls()?
+                    .free_async(self.start, self.stream.handle())
+            }
+        })
+        .and_then(|()| self.stream.synchronize());
+        if freed.is_err() {
+            // It may be in use still: never say otherwise.
+            std::mem::forget(tether);
+        }
+        freed
+    }
+}
+
+impl Sealed for ImportedPoolBuffer {}
+
+impl Memory for ImportedPoolBuffer {
+    fn driver(&self) -> &Driver {
+        &self.pool.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        self.pool.location
+    }
+}
+
+impl Drop for ImportedPoolBuffer {
+    fn drop(&mut self) {
+        log_lost("another process's pool memory", self.free_once());
+    }
+}

@@ -1,0 +1,408 @@
+//! Memory from one process to another over a Unix socket.
+
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use super::fd::{self, MAX_FDS};
+use super::frame::{self, Body};
+use super::socket::{self, SocketFile};
+use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin, Peers, Shared};
+use crate::driver::{Access, HandleType, ShareableHandle};
+use crate::{Driver, Error, Result};
+
+/// How long one operation of a [`Channel`] may take, unless it is told otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A Unix socket at which other processes of this machine connect.
+///
+/// Its file is for this process's user alone, unless the policy admits others; a file that a dead
+/// process has left is replaced. It is removed when the listener is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    peers: Peers,
+    timeout: Option<Duration>,
+    _file: SocketFile,
+}
+
+impl Listener {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// [`Error::System`] that names the path, also where somebody listens there already.
+    pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
+        let (socket, file) = socket::listen(path.as_ref(), &peers)?;
+        Ok(Self {
+            socket: socket.into(),
+            peers,
+            timeout: None,
+            _file: file,
+        })
+    }
+
+    /// How long [`accept`](Self::accept) waits; without this, for ever.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no time at all.
+    pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(timeout))
+            .map_err(|error| Error::invalid("timeout", error.to_string()))?;
+        self.timeout = Some(timeout);
+        Ok(())
+    }
+
+    /// Waits for the next process that connects.
+    ///
+    /// # Errors
+    /// [`Error::NotTrusted`] for one that the policy does not admit, which is disconnected;
+    /// [`Error::TimedOut`]; the system's. The listener goes on after each.
+    pub fn accept(&self) -> Result<Channel> {
+        let accepted = loop {
+            match self.socket.accept() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        let (stream, _) = accepted.map_err(|error| match (error.kind(), self.timeout) {
+            (io::ErrorKind::WouldBlock, Some(after)) => Error::TimedOut {
+                what: "waiting for a connection".into(),
+                after,
+            },
+            _ => Error::system("accepting a connection", &error),
+        })?;
+        Channel::new(stream, &self.peers)
+    }
+}
+
+/// A connection with another process of this machine, over which memory is shared.
+///
+/// After an error other than that nothing came in time the connection is closed, since what comes
+/// next could be anything.
+///
+/// ```
+/// use egmem::driver::{Access, NodeId};
+/// use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("socket");
+/// // One process:
+/// let listener = Listener::bind(&path, Peers::same_user())?;
+/// # let other = std::thread::spawn({ let driver = driver.clone(); move || -> egmem::Result<u64> {
+/// // Another:
+/// let mut channel = Channel::connect(&path, Peers::same_user())?;
+/// let imported = channel.receive()?.import(&driver, ImportOptions::new())?;
+/// let found = imported.get::<u64>(0)?;
+/// # Ok(found) }});
+/// // The first again:
+/// let buffer = Buffer::on(NodeId(0)).bytes(3 << 20).shareable().allocate(&driver)?;
+/// buffer.put(0, 42_u64)?;
+/// let shared = Shared::from(buffer);
+/// listener.accept()?.send(&shared, Access::ReadWrite)?;
+/// # assert_eq!(other.join().unwrap()?, 42);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Channel {
+    stream: UnixStream,
+    peer: Credentials,
+    timeout: Duration,
+}
+
+/// Memory that another process offers: its description and its handles, not imported yet.
+/// Dropped, the handles are closed.
+#[derive(Debug)]
+pub struct Offer {
+    description: Description,
+    handles: Vec<ShareableHandle>,
+    peer: Credentials,
+}
+
+impl Offer {
+    /// What the memory is, on the other's word.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Who offers it.
+    pub fn peer(&self) -> Credentials {
+        self.peer
+    }
+
+    /// Imports it, by default as memory of the other process's user: see [`Origin`].
+    ///
+    /// # Errors
+    /// As [`ImportOptions::import`].
+    pub fn import(self, driver: &Driver, options: ImportOptions) -> Result<ImportedBuffer> {
+        options.or_origin(Origin::User(self.peer.uid)).import(
+            driver,
+            &self.description,
+            self.handles,
+        )
+    }
+
+    /// The description and the handles, to import them by other means.
+    pub fn into_parts(self) -> (Description, Vec<ShareableHandle>) {
+        (self.description, self.handles)
+    }
+}
+
+impl Channel {
+    /// Connects to a [`Listener`]'s socket at `path`, if it is of a process that `peers` admits.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`] where nobody listens, [`Error::NotTrusted`], [`Error::TimedOut`], the
+    /// system's.
+    pub fn connect(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
+        Self::new(
+            socket::connect(path.as_ref(), DEFAULT_TIMEOUT)?.into(),
+            &peers,
+        )
+    }
+
+    /// A connection made by other means: one end of a pair, a socket that was inherited.
+    ///
+    /// # Errors
+    /// [`Error::NotTrusted`], the system's.
+    pub fn new(stream: UnixStream, peers: &Peers) -> Result<Self> {
+        let peer = fd::credentials(stream.as_fd())
+            .map_err(|error| Error::system("asking who is at a socket", &error))?;
+        peers.admit(&peer)?;
+        stream
+            .set_nonblocking(false)
+            .map_err(|error| Error::system("a socket's mode", &error))?;
+        Ok(Self {
+            stream,
+            peer,
+            timeout: DEFAULT_TIMEOUT,
+        })
+    }
+
+    /// How long each operation may take from now on, all its waiting together. Default
+    /// [`DEFAULT_TIMEOUT`].
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Who is at the other end, as the kernel says.
+    pub fn peer(&self) -> Credentials {
+        self.peer
+    }
+
+    /// Shares memory with the other process, which is told to keep to `access`.
+    ///
+    /// It may use all of the memory from now on, and keeps it alive for as long as it likes.
+    ///
+    /// # Errors
+    /// Those of [`Shared::describe`] and [`Shared::export`] as POSIX fd, before anything is sent;
+    /// [`Error::PeerLost`], [`Error::TimedOut`], the system's.
+    pub fn send(&mut self, shared: &Shared, access: Access) -> Result<()> {
+        let description = shared.describe(access)?;
+        let handles = shared.export(HandleType::PosixFd)?;
+        let fds: Vec<_> = handles.iter().filter_map(posix).collect();
+        self.send_body(&Body::Memory(description), &fds)
+    }
+
+    /// Waits for memory that the other process sends.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], after which it may be tried again if nothing had come;
+    /// [`Error::PeerLost`], [`Error::Protocol`], the system's.
+    pub fn receive(&mut self) -> Result<Offer> {
+        match self.receive_body()? {
+            (Body::Memory(description), fds) => Ok(Offer {
+                description,
+                handles: fds.into_iter().map(ShareableHandle::PosixFd).collect(),
+                peer: self.peer,
+            }),
+            (other, _) => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Closes the connection: what came is not what was waited for.
+    pub(super) fn unexpected(&mut self, found: &Body) -> Error {
+        self.close();
+        self.protocol(format!("it sent {}", found.name()))
+    }
+
+    pub(super) fn protocol(&self, detail: impl Into<String>) -> Error {
+        Error::Protocol {
+            peer: self.peer.to_string(),
+            detail: detail.into(),
+        }
+    }
+
+    fn close(&self) {
+        // It may be closed already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn send_body(&mut self, body: &Body, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        debug_assert_eq!(body.fds(), fds.len());
+        let frame = frame::encode(body)?;
+        self.write(&frame, fds).inspect_err(|_| self.close())
+    }
+
+    fn write(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let wait = self.deadline("sending");
+        let (first, more) = fds.split_at(fds.len().min(MAX_FDS));
+        let mut sent = wait.send(frame, first)?;
+        while sent < frame.len() {
+            sent += wait.send(&frame[sent..], &[])?;
+        }
+        for batch in more.chunks(MAX_FDS) {
+            wait.send(&[0], batch)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn receive_body(&mut self) -> Result<(Body, Vec<OwnedFd>)> {
+        let mut idle = true;
+        let result = self.read(&mut idle);
+        let again = idle && matches!(result, Err(Error::TimedOut { .. }));
+        if result.is_err() && !again {
+            self.close();
+        }
+        result
+    }
+
+    /// `idle` stays true until something comes.
+    fn read(&self, idle: &mut bool) -> Result<(Body, Vec<OwnedFd>)> {
+        let wait = self.deadline("waiting for memory");
+        let mut fds = Vec::new();
+        let mut prefix = [0; 4];
+        wait.fill(&mut prefix, &mut fds, MAX_FDS, idle)?;
+        let len = frame::length(prefix).map_err(|why| self.protocol(why))?;
+        let mut bytes = vec![0; len];
+        wait.fill(&mut bytes, &mut fds, MAX_FDS, idle)?;
+        let body = frame::decode(&bytes).map_err(|why| self.protocol(why))?;
+        let mut expected = body.fds().min(MAX_FDS);
+        loop {
+            if fds.len() != expected {
+                let why = format!("{} fds instead of {expected}", fds.len());
+                return Err(self.protocol(why));
+            }
+            if expected == body.fds() {
+                return Ok((body, fds));
+            }
+            expected = body.fds().min(expected + MAX_FDS);
+            wait.fill(&mut [0], &mut fds, expected, idle)?;
+        }
+    }
+
+    fn deadline(&self, what: &'static str) -> Wait<'_> {
+        Wait {
+            channel: self,
+            what,
+            until: Instant::now().checked_add(self.timeout),
+        }
+    }
+}
+
+/// One operation on a channel, and until when it must be done.
+struct Wait<'a> {
+    channel: &'a Channel,
+    what: &'static str,
+    /// `None` is beyond all time.
+    until: Option<Instant>,
+}
+
+impl Wait<'_> {
+    /// Sets how long the next call on the socket may wait.
+    fn arm(&self, direction: Timeout) -> Result<()> {
+        let left = match self.until {
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(self.timed_out());
+                }
+                // Below, the kernel would take it for no limit.
+                Some(left.max(Duration::from_micros(1)))
+            }
+            None => None,
+        };
+        set_socket_timeout(&self.channel.stream, direction, left)
+            .map_err(|error| Error::system("a socket's timeout", &error.into()))
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::TimedOut {
+            what: format!("{} ({})", self.what, self.channel.peer),
+            after: self.channel.timeout,
+        }
+    }
+
+    fn lost(&self, why: impl fmt::Display) -> Error {
+        Error::PeerLost {
+            peer: self.channel.peer.to_string(),
+            why: why.to_string(),
+        }
+    }
+
+    fn explain(&self, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => self.timed_out(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.lost(error),
+            io::ErrorKind::InvalidData => self.channel.protocol(error.to_string()),
+            _ => Error::system(format!("{} ({})", self.what, self.channel.peer), &error),
+        }
+    }
+
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize> {
+        loop {
+            self.arm(Timeout::Send)?;
+            match fd::send(self.channel.stream.as_fd(), bytes, fds) {
+                Ok(sent) => return Ok(sent),
+                // A user may have so many fds on their way at once: until the other has taken some.
+                Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(self.explain(error)),
+            }
+        }
+    }
+
+    /// Fills `bytes`; fds that come with them are added to `fds`, up to `max` in all.
+    fn fill(
+        &self,
+        bytes: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        max: usize,
+        idle: &mut bool,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            self.arm(Timeout::Recv)?;
+            let stream = self.channel.stream.as_fd();
+            let room = max.saturating_sub(fds.len());
+            let (n, more) =
+                fd::recv(stream, &mut bytes[done..], room).map_err(|error| self.explain(error))?;
+            if n == 0 {
+                return Err(self.lost(match *idle {
+                    true => "it has closed the connection",
+                    false => "it has closed the connection in the middle of a message",
+                }));
+            }
+            *idle = false;
+            done += n;
+            fds.extend(more);
+        }
+        Ok(())
+    }
+}
+
+/// The fd of a handle that is one.
+pub(super) fn posix(handle: &ShareableHandle) -> Option<BorrowedFd<'_>> {
+    match handle {
+        ShareableHandle::PosixFd(fd) => Some(fd.as_fd()),
+        ShareableHandle::Fabric(_) => None,
+    }
+}

@@ -1,0 +1,271 @@
+//! What goes over a [`Channel`](super::Channel): frames of a length (32 bits, big-endian) and that
+//! many bytes of CBOR.
+//!
+//! The fds of a frame come with its first byte, as many as a message can carry; further ones with
+//! bytes of their own, which follow the frame and are zero.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::Description;
+use crate::driver::{Location, PoolPtrExport};
+use crate::{Error, Result};
+
+/// The version of the frames that this crate speaks.
+pub(super) const VERSION: u16 = 1;
+/// The most bytes of CBOR in a frame.
+pub(super) const MAX_FRAME: usize = 1 << 20;
+
+/// One message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Body {
+    /// Memory: an fd for each of its parts.
+    Memory(Description),
+    /// A pool: its fd.
+    Pool {
+        /// Where its memory lies, on the exporter's word.
+        location: Location,
+    },
+    /// An allocation of the pool that was sent last: an fd, which the importer keeps open for as
+    /// long as it has the allocation.
+    PoolBuffer {
+        /// Its size.
+        bytes: u64,
+        /// What the driver needs to import it.
+        pointer: Pointer,
+    },
+}
+
+impl Body {
+    /// How many fds come with it.
+    pub(super) fn fds(&self) -> usize {
+        match self {
+            Self::Memory(description) => description.parts.len(),
+            Self::Pool { .. } | Self::PoolBuffer { .. } => 1,
+        }
+    }
+
+    /// What it is, for errors.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Pool { .. } => "a pool",
+            Self::PoolBuffer { .. } => "a pool's memory",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Memory(description) => description.check(),
+            Self::PoolBuffer { bytes: 0, .. } => Err(Error::invalid("size", "0 bytes")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An exported pointer: 64 bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Pointer(pub(super) PoolPtrExport);
+
+impl Serialize for Pointer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Pointer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Pointer;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("64 bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Pointer, E> {
+                match bytes.try_into() {
+                    Ok(bytes) => Ok(Pointer(PoolPtrExport(bytes))),
+                    Err(_) => Err(E::invalid_length(bytes.len(), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_bytes(Visitor)
+    }
+}
+
+#[derive(Serialize)]
+struct Outgoing<'a> {
+    version: u16,
+    body: &'a Body,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u16,
+}
+
+#[derive(Deserialize)]
+struct Incoming {
+    body: Body,
+}
+
+/// The frame with its length before it.
+pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
+    body.check()?;
+    let mut bytes = vec![0; 4];
+    let outgoing = Outgoing {
+        version: VERSION,
+        body,
+    };
+    ciborium::into_writer(&outgoing, &mut bytes)
+        .map_err(|error| Error::invalid("message", error.to_string()))?;
+    let len = bytes.len() - 4;
+    if len > MAX_FRAME {
+        let why = format!("{len} bytes, the most are {MAX_FRAME}");
+        return Err(Error::invalid("message", why));
+    }
+    bytes[..4].copy_from_slice(&(len as u32).to_be_bytes());
+    Ok(bytes)
+}
+
+/// How many bytes follow the length.
+///
+/// # Errors
+/// Why it cannot be right, as in [`decode`].
+pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
+    match u32::from_be_bytes(prefix) as usize {
+        0 => Err("an empty frame".into()),
+        len if len > MAX_FRAME => Err(format!("a frame of {len} bytes")),
+        len => Ok(len),
+    }
+}
+
+/// What a frame says, checked.
+pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
+    let Version { version } = whole(bytes)?;
+    if version != VERSION {
+        return Err(format!("version {version}, not {VERSION}"));
+    }
+    let Incoming { body } = whole(bytes)?;
+    body.check().map_err(|error| error.to_string())?;
+    Ok(body)
+}
+
+fn whole<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
+    let mut rest = bytes;
+    let value = ciborium::from_reader(&mut rest).map_err(|error| error.to_string())?;
+    match rest.is_empty() {
+        true => Ok(value),
+        false => Err(format!("{} bytes too many", rest.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{BootId, Identity, InstanceId, MAX_PARTS, Part};
+    use super::*;
+    use crate::driver::Access;
+
+    fn memory(parts: usize) -> Body {
+        let part = |allocation| Part {
+            identity: Identity {
+                boot: BootId::from_bytes([0xff; 16]),
+                instance: InstanceId::from_bytes([0xff; 16]),
+                allocation: u64::MAX - allocation as u64,
+                generation: u64::MAX,
+            },
+            bytes: 1 << 40,
+            location: Location::HostNuma(i32::MIN),
+        };
+        Body::Memory(Description {
+            len: parts as u64 * (1 << 40),
+            access: Access::ReadWrite,
+            parts: (0..parts).map(part).collect(),
+        })
+    }
+
+    fn pointer() -> Body {
+        Body::PoolBuffer {
+            bytes: 77,
+            pointer: Pointer(PoolPtrExport([9; 64])),
+        }
+    }
+
+    fn through(body: &Body) -> Body {
+        let bytes = encode(body).unwrap();
+        let (prefix, rest) = bytes.split_first_chunk().unwrap();
+        assert_eq!(length(*prefix).unwrap(), rest.len());
+        decode(rest).unwrap()
+    }
+
+    #[test]
+    fn messages_read_back() {
+        for parts in [1, MAX_PARTS] {
+            let (Body::Memory(sent), Body::Memory(got)) = (memory(parts), through(&memory(parts)))
+            else {
+                panic!("memory was sent");
+            };
+            assert_eq!(sent, got);
+        }
+        let Body::PoolBuffer { bytes: 77, pointer } = through(&pointer()) else {
+            panic!("a pointer was sent");
+        };
+        assert_eq!(pointer.0.0, [9; 64]);
+        let location = Location::HostNuma(3);
+        let pool = through(&Body::Pool { location });
+        assert!(matches!(
+            pool,
+            Body::Pool {
+                location: Location::HostNuma(3)
+            }
+        ));
+    }
+
+    #[test]
+    fn what_cannot_be_is_neither_sent_nor_taken() {
+        let Body::Memory(mut wrong) = memory(2) else {
+            panic!("this is memory");
+        };
+        wrong.len = 1;
+        assert!(encode(&Body::Memory(wrong.clone())).is_err());
+        let mut bytes = Vec::new();
+        let body = &Body::Memory(wrong);
+        ciborium::into_writer(&Outgoing { version: 1, body }, &mut bytes).unwrap();
+        assert!(decode(&bytes).unwrap_err().contains("description"));
+
+        let mut newer = Vec::new();
+        let body = &pointer();
+        ciborium::into_writer(&Outgoing { version: 2, body }, &mut newer).unwrap();
+        assert_eq!(decode(&newer).unwrap_err(), "version 2, not 1");
+        let mut long = encode(body).unwrap()[4..].to_vec();
+        long.push(0);
+        assert!(decode(&long).is_err());
+        assert!(length([0; 4]).is_err());
+        assert!(length((MAX_FRAME as u32 + 1).to_be_bytes()).is_err());
+        assert!(length((MAX_FRAME as u32).to_be_bytes()).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode(&bytes);
+        }
+
+        /// Nearly right ones get further.
+        #[test]
+        fn damaged_messages_are_read_without_a_panic(
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = encode(&memory(2)).unwrap()[4..].to_vec();
+            prop_assert!(decode(&bytes[..cut.index(bytes.len())]).is_err());
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(body) = decode(&bytes) {
+                prop_assert!(body.check().is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Pools over a channel, and the order in which their memory is freed.
+
+use std::io::{self, PipeReader};
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::cache::lock;
+use super::channel::posix;
+use super::frame::{Body, Pointer};
+use super::{Channel, Credentials};
+use crate::driver::{HandleType, ShareableHandle};
+use crate::pool::{ImportedPool, ImportedPoolBuffer};
+use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
+
+/// An allocation of a pool that other processes may have imported: not freed before they have.
+///
+/// With each sending the importer gets one end of a pipe, and keeps it open until it has freed the
+/// allocation, or until its process ends: the kernel closes it then, so that a crash counts as a
+/// return, and silence does not. The other end, held here, tells whether that has happened. It
+/// costs one fd in either process for each allocation and importer.
+///
+/// Dropped while others hold it, the allocation is kept back. What is kept back is freed, once it
+/// can be, when some such value is dropped or sent next, or [`sweep`](Self::sweep) is called.
+///
+/// ```
+/// use egmem::driver::{HandleTypes, NodeId};
+/// use egmem::share::{Channel, LentPoolBuffer, Peers};
+/// use egmem::{Driver, Machine, Pool, Stream};
+/// use std::os::unix::net::UnixStream;
+/// use std::time::Duration;
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let pool = Pool::options(NodeId(0)).handle_types(HandleTypes::POSIX_FD).create(&driver)?;
+/// let stream = Stream::new(&driver, 0)?;
+/// let mut lent = LentPoolBuffer::from(pool.allocate(64 << 10, &stream)?);
+/// lent.cpu()?.put(0, 42_u64)?;
+/// # let (one, other) = UnixStream::pair().unwrap();
+/// # let importer = std::thread::spawn(move || -> egmem::Result<()> {
+/// # let driver = Driver::simulated(Machine::gh200())?;
+/// # let stream = Stream::new(&driver, 0)?;
+///
+/// // One process, with a channel to another:
+/// # let mut channel = Channel::new(other, &Peers::same_user())?;
+/// let pool = channel.receive_pool(&driver)?;
+/// let imported = pool.receive_buffer(&mut channel, &stream)?;
+/// assert_eq!(imported.cpu()?.get::<u64>(0)?, 42);
+/// imported.free()?;
+/// # Ok(()) });
+///
+/// // The other process:
+/// # let mut channel = Channel::new(one, &Peers::same_user())?;
+/// channel.send_pool(&pool)?;
+/// channel.send_pool_buffer(&mut lent)?;
+/// lent.wait(Duration::from_secs(10))?; // until it has been freed there
+/// let buffer = lent.into_buffer().expect("nobody has it any more");
+/// # importer.join().unwrap()?;
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LentPoolBuffer {
+    /// `None` only while it is taken out.
+    buffer: Option<PoolBuffer>,
+    holders: Vec<Holder>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    /// At its end when the importer has freed the allocation.
+    returned: PipeReader,
+    peer: Credentials,
+}
+
+/// What was dropped while others held it.
+static KEPT_BACK: Mutex<Vec<(PoolBuffer, Vec<Holder>)>> = Mutex::new(Vec::new());
+
+impl From<PoolBuffer> for LentPoolBuffer {
+    fn from(buffer: PoolBuffer) -> Self {
+        Self {
+            buffer: Some(buffer),
+            holders: Vec::new(),
+        }
+    }
+}
+
+impl LentPoolBuffer {
+    /// Who has it, by now.
+    pub fn holders(&mut self) -> Vec<Credentials> {
+        keep_holders(&mut self.holders);
+        self.holders.iter().map(|holder| holder.peer).collect()
+    }
+
+    /// Waits until nobody has it any more.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] with the holders where that takes longer than `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let until = Instant::now().checked_add(timeout);
+        while let Some(holder) = self.holders.last() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if ended(&holder.returned, left)? {
+                self.holders.pop();
+            } else if left.is_some_and(|left| left.is_zero()) {
+                return Err(Error::StillHeld {
+                    name: "a pool's memory".into(),
+                    holders: self.holders().iter().map(Credentials::to_string).collect(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The allocation itself, to be freed or used alone, unless somebody still has it.
+    ///
+    /// # Errors
+    /// Itself, where somebody has.
+    pub fn into_buffer(mut self) -> Result<PoolBuffer, Self> {
+        keep_holders(&mut self.holders);
+        match self.buffer.take_if(|_| self.holders.is_empty()) {
+            Some(buffer) => Ok(buffer),
+            None => Err(self),
+        }
+    }
+
+    /// Frees what was dropped while others held it, and is held no more; says how many allocations
+    /// are left.
+    pub fn sweep() -> usize {
+        let mut kept = lock(&KEPT_BACK);
+        let mut free = Vec::new();
+        for (buffer, mut holders) in std::mem::take(&mut *kept) {
+            keep_holders(&mut holders);
+            match holders.is_empty() {
+                true => free.push(buffer),
+                false => kept.push((buffer, holders)),
+            }
+        }
+        let left = kept.len();
+        drop(kept);
+        // Outside the lock, since freeing takes the driver's time.
+        drop(free);
+        left
+    }
+}
+
+impl Deref for LentPoolBuffer {
+    type Target = PoolBuffer;
+
+    fn deref(&self) -> &PoolBuffer {
+        match &self.buffer {
+            Some(buffer) => buffer,
+            None => unreachable!("taken out only by `into_buffer`, which consumes it, and `drop`"),
+        }
+    }
+}
+
+impl Drop for LentPoolBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            keep_holders(&mut self.holders);
+            if !self.holders.is_empty() {
+                let holders = std::mem::take(&mut self.holders);
+                lock(&KEPT_BACK).push((buffer, holders));
+            }
+        }
+        Self::sweep();
+    }
+}
+
+/// Forgets those who have returned it.
+fn keep_holders(holders: &mut Vec<Holder>) {
+    // Who cannot be asked still has it.
+    holders.retain(|holder| !ended(&holder.returned, Some(Duration::ZERO)).unwrap_or(false));
+}
+
+/// Whether nobody has the pipe's other end any more, at the latest after `timeout`.
+fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> Result<bool> {
+    let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
+    // Nothing is ever written, so the end is all that can come.
+    let mut fds = [PollFd::new(pipe, PollFlags::empty())];
+    match poll(&mut fds, timeout.as_ref()) {
+        Ok(_) => Ok(fds[0].revents().contains(PollFlags::HUP)),
+        // The caller tries again, for as long as it has time.
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(Error::system("waiting for a pipe's end", &error.into())),
+    }
+}
+
+impl Channel {
+    /// Shares a pool with the other process: it can then receive the pool's allocations.
+    ///
+    /// The handle lets it reach all of the pool's memory, whatever is sent later.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a pool that was made without
+    /// [`HandleTypes::POSIX_FD`](crate::driver::HandleTypes::POSIX_FD), the driver's, and those of
+    /// [`send`](Self::send).
+    pub fn send_pool(&mut self, pool: &Pool) -> Result<()> {
+        let handle = pool.export(HandleType::PosixFd)?;
+        let fds: Vec<_> = posix(&handle).into_iter().collect();
+        let location = pool.props().location;
+        self.send_body(&Body::Pool { location }, &fds)
+    }
+
+    /// Waits for a pool that the other process sends, imports it, and grants it to every GPU if it
+    /// is the host's, and to the GPU whose it is.
+    ///
+    /// # Errors
+    /// The driver's, and those of [`receive`](Self::receive).
+    pub fn receive_pool(&mut self, driver: &Driver) -> Result<ImportedPool> {
+        match self.receive_body()? {
+            (Body::Pool { location }, mut fds) => {
+                let fd = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
+                ImportedPool::import(driver, &ShareableHandle::PosixFd(fd), location)
+            }
+            (other, _) => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Shares an allocation of the pool that was sent last. It is held by the other process from
+    /// now on, until it has freed it.
+    ///
+    /// # Errors
+    /// What earlier work on the allocation's stream failed with, the driver's, and those of
+    /// [`send`](Self::send).
+    pub fn send_pool_buffer(&mut self, lent: &mut LentPoolBuffer) -> Result<()> {
+        LentPoolBuffer::sweep();
+        let pointer = Pointer(lent.export_pointer()?);
+        let (returned, tether) =
+            io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
+        let peer = self.peer();
+        let bytes = crate::Memory::len(&**lent);
+        // First, so that whatever becomes of the sending, it is looked after.
+        lent.holders.push(Holder { returned, peer });
+        self.send_body(&Body::PoolBuffer { bytes, pointer }, &[tether.as_fd()])
+    }
+}
+
+impl ImportedPool {
+    /// Waits for an allocation of this pool that the other process sends over the channel by which
+    /// the pool came. It will be freed on `stream`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, or a size that cannot be; the
+    /// driver's INVALID_VALUE for what is no allocation of the pool; those of
+    /// [`Channel::receive`].
+    pub fn receive_buffer(
+        &self,
+        channel: &mut Channel,
+        stream: &Stream,
+    ) -> Result<ImportedPoolBuffer> {
+        match channel.receive_body()? {
+            (Body::PoolBuffer { bytes, pointer }, mut fds) => {
+                let tether = fds.pop().ok_or_else(|| channel.protocol("no fd"))?;
+                self.import_pointer(&pointer.0, bytes, stream, tether)
+            }
+            (other, _) => Err(channel.unexpected(&other)),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Unix sockets at a path.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::Peers;
+use crate::{Error, Result};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// How long another process may take to put its socket at the same path.
+const BUSY: Duration = Duration::from_secs(2);
+
+/// A socket's file, removed when dropped, unless another socket is there by then.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Opened as a mere place in the file system, so that its inode's number is not used again.
+    file: File,
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: file.into(),
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        let id = |found: fs::Metadata| (found.dev(), found.ino());
+        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
+            (Ok(own), Ok(found)) => id(own) == id(found),
+            _ => false,
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn new() -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new(path).map_err(|error| {
+        Error::system(format!("the socket path {}", path.display()), &error.into())
+    })
+}
+
+/// A listening socket at `path`: for its user alone, unless others are among `peers`.
+///
+/// A socket file at which nobody listens any more is replaced; one at which somebody does is not.
+///
+/// # Errors
+/// [`Error::System`] that names the path: `AddrInUse` where somebody listens, or where something
+/// else than a socket is there.
+pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
+    let failed =
+        |error: io::Error| Error::system(format!("listening at {}", path.display()), &error);
+    let address = address(path)?;
+    // Two processes that both find a dead socket must not each remove the other's new one.
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let _one_at_a_time = lock(folder).map_err(failed)?;
+    // Bound under these permissions, so that there is no moment with others.
+    let socket = File::from(new().map_err(|error| failed(error.into()))?);
+    let mode = match peers.reach_beyond_own_user() {
+        true => 0o666,
+        false => 0o600,
+    };
+    socket
+        .set_permissions(Permissions::from_mode(0o600))
+        .map_err(failed)?;
+    let socket = OwnedFd::from(socket);
+    match rustix::net::bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) if is_dead(path, &address) => {
+            fs::remove_file(path).map_err(failed)?;
+            rustix::net::bind(&socket, &address)
+        }
+        result => result,
+    }
+    .map_err(|error| failed(error.into()))?;
+    let file = SocketFile::at(path).map_err(failed)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+    // The credentials are checked in either case. The process's umask does not count.
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+    Ok((socket, file))
+}
+
+/// Whether there is a socket at which nobody listens.
+fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = || {
+        let socket = new()?;
+        // Somebody who listens may have a full backlog.
+        set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_millis(1)))?;
+        rustix::net::connect(&socket, address)
+    };
+    is_socket && refused() == Err(Errno::CONNREFUSED)
+}
+
+/// Keeps others who do the same out of the folder until dropped.
+fn lock(folder: &Path) -> io::Result<File> {
+    let folder = File::open(folder)?;
+    let deadline = Instant::now() + BUSY;
+    loop {
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return Ok(result.map(|()| folder)?),
+        }
+    }
+}
+
+/// A connection to the socket at `path`.
+///
+/// # Errors
+/// [`Error::TimedOut`] where nobody accepts within `timeout`; [`Error::PeerLost`] where nobody
+/// listens.
+pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
+    let address = address(path)?;
+    let socket = new().map_err(|error| Error::system("making a socket", &error.into()))?;
+    let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
+        .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
+    match connected {
+        Ok(()) => Ok(socket),
+        Err(Errno::WOULDBLOCK) => Err(Error::TimedOut {
+            what: format!("connecting to {}", path.display()),
+            after: timeout,
+        }),
+        Err(error) => Err(Error::PeerLost {
+            peer: path.display().to_string(),
+            why: io::Error::from(error).to_string(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn the_file_is_the_users_and_goes_with_the_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let (_socket, file) = listen(&path, &Peers::same_user()).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        drop(connect(&path, SHORT).unwrap());
+        drop(file);
+        assert!(!path.exists());
+        let (_socket, _file) = listen(&path, &Peers::default().any_user()).unwrap();
+        assert_eq!(mode(&path), 0o666);
+    }
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let peers = Peers::same_user();
+        let (first, first_file) = listen(&path, &peers).unwrap();
+        let error = listen(&path, &peers).unwrap_err();
+        assert!(matches!(error, Error::System { .. }), "{error}");
+        // As after a crash: closed, with the file still there.
+        drop(first);
+        assert!(matches!(connect(&path, SHORT), Err(Error::PeerLost { .. })));
+        let (_second, _second_file) = listen(&path, &peers).unwrap();
+        // The first one's file is gone; it leaves the second one's alone.
+        drop(first_file);
+        drop(connect(&path, SHORT).unwrap());
+
+        let file = folder.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        assert!(listen(&file, &peers).is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+        assert!(listen(&folder.path().join("x".repeat(200)), &peers).is_err());
+    }
+
+    #[test]
+    fn a_full_backlog_does_not_hold_up_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let (socket, _file) = listen(&path, &Peers::same_user()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let _waiting = connect(&path, SHORT).unwrap();
+        let error = connect(&path, SHORT).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        // Somebody who has no time is no dead one.
+        assert!(listen(&path, &Peers::same_user()).is_err());
+    }
+
+    #[test]
+    fn of_many_at_once_one_wins() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // A dead one in the way.
+        let (dead, file) = listen(&path, &Peers::same_user()).unwrap();
+        drop(dead);
+        std::mem::forget(file);
+        let barrier = std::sync::Barrier::new(8);
+        let listening = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        let result = listen(&path, &Peers::same_user());
+                        barrier.wait();
+                        result.is_ok()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().unwrap())
+                .filter(|ok| *ok)
+                .count()
+        });
+        assert_eq!(listening, 1);
+    }
+}
