@@ -57,8 +57,6 @@
 
 mod buffer;
 pub mod capability;
-#[cfg(feature = "certs")]
-pub mod certs;
 pub mod doctor;
 pub mod driver;
 mod error;
@@ -87,7 +85,7 @@ pub mod vmm;
 pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
-pub use error::{DriverError, Error, Explained, Refusal, Result};
+pub use error::{DriverError, End, Error, Explained, Refusal, Result};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};

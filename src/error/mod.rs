@@ -1,5 +1,6 @@
 //! The one error type: what failed, why, and what to do.
 
+mod end;
 mod refusal;
 mod remedy;
 
@@ -7,6 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use end::End;
 pub use refusal::Refusal;
 
 use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
@@ -293,6 +295,28 @@ pub enum Error {
         /// What has changed since.
         why: String,
     },
+    /// Memory that a peer shares cannot be imported into this process.
+    #[error("{what} of {peer} cannot be imported ({end}): {source}")]
+    Import {
+        /// The memory's name.
+        what: String,
+        /// Whose it is.
+        peer: String,
+        /// Where to look.
+        end: End,
+        /// What failed.
+        source: Box<Error>,
+    },
+    /// Memory is imported, and yet the two ends do not see the same bytes.
+    #[error("{what} is not the same memory here and at {peer}: {detail}")]
+    DataPlane {
+        /// The memory's name.
+        what: String,
+        /// The other end.
+        peer: String,
+        /// Which way bytes do not go.
+        detail: String,
+    },
     /// There is no handle type that all who should share can use.
     #[error("no handle type works for all: {}", reasons.join("; "))]
     NoCommonHandle {
@@ -357,6 +381,7 @@ impl Error {
             | Self::OutOfMemory { source, .. }
             | Self::ContextLost { source, .. } => Some(*source),
             Self::PlatformUnsupported { source, .. } => *source,
+            Self::Import { source, .. } => source.driver_error(),
             _ => None,
         }
     }
@@ -399,8 +424,11 @@ pub struct Explained<'a>(pub &'a Error);
 impl fmt::Display for Explained<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
-        // Two of them show it themselves.
-        let shown = matches!(self.0, Error::Driver(_) | Error::ContextLost { .. });
+        // Some of them show it themselves.
+        let shown = matches!(
+            self.0,
+            Error::Driver(_) | Error::ContextLost { .. } | Error::Import { .. }
+        );
         if let (Some(source), false) = (self.0.driver_error(), shown) {
             write!(f, " ({source})")?;
         }

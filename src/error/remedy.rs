@@ -1,6 +1,6 @@
 //! What to do about an error.
 
-use super::{Error, Refusal};
+use super::{End, Error, Refusal};
 use crate::driver::Code;
 
 impl Error {
@@ -66,6 +66,18 @@ impl Error {
                 "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it"
             }
             Self::Stale { .. } => "look the name up and fetch it again",
+            Self::Import { end, source, .. } => match end {
+                End::Here => source.remedy(),
+                End::There => "check that the exporter still has the memory, and fetch it again",
+                End::Between => {
+                    "check that both nodes are in one IMEX domain and its links are up (nvidia-imex-ctl -N); \
+                     fetch it again, for the exporter may have ended meanwhile"
+                }
+            },
+            Self::DataPlane { .. } => {
+                "the control connection works, the memory's does not: check the IMEX domain's state and \
+                 the links on both nodes (nvidia-imex-ctl -N, nvidia-smi nvlink -s)"
+            }
             Self::NoCommonHandle { .. } => {
                 "give every node an IMEX channel of one domain, or keep to the processes of one machine"
             }

@@ -1,6 +1,7 @@
 //! Memory exchanged by name, within a node and between nodes.
 
 mod address;
+mod client;
 pub mod directory;
 pub mod group;
 mod limits;
@@ -11,6 +12,10 @@ mod tls;
 mod transport;
 
 pub use address::Address;
+pub use client::{
+    Client, ClientOptions, CreateOptions, FetchOptions, LeaseState, Leased, Proof, Reconnect,
+    RemoteBuffer, Watch, WatchEvent,
+};
 pub use limits::Limits;
 pub use peer::{MAX_PATTERNS, PeerName, Who};
 pub use server::Server;

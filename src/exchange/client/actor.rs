@@ -1,0 +1,203 @@
+//! The task that owns a client's connection.
+//!
+//! One task: it reads, writes and keeps the time side by side, so that a slow reader at the other
+//! end does not stop this one from reading. When the connection breaks it dials again, and goes on
+//! with the session where the server still has it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use super::greet::{self, Established};
+use super::session::{Command, Own, Session};
+use super::text;
+use crate::exchange::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
+use crate::exchange::transport::{FrameReader, FrameWriter};
+use crate::{Error, Result};
+
+type Commands = mpsc::UnboundedReceiver<Command>;
+
+/// Runs a session until its last user is gone.
+pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Established) {
+    let mut next = Some(first);
+    let why = loop {
+        let Some(established) = next.take() else {
+            break closed(&session);
+        };
+        let why = serve(&session, &mut commands, established).await;
+        let Err(why) = why else {
+            break closed(&session);
+        };
+        tracing::debug!(address = %session.dial.options.address, error = %why, "connection broken");
+        session.broken(&why);
+        if session.dial.options.reconnect.is_never() {
+            break why;
+        }
+        next = redial(&session, why).await;
+    };
+    // Before the queue, so that who is in it is told why.
+    session.over(&why);
+}
+
+fn closed(session: &Session) -> Error {
+    Error::PeerLost {
+        peer: session.peer(),
+        why: "this client was closed".into(),
+    }
+}
+
+/// Works on one connection until it breaks, or is not needed any more: then `Ok`.
+async fn serve(
+    session: &Arc<Session>,
+    commands: &mut Commands,
+    established: Established,
+) -> Result<()> {
+    let Established {
+        mut reader,
+        mut writer,
+        terms,
+        ..
+    } = established;
+    // What was released meanwhile.
+    session.wake.notify_one();
+    let (_, done) = tokio::select! {
+        // What has come is looked at before it is called silence.
+        biased;
+        broken = read(session, &mut reader) => ((), broken),
+        done = write(session, commands, &mut writer, terms.frame) => ((), done),
+        silent = keep_time(session, terms.heartbeat, terms.lease) => ((), silent),
+    };
+    if done.is_ok() {
+        writer.finish().await;
+    }
+    done
+}
+
+async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
+    let limit = session.dial.options.limits.frame_bytes;
+    loop {
+        let Some(frame) = reader.read(limit).await? else {
+            return Err(Error::PeerLost {
+                peer: session.peer(),
+                why: "it closed the connection".into(),
+            });
+        };
+        session.heard();
+        match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
+            FromServer::Reply(Reply { id, answer }) => session.answered(id, answer, frame.fds)?,
+            FromServer::Notice(Notice(event)) => session.notice(event),
+        }
+    }
+}
+
+async fn write(
+    session: &Session,
+    commands: &mut Commands,
+    writer: &mut FrameWriter,
+    most: usize,
+) -> Result<()> {
+    loop {
+        while let Some(own) = session.own() {
+            let (id, ask) = match own {
+                Own::Ping(id) => (id, Ask::Ping(Empty {})),
+                Own::Release(id, release) => (id, Ask::Release(release)),
+            };
+            writer
+                .write(&encode(&Request { id, ask: Some(ask) }), &[])
+                .await?;
+        }
+        if let Some(since) = session.closing()
+            && (session.quiet() || since >= session.patience())
+        {
+            return Ok(());
+        }
+        let command = tokio::select! {
+            () = session.wake.notified() => continue,
+            command = commands.recv() => command,
+        };
+        // The session itself has a sender, so there is always one.
+        let Some(command) = command else {
+            return Ok(());
+        };
+        let (ask, fds, reply, permit) = command.into_parts();
+        let Some((id, ask)) = session.admit(ask, reply, permit) else {
+            continue;
+        };
+        let bytes = encode(&Request { id, ask: Some(ask) });
+        if bytes.len() > most {
+            let what = "bytes in a frame that the server reads";
+            let limit = most as u64;
+            session.unwritten(id, Error::LimitReached { what, limit });
+            continue;
+        }
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        writer.write(&bytes, &fds).await?;
+    }
+}
+
+/// Pings twice as often as the server wants, and ends when the server is silent.
+async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> Result<()> {
+    let tick = heartbeat / 2;
+    let mut ticks = interval(tick);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Time is left to dial again before the leases end.
+    let patience = (lease / 2).max(heartbeat);
+    loop {
+        ticks.tick().await;
+        let silent = session.tick(tick);
+        if silent > patience {
+            return Err(Error::PeerLost {
+                peer: session.peer(),
+                why: format!("not a word for {silent:?}"),
+            });
+        }
+        // It also wakes the writer, which looks whether closing has taken too long.
+        session.ping();
+    }
+}
+
+/// Dials until there is a connection; `None` when nobody needs one any more.
+async fn redial(session: &Session, broken: Error) -> Option<Established> {
+    let terms = session.terms();
+    let tick = terms.heartbeat / 2;
+    let mut attempt = 0;
+    let work = async {
+        loop {
+            sleep(session.dial.options.reconnect.pause(attempt)).await;
+            attempt = attempt.saturating_add(1);
+            let deadline = Instant::now() + session.dial.options.limits.handshake;
+            match greet::establish(&session.dial, Some(session.resume()), deadline).await {
+                Ok(established) => return established,
+                Err(error) => {
+                    tracing::debug!(address = %session.dial.options.address, %error, "not connected");
+                    session.still_down(error);
+                }
+            }
+        }
+    };
+    tokio::pin!(work);
+    let mut ticks = interval(tick);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    drop(broken);
+    loop {
+        tokio::select! {
+            biased;
+            established = &mut work => {
+                session.resumed(&established);
+                return Some(established);
+            }
+            _ = ticks.tick() => {
+                session.tick(tick);
+            }
+            () = session.wake.notified() => {}
+        }
+        if let Some(since) = session.closing()
+            && (session.quiet() || since >= terms.lease)
+        {
+            return None;
+        }
+    }
+}

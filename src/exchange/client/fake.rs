@@ -1,0 +1,256 @@
+//! A server by hand, for tests: says what the test tells it to, right or wrong.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::{Client, ClientOptions, Reconnect};
+use crate::driver::{Access, HandleType, ShareableHandle};
+use crate::exchange::protocol::*;
+use crate::exchange::{Address, Limits};
+use crate::share::{BootId, InstanceId, Shared};
+use crate::{Driver, Machine, Result};
+
+/// No test waits longer for anything.
+pub(super) const LONG: Duration = Duration::from_secs(30);
+
+pub(super) fn soon(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+pub(super) struct Fake {
+    listener: TcpListener,
+    pub(super) welcome: Welcome,
+}
+
+/// One connection, accepted.
+pub(super) struct Peer(pub(super) TcpStream);
+
+impl Fake {
+    /// Heartbeats and leases so long that they do not matter, until a test says otherwise.
+    pub(super) async fn new() -> Self {
+        Self {
+            listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            welcome: Welcome {
+                version: VERSION,
+                instance: InstanceId::random().unwrap(),
+                // Another machine, so that handles are fabric handles.
+                boot: BootId::from_bytes([7; 16]),
+                session: Secret::new(&[1; 32]).unwrap(),
+                resumed: false,
+                peer: "local".into(),
+                heartbeat_ms: 20_000,
+                lease_ms: 60_000,
+                frame_bytes: 1 << 20,
+                door: None,
+                local: None,
+            },
+        }
+    }
+
+    pub(super) fn times(mut self, heartbeat_ms: u64, lease_ms: u64) -> Self {
+        self.welcome.heartbeat_ms = heartbeat_ms;
+        self.welcome.lease_ms = lease_ms;
+        self
+    }
+
+    pub(super) fn options(&self) -> ClientOptions {
+        let port = self.listener.local_addr().unwrap().port();
+        let limits = Limits {
+            frame_bytes: 1 << 20,
+            request: LONG,
+            ..Limits::default()
+        };
+        Client::options(Address::loopback(port))
+            .limits(limits)
+            .reconnect(Reconnect::backoff(soon(5), soon(20)))
+    }
+
+    /// A connection that has said nothing yet.
+    pub(super) async fn accept(&self) -> Peer {
+        let (stream, _) = timeout(LONG, self.listener.accept())
+            .await
+            .unwrap()
+            .unwrap();
+        Peer(stream)
+    }
+
+    /// A connection, greeted.
+    pub(super) async fn greet(&self) -> (Peer, Hello) {
+        let mut peer = self.accept().await;
+        let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
+        peer.send(&Greeting::Welcome(self.welcome.clone())).await;
+        (peer, hello)
+    }
+
+    /// A client with its connection.
+    pub(super) async fn client(&self, driver: &Driver) -> (Client, Peer) {
+        self.client_of(self.options(), driver).await
+    }
+
+    pub(super) async fn client_of(
+        &self,
+        options: ClientOptions,
+        driver: &Driver,
+    ) -> (Client, Peer) {
+        let (client, (peer, hello)) = tokio::join!(options.connect(driver), self.greet());
+        assert!(hello.fabric && hello.resume.is_none());
+        (client.unwrap(), peer)
+    }
+}
+
+impl Peer {
+    /// The next frame; `None` at the connection's end.
+    pub(super) async fn frame(&mut self) -> Option<Vec<u8>> {
+        let read = async {
+            let len = self.0.read_u32().await.ok()?;
+            let mut bytes = vec![0; len as usize];
+            self.0.read_exact(&mut bytes).await.ok()?;
+            Some(bytes)
+        };
+        timeout(LONG, read).await.expect("a frame, or the end")
+    }
+
+    /// The next request; pings are answered on the way.
+    pub(super) async fn request(&mut self) -> Option<(u64, Ask)> {
+        loop {
+            let Request { id, ask } = decode(&self.frame().await?).unwrap();
+            match ask.unwrap() {
+                Ask::Ping(_) => {
+                    let answer = Some(Answer::Done(Empty {}));
+                    // The client may have closed meanwhile, which the next read tells.
+                    let bytes = encode(&Reply { id, answer });
+                    let _ = self.0.write_u32(bytes.len() as u32).await;
+                    let _ = self.0.write_all(&bytes).await;
+                }
+                ask => return Some((id, ask)),
+            }
+        }
+    }
+
+    pub(super) async fn send<T: serde::Serialize>(&mut self, message: &T) {
+        self.raw(&encode(message)).await;
+    }
+
+    pub(super) async fn raw(&mut self, bytes: &[u8]) {
+        self.0.write_u32(bytes.len() as u32).await.unwrap();
+        self.0.write_all(bytes).await.unwrap();
+    }
+
+    pub(super) async fn answer(&mut self, id: u64, answer: Answer) {
+        let answer = Some(answer);
+        self.send(&Reply { id, answer }).await;
+    }
+
+    pub(super) async fn done(&mut self, id: u64) {
+        self.answer(id, Answer::Done(Empty {})).await;
+    }
+
+    pub(super) async fn refuse(&mut self, id: u64, reason: &str) {
+        let refused = Refused {
+            reason: reason.into(),
+            detail: String::new(),
+        };
+        self.answer(id, Answer::Refused(refused)).await;
+    }
+
+    pub(super) async fn notice(&mut self, event: Event) {
+        self.send(&Notice(Some(event))).await;
+    }
+
+    /// Answers what must be a fetch.
+    pub(super) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
+        let (id, ask) = self.request().await.unwrap();
+        let Ask::Fetch(fetch) = ask else {
+            panic!("{ask:?}")
+        };
+        self.answer(id, Answer::Granted(memory.granted(lease)))
+            .await;
+        fetch
+    }
+
+    /// Answers what must be a release.
+    pub(super) async fn released(&mut self) -> u64 {
+        let (id, ask) = self.request().await.unwrap();
+        let Ask::Release(release) = ask else {
+            panic!("{ask:?}")
+        };
+        self.done(id).await;
+        release.lease
+    }
+}
+
+/// Memory that the fake server exports by fabric handle.
+pub(super) struct Memory {
+    pub(super) shared: Shared,
+    pub(super) probe: Option<u64>,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let buffer = crate::Buffer::on(crate::driver::NodeId(0))
+            .bytes(1 << 20)
+            .handle_types(crate::driver::HandleTypes::FABRIC)
+            .allocate(&driver)
+            .unwrap();
+        Self {
+            shared: buffer.into(),
+            probe: None,
+        }
+    }
+
+    pub(super) fn granted(&self, lease: u64) -> Granted {
+        let secret = |handle: &ShareableHandle| match handle {
+            ShareableHandle::Fabric(handle) => Secret::new(handle.expose_bytes()).unwrap(),
+            ShareableHandle::PosixFd(_) => unreachable!(),
+        };
+        let handles = self.shared.export(HandleType::Fabric).unwrap();
+        Granted {
+            lease,
+            memory: self.shared.describe(Access::ReadWrite).unwrap(),
+            handles: Handles::Fabric(handles.iter().map(secret).collect()),
+            probe: self.probe,
+            no_fabric: None,
+        }
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Entry {
+        Entry {
+            name: name.into(),
+            memory: self.shared.describe(Access::ReadWrite).unwrap(),
+            leases: 0,
+        }
+    }
+}
+
+/// The importer's driver.
+pub(super) fn importer() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
+/// Waits until a driver holds nothing.
+pub(super) async fn nothing_held(driver: &Driver) {
+    let empty = async {
+        while !driver.sim().unwrap().held().is_empty() {
+            tokio::time::sleep(soon(2)).await;
+        }
+    };
+    let held = timeout(LONG, empty).await;
+    assert!(held.is_ok(), "held: {}", driver.sim().unwrap().held());
+}
+
+pub(super) fn names(entries: Vec<Entry>, more: bool) -> Answer {
+    Answer::Names(Names { entries, more })
+}
+
+/// Within [`LONG`].
+pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
+    timeout(LONG, work).await.expect("no hang")
+}
+
+pub(super) fn expect_err<T: std::fmt::Debug>(result: Result<T>) -> crate::Error {
+    result.expect_err("an error")
+}

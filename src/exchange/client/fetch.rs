@@ -1,0 +1,355 @@
+//! Fetching: a lease, the handles that come with it, and the import.
+
+use std::future::{Future, IntoFuture};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+
+use super::lease::Lease;
+use super::remote::RemoteBuffer;
+use super::{Client, open, probe};
+use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
+use crate::share::{Description, ImportOptions, InstanceId, Origin};
+use crate::{Error, Result};
+
+/// How to fetch a name; [`go`](Self::go), or awaiting this, does it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `go`"]
+pub struct FetchOptions {
+    client: Client,
+    name: String,
+    import: ImportOptions,
+    access: Access,
+    via: Option<HandleType>,
+    probe: bool,
+    instance: Option<InstanceId>,
+}
+
+impl FetchOptions {
+    pub(super) fn new(client: &Client, name: String) -> Self {
+        Self {
+            client: client.clone(),
+            name,
+            import: ImportOptions::new(),
+            access: Access::ReadWrite,
+            via: None,
+            probe: true,
+            instance: None,
+        }
+    }
+
+    /// Which GPUs may use the memory, besides the host. Without this, every GPU that can reach it.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.import = self.import.access_by(who);
+        self
+    }
+
+    /// What one location may do; [`Location::Host`] stands for the CPU.
+    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
+        self.import = self.import.access(who, access);
+        self
+    }
+
+    /// Asks for no more than reading, which an exporter may allow to more peers than writing.
+    pub const fn read_only(mut self) -> Self {
+        self.access = Access::Read;
+        self
+    }
+
+    /// By which type of handle the memory must come. Without this: as a POSIX fd from the same
+    /// machine where that works, else by fabric handle.
+    pub const fn via(mut self, handle_type: HandleType) -> Self {
+        self.via = Some(handle_type);
+        self
+    }
+
+    /// Whether the two ends prove that they see the same bytes, where the exporter has room for a
+    /// word that is nobody's: they do without this. See [`RemoteBuffer::proved`].
+    pub const fn probe(mut self, on: bool) -> Self {
+        self.probe = on;
+        self
+    }
+
+    /// Refuses memory of another life of the server than this one.
+    pub const fn instance(mut self, instance: InstanceId) -> Self {
+        self.instance = Some(instance);
+        self
+    }
+
+    /// Takes a lease, imports the memory, maps and grants it, and proves it.
+    ///
+    /// Where one type of handle turns out not to work, the other is tried, if both ends can and none
+    /// was [asked for](Self::via).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] by the server: `not_found`, `forbidden`, `no_common_handle`, `closing` …;
+    /// [`Error::Import`] where the driver cannot import it; [`Error::DataPlane`] where the two
+    /// ends do not see the same bytes; [`Error::PeerLost`], [`Error::TimedOut`],
+    /// [`Error::Protocol`]. Nothing stays leased or mapped then.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, it leaves nothing leased or mapped; a driver's call that is on its
+    /// way is undone when it comes back.
+    pub async fn go(self) -> Result<RemoteBuffer> {
+        let mut accept = self.accept()?;
+        let mut failed = None;
+        loop {
+            let (via, error) = match self.attempt(&accept, failed.as_ref()).await {
+                Ok(remote) if self.probe => return probe::prove(remote).await,
+                Ok(remote) => return Ok(remote),
+                Err(failure) => failure,
+            };
+            accept.retain(|&other| Some(other) != via);
+            // The first failure tells more than that the other way is none either.
+            let Some(via) = via.filter(|_| !accept.is_empty()) else {
+                return Err(failed.unwrap_or(error));
+            };
+            tracing::debug!(name = self.name, %via, %error, "trying the other handle type");
+            failed.get_or_insert(error);
+        }
+    }
+
+    /// One way; the error says which type of handle it failed with, if with any.
+    async fn attempt(
+        &self,
+        accept: &[HandleType],
+        failed: Option<&Error>,
+    ) -> Result<RemoteBuffer, (Option<HandleType>, Error)> {
+        let mut leased = self.lease_by(accept).await?;
+        if let (Some(error), HandleType::PosixFd) = (failed, leased.via) {
+            leased.no_fabric = Some(error.to_string());
+        }
+        let via = leased.via;
+        let imported = leased.import(self.import.clone()).await;
+        imported.map_err(|error| (Some(via), error))
+    }
+
+    /// Takes a lease and the handles, and leaves the import to the caller.
+    ///
+    /// # Errors
+    /// As [`go`](Self::go), but for the import's.
+    ///
+    /// # Cancel safety
+    /// As [`go`](Self::go).
+    pub async fn lease(self) -> Result<Leased> {
+        let mut accept = self.accept()?;
+        loop {
+            match self.lease_by(&accept).await {
+                Ok(leased) => return Ok(leased),
+                Err((Some(via), _)) if accept.len() > 1 => accept.retain(|&other| other != via),
+                Err((_, error)) => return Err(error),
+            }
+        }
+    }
+
+    /// What this end can import, most wanted first.
+    fn accept(&self) -> Result<Vec<HandleType>> {
+        let session = self.client.0.session();
+        let terms = session.terms();
+        let same_machine = terms.boot == session.dial.boot;
+        let can = |via| match via {
+            HandleType::PosixFd => terms.unix || (same_machine && terms.door.is_some()),
+            HandleType::Fabric => session.dial.no_fabric.is_none(),
+        };
+        let wanted = match &self.via {
+            Some(via) => std::slice::from_ref(via),
+            None => &[HandleType::PosixFd, HandleType::Fabric],
+        };
+        let accept: Vec<_> = wanted.iter().copied().filter(|&via| can(via)).collect();
+        if !accept.is_empty() {
+            return Ok(accept);
+        }
+        let mut reasons = Vec::new();
+        if wanted.contains(&HandleType::PosixFd) {
+            reasons.push(match same_machine {
+                true => format!("{} has no Unix socket for POSIX fds", terms.peer),
+                false => format!("POSIX fds do not leave the machine of {}", terms.peer),
+            });
+        }
+        if let (true, Some(why)) = (
+            wanted.contains(&HandleType::Fabric),
+            &session.dial.no_fabric,
+        ) {
+            reasons.push(format!("here: {why}"));
+        }
+        Err(Error::NoCommonHandle { reasons })
+    }
+
+    async fn lease_by(&self, accept: &[HandleType]) -> Result<Leased, (Option<HandleType>, Error)> {
+        let session = self.client.0.session();
+        let ask = Ask::Fetch(Fetch {
+            name: self.name.clone(),
+            accept: accept.to_vec(),
+            access: self.access,
+            probe: self.probe,
+            instance: self.instance,
+        });
+        let answered = self
+            .client
+            .exchange(ask, Vec::new(), session.patience())
+            .await;
+        let answered = answered.map_err(|error| (None, error))?;
+        let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
+            return Err((None, self.client.broken("another answer than a grant")));
+        };
+        // From here on the lease is released on every way out.
+        let Granted {
+            memory,
+            handles,
+            probe,
+            no_fabric,
+            ..
+        } = granted;
+        check(&memory, probe).map_err(|why| (None, self.client.broken(&why)))?;
+        let via = match &handles {
+            Handles::Fabric(_) => HandleType::Fabric,
+            Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,
+        };
+        if !accept.contains(&via) {
+            return Err((
+                None,
+                self.client.broken("handles of a type that is not accepted"),
+            ));
+        }
+        let handles = match handles {
+            Handles::Fabric(secrets) => fabric(&secrets),
+            Handles::Fds(fds) if fds.count as usize == answered.fds.len() => {
+                Some(fds_of(answered.fds))
+            }
+            Handles::Fds(_) => None,
+            Handles::Ticket(ticket) => {
+                let fds = open::redeem(session, ticket).await;
+                Some(fds_of(fds.map_err(|error| (Some(via), error))?))
+            }
+        };
+        let handles = handles
+            .filter(|handles| handles.len() == memory.parts.len())
+            .ok_or_else(|| (None, self.client.broken("not one handle for each part")))?;
+        let no_fabric = match via {
+            HandleType::Fabric => None,
+            HandleType::PosixFd => no_fabric
+                .map(|why| super::text::tidy(&why))
+                .or_else(|| session.dial.no_fabric.as_ref().map(Error::to_string)),
+        };
+        Ok(Leased {
+            handles,
+            lease,
+            name: self.name.clone(),
+            description: memory,
+            via,
+            probe,
+            no_fabric,
+        })
+    }
+}
+
+impl IntoFuture for FetchOptions {
+    type Output = Result<RemoteBuffer>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.go())
+    }
+}
+
+fn fds_of(fds: Vec<OwnedFd>) -> Vec<ShareableHandle> {
+    fds.into_iter().map(ShareableHandle::PosixFd).collect()
+}
+
+fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
+    let handle = |secret: &Secret| {
+        let bytes = secret.expose().try_into().ok()?;
+        Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
+    };
+    secrets.iter().map(handle).collect()
+}
+
+/// Checks what an exporter says of its memory.
+fn check(memory: &Description, probe: Option<u64>) -> Result<(), String> {
+    memory.check().map_err(|error| error.to_string())?;
+    match probe {
+        Some(at) if !at.is_multiple_of(8) || at > memory.padded() - 8 => {
+            Err(format!("a place for a probe at {at} bytes"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Memory that is leased and not imported yet; dropped, it is released.
+#[derive(Debug)]
+pub struct Leased {
+    // In this order: closed first, then released.
+    handles: Vec<ShareableHandle>,
+    lease: Lease,
+    name: String,
+    description: Description,
+    via: HandleType,
+    probe: Option<u64>,
+    no_fabric: Option<String>,
+}
+
+impl Leased {
+    /// What the exporter says of the memory.
+    pub const fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The handles, one for each part: secrets. Whoever imports them without
+    /// [`import`](Self::import) unmaps the memory before this is dropped.
+    pub fn handles(&self) -> &[ShareableHandle] {
+        &self.handles
+    }
+
+    /// Of which type they are.
+    pub const fn via(&self) -> HandleType {
+        self.via
+    }
+
+    /// Imports the memory, maps and grants it.
+    ///
+    /// # Errors
+    /// [`Error::Import`], which says at which end to look. The memory is released then.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, it leaves nothing leased or mapped.
+    pub async fn import(self, options: ImportOptions) -> Result<RemoteBuffer> {
+        let session = self.lease.keep.session().clone();
+        let terms = session.terms();
+        let options = match origin(&terms.server) {
+            Some(origin) => options.origin(origin),
+            None => options,
+        };
+        let work = move || {
+            let Self {
+                handles,
+                lease,
+                name,
+                description,
+                via,
+                probe,
+                no_fabric,
+            } = self;
+            // The lease goes with whatever becomes of this, after it.
+            let imported = options.import(&session.driver, &description, handles);
+            let imported = imported.map_err(|error| Error::Import {
+                what: format!("'{name}'"),
+                peer: terms.peer.clone(),
+                end: error.end(via),
+                source: Box::new(error),
+            })?;
+            Ok(RemoteBuffer::new(imported, lease, name, probe, no_fabric))
+        };
+        // The driver takes up to seconds for many gigabytes.
+        open::elsewhere(work).await?
+    }
+}
+
+/// Under whose name imports of this server's memory are shared: only a proved one.
+fn origin(server: &PeerName) -> Option<Origin> {
+    match server {
+        PeerName::Certificate(name) => Some(Origin::Peer(name.clone())),
+        PeerName::User(uid) => Some(Origin::User(*uid)),
+        _ => None,
+    }
+}

@@ -1,0 +1,186 @@
+//! Dialling a server, and the two messages that begin a session.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::options::ClientOptions;
+use super::text;
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Greeting, Hello, MAGIC, OLDEST, Secret, VERSION, decode, encode};
+use crate::exchange::transport::{self, FrameReader, FrameWriter};
+use crate::share::{BootId, InstanceId};
+use crate::{Error, Result};
+
+/// The shortest heartbeat and lease that a server may name.
+const LEAST: Duration = Duration::from_millis(10);
+/// The longest.
+const MOST: Duration = Duration::from_secs(86_400);
+
+/// How a client dials, and what it says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    pub(super) options: ClientOptions,
+    pub(super) boot: BootId,
+    /// Why fabric handles cannot be imported; `None` where they can.
+    pub(super) no_fabric: Option<Error>,
+}
+
+impl Dial {
+    pub(super) fn new(options: ClientOptions, no_fabric: Option<Error>) -> Result<Self> {
+        Ok(Self {
+            options,
+            boot: BootId::current()?,
+            no_fabric,
+        })
+    }
+}
+
+/// A session to go on with.
+pub(super) struct Resume {
+    pub(super) session: Secret,
+    /// Who gave it: nobody else is told the secret.
+    pub(super) server: PeerName,
+    pub(super) held: Vec<u64>,
+}
+
+/// A session's terms, checked.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    /// The server, for people.
+    pub(super) peer: String,
+    pub(super) server: PeerName,
+    /// By what name the server knows this client.
+    pub(super) me: String,
+    pub(super) instance: InstanceId,
+    pub(super) boot: BootId,
+    pub(super) session: Secret,
+    pub(super) heartbeat: Duration,
+    pub(super) lease: Duration,
+    /// The largest frame that the server reads.
+    pub(super) frame: usize,
+    pub(super) door: Option<PathBuf>,
+    pub(super) local: Option<PathBuf>,
+    /// Whether the connection is a Unix socket, which passes fds.
+    pub(super) unix: bool,
+}
+
+/// A connection, greeted.
+pub(super) struct Established {
+    pub(super) reader: FrameReader,
+    pub(super) writer: FrameWriter,
+    pub(super) terms: Terms,
+    pub(super) resumed: bool,
+}
+
+/// Whether it may be otherwise after a while: nobody is there yet, or is too busy.
+pub(super) const fn may_pass(error: &Error) -> bool {
+    use crate::Refusal::{Closing, Limit};
+    matches!(
+        error,
+        Error::PeerLost { .. }
+            | Error::TimedOut { .. }
+            | Error::Refused {
+                reason: Closing | Limit,
+                ..
+            }
+    )
+}
+
+/// Dials, and begins or resumes a session.
+pub(super) async fn establish(
+    dial: &Dial,
+    resume: Option<Resume>,
+    deadline: Instant,
+) -> Result<Established> {
+    let options = &dial.options;
+    let address = &options.address;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let work = async {
+        let mut limits = options.limits.clone();
+        limits.handshake = left;
+        let mut connection =
+            transport::connect(address, &options.security, &options.peers, &limits).await?;
+        let peer = connection.label.to_string();
+        // Another server than the one that gave the session must not learn its secret.
+        let resume = resume.filter(|resume| resume.server == connection.peer);
+        let resuming = resume.is_some();
+        let (resume, held) = match resume {
+            Some(resume) => (Some(resume.session), Some(resume.held)),
+            None => (None, None),
+        };
+        let hello = Hello {
+            magic: MAGIC.into(),
+            oldest: OLDEST,
+            newest: VERSION,
+            boot: dial.boot,
+            fabric: dial.no_fabric.is_none(),
+            resume,
+            held,
+            agent: options.agent.clone(),
+        };
+        connection.writer.write(&encode(&hello), &[]).await?;
+        let frame = connection
+            .reader
+            .read(options.limits.frame_bytes)
+            .await?
+            .ok_or_else(|| Error::PeerLost {
+                peer: peer.clone(),
+                why: "it closed the connection instead of a greeting".into(),
+            })?;
+        let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
+            Greeting::Welcome(welcome) => welcome,
+            Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why)),
+        };
+        let broken = |detail: String| Error::Protocol {
+            peer: peer.clone(),
+            detail,
+        };
+        if !(OLDEST..=VERSION).contains(&welcome.version) {
+            return Err(broken(format!(
+                "version {} was not offered",
+                welcome.version
+            )));
+        }
+        if welcome.resumed && !resuming {
+            return Err(broken("a session was resumed that was not named".into()));
+        }
+        let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
+        Ok(Established {
+            terms: Terms {
+                me: text::tidy(&welcome.peer),
+                instance: welcome.instance,
+                boot: welcome.boot,
+                session: welcome.session,
+                heartbeat,
+                lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
+                frame: welcome.frame_bytes as usize,
+                door: welcome.door.map(PathBuf::from),
+                local: welcome.local.map(PathBuf::from),
+                unix: connection.local,
+                server: connection.peer,
+                peer: peer.clone(),
+            },
+            resumed: welcome.resumed,
+            reader: connection.reader,
+            writer: connection.writer,
+        })
+    };
+    timeout_at(deadline, work).await.unwrap_or_else(|_| {
+        Err(Error::TimedOut {
+            what: format!("connecting to {address}"),
+            after: left,
+        })
+    })
+}
+
+/// Whether the machine is there and nothing listens at the address: then the server has ended.
+pub(super) fn nobody_listens(error: &Error) -> bool {
+    let Error::PeerLost { why, .. } = error else {
+        return false;
+    };
+    [libc::ECONNREFUSED, libc::ENOENT]
+        .into_iter()
+        .any(|code| why.ends_with(&std::io::Error::from_raw_os_error(code).to_string()))
+}

@@ -1,0 +1,338 @@
+//! The client: finds memory by name, imports it, and holds a lease on it.
+
+mod actor;
+mod fetch;
+mod greet;
+mod lease;
+mod open;
+mod options;
+mod probe;
+mod remote;
+mod session;
+mod text;
+mod watch;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+pub use fetch::{FetchOptions, Leased};
+pub use lease::LeaseState;
+pub use options::{ClientOptions, Reconnect};
+pub use probe::Proof;
+pub use remote::RemoteBuffer;
+pub use watch::{Watch, WatchEvent};
+
+use super::Address;
+use super::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
+use crate::driver::{Driver, NodeId};
+use crate::share::{BootId, InstanceId};
+use crate::{Error, Refusal, Result};
+use session::Keep;
+pub(crate) use session::{Answered, Notified};
+
+/// A connection to an exchange server. Clones are the same connection, which closes when the last
+/// of them and of what was fetched through them is gone.
+///
+/// A task on the runtime that made it keeps the leases alive, and dials again when the connection
+/// breaks: within the time of a lease the server goes on with the session as if nothing had
+/// happened. Where that does not work out, leases become [`LeaseState::Lost`].
+#[derive(Clone, Debug)]
+pub struct Client(Keep);
+
+/// New memory that a client asks an allocator service for. See [`Client::create`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct CreateOptions {
+    create: Create,
+    timeout: Duration,
+}
+
+impl CreateOptions {
+    /// `bytes` under `name`, on a node of the service's choice, for this client alone.
+    pub fn new(name: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            create: Create {
+                name: name.into(),
+                bytes,
+                node: None,
+                peers: Vec::new(),
+            },
+            timeout: Duration::from_secs(300),
+        }
+    }
+
+    /// On which of the service's host nodes.
+    pub fn node(mut self, node: NodeId) -> Self {
+        self.create.node = Some(node);
+        self
+    }
+
+    /// Lets another peer fetch it: the name of its certificate, `uid:1000`, or `*` for all.
+    pub fn share_with(mut self, peer: impl Into<String>) -> Self {
+        self.create.peers.push(peer.into());
+        self
+    }
+
+    /// How long it may take; 5 minutes without this. Drivers make 4 to 6 GB a second.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+impl Client {
+    /// Options for a client of the server at `address`.
+    pub fn options(address: Address) -> ClientOptions {
+        ClientOptions::new(address)
+    }
+
+    pub(super) fn new(keep: Keep) -> Self {
+        Self(keep)
+    }
+
+    /// The names that begin with `prefix` and that this client may fetch, in order.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`], [`Error::TimedOut`], [`Error::Protocol`]; [`Error::LimitReached`] for
+    /// more names than [`Limits::names`](super::Limits).
+    ///
+    /// # Cancel safety
+    /// Nothing is left when it is dropped.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
+        self.pages(prefix, Vec::new(), true).await
+    }
+
+    /// Lists on after the last of `entries`, while there is `more`.
+    async fn pages(
+        &self,
+        prefix: &str,
+        mut entries: Vec<Entry>,
+        mut more: bool,
+    ) -> Result<Vec<Entry>> {
+        let limit = self.0.session().dial.options.limits.names;
+        while more {
+            let ask = Ask::List(List {
+                prefix: prefix.into(),
+                after: entries.last().map(|entry: &Entry| entry.name.clone()),
+            });
+            let names = self.names(ask).await?;
+            more = names.more;
+            if more && names.entries.is_empty() {
+                return Err(self.broken("an empty page before the last"));
+            }
+            for entry in names.entries {
+                // Else the same page could come again and again.
+                if entries.last().is_some_and(|last| last.name >= entry.name) {
+                    return Err(self.broken("names out of order"));
+                }
+                entries.push(entry);
+            }
+            if entries.len() > limit {
+                return Err(Error::LimitReached {
+                    what: "names in a list",
+                    limit: limit as u64,
+                });
+            }
+        }
+        Ok(entries)
+    }
+
+    /// A name's entry, as soon as there is one that this client may fetch.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] where there is none after `patience`; those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Nothing is left when it is dropped.
+    pub async fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
+        let begun = Instant::now();
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            let ask = Ask::Wait(Wait {
+                name: name.into(),
+                ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+            });
+            let asked = Instant::now();
+            let allowed = left.saturating_add(self.0.session().patience());
+            let mut answered = self.again(ask, allowed).await;
+            if let Ok(Answer::Names(names)) = &mut answered
+                && let Some(entry) = names.entries.pop().filter(|entry| entry.name == name)
+            {
+                return Ok(entry);
+            }
+            match answered {
+                // The server may wait less long than it was asked to.
+                Err(Error::Refused {
+                    reason: Refusal::TimedOut,
+                    ..
+                }) if begun.elapsed() < patience => {
+                    let least = Duration::from_millis(20);
+                    tokio::time::sleep(least.saturating_sub(asked.elapsed())).await;
+                }
+                Err(Error::Refused {
+                    reason: Refusal::TimedOut,
+                    ..
+                }) => {
+                    return Err(Error::TimedOut {
+                        what: format!("waiting for '{name}' at {}", self.peer()),
+                        after: patience,
+                    });
+                }
+                Err(error) => return Err(error),
+                Ok(_) => return Err(self.broken("another answer than one name's entry")),
+            }
+        }
+    }
+
+    /// Options for fetching a name: [`go`](FetchOptions::go) imports its memory.
+    pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
+        FetchOptions::new(self, name.into())
+    }
+
+    /// What is under names that begin with `prefix`, and from then on what changes.
+    ///
+    /// # Errors
+    /// Those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Nothing is left when it is dropped.
+    pub async fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
+        Watch::start(self, prefix.into()).await
+    }
+
+    /// Asks an allocator service for new memory under a name, to be [fetched](Self::fetch) then.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: `unsupported` where the server is no allocator service, `exists`,
+    /// `quota`, `no_memory`, `forbidden`; those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, the memory may be made or not: [`list`](Self::list) tells.
+    pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
+        let name = options.create.name.clone();
+        let ask = Ask::Create(options.create);
+        match self.call(ask, options.timeout).await? {
+            Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
+            _ => None,
+        }
+        .ok_or_else(|| self.broken("another answer than the new name's entry"))
+    }
+
+    /// Ends a name that this client created, after waiting up to `patience` for its holders.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: `not_found`, `forbidden`, `timed_out` where it is still held; those of
+    /// [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// As [`create`](Self::create).
+    pub async fn delete(&self, name: impl Into<String>, patience: Duration) -> Result<()> {
+        let ask = Ask::Delete(Delete {
+            name: name.into(),
+            ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        });
+        let allowed = patience.saturating_add(self.0.session().patience());
+        match self.call(ask, allowed).await? {
+            Answer::Done(_) => Ok(()),
+            _ => Err(self.broken("another answer to a deletion")),
+        }
+    }
+
+    /// The server's instance: another after a restart.
+    pub fn instance(&self) -> InstanceId {
+        self.0.session().terms().instance
+    }
+
+    /// The server: its name, as authenticated, and its address.
+    pub fn peer(&self) -> String {
+        self.0.session().peer()
+    }
+
+    /// By what name the server knows this client, as authenticated.
+    pub fn name(&self) -> String {
+        self.0.session().terms().me
+    }
+
+    /// The driver that memory is imported into.
+    pub fn driver(&self) -> &Driver {
+        &self.0.session().driver
+    }
+
+    /// Ends the connection, after the releases that are on their way. What is still fetched is
+    /// [`LeaseState::Lost`] from then on, and other clones of this client fail.
+    ///
+    /// Dropping the last clone does the same, once nothing is fetched any more.
+    pub async fn close(self) {
+        self.0.session().close();
+        self.0.session().closed().await;
+    }
+
+    /// The server's machine.
+    pub fn boot(&self) -> BootId {
+        self.0.session().terms().boot
+    }
+
+    /// Whether the connection is a Unix socket, which passes fds.
+    pub(crate) fn passes_fds(&self) -> bool {
+        self.0.session().terms().unix
+    }
+
+    /// The Unix socket at which the server speaks the whole protocol, for clients on its machine.
+    pub(crate) fn local(&self) -> Option<PathBuf> {
+        self.0.session().terms().local
+    }
+
+    /// What the server says unasked.
+    pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
+        self.0.session().notices()
+    }
+
+    fn broken(&self, detail: &str) -> Error {
+        Error::Protocol {
+            peer: self.peer(),
+            detail: detail.into(),
+        }
+    }
+
+    /// Asks once.
+    pub(crate) async fn call(&self, ask: Ask, patience: Duration) -> Result<Answer> {
+        Ok(self.exchange(ask, Vec::new(), patience).await?.answer)
+    }
+
+    /// Asks once, with fds to send and to get.
+    pub(crate) async fn exchange(
+        &self,
+        ask: Ask,
+        fds: Vec<std::os::fd::OwnedFd>,
+        patience: Duration,
+    ) -> Result<Answered> {
+        self.0.session().call(ask, fds, patience).await
+    }
+
+    /// Asks what can be asked twice: once more where the connection broke before the answer.
+    async fn again(&self, ask: Ask, patience: Duration) -> Result<Answer> {
+        let begun = Instant::now();
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            match self.call(ask.clone(), left).await {
+                Err(Error::PeerLost { .. })
+                    if self.0.session().is_open() && begun.elapsed() < patience => {}
+                done => return done,
+            }
+        }
+    }
+
+    async fn names(&self, ask: Ask) -> Result<Names> {
+        match self.again(ask, self.0.session().patience()).await? {
+            Answer::Names(names) => Ok(names),
+            _ => Err(self.broken("another answer than names")),
+        }
+    }
+}

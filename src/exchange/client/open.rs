@@ -1,0 +1,101 @@
+//! Redeeming tickets at a server's door, and work that may block.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::greet::{self, Dial};
+use super::session::Session;
+use super::text;
+use crate::exchange::protocol::{
+    Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode,
+};
+use crate::exchange::{Address, Security};
+use crate::{Error, Result};
+
+/// The fds for a ticket, from the Unix socket that the server has named.
+pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec<OwnedFd>> {
+    let terms = session.terms();
+    let patience = session.patience();
+    let deadline = Instant::now() + patience;
+    let door = terms.door.clone().ok_or_else(|| Error::Protocol {
+        peer: terms.peer.clone(),
+        detail: "a ticket, and no door to redeem it at".into(),
+    })?;
+    if !door.is_absolute() {
+        return Err(Error::Protocol {
+            peer: terms.peer.clone(),
+            detail: "a door without an absolute path".into(),
+        });
+    }
+    let mut options = session.dial.options.clone();
+    options.address = Address::Unix(door);
+    options.security = Security::Plain;
+    let dial = Dial {
+        options,
+        ..session.dial.clone()
+    };
+    let what = format!("redeeming a ticket at {}", dial.options.address);
+    let work = async {
+        let mut door = greet::establish(&dial, None, deadline).await?;
+        if door.terms.instance != terms.instance {
+            return Err(Error::Stale {
+                what: format!("a ticket from {}", terms.peer),
+                why: "another server is at its door".into(),
+            });
+        }
+        let peer = &door.terms.peer;
+        let ask = Some(Ask::Redeem(Redeem { ticket }));
+        door.writer
+            .write(&encode(&Request { id: 1, ask }), &[])
+            .await?;
+        let limit = dial.options.limits.frame_bytes;
+        loop {
+            let frame = door.reader.read(limit).await?;
+            let frame = frame.ok_or_else(|| Error::PeerLost {
+                peer: peer.clone(),
+                why: "it closed its door".into(),
+            })?;
+            match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
+                FromServer::Notice(_) => {}
+                FromServer::Reply(Reply {
+                    id: 1,
+                    answer: Some(Answer::Fds(fds)),
+                }) if fds.count as usize == frame.fds.len() => return Ok(frame.fds),
+                FromServer::Reply(Reply {
+                    id: 1,
+                    answer: Some(Answer::Refused(why)),
+                }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
+                FromServer::Reply(_) => {
+                    return Err(Error::Protocol {
+                        peer: peer.clone(),
+                        detail: "another answer than as many fds as it says".into(),
+                    });
+                }
+            }
+        }
+    };
+    let done = timeout_at(deadline, work).await;
+    done.unwrap_or(Err(Error::TimedOut {
+        what,
+        after: patience,
+    }))
+}
+
+/// Does what may block on a thread for that. When this is dropped, the work goes on, and its result
+/// is dropped over there.
+pub(super) async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Error::System {
+                what: "work on another thread".into(),
+                detail: error.to_string(),
+            }),
+        },
+    }
+}

@@ -1,0 +1,272 @@
+//! Two ends prove that they see the same bytes.
+//!
+//! That each can import a handle does not show that what one writes reaches the other: a fabric
+//! handle can be opened, and the link behind it be down. So each writes a random word that the
+//! other finds, in padding that holds nobody's data; by the CPU, and by a GPU where there is one.
+
+use std::time::Duration;
+
+use super::open;
+use super::remote::RemoteBuffer;
+use crate::driver::{Access, DevicePtr, Driver, Location, random};
+use crate::exchange::protocol::{Answer, Ask, Probe, Probed};
+use crate::memory::{Memory, Sealed};
+use crate::plain::PinnedHost;
+use crate::share::ImportedBuffer;
+use crate::{Error, Refusal, Result, Stream};
+
+/// How often a word is tried: another client may write in the same place at the same time.
+const ATTEMPTS: u32 = 4;
+
+/// What a probe has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Proof {
+    /// Words went to and fro between the exporter and this end's CPU.
+    pub cpu: bool,
+    /// The same with this GPU, by its ordinal.
+    pub gpu: Option<i32>,
+    /// Whether this end wrote too, and the exporter found it; else it may only read.
+    pub both_ways: bool,
+    /// Why nothing was proved, where that is so.
+    pub why_not: Option<String>,
+}
+
+impl Proof {
+    pub(super) fn none(why_not: &str) -> Self {
+        Self {
+            why_not: Some(why_not.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Whether anything was proved.
+    pub const fn is_some(&self) -> bool {
+        self.cpu || self.gpu.is_some()
+    }
+}
+
+/// By what this end reads and writes the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Cpu,
+    Gpu(i32),
+}
+
+impl By {
+    const fn location(self) -> Location {
+        match self {
+            Self::Cpu => Location::Host,
+            Self::Gpu(gpu) => Location::Device(gpu),
+        }
+    }
+}
+
+/// Proves fetched memory, if its exporter has room for that.
+pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
+    let Some(at) = remote.probe else {
+        remote.proof = Proof::none("the exporter has no room for a probe");
+        return Ok(remote);
+    };
+    let (remote, ways) = open::elsewhere(move || {
+        let ways = ways(remote.memory());
+        (remote, ways)
+    })
+    .await?;
+    let mut remote = remote;
+    let mut proof = Proof::default();
+    for (by, access) in ways {
+        let writes = access == Access::ReadWrite;
+        let proved;
+        (remote, proved) = one_way(remote, at, by, writes).await?;
+        if !proved {
+            remote.proof = Proof::none("the exporter does not answer probes");
+            return Ok(remote);
+        }
+        match by {
+            By::Cpu => proof.cpu = true,
+            By::Gpu(gpu) => proof.gpu = Some(gpu),
+        }
+        proof.both_ways |= writes;
+    }
+    if !proof.is_some() {
+        proof = Proof::none("neither the CPU nor a GPU may read it here");
+    }
+    remote.proof = proof;
+    Ok(remote)
+}
+
+/// The CPU and the first GPU that may read the memory, and what each may do.
+fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
+    let gpus = memory.driver().device_count().unwrap_or(0);
+    let gpu = (0..gpus).map(By::Gpu).find_map(|by| {
+        let access = memory.access(by.location()).ok()?;
+        (access != Access::None).then_some((by, access))
+    });
+    let cpu = memory.cpu().ok().and_then(|_| {
+        // The node is asked about: the host as a whole gives the least of several answers.
+        let access = match memory.location() {
+            node @ Location::HostNuma(_) => memory.access(node),
+            _ => memory.access(Location::HostNuma(0)),
+        };
+        access.ok()
+    });
+    let cpu = cpu.filter(|&access| access != Access::None);
+    cpu.map(|access| (By::Cpu, access))
+        .into_iter()
+        .chain(gpu)
+        .collect()
+}
+
+/// A word there and a word back. False where the exporter does not know how.
+async fn one_way(
+    mut remote: RemoteBuffer,
+    at: u64,
+    by: By,
+    writes: bool,
+) -> Result<(RemoteBuffer, bool)> {
+    let session = remote.session().clone();
+    let mut attempt = 1;
+    loop {
+        let wrote = match writes {
+            true => Some(word()?),
+            false => None,
+        };
+        if let Some(word) = wrote {
+            let written;
+            (remote, written) = open::elsewhere(move || {
+                let written = put(remote.memory(), at, by, word);
+                (remote, written)
+            })
+            .await?;
+            written?;
+        }
+        let ask = Ask::Probe(Probe {
+            lease: remote.lease(),
+            wrote,
+        });
+        let probed = match session.call(ask, Vec::new(), session.patience()).await {
+            Ok(answered) => match answered.answer {
+                Answer::Probed(probed) => probed,
+                _ => {
+                    return Err(Error::Protocol {
+                        peer: session.peer(),
+                        detail: "another answer to a probe".into(),
+                    });
+                }
+            },
+            Err(Error::Refused {
+                reason: Refusal::Unsupported,
+                ..
+            }) => return Ok((remote, false)),
+            Err(error) => return Err(error),
+        };
+        let read;
+        (remote, read) = open::elsewhere(move || {
+            let read = get(remote.memory(), at, by);
+            (remote, read)
+        })
+        .await?;
+        let Some(detail) = mismatch(by, wrote, probed, read?) else {
+            return Ok((remote, true));
+        };
+        if attempt == ATTEMPTS {
+            return Err(Error::DataPlane {
+                what: format!("'{}'", remote.name()),
+                peer: session.peer(),
+                detail,
+            });
+        }
+        // By chance: who else writes there is not to come at the same time again.
+        let pause = random::<1>().map_or(1, |[byte]| 1 + u64::from(byte) / 16);
+        tokio::time::sleep(Duration::from_millis(pause << attempt)).await;
+        attempt += 1;
+    }
+}
+
+/// What is wrong, if anything is. No word is shown: none of them means anything.
+fn mismatch(by: By, wrote: Option<u64>, probed: Probed, read: u64) -> Option<String> {
+    let who = by.location();
+    let there = wrote.is_none_or(|wrote| wrote == probed.found);
+    let here = read == probed.wrote;
+    match (there, here) {
+        (true, true) => None,
+        (false, true) => Some(format!("what {who} writes here does not arrive there")),
+        (true, false) => Some(format!("what is written there does not reach {who} here")),
+        (false, false) => Some(format!(
+            "what {who} and the exporter write does not reach the other"
+        )),
+    }
+}
+
+fn word() -> Result<u64> {
+    random()
+        .map(u64::from_le_bytes)
+        .map_err(|error| Error::system("reading random bytes", &error))
+}
+
+fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> Result<()> {
+    match by {
+        By::Cpu => memory.put_word(at, word),
+        By::Gpu(gpu) => {
+            let own = PinnedHost::new(memory.driver(), gpu, 8)?;
+            own.cpu().put(0, word)?;
+            let stream = Stream::new(memory.driver(), gpu)?;
+            stream.copy(&Padded(memory), at, &own, 0, 8)
+        }
+    }
+}
+
+fn get(memory: &ImportedBuffer, at: u64, by: By) -> Result<u64> {
+    match by {
+        By::Cpu => memory.word(at),
+        By::Gpu(gpu) => {
+            let own = PinnedHost::new(memory.driver(), gpu, 8)?;
+            own.cpu().put(0, 0_u64)?;
+            let stream = Stream::new(memory.driver(), gpu)?;
+            stream.copy(&own, 0, &Padded(memory), at, 8)?;
+            own.cpu().get(0)
+        }
+    }
+}
+
+/// Imported memory with its padding.
+struct Padded<'a>(&'a ImportedBuffer);
+
+impl Sealed for Padded<'_> {}
+
+impl Memory for Padded<'_> {
+    fn driver(&self) -> &Driver {
+        self.0.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.0.device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.0.description().padded()
+    }
+    fn location(&self) -> Location {
+        self.0.location()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_does_not_arrive_is_told_by_direction() {
+        let probed = |found, wrote| Probed { found, wrote };
+        assert_eq!(mismatch(By::Cpu, Some(1), probed(1, 2), 2), None);
+        assert_eq!(mismatch(By::Cpu, None, probed(7, 2), 2), None);
+        for (wrote, probed, read, word) in [
+            (Some(1), probed(9, 2), 2, "does not arrive there"),
+            (Some(1), probed(1, 2), 9, "GPU 3 here"),
+            (Some(1), probed(9, 2), 9, "the other"),
+            (None, probed(0, 2), 9, "GPU 3 here"),
+        ] {
+            let detail = mismatch(By::Gpu(3), wrote, probed, read).unwrap();
+            assert!(detail.contains(word), "{detail}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Imported memory and the lease on it.
+
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::lease::Lease;
+use super::session::Session;
+use super::{LeaseState, Proof, open};
+use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::share::{Description, ImportedBuffer};
+use crate::{Error, Result};
+
+/// Another process's memory, mapped here, with a lease on it: the exporter knows that this process
+/// holds it.
+///
+/// Dropped, it is unmapped first and released then, in the background. Before that, GPU work that
+/// uses it must have finished. Unmapping takes the driver's time, about 15 ms for a gigabyte, which
+/// [`release`](Self::release) spends on another thread.
+#[derive(Debug)]
+pub struct RemoteBuffer {
+    // In this order: unmapped first, released then.
+    memory: ImportedBuffer,
+    lease: Lease,
+    name: String,
+    pub(super) probe: Option<u64>,
+    no_fabric: Option<String>,
+    pub(super) proof: Proof,
+}
+
+impl RemoteBuffer {
+    pub(super) fn new(
+        memory: ImportedBuffer,
+        lease: Lease,
+        name: String,
+        probe: Option<u64>,
+        no_fabric: Option<String>,
+    ) -> Self {
+        Self {
+            memory,
+            lease,
+            name,
+            probe,
+            no_fabric,
+            proof: Proof::none("no probe was asked for"),
+        }
+    }
+
+    /// The name that it was fetched by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the exporter says of it.
+    pub fn description(&self) -> &Description {
+        self.memory.description()
+    }
+
+    /// By which type of handle it came.
+    pub fn via(&self) -> HandleType {
+        self.memory.via()
+    }
+
+    /// Why it did not come by fabric handle, where this machine, the exporter's or what is between
+    /// them cannot do that. `None` where it did, or where a POSIX fd was simply the shorter way.
+    pub fn no_fabric(&self) -> Option<&str> {
+        self.no_fabric.as_deref()
+    }
+
+    /// What was proved when it was fetched.
+    pub const fn proved(&self) -> &Proof {
+        &self.proof
+    }
+
+    /// How things stand with the lease.
+    pub fn state(&self) -> LeaseState {
+        self.lease.state()
+    }
+
+    /// Waits for a state that neither this nor [`state`](Self::state) has returned yet; once the
+    /// lease is [`Lost`](LeaseState::Lost), it returns at once.
+    ///
+    /// # Cancel safety
+    /// Nothing is missed when it is dropped.
+    pub async fn changed(&self) -> LeaseState {
+        self.lease.changed().await
+    }
+
+    /// Unmaps the memory, ends the lease, and waits until the exporter has noted it. GPU work that
+    /// uses the memory must have finished.
+    ///
+    /// # Errors
+    /// Why the lease was [`Lost`](LeaseState::Lost) before, or the connection while waiting;
+    /// [`Error::TimedOut`]. The memory is unmapped all the same.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, unmapping and releasing go on in the background.
+    pub async fn release(self) -> Result<()> {
+        let session = self.lease.keep.session().clone();
+        let Self {
+            memory,
+            lease,
+            name,
+            ..
+        } = self;
+        // Kept beyond its release, so that the connection lasts until the answer.
+        let keep = lease.keep.clone();
+        let answer = open::elsewhere(move || {
+            drop(memory);
+            lease.release()
+        })
+        .await?;
+        let patience = session.patience();
+        let answered = tokio::time::timeout(patience, answer).await;
+        drop(keep);
+        match answered {
+            Ok(Ok(released)) => released,
+            Ok(Err(_)) => Err(session.down()),
+            Err(_) => Err(Error::TimedOut {
+                what: format!("the release of '{name}'"),
+                after: patience,
+            }),
+        }
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        self.lease.keep.session()
+    }
+
+    pub(super) fn lease(&self) -> u64 {
+        self.lease.key.lease
+    }
+
+    pub(super) const fn memory(&self) -> &ImportedBuffer {
+        &self.memory
+    }
+
+    /// What `location` may do, as the driver tells.
+    ///
+    /// # Errors
+    /// As [`ImportedBuffer::access`].
+    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+        self.memory.access(location)
+    }
+
+    /// The CPU's window on the memory.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        self.memory.cpu()
+    }
+
+    /// Copies `values` to `offset` bytes from the start, by the CPU.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`], [`Error::OutOfRange`].
+    pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
+        self.memory.write_at(offset, values)
+    }
+
+    /// Copies from `offset` bytes from the start into `values`, by the CPU.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn read_at<T: AnyBitPattern + NoUninit>(
+        &self,
+        offset: u64,
+        values: &mut [T],
+    ) -> Result<()> {
+        self.memory.read_at(offset, values)
+    }
+
+    /// Writes one value.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn put<T: NoUninit>(&self, offset: u64, value: T) -> Result<()> {
+        self.memory.put(offset, value)
+    }
+
+    /// Reads one value.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn get<T: AnyBitPattern + NoUninit>(&self, offset: u64) -> Result<T> {
+        self.memory.get(offset)
+    }
+
+    /// Sets every byte to `byte`, by the CPU.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`].
+    pub fn fill(&self, byte: u8) -> Result<()> {
+        self.memory.fill(byte)
+    }
+
+    /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
+    /// another has other addresses for the same memory.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.memory.device_ptr()
+    }
+
+    /// The usable bytes.
+    pub fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// Never: shared memory has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Sealed for RemoteBuffer {}
+
+impl Memory for RemoteBuffer {
+    fn driver(&self) -> &Driver {
+        self.memory.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.memory.device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    /// Of the first part.
+    fn location(&self) -> Location {
+        self.memory.location()
+    }
+}

@@ -1,0 +1,267 @@
+//! The client against a server by hand.
+
+use tokio::time::timeout;
+
+use super::fake::*;
+use super::*;
+use crate::exchange::protocol::*;
+use crate::share::BootId;
+
+mod leases;
+mod wire;
+
+/// What a release tells where the server has noted it.
+async fn gone(peer: &mut Peer) {
+    assert_eq!(peer.request().await, None, "the connection ends");
+}
+
+#[tokio::test]
+async fn answers_may_come_in_any_order() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let work = async { tokio::join!(client.list("a"), client.list("b"), client.list("c")) };
+    let serve = async {
+        let mut asked = Vec::new();
+        for _ in 0..3 {
+            let (id, ask) = peer.request().await.unwrap();
+            let Ask::List(list) = ask else {
+                panic!("{ask:?}")
+            };
+            asked.push((id, list.prefix));
+        }
+        for (id, prefix) in asked.into_iter().rev() {
+            let entry = memory.entry(&format!("{prefix}1"));
+            peer.answer(id, names(vec![entry], false)).await;
+        }
+    };
+    let ((a, b, c), ()) = within(async { tokio::join!(work, serve) }).await;
+    for (list, name) in [(a, "a1"), (b, "b1"), (c, "c1")] {
+        assert_eq!(list.unwrap()[0].name, name);
+    }
+}
+
+#[tokio::test]
+async fn a_long_list_comes_in_pages() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let page = |from: u8, more| {
+        names(
+            vec![
+                memory.entry(&format!("{from}")),
+                memory.entry(&format!("{}", from + 1)),
+            ],
+            more,
+        )
+    };
+    let serve = async {
+        for (after, from, more) in [(None, 1, true), (Some("2"), 3, true), (Some("4"), 5, false)] {
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::List(list) if list.after.as_deref() == after));
+            peer.answer(id, page(from, more)).await;
+        }
+        // The same page again and again would be a list without end.
+        for answer in [page(1, true), page(1, true), names(vec![], true)] {
+            let (id, _) = peer.request().await.unwrap();
+            peer.answer(id, answer).await;
+        }
+    };
+    let work = async {
+        let list = client.list("").await.unwrap();
+        let list: Vec<_> = list.iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(list, ["1", "2", "3", "4", "5", "6"]);
+        for _ in 0..2 {
+            let error = expect_err(client.list("").await);
+            assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        }
+    };
+    within(async { tokio::join!(serve, work) }).await;
+}
+
+#[tokio::test]
+async fn waiting_goes_on_where_the_server_waits_less_long() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let serve = async {
+        let (id, _) = peer.request().await.unwrap();
+        peer.refuse(id, "timed_out").await;
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![memory.entry("x")], false)).await;
+        loop {
+            let (id, _) = peer.request().await.unwrap();
+            peer.refuse(id, "timed_out").await;
+        }
+    };
+    let work = async {
+        assert_eq!(client.wait("x", LONG).await.unwrap().name, "x");
+        let error = expect_err(client.wait("y", soon(60)).await);
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    };
+    within(async {
+        tokio::select! { () = serve => {}, () = work => {} }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn create_and_delete() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let serve = async {
+        let (id, ask) = peer.request().await.unwrap();
+        let Ask::Create(create) = ask else {
+            panic!("{ask:?}")
+        };
+        assert_eq!((create.bytes, create.node), (5, Some(NodeId(3))));
+        assert_eq!(create.peers, ["uid:7"]);
+        peer.answer(id, names(vec![memory.entry("x")], false)).await;
+        let (id, ask) = peer.request().await.unwrap();
+        assert!(matches!(ask, Ask::Delete(delete) if delete.ms == 1000));
+        peer.done(id).await;
+        let (id, _) = peer.request().await.unwrap();
+        peer.refuse(id, "quota").await;
+    };
+    let work = async {
+        let options = CreateOptions::new("x", 5)
+            .node(NodeId(3))
+            .share_with("uid:7");
+        assert_eq!(client.create(options.clone()).await.unwrap().name, "x");
+        client.delete("x", soon(1000)).await.unwrap();
+        let error = expect_err(client.create(options).await);
+        assert!(
+            matches!(
+                error,
+                Error::Refused {
+                    reason: Refusal::Quota,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    };
+    within(async { tokio::join!(serve, work) }).await;
+}
+
+#[tokio::test]
+async fn the_connection_closes_with_the_last_user() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let (remote, _) = tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, &memory));
+    let remote = remote.unwrap();
+    let clone = client.clone();
+    drop(client);
+    drop(clone);
+    // The lease keeps it open.
+    assert_eq!(remote.state(), LeaseState::Held);
+    remote.put(8, 1_u64).unwrap();
+    assert_eq!(memory.shared.word(8).unwrap(), 1);
+    drop(remote);
+    assert_eq!(peer.released().await, 5);
+    gone(&mut peer).await;
+    nothing_held(&driver).await;
+}
+
+#[tokio::test]
+async fn closing_loses_what_is_held() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let (remote, _) = tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, &memory));
+    let remote = remote.unwrap();
+    let other = client.clone();
+    within(client.close()).await;
+    assert!(matches!(
+        remote.state(),
+        LeaseState::Lost(Error::PeerLost { .. })
+    ));
+    assert!(remote.changed().await.is_lost());
+    remote.put(0, 1_u8).unwrap();
+    let error = expect_err(within(other.list("")).await);
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(within(remote.release()).await.is_err());
+    gone(&mut peer).await;
+    nothing_held(&driver).await;
+}
+
+#[tokio::test]
+async fn names_are_watched_over_a_broken_connection() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let other = Memory::new();
+    let (watch, ()) = tokio::join!(client.watch("a"), async {
+        let (id, ask) = peer.request().await.unwrap();
+        assert!(matches!(ask, Ask::Watch(watch) if watch.prefix == "a"));
+        peer.answer(
+            id,
+            names(vec![memory.entry("a1"), memory.entry("a2")], false),
+        )
+        .await;
+    });
+    let mut watch = watch.unwrap();
+    for name in ["a1", "a2"] {
+        assert_eq!(
+            watch.recv().await.unwrap(),
+            WatchEvent::Published(memory.entry(name))
+        );
+    }
+    // Twice the same, another prefix, another memory, an end.
+    peer.notice(Event::Published(memory.entry("a1"))).await;
+    peer.notice(Event::Published(memory.entry("b"))).await;
+    peer.notice(Event::Published(other.entry("a1"))).await;
+    peer.notice(Event::Gone(Gone { name: "b".into() })).await;
+    peer.notice(Event::Gone(Gone { name: "a2".into() })).await;
+    assert_eq!(
+        watch.recv().await.unwrap(),
+        WatchEvent::Published(other.entry("a1"))
+    );
+    assert_eq!(watch.recv().await.unwrap(), WatchEvent::Gone("a2".into()));
+    drop(peer);
+    let (mut peer, _) = fake.greet().await;
+    let serve = async {
+        let (id, ask) = peer.request().await.unwrap();
+        assert!(matches!(ask, Ask::Watch(_)), "{ask:?}");
+        peer.answer(id, names(vec![memory.entry("a3")], false))
+            .await;
+    };
+    let work = async {
+        assert_eq!(watch.recv().await.unwrap(), WatchEvent::Gone("a1".into()));
+        assert_eq!(
+            watch.recv().await.unwrap(),
+            WatchEvent::Published(memory.entry("a3"))
+        );
+    };
+    within(async { tokio::join!(serve, work) }).await;
+    assert_eq!(watch.names().count(), 1);
+}
+
+#[tokio::test]
+async fn a_slow_watcher_is_told_what_it_missed() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let (watch, ()) = tokio::join!(client.watch(""), async {
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![], false)).await;
+    });
+    let mut watch = watch.unwrap();
+    for round in 0..1500 {
+        let name = format!("n{round:04}");
+        peer.notice(Event::Published(memory.entry(&name))).await;
+    }
+    // Its answer comes after all of them.
+    let (list, ()) = tokio::join!(client.list(""), async {
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![], false)).await;
+    });
+    assert!(list.unwrap().is_empty());
+    let (event, ()) = within(async {
+        tokio::join!(watch.recv(), async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.answer(id, names(vec![memory.entry("n1499")], false))
+                .await;
+        })
+    })
+    .await;
+    assert_eq!(event.unwrap(), WatchEvent::Missed(1500 - 1024));
+    assert_eq!(
+        watch.recv().await.unwrap(),
+        WatchEvent::Published(memory.entry("n1499"))
+    );
+}

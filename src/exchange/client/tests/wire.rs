@@ -1,0 +1,212 @@
+//! What is wrong on the wire, and connections that do not come about.
+
+use super::*;
+
+/// What the connection is ended by: the request that waits fails, and another connection is made.
+async fn broken_by(wrong: impl AsyncFnOnce(&mut Peer)) -> Error {
+    let (driver, fake) = (importer(), Fake::new().await);
+    let (client, mut peer) = fake.client(&driver).await;
+    let (error, _next) = within(async {
+        tokio::join!(
+            // Asked once only.
+            client.call(Ask::Ping(Empty {}), LONG),
+            async {
+                let Request { .. } = decode(&peer.frame().await.unwrap()).unwrap();
+                wrong(&mut peer).await;
+                fake.greet().await
+            }
+        )
+    })
+    .await;
+    error.expect_err("broken")
+}
+
+#[tokio::test]
+async fn frames_that_break_the_protocol_end_the_connection() {
+    let garbage = broken_by(async |peer| peer.raw(b"\xff\x00garbage").await).await;
+    assert!(matches!(garbage, Error::Protocol { .. }), "{garbage}");
+    let empty = broken_by(async |peer| peer.raw(b"").await).await;
+    assert!(matches!(empty, Error::Protocol { .. }), "{empty}");
+    let unasked = broken_by(async |peer| peer.done(4711).await).await;
+    assert!(matches!(unasked, Error::Protocol { .. }), "{unasked}");
+    let huge = broken_by(async |peer| {
+        use tokio::io::AsyncWriteExt;
+        peer.0.write_u32(u32::MAX).await.unwrap();
+    })
+    .await;
+    assert!(matches!(huge, Error::Protocol { .. }), "{huge}");
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_is_told_and_made_anew() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    // In the middle of a frame; a list can be asked for twice.
+    let serve = async {
+        use tokio::io::AsyncWriteExt;
+        peer.request().await.unwrap();
+        peer.0.write_all(&[0, 0, 1, 0, 0xa2]).await.unwrap();
+        drop(peer);
+        let (mut peer, _) = fake.greet().await;
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![memory.entry("x")], false)).await;
+        // A fetch cannot.
+        peer.request().await.unwrap();
+        drop(peer);
+        fake.greet().await
+    };
+    let work = async {
+        assert_eq!(client.list("").await.unwrap().len(), 1);
+        expect_err(client.fetch("x").go().await)
+    };
+    let (_, error) = within(async { tokio::join!(serve, work) }).await;
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_passed_over() {
+    let (driver, fake) = (importer(), Fake::new().await);
+    let (client, mut peer) = fake.client(&driver).await;
+    // {"tomorrow": {}}
+    let unknown = *b"\xa1\x68tomorrow\xa0";
+    let serve = async {
+        peer.raw(&unknown).await;
+        let (id, _) = peer.request().await.unwrap();
+        // {"id": id, "tomorrow": {}}
+        let answer = [&b"\xa2\x62id"[..], &[id as u8], b"\x68tomorrow\xa0"].concat();
+        peer.raw(&answer).await;
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![], false)).await;
+    };
+    let work = async {
+        let error = expect_err(client.list("").await);
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        // On the same connection.
+        client.list("").await.unwrap();
+    };
+    within(async { tokio::join!(serve, work) }).await;
+}
+
+#[tokio::test]
+async fn requests_have_deadlines_and_limits() {
+    let (driver, mut fake) = (importer(), Fake::new().await);
+    fake.welcome.frame_bytes = 200;
+    let mut options = fake.options();
+    options.limits.request = soon(50);
+    options.limits.requests_in_flight = 11;
+    let (client, mut peer) = fake.client_of(options, &driver).await;
+    let error = expect_err(within(client.list(&"x".repeat(300))).await);
+    assert!(
+        matches!(error, Error::LimitReached { limit: 200, .. }),
+        "{error}"
+    );
+    // More at a time than may be on their way: they wait for each other, but not for ever.
+    let lists = (0..4).map(|_| client.list(""));
+    for list in lists.collect::<Vec<_>>() {
+        let error = expect_err(within(list).await);
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    }
+    // Late answers are answers.
+    for _ in 0..2 {
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![], false)).await;
+    }
+    let (list, ()) = within(async {
+        tokio::join!(client.call(Ask::List(List::default()), LONG), async {
+            loop {
+                let (id, _) = peer.request().await.unwrap();
+                peer.answer(id, names(vec![], false)).await;
+                break;
+            }
+        })
+    })
+    .await;
+    list.unwrap();
+}
+
+#[tokio::test]
+async fn a_greeting_may_be_a_refusal_or_wrong_or_never_come() {
+    let (driver, fake) = (importer(), Fake::new().await);
+    let refusal = async {
+        let mut peer = fake.accept().await;
+        peer.frame().await.unwrap();
+        peer.send(&Greeting::Refused(Refused {
+            reason: "version".into(),
+            detail: "7 to 9".into(),
+        }))
+        .await;
+    };
+    let connect = || fake.options().connect(&driver);
+    let (refused, ()) = within(async { tokio::join!(connect(), refusal) }).await;
+    let error = expect_err(refused);
+    assert!(
+        matches!(
+            &error,
+            Error::Refused {
+                reason: Refusal::Version,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let mut welcomes = vec![fake.welcome.clone(); 2];
+    welcomes[0].version = VERSION + 1;
+    welcomes[1].resumed = true;
+    for welcome in welcomes {
+        let wrong = async {
+            let mut peer = fake.accept().await;
+            peer.frame().await.unwrap();
+            peer.send(&Greeting::Welcome(welcome)).await;
+        };
+        let error = expect_err(within(async { tokio::join!(connect(), wrong) }).await.0);
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    }
+    let silent = async {
+        let _peer = fake.accept().await;
+        std::future::pending::<()>().await;
+    };
+    let patient = fake.options().timeout(soon(60)).connect(&driver);
+    let error = within(async {
+        tokio::select! { client = patient => expect_err(client), () = silent => unreachable!() }
+    })
+    .await;
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_at_once_or_waited_for() {
+    let driver = importer();
+    let fake = Fake::new().await;
+    let (options, late) = (fake.options(), fake.options());
+    drop(fake);
+    let error = expect_err(within(options.connect(&driver)).await);
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    let error = expect_err(within(late.patient(true).timeout(soon(100)).connect(&driver)).await);
+    assert!(
+        matches!(error, Error::PeerLost { .. } | Error::TimedOut { .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn without_reconnecting_the_end_is_the_end() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let options = fake.options().reconnect(Reconnect::never());
+    let (client, mut peer) = fake.client_of(options, &driver).await;
+    let (remote, _) = tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, &memory));
+    let remote = remote.unwrap();
+    drop(peer);
+    assert!(within(remote.changed()).await.is_lost());
+    let error = expect_err(within(client.list("")).await);
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    drop(remote);
+    nothing_held(&driver).await;
+    within(client.close()).await;
+}
+
+#[tokio::test]
+async fn agents_are_cut() {
+    let fake = Fake::new().await;
+    let options = fake.options().agent("x".repeat(400));
+    assert_eq!(options.agent.len(), 255);
+}

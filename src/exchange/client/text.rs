@@ -1,0 +1,85 @@
+//! Words from elsewhere, made fit to be shown.
+
+use crate::exchange::protocol::{Ask, Refused};
+use crate::{Error, Refusal};
+
+/// The longest text that is taken over from a peer, in bytes.
+const LONGEST: usize = 255;
+
+/// Cut to what a peer may say, at a character's end.
+pub(super) fn cut(text: &str) -> String {
+    let mut end = text.len().min(LONGEST);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// A peer's words for people: cut, and without control characters, which terminals obey.
+pub(super) fn tidy(text: &str) -> String {
+    cut(text)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// A peer's refusal as an error.
+pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Error {
+    Error::Refused {
+        peer: peer.into(),
+        what: what.into(),
+        reason: Refusal::from_word(&tidy(&why.reason)),
+        detail: tidy(&why.detail),
+    }
+}
+
+/// A decoder's error, of this peer.
+pub(super) fn of(peer: &str, error: Error) -> Error {
+    match error {
+        Error::Protocol { detail, .. } => Error::Protocol {
+            peer: peer.into(),
+            detail,
+        },
+        other => other,
+    }
+}
+
+/// What is asked, for people.
+pub(super) fn asked(ask: &Ask) -> String {
+    match ask {
+        Ask::Ping(_) => "a sign of life".into(),
+        Ask::List(list) => format!("the list of names '{}…'", list.prefix),
+        Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
+        Ask::Fetch(fetch) => format!("'{}'", fetch.name),
+        Ask::Redeem(_) => "redeeming a ticket".into(),
+        Ask::Release(release) => format!("the release of lease {}", release.lease),
+        Ask::Probe(probe) => format!("a probe of lease {}", probe.lease),
+        Ask::Watch(watch) => format!("a watch on names '{}…'", watch.prefix),
+        Ask::Create(create) => format!("the creation of '{}'", create.name),
+        Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
+        Ask::Join(join) => format!("rank {} of group '{}'", join.rank, join.group),
+        Ask::Leave(leave) => format!("leaving group '{}'", leave.group),
+        Ask::Offer(offer) => format!("handles for group '{}'", offer.group),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_cut_at_characters_and_cannot_steer_a_terminal() {
+        let long = "ä".repeat(200);
+        assert_eq!(cut(&long), "ä".repeat(127));
+        assert_eq!(tidy("a\u{1b}[2Jb\nc"), "a [2Jb c");
+        let why = Refused {
+            reason: "expired".into(),
+            detail: "gone\u{7}".into(),
+        };
+        let error = refused("node-a", "'x'", &why);
+        assert!(
+            matches!(&error, Error::Refused { reason: Refusal::Expired, detail, .. } if detail == "gone "),
+            "{error:?}"
+        );
+    }
+}

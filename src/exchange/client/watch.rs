@@ -1,0 +1,146 @@
+//! Watching names.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+
+use super::Client;
+use super::session::Notified;
+use crate::exchange::protocol::{Answer, Ask, Entry, Watch as Asked};
+use crate::{Error, Result};
+
+/// What happens to watched names.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum WatchEvent {
+    /// A name is there, or has other memory than before.
+    Published(Entry),
+    /// A name is gone.
+    Gone(String),
+    /// So many events or more were missed, because they were not received in time or because the
+    /// connection was broken: names that came and went meanwhile are not told. What follows are
+    /// the differences between then and now.
+    Missed(u64),
+}
+
+/// Events about names that begin with a prefix: first all that are there, then what changes.
+///
+/// It goes on over broken connections. It keeps the client's connection open.
+#[derive(Debug)]
+pub struct Watch {
+    client: Client,
+    prefix: String,
+    notices: Receiver<Notified>,
+    /// What was told, so that nothing is told twice.
+    known: BTreeMap<String, Entry>,
+    events: VecDeque<WatchEvent>,
+    /// How many events were missed before the next look at everything, if one is due.
+    stale: Option<u64>,
+}
+
+impl Watch {
+    pub(super) async fn start(client: &Client, prefix: String) -> Result<Self> {
+        let mut watch = Self {
+            // Before the first look, so that nothing is missed.
+            notices: client.0.session().notices(),
+            client: client.clone(),
+            prefix,
+            known: BTreeMap::new(),
+            events: VecDeque::new(),
+            stale: None,
+        };
+        watch.look().await?;
+        Ok(watch)
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    /// Those of [`Client::list`], once the connection is over for good.
+    ///
+    /// # Cancel safety
+    /// Nothing is missed when it is dropped.
+    pub async fn recv(&mut self) -> Result<WatchEvent> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            if let Some(missed) = self.stale {
+                let first = self.events.len();
+                match self.look().await {
+                    Ok(()) => {}
+                    // The next connection tells that it is there, too.
+                    Err(Error::PeerLost { .. }) if self.client.0.session().is_open() => continue,
+                    Err(error) => return Err(error),
+                }
+                self.stale = None;
+                if missed > 0 {
+                    self.events.insert(first, WatchEvent::Missed(missed));
+                }
+                continue;
+            }
+            match self.notices.recv().await {
+                Ok(Notified::Published(entry)) => self.published((*entry).clone()),
+                Ok(Notified::Gone(name)) => self.gone(&name),
+                Ok(Notified::Lost(_)) => {}
+                Ok(Notified::Fresh) => self.stale = Some(self.stale.unwrap_or(0)),
+                Err(RecvError::Lagged(missed)) => self.stale = Some(missed),
+                Ok(Notified::Over) | Err(RecvError::Closed) => {
+                    return Err(self.client.0.session().down());
+                }
+            }
+        }
+    }
+
+    /// The names that are there, as far as [`recv`](Self::recv) has told.
+    pub fn names(&self) -> impl Iterator<Item = &Entry> {
+        self.known.values()
+    }
+
+    fn published(&mut self, entry: Entry) {
+        if !entry.name.starts_with(&self.prefix) {
+            return;
+        }
+        let before = self.known.insert(entry.name.clone(), entry.clone());
+        if before.is_none_or(|before| before.memory != entry.memory) {
+            self.events.push_back(WatchEvent::Published(entry));
+        }
+    }
+
+    fn gone(&mut self, name: &str) {
+        if self.known.remove(name).is_some() {
+            self.events.push_back(WatchEvent::Gone(name.into()));
+        }
+    }
+
+    /// Looks at everything, from now on with notices, and tells the differences.
+    async fn look(&mut self) -> Result<()> {
+        let session = self.client.0.session();
+        let ask = Ask::Watch(Asked {
+            prefix: self.prefix.clone(),
+        });
+        let Answer::Names(names) = self.client.again(ask, session.patience()).await? else {
+            return Err(self.client.broken("another answer to a watch"));
+        };
+        let (client, prefix) = (self.client.clone(), self.prefix.clone());
+        let entries = client.pages(&prefix, names.entries, names.more).await?;
+        let now: BTreeMap<_, _> = entries
+            .into_iter()
+            .filter(|entry| entry.name.starts_with(&self.prefix))
+            .map(|entry| (entry.name.clone(), entry))
+            .collect();
+        let gone: Vec<_> = self
+            .known
+            .keys()
+            .filter(|name| !now.contains_key(*name))
+            .cloned()
+            .collect();
+        for name in gone {
+            self.gone(&name);
+        }
+        for entry in now.into_values() {
+            self.published(entry);
+        }
+        Ok(())
+    }
+}
