@@ -222,6 +222,7 @@ fn child_process() {
         "cycles" => cycles(&driver, &path),
         "pool" => pool_peer(&driver, &path),
         "stranger" => stranger(&path),
+        "poor" => poor(&driver, &path),
         other => panic!("no role {other}"),
     }
     nothing_held(&driver);
@@ -479,9 +480,14 @@ fn what_breaks_the_protocol_closes_the_channel() {
     let at = newer.windows(8).position(|w| w == b"\x67version").unwrap() + 8;
     let mut newer = newer;
     newer[at] = 2;
-    let cases: [(&str, Vec<u8>, usize); 10] = [
+    let cases: [(&str, Vec<u8>, usize); 11] = [
         ("garbage", with(16, b"0123456789abcdef"), 0),
         ("garbage with an fd", with(16, b"0123456789abcdef"), 1),
+        (
+            "garbage before a message",
+            [with(1, b"x"), good.clone()].concat(),
+            1,
+        ),
         ("an empty frame", with(0, b""), 0),
         ("an oversize frame", with((1 << 20) + 1, b"x"), 0),
         ("the largest length there is", with(u32::MAX, b"x"), 1),
@@ -588,6 +594,41 @@ fn truncated_and_silent_peers_end_in_time() {
     nobody.set_timeout(IMPATIENCE).unwrap();
     let error = nobody.accept().unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+}
+
+/// A process that may not have as many fds as come closes those that it got.
+#[test]
+fn fds_that_are_too_many_for_the_process_are_closed() {
+    let driver = open();
+    let place = Place::new();
+    let listener = place.listen();
+    let peer = Process::start("poor", &place.socket);
+    let shared = spread(&driver);
+    listener
+        .accept()
+        .unwrap()
+        .send(&shared, Access::Read)
+        .unwrap();
+    peer.ends_well();
+}
+
+fn poor(driver: &Driver, path: &Path) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let mut channel = connect(path);
+    let before = counts(driver).0;
+    let limit = getrlimit(Resource::Nofile);
+    // Room for one: the lowest number that is free, and no more.
+    let free = fs::File::open("/dev/null").unwrap();
+    let least = std::os::fd::AsRawFd::as_raw_fd(&free) as u64 + 1;
+    drop(free);
+    let current = Some(least);
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let error = channel.receive().unwrap_err();
+    setrlimit(Resource::Nofile, limit).unwrap();
+    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert_eq!(counts(driver).0, before);
+    let error = channel.receive().unwrap_err();
+    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
 }
 
 // Nothing is left behind.

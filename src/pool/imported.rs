@@ -51,6 +51,9 @@ impl PoolBuffer {
     }
 }
 
+/// `CU_MEMORYTYPE_HOST`
+const HOST_MEMORY: u64 = 1;
+
 /// Another process's pool. Nothing can be allocated from it, only the other's allocations imported.
 ///
 /// Received by [`Channel::receive_pool`](crate::share::Channel::receive_pool), where an example is.
@@ -147,6 +150,17 @@ impl ImportedPool {
         &self.0.driver
     }
 
+    /// Whether the CPU reaches memory of the pool, as the driver says.
+    fn cpu_reaches(&self, start: DevicePtr) -> bool {
+        let attribute = |attribute| self.0.driver.pointer_attribute(start, attribute);
+        let has_address = attribute(PointerAttribute::HostPointer).is_ok_and(|at| at == start.0);
+        // In case a driver knows no host pointers of imported memory.
+        has_address
+            || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
+                && self.0.location.is_host()
+                && self.access(self.0.location) == Ok(Access::ReadWrite))
+    }
+
     /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it for as long
     /// as `tether` is open.
     ///
@@ -184,9 +198,7 @@ impl ImportedPool {
             let why = format!("{bytes} bytes in memory of {size}");
             return Err(Error::invalid("size", why));
         }
-        buffer.cpu = driver
-            .pointer_attribute(start, PointerAttribute::HostPointer)
-            .is_ok_and(|address| address == start.0);
+        buffer.cpu = self.cpu_reaches(start);
         Ok(buffer)
     }
 }
@@ -260,7 +272,7 @@ impl ImportedPoolBuffer {
                     .free_async(self.start, self.stream.handle())
             }
         })
-        .and_then(|()| self.stream.synchronize());
+        .and_then(|()| give_back(|| self.stream.synchronize()));
         if freed.is_err() {
             // It may be in use still: never say otherwise.
             std::mem::forget(tether);

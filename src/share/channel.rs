@@ -115,6 +115,8 @@ pub struct Channel {
     stream: UnixStream,
     peer: Credentials,
     timeout: Duration,
+    /// After an error: what is in the socket's buffer can still be read then, but means nothing.
+    closed: bool,
 }
 
 /// Memory that another process offers: its description and its handles, not imported yet.
@@ -183,6 +185,7 @@ impl Channel {
             stream,
             peer,
             timeout: DEFAULT_TIMEOUT,
+            closed: false,
         })
     }
 
@@ -240,15 +243,31 @@ impl Channel {
         }
     }
 
-    fn close(&self) {
-        // It may be closed already.
+    fn close(&mut self) {
+        self.closed = true;
+        // The other end may have closed it already.
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.closed {
+            false => Ok(()),
+            true => Err(Error::PeerLost {
+                peer: self.peer.to_string(),
+                why: "the connection was closed after an error".into(),
+            }),
+        }
     }
 
     pub(super) fn send_body(&mut self, body: &Body, fds: &[BorrowedFd<'_>]) -> Result<()> {
         debug_assert_eq!(body.fds(), fds.len());
+        self.check_open()?;
         let frame = frame::encode(body)?;
-        self.write(&frame, fds).inspect_err(|_| self.close())
+        let result = self.write(&frame, fds);
+        if result.is_err() {
+            self.close();
+        }
+        result
     }
 
     fn write(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
@@ -265,6 +284,7 @@ impl Channel {
     }
 
     pub(super) fn receive_body(&mut self) -> Result<(Body, Vec<OwnedFd>)> {
+        self.check_open()?;
         let mut idle = true;
         let result = self.read(&mut idle);
         let again = idle && matches!(result, Err(Error::TimedOut { .. }));
