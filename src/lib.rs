@@ -57,6 +57,8 @@
 
 mod buffer;
 pub mod capability;
+#[cfg(feature = "certs")]
+pub mod certs;
 pub mod doctor;
 pub mod driver;
 mod error;
