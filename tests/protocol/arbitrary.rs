@@ -1,0 +1,282 @@
+//! Messages with arbitrary values.
+
+use egmem::driver::{Access, HandleType, Location, NodeId};
+use egmem::exchange::protocol::*;
+use egmem::share::{BootId, Description, Identity, InstanceId, Part};
+use proptest::collection::vec;
+use proptest::option::of;
+use proptest::prelude::*;
+
+fn secret() -> impl Strategy<Value = Secret> {
+    vec(any::<u8>(), 0..=MAX_SECRET).prop_map(|bytes| Secret::new(&bytes).expect("short enough"))
+}
+
+/// Texts of any kind: the codec does not know what a name is.
+fn text() -> impl Strategy<Value = String> {
+    any::<String>()
+}
+
+fn boot() -> impl Strategy<Value = BootId> {
+    any::<[u8; 16]>().prop_map(BootId::from_bytes)
+}
+
+fn instance() -> impl Strategy<Value = InstanceId> {
+    any::<[u8; 16]>().prop_map(InstanceId::from_bytes)
+}
+
+fn handle_types() -> impl Strategy<Value = Vec<HandleType>> {
+    vec(
+        prop_oneof![Just(HandleType::Fabric), Just(HandleType::PosixFd)],
+        0..4,
+    )
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    prop_oneof![
+        Just(Access::None),
+        Just(Access::Read),
+        Just(Access::ReadWrite)
+    ]
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    let location = prop_oneof![
+        any::<i32>().prop_map(Location::Device),
+        Just(Location::Host),
+        any::<i32>().prop_map(Location::HostNuma),
+        Just(Location::HostNumaCurrent),
+    ];
+    let identity = (boot(), instance(), any::<u64>(), any::<u64>());
+    (identity, any::<u64>(), location).prop_map(
+        |((boot, instance, allocation, generation), bytes, location)| Part {
+            identity: Identity {
+                boot,
+                instance,
+                allocation,
+                generation,
+            },
+            bytes,
+            location,
+        },
+    )
+}
+
+fn description() -> impl Strategy<Value = Description> {
+    (any::<u64>(), access(), vec(part(), 0..4)).prop_map(|(len, access, parts)| Description {
+        len,
+        access,
+        parts,
+    })
+}
+
+fn handles() -> impl Strategy<Value = Handles> {
+    prop_oneof![
+        vec(secret(), 0..4).prop_map(Handles::Fabric),
+        any::<u32>().prop_map(|count| Handles::Fds(Fds { count })),
+        secret().prop_map(Handles::Ticket),
+    ]
+}
+
+fn refused() -> impl Strategy<Value = Refused> {
+    (text(), text()).prop_map(|(reason, detail)| Refused { reason, detail })
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    (text(), description(), any::<u32>()).prop_map(|(name, memory, leases)| Entry {
+        name,
+        memory,
+        leases,
+    })
+}
+
+pub fn hello() -> impl Strategy<Value = Hello> {
+    let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
+    (first, of(secret()), of(vec(any::<u64>(), 0..9)), text()).prop_map(
+        |((magic, oldest, newest, boot, fabric), resume, held, agent)| Hello {
+            magic,
+            oldest,
+            newest,
+            boot,
+            fabric,
+            resume,
+            held,
+            agent,
+        },
+    )
+}
+
+pub fn greeting() -> impl Strategy<Value = Greeting> {
+    let ids = (any::<u16>(), instance(), boot(), secret());
+    let numbers = (any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>());
+    let welcome = (ids, numbers, text(), of(text()), of(text())).prop_map(
+        |((version, instance, boot, session), numbers, peer, door, local)| Welcome {
+            version,
+            instance,
+            boot,
+            session,
+            resumed: numbers.0,
+            peer,
+            heartbeat_ms: numbers.1,
+            lease_ms: numbers.2,
+            frame_bytes: numbers.3,
+            door,
+            local,
+        },
+    );
+    prop_oneof![
+        welcome.prop_map(Greeting::Welcome),
+        refused().prop_map(Greeting::Refused),
+    ]
+}
+
+fn join() -> impl Strategy<Value = Join> {
+    let first = (text(), any::<u32>(), any::<u32>(), handle_types());
+    (first, vec(text(), 0..3), of(description()), any::<u64>()).prop_map(
+        |((group, rank, size, can), cannot, memory, ms)| Join {
+            group,
+            rank,
+            size,
+            can,
+            cannot,
+            memory,
+            ms,
+        },
+    )
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    let fetch = (
+        text(),
+        handle_types(),
+        access(),
+        any::<bool>(),
+        of(instance()),
+    );
+    let create = (text(), any::<u64>(), of(any::<i32>()), vec(text(), 0..3));
+    let offer = (text(), any::<u64>(), vec(secret(), 0..3), any::<u32>());
+    prop_oneof![
+        Just(Ask::Ping(Empty {})),
+        (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),
+        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Wait(Wait { name, ms })),
+        fetch.prop_map(|(name, accept, access, probe, instance)| Ask::Fetch(Fetch {
+            name,
+            accept,
+            access,
+            probe,
+            instance
+        })),
+        secret().prop_map(|ticket| Ask::Redeem(Redeem { ticket })),
+        any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
+        (any::<u64>(), of(any::<u64>()))
+            .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),
+        text().prop_map(|prefix| Ask::Watch(Watch { prefix })),
+        create.prop_map(|(name, bytes, node, peers)| Ask::Create(Create {
+            name,
+            bytes,
+            node: node.map(NodeId),
+            peers
+        })),
+        (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Delete(Delete { name, ms })),
+        join().prop_map(Ask::Join),
+        offer.prop_map(|(group, round, fabric, first)| Ask::Offer(Offer {
+            group,
+            round,
+            fabric,
+            first
+        })),
+        (text(), any::<u64>(), any::<u64>()).prop_map(|(group, round, ms)| Ask::Leave(Leave {
+            group,
+            round,
+            ms
+        })),
+    ]
+}
+
+pub fn request() -> impl Strategy<Value = Request> {
+    (any::<u64>(), of(ask())).prop_map(|(id, ask)| Request { id, ask })
+}
+
+fn answer() -> impl Strategy<Value = Answer> {
+    let granted = (
+        any::<u64>(),
+        description(),
+        handles(),
+        of(any::<u64>()),
+        of(text()),
+    );
+    let member =
+        (text(), of(description()), of(handles())).prop_map(|(peer, memory, handles)| Member {
+            peer,
+            memory,
+            handles,
+        });
+    let incomplete = (
+        text(),
+        text(),
+        vec(any::<u32>(), 0..4),
+        any::<u32>(),
+        vec(text(), 0..3),
+    );
+    prop_oneof![
+        Just(Answer::Done(Empty {})),
+        refused().prop_map(Answer::Refused),
+        (vec(entry(), 0..3), any::<bool>())
+            .prop_map(|(entries, more)| Answer::Names(Names { entries, more })),
+        granted.prop_map(
+            |(lease, memory, handles, probe, no_fabric)| Answer::Granted(Granted {
+                lease,
+                memory,
+                handles,
+                probe,
+                no_fabric
+            })
+        ),
+        any::<u32>().prop_map(|count| Answer::Fds(Fds { count })),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
+        (any::<u64>(), any::<bool>()).prop_map(|(round, fabric)| Answer::Agreed(Agreed {
+            round,
+            via: if fabric {
+                HandleType::Fabric
+            } else {
+                HandleType::PosixFd
+            },
+        })),
+        (vec(member, 0..3), any::<bool>())
+            .prop_map(|(members, more)| Answer::Members(Members { members, more })),
+        incomplete.prop_map(|(reason, detail, ranks, size, reasons)| {
+            Answer::Incomplete(Incomplete {
+                reason,
+                detail,
+                ranks,
+                size,
+                reasons,
+            })
+        }),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let lost = (text(), any::<u64>(), vec(any::<u32>(), 0..4));
+    prop_oneof![
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(lease, ms)| Event::Withdrawing(Withdrawing { lease, ms })),
+        (any::<u64>(), refused()).prop_map(|(lease, why)| Event::Ended(Ended { lease, why })),
+        entry().prop_map(Event::Published),
+        text().prop_map(|name| Event::Gone(Gone { name })),
+        any::<u64>().prop_map(|ms| Event::Closing(Closing { ms })),
+        lost.prop_map(|(group, round, ranks)| Event::Lost(Lost {
+            group,
+            round,
+            ranks
+        })),
+    ]
+}
+
+pub fn from_server() -> impl Strategy<Value = FromServer> {
+    prop_oneof![
+        (any::<u64>(), of(answer()))
+            .prop_map(|(id, answer)| FromServer::Reply(Reply { id, answer })),
+        of(event()).prop_map(|event| FromServer::Notice(Notice(event))),
+    ]
+}

@@ -1,0 +1,285 @@
+//! One of each message: the fuzzers' seeds, and docs/protocol.md's example.
+
+use egmem::driver::{Access, HandleType, Location, NodeId};
+use egmem::exchange::protocol::*;
+use egmem::share::{BootId, Description, Identity, InstanceId, Part};
+
+fn secret(byte: u8) -> Secret {
+    Secret::new(&[byte; 64]).expect("64 bytes")
+}
+
+fn memory() -> Description {
+    let part = |allocation, node| Part {
+        identity: Identity {
+            boot: BootId::from_bytes(*b"boot-of-machine1"),
+            instance: InstanceId::from_bytes(*b"life-of-process1"),
+            allocation,
+            generation: 0,
+        },
+        bytes: 4 << 20,
+        location: Location::HostNuma(node),
+    };
+    Description {
+        len: 5 << 20,
+        access: Access::ReadWrite,
+        parts: vec![part(3, 0), part(4, 1)],
+    }
+}
+
+pub fn hellos() -> Vec<(&'static str, Hello)> {
+    let new = Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: BootId::from_bytes(*b"boot-of-machine2"),
+        fabric: true,
+        resume: None,
+        held: None,
+        agent: "sample".into(),
+    };
+    let again = Hello {
+        resume: Some(secret(1)),
+        held: Some(vec![1, 300]),
+        ..new.clone()
+    };
+    vec![("hello", new), ("hello-again", again)]
+}
+
+pub fn greetings() -> Vec<(&'static str, Greeting)> {
+    let welcome = Welcome {
+        version: VERSION,
+        instance: InstanceId::from_bytes(*b"life-of-server-1"),
+        boot: BootId::from_bytes(*b"boot-of-machine1"),
+        session: secret(2),
+        resumed: false,
+        peer: "node7.cluster".into(),
+        heartbeat_ms: 2000,
+        lease_ms: 10_000,
+        frame_bytes: 4 << 20,
+        door: Some("/run/egmem/door".into()),
+        local: Some("/run/egmem/local".into()),
+    };
+    let refused = Refused {
+        reason: "version".into(),
+        detail: "versions 1 to 1 are spoken here".into(),
+    };
+    vec![
+        ("welcome", Greeting::Welcome(welcome)),
+        ("refused", Greeting::Refused(refused)),
+    ]
+}
+
+pub fn requests() -> Vec<(&'static str, Request)> {
+    let name = || "job-7/rank:0".to_owned();
+    let both = vec![HandleType::Fabric, HandleType::PosixFd];
+    let asks = vec![
+        ("ping", Ask::Ping(Empty {})),
+        (
+            "list",
+            Ask::List(List {
+                prefix: "job-7/".into(),
+                after: Some(name()),
+            }),
+        ),
+        (
+            "wait",
+            Ask::Wait(Wait {
+                name: name(),
+                ms: 60_000,
+            }),
+        ),
+        (
+            "fetch",
+            Ask::Fetch(Fetch {
+                name: name(),
+                accept: both.clone(),
+                access: Access::ReadWrite,
+                probe: true,
+                instance: Some(InstanceId::from_bytes(*b"life-of-server-1")),
+            }),
+        ),
+        ("redeem", Ask::Redeem(Redeem { ticket: secret(3) })),
+        ("release", Ask::Release(Release { lease: 9 })),
+        (
+            "probe",
+            Ask::Probe(Probe {
+                lease: 9,
+                wrote: Some(0x1122_3344_5566_7788),
+            }),
+        ),
+        (
+            "watch",
+            Ask::Watch(Watch {
+                prefix: "job-7/".into(),
+            }),
+        ),
+        (
+            "create",
+            Ask::Create(Create {
+                name: name(),
+                bytes: 1 << 30,
+                node: Some(NodeId(1)),
+                peers: vec!["*.cluster".into(), "uid:1000".into()],
+            }),
+        ),
+        (
+            "delete",
+            Ask::Delete(Delete {
+                name: name(),
+                ms: 5000,
+            }),
+        ),
+        (
+            "join",
+            Ask::Join(Join {
+                group: "job-7".into(),
+                rank: 1,
+                size: 4,
+                can: both,
+                cannot: vec!["no IMEX channel".into()],
+                memory: Some(memory()),
+                ms: 30_000,
+            }),
+        ),
+        (
+            "offer",
+            Ask::Offer(Offer {
+                group: "job-7".into(),
+                round: 5,
+                fabric: vec![secret(4), secret(5)],
+                first: 0,
+            }),
+        ),
+        (
+            "leave",
+            Ask::Leave(Leave {
+                group: "job-7".into(),
+                round: 5,
+                ms: 5000,
+            }),
+        ),
+    ];
+    let request = |(index, (name, ask)): (usize, (&'static str, Ask))| {
+        let id = index as u64 + 1;
+        (name, Request { id, ask: Some(ask) })
+    };
+    asks.into_iter().enumerate().map(request).collect()
+}
+
+pub fn from_server() -> Vec<(&'static str, FromServer)> {
+    let refused = || Refused {
+        reason: "forbidden".into(),
+        detail: "not for node7.cluster".into(),
+    };
+    let entry = || Entry {
+        name: "job-7/rank:0".into(),
+        memory: memory(),
+        leases: 2,
+    };
+    let granted = |handles| {
+        Answer::Granted(Granted {
+            lease: 9,
+            memory: memory(),
+            handles,
+            probe: Some(6 << 20),
+            no_fabric: Some("no IMEX channel".into()),
+        })
+    };
+    let fabric = || Handles::Fabric(vec![secret(6), secret(7)]);
+    let answers = vec![
+        ("done", Answer::Done(Empty {})),
+        ("refused", Answer::Refused(refused())),
+        (
+            "names",
+            Answer::Names(Names {
+                entries: vec![entry()],
+                more: true,
+            }),
+        ),
+        ("granted-fabric", granted(fabric())),
+        ("granted-fds", granted(Handles::Fds(Fds { count: 2 }))),
+        ("granted-ticket", granted(Handles::Ticket(secret(8)))),
+        ("fds", Answer::Fds(Fds { count: 2 })),
+        (
+            "probed",
+            Answer::Probed(Probed {
+                found: 0x1122_3344_5566_7788,
+                wrote: 0x8877_6655_4433_2211,
+            }),
+        ),
+        (
+            "agreed",
+            Answer::Agreed(Agreed {
+                round: 5,
+                via: HandleType::Fabric,
+            }),
+        ),
+        (
+            "members",
+            Answer::Members(Members {
+                members: vec![
+                    Member {
+                        peer: "node1.cluster".into(),
+                        memory: Some(memory()),
+                        handles: Some(fabric()),
+                    },
+                    Member {
+                        peer: "node2.cluster".into(),
+                        memory: None,
+                        handles: None,
+                    },
+                ],
+                more: false,
+            }),
+        ),
+        (
+            "incomplete",
+            Answer::Incomplete(Incomplete {
+                reason: "timed_out".into(),
+                detail: "ranks did not come".into(),
+                ranks: vec![2, 3],
+                size: 4,
+                reasons: vec!["rank 2: no IMEX channel".into()],
+            }),
+        ),
+    ];
+    let events = vec![
+        (
+            "withdrawing",
+            Event::Withdrawing(Withdrawing { lease: 9, ms: 5000 }),
+        ),
+        (
+            "ended",
+            Event::Ended(Ended {
+                lease: 9,
+                why: refused(),
+            }),
+        ),
+        ("published", Event::Published(entry())),
+        (
+            "gone",
+            Event::Gone(Gone {
+                name: "job-7/rank:0".into(),
+            }),
+        ),
+        ("closing", Event::Closing(Closing { ms: 5000 })),
+        (
+            "lost",
+            Event::Lost(Lost {
+                group: "job-7".into(),
+                round: 5,
+                ranks: vec![3],
+            }),
+        ),
+    ];
+    let reply = |(index, (name, answer)): (usize, (&'static str, Answer))| {
+        let reply = Reply {
+            id: index as u64 + 1,
+            answer: Some(answer),
+        };
+        (name, FromServer::Reply(reply))
+    };
+    let notice = |(name, event)| (name, FromServer::Notice(Notice(Some(event))));
+    let answers = answers.into_iter().enumerate().map(reply);
+    answers.chain(events.into_iter().map(notice)).collect()
+}

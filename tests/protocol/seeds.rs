@@ -1,0 +1,82 @@
+//! The fuzzers' seeds: tests/fuzz/seeds/<target>/<name>.
+
+use std::path::Path;
+
+use egmem::exchange::protocol::encode;
+
+use crate::samples;
+
+fn frames(messages: &[Vec<u8>]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for message in messages {
+        all.extend((message.len() as u32).to_be_bytes());
+        all.extend(message);
+    }
+    all
+}
+
+fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut put = |target, name: &str, bytes: &[u8]| {
+        all.push((target, name.to_owned(), bytes.to_vec()));
+    };
+    for (name, message) in samples::hellos() {
+        put("hello", name, &encode(&message));
+    }
+    for (name, message) in samples::greetings() {
+        put("greeting", name, &encode(&message));
+    }
+    let mut requests = Vec::new();
+    for (name, message) in samples::requests() {
+        let bytes = encode(&message);
+        put("request", name, &bytes);
+        requests.push(bytes.to_vec());
+    }
+    for (name, message) in samples::from_server() {
+        put("from_server", name, &encode(&message));
+    }
+    // The first byte says how the rest comes in pieces.
+    for (name, pieces) in [("whole", 0), ("pieces", 1), ("halves", 40)] {
+        let mut bytes = vec![pieces];
+        bytes.extend(frames(&requests[..3]));
+        put("frames", name, &bytes);
+    }
+    put("frames", "long", b"\x00\xff\xff\xff\xffabc");
+    for (index, text) in [
+        "tcp://node7.cluster:7420",
+        "127.0.0.1:0",
+        "[::1]:7420",
+        "unix:/run/egmem.sock",
+        "uid:1000",
+        "*.gpu.cluster",
+        "local",
+        "*",
+        "job-7/rank:0",
+        "0123456789abcdef0123456789abcdef",
+    ]
+    .iter()
+    .enumerate()
+    {
+        put("text", &format!("text-{index}"), text.as_bytes());
+    }
+    all
+}
+
+/// With `EGMEM_WRITE_SEEDS=1` they are written; else those that are there must be these.
+#[test]
+fn seeds_are_those_of_the_messages_as_they_are_now() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/seeds");
+    for (target, name, bytes) in seeds() {
+        let path = root.join(target).join(&name);
+        if std::env::var_os("EGMEM_WRITE_SEEDS").is_some() {
+            std::fs::create_dir_all(path.parent().expect("a folder")).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let found = std::fs::read(&path).unwrap_or_default();
+        assert!(
+            found == bytes,
+            "{}: EGMEM_WRITE_SEEDS=1 cargo test --test protocol",
+            path.display()
+        );
+    }
+}

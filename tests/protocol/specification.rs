@@ -1,0 +1,1 @@
+//! docs/protocol.md against the code.
