@@ -10,12 +10,14 @@ mod gather;
 mod report;
 mod sizes;
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use bare::Client;
 use certificates::Certificates;
 use criterion::Criterion;
 use egmem::driver::Access;
+use egmem::exchange::protocol::{FromServer, Request, decode, encode};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
 use report::{Group, measure};
@@ -78,6 +80,26 @@ fn server_runtime() -> Runtime {
 fn client_runtime() -> Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().expect("a runtime")
+}
+
+/// What a fetch's messages cost to write and to read, at both ends together.
+fn codec(criterion: &mut Criterion, setting: &Setting) {
+    const GROUP: Group = ("messages of a fetch", 40);
+    let mut group = criterion.benchmark_group(GROUP.0);
+    let memory = setting
+        .memory
+        .describe(Access::ReadWrite)
+        .expect("a description");
+    let (request, reply) = sizes::fetch(NAME, &memory);
+    measure(&mut group, GROUP, "encoded and decoded", |times| {
+        let start = Instant::now();
+        for _ in 0..times {
+            decode::<Request>(&encode(black_box(&request))).expect("a request");
+            decode::<FromServer>(&encode(black_box(&reply))).expect("a reply");
+        }
+        start.elapsed()
+    });
+    group.finish();
 }
 
 /// One client on an open connection, which fetches and releases.
@@ -205,6 +227,12 @@ fn main() {
     allow_many_files();
     let mut criterion = Criterion::default().configure_from_args();
     let setting = Setting::create().expect("a simulated machine");
+    let Sizes { fetch, release } = setting.sizes;
+    println!(
+        "a fetch: {} bytes, its reply: {}; a release: {}, {}",
+        fetch.ask, fetch.answer, release.ask, release.answer
+    );
+    codec(&mut criterion, &setting);
     one_client(&mut criterion, &setting);
     all_clients(&mut criterion, &setting);
     #[cfg(feature = "etcd")]

@@ -22,41 +22,50 @@ pub struct Sizes {
     pub release: Exchange,
 }
 
-impl Sizes {
-    /// Of memory like this, under a name like this.
-    pub fn of(name: &str, memory: &Description) -> Self {
-        let fetch = Ask::Fetch(Fetch {
-            name: name.to_string(),
-            accept: vec![HandleType::Fabric, HandleType::PosixFd],
-            access: Access::ReadWrite,
-            probe: false,
-            instance: None,
-        });
-        let handle = Secret::new(&[7; 64]).expect("64 bytes");
-        let granted = Answer::Granted(Granted {
-            lease: 1000,
-            memory: memory.clone(),
-            handles: Handles::Fabric(vec![handle]),
-            probe: None,
-            no_fabric: None,
-        });
-        Self {
-            fetch: exchange(fetch, granted),
-            release: exchange(
-                Ask::Release(Release { lease: 1000 }),
-                Answer::Done(Empty {}),
-            ),
-        }
+/// A fetch of this name and its reply.
+pub fn fetch(name: &str, memory: &Description) -> (Request, Reply) {
+    let fetch = Ask::Fetch(Fetch {
+        name: name.to_string(),
+        accept: vec![HandleType::Fabric, HandleType::PosixFd],
+        access: Access::ReadWrite,
+        probe: false,
+        instance: None,
+    });
+    let handle = Secret::new(&[7; 64]).expect("64 bytes");
+    let granted = Answer::Granted(Granted {
+        lease: 1000,
+        memory: memory.clone(),
+        handles: Handles::Fabric(vec![handle]),
+        probe: None,
+        no_fabric: None,
+    });
+    pair(fetch, granted)
+}
+
+fn pair(ask: Ask, answer: Answer) -> (Request, Reply) {
+    let id = 1000; // of three bytes, like most
+    let ask = Some(ask);
+    let answer = Some(answer);
+    (Request { id, ask }, Reply { id, answer })
+}
+
+fn sizes((request, reply): &(Request, Reply)) -> Exchange {
+    Exchange {
+        ask: encode(request).len(),
+        answer: encode(reply).len(),
     }
 }
 
-fn exchange(ask: Ask, answer: Answer) -> Exchange {
-    let id = 1000; // of three bytes, like most
-    let ask = encode(&Request { id, ask: Some(ask) }).len();
-    let answer = encode(&Reply {
-        id,
-        answer: Some(answer),
-    })
-    .len();
-    Exchange { ask, answer }
+impl Sizes {
+    /// Of memory like this, under a name like this.
+    pub fn of(name: &str, memory: &Description) -> Self {
+        let release = pair(
+            Ask::Release(Release { lease: 1000 }),
+            Answer::Done(Empty {}),
+        );
+        Self {
+            fetch: sizes(&fetch(name, memory)),
+            release: sizes(&release),
+        }
+    }
 }
