@@ -241,12 +241,13 @@ fn with_trust_anybody_gets_it_but_zeroed() {
         levels.dirty == 0 && levels.warm >= 8 * MIB
     });
     let mut seen = false;
+    let mut held = Vec::new();
     for _ in 0..2 {
         let mut others = reserve.take(Some(&"b"), 8 * MIB).unwrap();
         let identity = others[0].memory.identity().unwrap();
         seen |= identity.allocation == before.allocation;
         assert_eq!(use_by(&mut others, "b", 0xbb), [0]);
-        std::mem::forget(others);
+        held.push(others);
     }
     assert!(seen, "it was given to another peer");
 }

@@ -225,9 +225,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         // A dead one in the way.
-        let (dead, file) = listen(&path, &Peers::same_user()).unwrap();
+        let (dead, _file) = listen(&path, &Peers::same_user()).unwrap();
         drop(dead);
-        std::mem::forget(file);
         let barrier = std::sync::Barrier::new(8);
         let listening = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
