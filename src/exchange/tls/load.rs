@@ -198,7 +198,7 @@ fn usages(
             Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
                 format!("the certificate is not of the authority in {}", texts.ca.0)
             }
-            Bad::RequiredEkuNotFoundContext(_) | Bad::RequiredEkuNotFound => {
+            Bad::RequiredEkuNotFoundContext(_) => {
                 "the certificate is not for this end of a connection".into()
             }
             other => other.to_string(),

@@ -1,9 +1,7 @@
 //! Where a server listens, and what comes in.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener as BlockingListener;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,6 +13,7 @@ use super::stream::{Reading, Writing};
 use super::{Connection, Security, net};
 use crate::exchange::{Address, Limits, PeerName, tls};
 use crate::share::Peers;
+use crate::share::socket::{self, SocketFile};
 use crate::{Error, Result};
 
 /// How long to wait where the process has no fd left for a connection.
@@ -37,7 +36,7 @@ enum Socket {
     Tcp(TcpListener),
     Unix(
         UnixListener,
-        #[expect(dead_code, reason = "it is there to be dropped")] Own,
+        #[expect(dead_code, reason = "it is there to be dropped")] SocketFile,
     ),
 }
 
@@ -55,11 +54,10 @@ impl Listening {
         limits: &Limits,
     ) -> Result<Self> {
         let (socket, address) = match address {
-            Address::Unix(path) => {
-                let (listener, own) = bind_unix(path, peers)
-                    .map_err(|error| Error::system(format!("listening at {address}"), &error))?;
-                (Socket::Unix(listener, own), address.clone())
-            }
+            Address::Unix(path) => (
+                bind_unix(path.clone(), peers.clone()).await?,
+                address.clone(),
+            ),
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
                     tls.server()?;
@@ -141,56 +139,18 @@ impl Listening {
     }
 }
 
-/// The file of a Unix socket, removed with its listener if it is still the same.
-#[derive(Debug)]
-struct Own {
-    path: PathBuf,
-    file: (u64, u64),
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        if identity(&self.path).ok() == Some(self.file) {
-            // Where it cannot be removed the next server replaces it.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let meta = fs::symlink_metadata(path)?;
-    Ok((meta.dev(), meta.ino()))
-}
-
-fn bind_unix(path: &Path, peers: &Peers) -> io::Result<(UnixListener, Own)> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && left_over(path)? => {
-            fs::remove_file(path)?;
-            UnixListener::bind(path)?
-        }
-        other => other?,
-    };
-    let own = Own {
-        path: path.into(),
-        file: identity(path)?,
-    };
-    // Whoever connects before this is checked all the same.
-    let mode = if peers.reach_beyond_own_user() {
-        0o666
-    } else {
-        0o600
-    };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    Ok((listener, own))
-}
-
-/// Whether this is a socket at which nobody listens.
-fn left_over(path: &Path) -> io::Result<bool> {
-    if !fs::symlink_metadata(path)?.file_type().is_socket() {
-        return Ok(false);
-    }
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    Ok(std::os::unix::net::UnixStream::connect(path).is_err_and(refused))
+/// A dead server's socket takes a moment, as does another server that starts at the same place.
+async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
+    let failed = |error| Error::system(format!("listening at {}", path.display()), &error);
+    let bound = tokio::task::spawn_blocking({
+        let path = path.clone();
+        move || socket::listen(&path, &peers)
+    });
+    let (listener, file) = bound.await.map_err(|error| failed(error.into()))??;
+    let listener = BlockingListener::from(listener);
+    listener.set_nonblocking(true).map_err(failed)?;
+    let listener = UnixListener::from_std(listener).map_err(failed)?;
+    Ok(Socket::Unix(listener, file))
 }
 
 /// A connection of which nothing is known yet.
