@@ -9,7 +9,7 @@ use super::units::{bytes, duration, maybe_bytes};
 use super::{Reuse, Scrubber};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::check_name;
-use crate::exchange::{Address, Who};
+use crate::exchange::{Address, Limits, Who};
 use crate::size::Granularity;
 use crate::{Error, Result};
 
@@ -52,6 +52,9 @@ pub struct ServiceConfig {
     /// How soon silent clients are given up.
     #[serde(default)]
     pub lease: LeaseConfig,
+    /// How much peers may ask for; durations are whole milliseconds here.
+    #[serde(default)]
+    pub limits: Limits,
     /// Where metrics are told; without it, nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<MetricsConfig>,
@@ -82,7 +85,8 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalConfig {
-    /// A Unix socket at which TCP clients of this machine get their fds; without it they get none.
+    /// The Unix socket at which TCP clients of this machine get their fds; by default one in a
+    /// directory of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub door: Option<PathBuf>,
     /// The users who may connect to Unix sockets besides the service's own.
@@ -374,6 +378,9 @@ impl ServiceConfig {
         if self.listen.is_empty() {
             return Err(wrong("`listen` is empty: nobody could connect"));
         }
+        if self.plain_anywhere && self.tls.is_some() {
+            return Err(wrong("`plain_anywhere` and `tls` exclude each other"));
+        }
         if let Some(create) = &self.create {
             some(&create.peer_bytes, "create.peer_bytes")?;
             some(&create.peer_names, "create.peer_names")?;
@@ -420,6 +427,43 @@ impl ServiceConfig {
             directory.check()?;
         }
         Ok(())
+    }
+}
+
+impl ServiceConfig {
+    /// Takes over what can be changed in a running service; returns the keys that cannot.
+    pub(super) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
+        let mut restart = Vec::new();
+        let mut fixed = |key, same: bool| {
+            if !same {
+                restart.push(key);
+            }
+        };
+        fixed("listen", self.listen == new.listen);
+        fixed("plain_anywhere", self.plain_anywhere == new.plain_anywhere);
+        fixed("tls", self.tls == new.tls);
+        fixed("local", self.local == new.local);
+        fixed("reserve", self.reserves == new.reserves);
+        fixed("node", self.node == new.node);
+        fixed("reuse", self.reuse == new.reuse);
+        fixed("lease", self.lease == new.lease);
+        fixed("limits", self.limits == new.limits);
+        fixed("metrics", self.metrics == new.metrics);
+        fixed("directory", self.directory == new.directory);
+        let mut same = self.buffers.len() == new.buffers.len();
+        for buffer in &mut self.buffers {
+            match new.buffers.iter().find(|new| new.name == buffer.name) {
+                Some(new) => {
+                    buffer.who = new.who.clone();
+                    same &= buffer == new;
+                }
+                None => same = false,
+            }
+        }
+        fixed("buffer", same);
+        self.create = new.create;
+        self.drain = new.drain;
+        restart
     }
 }
 

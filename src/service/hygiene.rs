@@ -67,6 +67,13 @@ impl<P: Clone + Eq> Past<P> {
         };
     }
 
+    /// Peers other than its owner may fetch it: it counts as seen by them, whether they did or not.
+    pub fn open_to_others(&mut self) {
+        if *self != Self::Tainted {
+            *self = Self::Many;
+        }
+    }
+
     /// A holder went without saying that it unmapped the memory.
     pub fn taint(&mut self) {
         *self = Self::Tainted;

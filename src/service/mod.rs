@@ -3,19 +3,52 @@
 //! It makes the buffers that its configuration names and, within quotas, those that clients ask
 //! for, and keeps a warm reserve, so that a client gets gigabytes in the time of importing and
 //! granting, not of pinning. The command `egmem serve` runs it; docs/service.md is its manual.
-
-// Until the service itself is here, which uses them.
-#![allow(dead_code)]
+//!
+//! ```
+//! use egmem::exchange::Client;
+//! use egmem::service::{Service, ServiceConfig};
+//! use egmem::{Driver, Machine};
+//!
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+//! let config = ServiceConfig::from_toml(
+//!     r#"
+//!     listen = ["tcp://127.0.0.1:0"]
+//!     [[buffer]]
+//!     name = "weights"
+//!     bytes = "4MiB"
+//!     gpu = 0
+//!     who = ["*"]
+//!     "#,
+//! )?;
+//! let service = Service::start(config, &driver).await?;
+//!
+//! let client = Client::options(service.addresses()[0].clone()).connect(&driver).await?;
+//! let weights = client.fetch("weights").go().await?;
+//! assert_eq!(weights.get::<u64>(0)?, 0);
+//! weights.release().await?;
+//! service.drain(std::time::Duration::from_secs(5)).await?;
+//! # Ok::<(), egmem::Error>(())
+//! # }).unwrap();
+//! ```
 
 mod config;
 mod http;
 mod hygiene;
 mod metrics;
 mod quota;
+mod report;
 mod reserve;
 mod scrub;
+mod start;
+mod state;
 mod stock;
 mod units;
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 pub use config::{
     BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig, LocalConfig,
@@ -23,3 +56,157 @@ pub use config::{
 };
 pub use hygiene::Reuse;
 pub use scrub::Scrubber;
+
+use crate::exchange::server::ServerStats;
+use crate::exchange::{Address, Server, Tls};
+use crate::share::InstanceId;
+use crate::{Driver, Error, Result};
+use http::Endpoint;
+use state::State;
+
+/// A running service. Dropped without [`drain`](Self::drain), it ends at once: its leases end, and
+/// what holders have mapped stays mapped.
+#[derive(Debug)]
+pub struct Service {
+    state: Arc<State>,
+    server: Server,
+    tls: Option<Tls>,
+    endpoint: Option<Endpoint>,
+    /// What it runs with: reloading changes some of it.
+    config: Mutex<ServiceConfig>,
+}
+
+impl Service {
+    /// Starts a service: its buffers are there and it listens when this is done, its reserves may
+    /// still be filling ([`ready`](Self::ready) waits for them).
+    ///
+    /// It needs a tokio runtime with timers and I/O; driver calls are made in threads of their own.
+    ///
+    /// # Errors
+    /// What [`ServiceConfig::check`] finds; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what
+    /// the machine does not have; those of making a buffer; those of
+    /// [`ServerOptions::start`](crate::exchange::ServerOptions::start) and of loading certificates.
+    ///
+    /// # Cancel safety
+    /// Dropped unfinished, what was made is given back.
+    pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
+        start::start(config, driver).await
+    }
+
+    /// Where clients connect, with the ports that the kernel chose.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.server.addresses()
+    }
+
+    /// Where metrics are told, if they are.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.endpoint.as_ref().map(Endpoint::address)
+    }
+
+    /// This life of the service.
+    pub fn instance(&self) -> InstanceId {
+        self.server.instance()
+    }
+
+    /// Numbers about its exchange.
+    pub fn stats(&self) -> ServerStats {
+        self.server.stats()
+    }
+
+    /// Whether it is ready: it listens, its buffers are there, every reserve has been filled once, or
+    /// has shown that it cannot be for now, and it does not drain.
+    pub fn is_ready(&self) -> bool {
+        self.state.readiness().is_ok()
+    }
+
+    /// Waits until every reserve has been filled once, or has shown that it cannot be for now: then
+    /// the log says why.
+    ///
+    /// # Cancel safety
+    /// It may be dropped and called again.
+    pub async fn ready(&self) {
+        let mut unready = self.state.unready.clone();
+        // A sender that is gone has nothing more to fill.
+        let _ = unready.wait_for(|count| *count == 0).await;
+    }
+
+    /// The metrics in Prometheus' text form (OpenMetrics 1.0); docs/service.md lists them.
+    pub fn metrics(&self) -> String {
+        metrics::encode(self.state.snapshot())
+    }
+
+    /// Takes over from `config` what can be changed while it runs: certificates are read again from
+    /// their files, and lists of peers and quotas are those of `config`. Returns the keys that differ
+    /// and need a restart.
+    ///
+    /// # Errors
+    /// What [`ServiceConfig::check`] finds, and [`Error::Tls`]: everything stays as it was then.
+    pub fn reload(&self, config: ServiceConfig) -> Result<Vec<&'static str>> {
+        config.check()?;
+        if let Some(tls) = &self.tls {
+            tls.reload()?;
+        }
+        let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let restart = current.take_over(config);
+        self.state.set_create(current.create.clone());
+        for buffer in &current.buffers {
+            self.state.set_who(&buffer.name, buffer.who.clone());
+        }
+        Ok(restart)
+    }
+
+    /// Ends it: creates nothing more, asks all holders to release what they hold, waits for them,
+    /// and gives all memory back.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] with who had not released in time: what they have mapped stays pinned
+    /// until they unmap it. The service has ended all the same.
+    ///
+    /// # Cancel safety
+    /// Dropped unfinished, the service ends at once.
+    pub async fn drain(self, within: Duration) -> Result<()> {
+        self.state.draining.store(true, Relaxed);
+        let until = tokio::time::Instant::now() + within;
+        tracing::info!(?within, "draining");
+        let mut asked = tokio::task::JoinSet::new();
+        for named in self.state.all() {
+            asked.spawn(async move { named.vacate(within).await });
+        }
+        let mut still = Vec::new();
+        while let Some(done) = asked.join_next().await {
+            if let Ok(Err(Error::StillHeld { name, holders })) = done {
+                let holders = holders.iter().map(|holder| format!("{holder} ('{name}')"));
+                still.extend(holders);
+            }
+        }
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        // Those who hold names of the service are known already.
+        let closed = match self.server.close(left).await {
+            Err(Error::StillHeld { .. }) => Ok(()),
+            closed => closed,
+        };
+        self.state.drop_server();
+        let state = Arc::clone(&self.state);
+        drop(self);
+        let released = tokio::task::spawn_blocking(move || {
+            state.nodes.values().for_each(|reserve| reserve.stop());
+        });
+        // A panic of the driver's is reported where it happened.
+        let _ = released.await;
+        closed?;
+        match still.is_empty() {
+            true => Ok(()),
+            false => Err(Error::StillHeld {
+                name: "memory of this service".into(),
+                holders: still,
+            }),
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.state.draining.store(true, Relaxed);
+        self.state.drop_server();
+    }
+}

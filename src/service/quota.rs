@@ -40,6 +40,11 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
         }
     }
 
+    /// Changes the quota. Who has more keeps it, and gets no more.
+    pub fn set_quota(&mut self, quota: Quota) {
+        self.quota = quota;
+    }
+
     /// Charges `peer` with one name of `bytes`.
     pub fn charge(&mut self, peer: &P, bytes: u64) -> Result<(), Over> {
         let have = self.peers.get(peer).copied().unwrap_or_default();

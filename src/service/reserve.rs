@@ -123,7 +123,7 @@ pub(crate) trait OnFilled: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Reserve<P: Send + 'static> {
     shared: Arc<Shared<P>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl<P: Clone + Eq + Send + 'static> Reserve<P> {
@@ -158,9 +158,9 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             counters: Counters::default(),
             on_filled,
         });
-        let mut this = Self {
+        let this = Self {
             shared,
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         let node = this.shared.plan.node;
         let work: [(&str, fn(&Shared<P>)); 2] = [("fill", Shared::fill), ("scrub", Shared::scrub)];
@@ -170,7 +170,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
                 .name(format!("egmem-{what}-{node}"))
                 .spawn(move || work(&shared))
                 .map_err(|error| Error::system("cannot start a thread", &error))?;
-            this.threads.push(thread);
+            this.threads().push(thread);
         }
         Ok(this)
     }
@@ -197,6 +197,25 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// Takes back what nobody holds any more; each chunk's past decides what becomes of it.
     pub fn give_back(&self, chunks: Vec<Chunk<P>>) {
         self.shared.give_back(chunks);
+    }
+
+    /// Memory that was taken is not coming back: it went to the driver, since a holder may still
+    /// have it mapped or somebody else has a hand on it.
+    pub fn lost(&self, bytes: u64) {
+        self.shared.state().pinned -= bytes;
+        self.shared
+            .counters
+            .discarded_tainted_bytes
+            .fetch_add(bytes, Relaxed);
+        self.shared.changed.notify_all();
+    }
+
+    /// `bytes` as they are charged: rounded up to the granularity.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 or more than an address space.
+    pub fn padded(&self, bytes: u64) -> Result<u64> {
+        Ok(PaddedSize::new(bytes, self.shared.granule)?.padded())
     }
 
     /// The node.
@@ -227,14 +246,27 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     }
 }
 
-impl<P: Send + 'static> Drop for Reserve<P> {
-    fn drop(&mut self) {
+impl<P: Send + 'static> Reserve<P> {
+    /// Ends the threads and gives all that is ready back to the driver, and from now on what comes
+    /// back too. Blocks while that lasts.
+    pub fn stop(&self) {
         self.shared.state().stop = true;
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
             // A thread that panicked has said so.
             let _ = thread.join();
         }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: Send + 'static> Drop for Reserve<P> {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -273,7 +305,13 @@ const LONG: Duration = Duration::from_secs(3600);
 impl<P: Clone + Eq> Shared<P> {
     /// Adds chunks of `padded` bytes to `taken`; what was taken so far stays there after an error.
     fn take(&self, peer: Option<&P>, padded: u64, taken: &mut Vec<Chunk<P>>) -> Result<()> {
-        let (warm, mut missing) = self.state().stock.take(peer, padded, MAX_PARTS);
+        let (warm, mut missing) = {
+            let mut state = self.state();
+            if state.stop {
+                return Err(Error::invalid("request", "the reserve has ended"));
+            }
+            state.stock.take(peer, padded, MAX_PARTS)
+        };
         taken.extend(warm);
         self.counters
             .taken_warm_bytes

@@ -90,6 +90,24 @@ impl Shared {
         Ok(Self::new(Memories::Physical(parts), len))
     }
 
+    /// The physical memory again, if it was made from some and nobody else has a clone.
+    #[cfg(feature = "service")]
+    pub(crate) fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
+        let inner = Arc::try_unwrap(self.0).map_err(Self)?;
+        match inner {
+            Inner {
+                window,
+                memory: Memories::Physical(parts),
+                ..
+            } => {
+                // Unmapped before anybody else gets it.
+                drop(window);
+                Ok(parts)
+            }
+            other => Err(Self(Arc::new(other))),
+        }
+    }
+
     fn parts(&self) -> &[PhysicalMemory] {
         match &self.0.memory {
             Memories::Buffer(buffer) => buffer.physical(),

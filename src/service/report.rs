@@ -1,0 +1,128 @@
+//! What a service tells about itself.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::http::Pages;
+use super::metrics::{self, NodeNumbers, Snapshot};
+use super::state::State;
+
+impl State {
+    /// Whether it is ready; if not, why.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.draining.load(Relaxed) {
+            return Err("draining".into());
+        }
+        match *self.unready.borrow() {
+            0 => Ok(()),
+            count => Err(format!(
+                "{count} reserves or steps of the start are not done"
+            )),
+        }
+    }
+
+    /// All numbers of now.
+    pub fn snapshot(&self) -> Snapshot {
+        let stats = self
+            .server()
+            .map(|server| server.stats())
+            .unwrap_or_default();
+        let (_, owners) = self.counts();
+        let asked = &self.asked;
+        Snapshot {
+            gauges: vec![
+                (
+                    "ready",
+                    "Whether the service is ready",
+                    u64::from(self.readiness().is_ok()),
+                ),
+                (
+                    "draining",
+                    "Whether the service is ending",
+                    u64::from(self.draining.load(Relaxed)),
+                ),
+                ("connections", "Open connections", stats.connections),
+                (
+                    "sessions",
+                    "Sessions, with and without a connection",
+                    stats.sessions,
+                ),
+                ("leases", "Leases that are held", stats.leases),
+                ("names", "Published names", stats.names),
+                (
+                    "published_bytes",
+                    "Published memory, padding included",
+                    stats.bytes,
+                ),
+                ("owners", "Peers that have created names", owners as u64),
+            ],
+            counts: vec![
+                (
+                    "created",
+                    "Names created by request",
+                    asked.created.load(Relaxed),
+                ),
+                (
+                    "deleted",
+                    "Names deleted by request",
+                    asked.deleted.load(Relaxed),
+                ),
+                (
+                    "creations_refused",
+                    "Requests for memory that were refused",
+                    asked.refused.load(Relaxed),
+                ),
+                ("accepted", "Connections accepted", stats.accepted),
+                (
+                    "failed_handshakes",
+                    "Connections that did not get to a welcome",
+                    stats.failed_handshakes,
+                ),
+                (
+                    "protocol_errors",
+                    "Connections ended because the peer broke the protocol",
+                    stats.protocol_errors,
+                ),
+                (
+                    "dropped_peers",
+                    "Connections ended because the peer was silent or slow",
+                    stats.dropped_peers,
+                ),
+                (
+                    "resumed",
+                    "Sessions that went on after a broken connection",
+                    stats.resumed,
+                ),
+                ("requests", "Requests", stats.requests),
+                ("fetches", "Leases granted", stats.fetches),
+                (
+                    "released",
+                    "Leases released by their holders",
+                    stats.released,
+                ),
+                (
+                    "expired",
+                    "Leases that ended because their holder went silent",
+                    stats.expired,
+                ),
+            ],
+            refusals: stats.refusals.into_iter().collect(),
+            nodes: self
+                .nodes
+                .iter()
+                .map(|(node, reserve)| {
+                    NodeNumbers::new(*node, reserve.levels(), reserve.counters())
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Pages for State {
+    fn metrics(&self) -> String {
+        metrics::encode(self.snapshot())
+    }
+
+    fn readiness(&self) -> Result<(), String> {
+        self.readiness()
+    }
+}

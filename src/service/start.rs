@@ -1,0 +1,260 @@
+//! How a service comes up.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Service;
+use super::config::{BufferConfig, ServiceConfig, TlsConfig};
+use super::http::Endpoint;
+use super::reserve::{OnFilled, Plan, Reserve};
+use super::state::{Abandoned, State, Wanted};
+use crate::driver::{Location, NodeId};
+use crate::exchange::protocol::Create;
+use crate::exchange::server::{Allocate, Allocation};
+use crate::exchange::{PeerName, Security, Server, Tls, TlsFiles};
+use crate::share::{Peers, best_handle_types};
+use crate::{Driver, Error, Refusal, Result, Topology};
+
+/// Counts down when a reserve has been filled for the first time.
+#[derive(Debug)]
+struct Countdown {
+    node: NodeId,
+    unready: Arc<watch::Sender<usize>>,
+}
+
+impl OnFilled for Countdown {
+    fn filled(&self, result: &Result<()>) {
+        let node = self.node;
+        match result {
+            Ok(()) => tracing::info!(%node, "the reserve is full"),
+            Err(error) => tracing::warn!(%node, %error, "ready without a full reserve"),
+        }
+        self.unready.send_modify(|count| *count -= 1);
+    }
+}
+
+/// The service as the exchange's server sees it.
+struct Allocator(Arc<State>);
+
+impl Allocate for Allocator {
+    fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
+        let (state, peer, ask) = (Arc::clone(&self.0), peer.clone(), ask.clone());
+        Box::pin(async move {
+            // Set when this future is dropped: then what is half made is undone.
+            let abandoned = Abandoned::default();
+            let flag = abandoned.flag();
+            let made = move || state.create(&peer, &ask, &flag);
+            let made = tokio::task::spawn_blocking(made).await;
+            drop(abandoned);
+            made.unwrap_or_else(|_| Err((Refusal::Internal, "it has failed".into())))
+        })
+    }
+
+    fn delete<'a>(&'a self, peer: &'a PeerName, name: &'a str, wait: Duration) -> Allocation<'a> {
+        Box::pin(self.0.delete(peer, name, wait))
+    }
+}
+
+/// Runs what blocks off the runtime.
+async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| {
+            Err(Error::System {
+                what: what.into(),
+                detail: error.to_string(),
+            })
+        })
+}
+
+pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Service> {
+    config.check()?;
+    let (security, tls) = security(&config)?;
+    // One for the names.
+    let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
+    let (plans, driver) = (config.clone(), driver.clone());
+    let countdown = Arc::clone(&unready);
+    let (nodes, homes) = blocking("starting the reserves", move || {
+        let topology = Topology::discover(&driver)?;
+        let homes = homes(&plans, &topology)?;
+        Ok((reserves(&plans, &driver, &topology, &countdown)?, homes))
+    })
+    .await?;
+    let state = Arc::new(State::new(
+        nodes,
+        config.create.clone(),
+        unready.subscribe(),
+    ));
+
+    let endpoint = match &config.metrics {
+        Some(metrics) => {
+            let pages = Arc::clone(&state);
+            Some(Endpoint::start(&metrics.address, metrics.anywhere, pages).await?)
+        }
+        None => None,
+    };
+    let mut options = Server::options()
+        .security(security)
+        .limits(config.limits.clone())
+        .heartbeat(config.lease.heartbeat)
+        .lease(config.lease.expiry)
+        .peers(peers(&config))
+        .allocator(Arc::new(Allocator(Arc::clone(&state))));
+    for address in &config.listen {
+        options = options.listen(address.clone());
+    }
+    if let Some(door) = &config.local.door {
+        options = options.door(Some(door.clone()));
+    }
+    let server = options.start().await?;
+    state.set_server(server.clone());
+    let service = Service {
+        state: Arc::clone(&state),
+        server,
+        tls,
+        endpoint,
+        config: Mutex::new(config.clone()),
+    };
+    for (buffer, node) in config.buffers.into_iter().zip(homes) {
+        let state = Arc::clone(&state);
+        blocking("making a buffer", move || publish(&state, &buffer, node)).await?;
+    }
+    unready.send_modify(|count| *count -= 1);
+    Ok(service)
+}
+
+fn security(config: &ServiceConfig) -> Result<(Security, Option<Tls>)> {
+    Ok(match (&config.tls, config.plain_anywhere) {
+        (Some(files), _) => {
+            let tls = Tls::load(files_of(files))?;
+            (Security::Tls(tls.clone()), Some(tls))
+        }
+        (None, true) => (Security::PlainAnywhere, None),
+        (None, false) => (Security::Plain, None),
+    })
+}
+
+fn files_of(tls: &TlsConfig) -> TlsFiles {
+    TlsFiles {
+        ca: tls.ca.clone(),
+        cert: tls.cert.clone(),
+        key: tls.key.clone(),
+        crl: tls.crl.clone(),
+    }
+}
+
+fn peers(config: &ServiceConfig) -> Peers {
+    let peers = Peers::same_user();
+    match config.local.any_user {
+        true => peers.any_user(),
+        false => config
+            .local
+            .users
+            .iter()
+            .fold(peers, |peers, &uid| peers.and_user(uid)),
+    }
+}
+
+/// The node of each buffer, in order; every node that the configuration names is there.
+fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
+    let known = |node: NodeId| match topology.nodes().iter().any(|known| known.id == node) {
+        true => Ok(node),
+        false => Err(Error::NoSuchNode {
+            node,
+            choices: topology.nodes().iter().map(|known| known.id).collect(),
+        }),
+    };
+    for reserve in &config.reserves {
+        known(reserve.node)?;
+    }
+    if let Some(node) = config.create.as_ref().and_then(|create| create.node) {
+        known(node)?;
+    }
+    let home = |buffer: &BufferConfig| match (buffer.node, buffer.gpu) {
+        (Some(node), _) => known(node),
+        (None, gpu) => topology.gpu(gpu.unwrap_or(0))?.host_node(),
+    };
+    config.buffers.iter().map(home).collect()
+}
+
+/// A reserve for every host node; where none is configured, one that keeps nothing ready.
+fn reserves(
+    config: &ServiceConfig,
+    driver: &Driver,
+    topology: &Topology,
+    unready: &Arc<watch::Sender<usize>>,
+) -> Result<BTreeMap<NodeId, Reserve<PeerName>>> {
+    let mut reserves = BTreeMap::new();
+    for node in topology.nodes() {
+        let asked = config
+            .reserves
+            .iter()
+            .find(|reserve| reserve.node == node.id);
+        let shareable = match best_handle_types(driver, Location::from(node.id)) {
+            Ok(shareable) => shareable,
+            Err(error) if asked.is_none() => {
+                tracing::warn!(node = %node.id, %error, "memory of this node cannot be shared");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(why) = &shareable.no_fabric {
+            tracing::info!(node = %node.id, %why, "no fabric handles");
+        }
+        let plan = Plan {
+            node: node.id,
+            handle_types: shareable.handle_types,
+            target: asked.map_or(0, |reserve| reserve.bytes),
+            keep: config.reuse.keep,
+            chunk: asked.map_or(DEFAULT_CHUNK, |reserve| reserve.chunk),
+            min_chunk: asked.map_or(DEFAULT_MIN_CHUNK, |reserve| reserve.min_chunk),
+            cap: config.node.max_bytes.unwrap_or(u64::MAX),
+            headroom: config.node.headroom,
+            retry: config.node.retry,
+            reuse: config.reuse.policy,
+            scrubber: config.reuse.scrub,
+            scrub_threads: config.reuse.threads,
+        };
+        let on_filled: Box<dyn OnFilled> = match asked {
+            Some(_) => Box::new(Countdown {
+                node: node.id,
+                unready: Arc::clone(unready),
+            }),
+            None => Box::new(Nothing),
+        };
+        reserves.insert(node.id, Reserve::start(driver, plan, on_filled)?);
+    }
+    Ok(reserves)
+}
+
+const DEFAULT_CHUNK: u64 = 512 << 20;
+const DEFAULT_MIN_CHUNK: u64 = 16 << 20;
+
+/// Nobody waits for a reserve that keeps nothing.
+#[derive(Debug)]
+struct Nothing;
+
+impl OnFilled for Nothing {
+    fn filled(&self, _: &Result<()>) {}
+}
+
+fn publish(state: &State, buffer: &BufferConfig, node: NodeId) -> Result<()> {
+    let wanted = Wanted {
+        name: &buffer.name,
+        bytes: buffer.bytes,
+        node,
+        owner: None,
+        who: buffer.who.clone(),
+        open: true,
+        access: buffer.access,
+        probe: buffer.probe,
+    };
+    state.publish(&wanted, &AtomicBool::new(false))
+}
