@@ -1,13 +1,19 @@
 //! The command line `egmem`: what works on this machine, and what it looks like.
 
+mod certs;
 mod children;
+mod connect;
 mod doctor;
+mod fetch;
 mod host;
+mod ls;
 mod output;
 mod probe;
 mod render;
+mod serve;
 mod source;
 mod topo;
+mod watch;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -41,6 +47,20 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Draw the node: its sockets, memories, GPUs and links
     Topo(topo::Topo),
+    /// Run this node's allocator service: memory that stays while its users come and go
+    ///
+    /// SIGTERM or SIGINT drains it, a second one ends it at once, SIGHUP reads certificates and lists
+    /// of peers again. Exit status: 0 drained, 1 failed, 2 for a wrong configuration or usage, 3 if
+    /// memory was still held when the drain's time was over, 4 if a second signal ended the drain.
+    Serve(serve::Serve),
+    /// List the names that a server shows
+    Ls(ls::Ls),
+    /// Fetch memory by name: import, map and grant it, then check, read, write or hold it
+    Fetch(fetch::Fetch),
+    /// Show names as they come and go
+    Watch(watch::Watch),
+    /// Make certificates: an authority of one's own, and from it one for each node and user
+    Certs(certs::Certs),
     /// Try capabilities for a parent `egmem doctor`, so that a crash takes no more along
     #[command(hide = true)]
     Probe(probe::Probe),
@@ -53,6 +73,11 @@ fn main() -> ExitCode {
     let (done, failure) = match &cli.command {
         Command::Doctor(doctor) => (doctor.run(cli.verbose), 2),
         Command::Topo(topo) => (topo.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Serve(serve) => (serve.run(), 1),
+        Command::Ls(ls) => (ls.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Fetch(fetch) => (fetch.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Watch(watch) => (watch.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Certs(certs) => (certs.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),
     };
     done.unwrap_or_else(|error| {

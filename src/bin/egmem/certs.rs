@@ -1,0 +1,194 @@
+//! `egmem certs`: an authority of one's own, and certificates for the nodes and users of a cluster.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use egmem::certs::{Authority, CertRequest};
+use egmem::{Error, Result};
+
+use crate::output::print;
+
+/// The authority's files.
+const CA: &str = "ca";
+
+/// `egmem certs`
+#[derive(Args, Debug)]
+pub struct Certs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Make an authority: ca.pem for every node, ca.key for nobody but you
+    Init(Init),
+    /// Make a certificate and its key for one node or user, by the authority of `init`
+    Issue(Issue),
+}
+
+#[derive(Args, Debug)]
+struct Init {
+    /// The folder to write ca.pem and ca.key to; it is made where it is missing
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    out: PathBuf,
+    /// The authority's name, for people
+    #[arg(long, default_value = "egmem")]
+    name: String,
+    /// For how many days it is good
+    #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    days: u32,
+}
+
+#[derive(Args, Debug)]
+struct Issue {
+    /// The peer's name, which access lists name: a DNS name such as node1.example.org
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// More names and addresses at which it is reached: node1, 10.0.0.1
+    #[arg(long, value_name = "DNS|IP")]
+    san: Vec<String>,
+    /// For how many days it is good
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    days: u32,
+    /// The folder with ca.pem and ca.key
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    ca: PathBuf,
+    /// The folder to write NAME.pem and NAME.key to; by default, the authority's
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+impl Certs {
+    /// Makes what is asked for and says what that is.
+    pub fn run(&self) -> Result<()> {
+        match &self.command {
+            Command::Init(init) => init.run(),
+            Command::Issue(issue) => issue.run(),
+        }
+    }
+}
+
+impl Init {
+    fn run(&self) -> Result<()> {
+        let pair = Pair::new(&self.out, CA)?;
+        let authority = Authority::create(&self.name, self.days)?;
+        pair.write(&authority.cert_pem(), &authority.key_pem())?;
+        print(&format!(
+            "The authority '{}' is good for {} days.\n  \
+             {}: give it to every node and user\n  \
+             {}: whoever has it can be anybody; keep it away from the nodes\n\
+             Next: egmem certs issue node1.example.org --ca {} --san 10.0.0.1\n",
+            self.name,
+            self.days,
+            pair.cert.display(),
+            pair.key.display(),
+            self.out.display(),
+        ))
+    }
+}
+
+impl Issue {
+    fn run(&self) -> Result<()> {
+        let out = self.out.as_deref().unwrap_or(&self.ca);
+        let pair = Pair::new(out, file_stem(&self.name)?)?;
+        let (ca, ca_key) = (self.ca.join("ca.pem"), self.ca.join("ca.key"));
+        let authority = Authority::load(&read(&ca)?, &read(&ca_key)?)?;
+        let issued = authority.issue(CertRequest {
+            name: self.name.clone(),
+            sans: self.san.clone(),
+            days: self.days,
+        })?;
+        pair.write(&issued.cert_pem, &issued.key_pem)?;
+        let also = match self.san.len() {
+            0 => String::new(),
+            _ => format!(", also {}", self.san.join(", ")),
+        };
+        print(&format!(
+            "A certificate for {}{also}, good for {} days.\n  \
+             {}\n  \
+             {}: its key, for its owner alone\n\
+             Use them with --ca {} --cert {} --key {}\n",
+            self.name,
+            self.days,
+            pair.cert.display(),
+            pair.key.display(),
+            ca.display(),
+            pair.cert.display(),
+            pair.key.display(),
+        ))
+    }
+}
+
+/// A name that is a file's as well.
+fn file_stem(name: &str) -> Result<&str> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if name.is_empty() || name.starts_with(['.', '-']) || !name.chars().all(fits) || name == CA {
+        return Err(Error::invalid(
+            "name",
+            format!("'{name}' is no DNS name of letters, digits, '-' and '.'"),
+        ));
+    }
+    Ok(name)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path)
+        .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))
+}
+
+/// A certificate's file and its key's, neither of which is there yet.
+struct Pair {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+impl Pair {
+    fn new(folder: &Path, stem: &str) -> Result<Self> {
+        let pair = Self {
+            cert: folder.join(format!("{stem}.pem")),
+            key: folder.join(format!("{stem}.key")),
+        };
+        for path in [&pair.cert, &pair.key] {
+            if path.symlink_metadata().is_ok() {
+                return Err(Error::invalid(
+                    "output",
+                    format!("{} is there already and is not overwritten", path.display()),
+                ));
+            }
+        }
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| Error::system(format!("cannot make {}", folder.display()), &error))?;
+        Ok(pair)
+    }
+
+    /// Writes both, or neither.
+    fn write(&self, cert: &str, key: &str) -> Result<()> {
+        write_new(&self.key, key, 0o600)?;
+        write_new(&self.cert, cert, 0o644).inspect_err(|_| {
+            let _ = fs::remove_file(&self.key);
+        })
+    }
+}
+
+/// Never follows a link and never overwrites: the file is new, with this mode from the start.
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<()> {
+    let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)
+        .map_err(fail)?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(|error| {
+            let _ = fs::remove_file(path);
+            fail(error)
+        })
+}

@@ -1,0 +1,112 @@
+//! How the commands reach an exchange's server.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use egmem::exchange::{Address, Client, Security, Tls, TlsFiles};
+use egmem::share::Peers;
+use egmem::{Driver, Error, Machine, Result};
+
+/// The service's socket where nothing else is said, below XDG_RUNTIME_DIR or /run.
+const SOCKET: &str = "egmem/egmem.sock";
+
+/// How the connection is protected, and how long it may take.
+#[derive(Args, Clone, Debug)]
+pub struct Connect {
+    /// The authority's certificate (ca.pem); or EGMEM_CA
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    ca: Option<PathBuf>,
+    /// This peer's certificate; or EGMEM_CERT
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// Its key; or EGMEM_KEY
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+    /// Talk to other machines without TLS: everybody on the way reads the handles
+    #[arg(long, conflicts_with = "ca")]
+    plain_anywhere: bool,
+    /// Trust a Unix socket of this user too, besides one's own and root's
+    #[arg(long, value_name = "UID")]
+    server_user: Vec<u32>,
+    /// Seconds that connecting may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    connect_timeout: u64,
+}
+
+impl Connect {
+    /// Connects to `address`; memory is imported into `driver`.
+    pub async fn client(&self, address: &Address, driver: &Driver) -> Result<Client> {
+        let peers = self
+            .server_user
+            .iter()
+            .fold(Peers::same_user().and_user(0), |peers, &uid| {
+                peers.and_user(uid)
+            });
+        Client::options(address.clone())
+            .security(self.security()?)
+            .peers(peers)
+            .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (command line)"))
+            .timeout(Duration::from_secs(self.connect_timeout))
+            .connect(driver)
+            .await
+    }
+
+    /// Connects to look, not to import: no GPU is needed, and none is touched.
+    pub async fn onlooker(&self, address: &Address) -> Result<Client> {
+        // A client needs a driver to import into; nothing ever is, into this one.
+        self.client(address, &Driver::simulated(Machine::h200x8())?)
+            .await
+    }
+
+    fn security(&self) -> Result<Security> {
+        let given = |option: &Option<PathBuf>, name: &str| {
+            let from_env = || std::env::var_os(name).filter(|value| !value.is_empty());
+            option.clone().or_else(|| from_env().map(PathBuf::from))
+        };
+        if self.plain_anywhere {
+            return Ok(Security::PlainAnywhere);
+        }
+        let files = (
+            given(&self.ca, "EGMEM_CA"),
+            given(&self.cert, "EGMEM_CERT"),
+            given(&self.key, "EGMEM_KEY"),
+        );
+        match files {
+            (Some(ca), Some(cert), Some(key)) => Ok(Security::Tls(Tls::load(TlsFiles {
+                ca,
+                cert,
+                key,
+                crl: None,
+            })?)),
+            (None, None, None) => Ok(Security::Plain),
+            _ => Err(Error::invalid(
+                "certificates",
+                "EGMEM_CA, EGMEM_CERT and EGMEM_KEY go together, as --ca, --cert and --key do",
+            )),
+        }
+    }
+}
+
+/// The service of this machine: one's own below XDG_RUNTIME_DIR, if there is one, else the system's.
+pub fn default_address() -> Address {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|folder| socket_in(&folder));
+    match own.filter(|own| own.exists()) {
+        Some(own) => Address::Unix(own),
+        None => Address::Unix(Path::new("/run").join(SOCKET)),
+    }
+}
+
+fn socket_in(folder: &OsString) -> PathBuf {
+    Path::new(folder).join(SOCKET)
+}
+
+/// Runs `work` on a runtime of its own.
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::system("cannot start a runtime", &error))?
+        .block_on(work)
+}

@@ -1,0 +1,297 @@
+//! `egmem fetch`: takes a lease on memory, maps it here, and uses it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use egmem::driver::{Access, HandleType, Location, NodeId};
+use egmem::exchange::{Address, Client, CreateOptions, LeaseState, RemoteBuffer};
+use egmem::memory::CpuView;
+use egmem::proof::Prover;
+use egmem::size::Bytes;
+use egmem::{Driver, Error, Refusal, Result};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::connect::{Connect, block_on};
+use crate::output::print;
+use crate::source::Source;
+
+/// Files are copied in pieces of this size.
+const PIECE: usize = 1 << 20;
+
+/// `egmem fetch`
+#[derive(Args, Debug)]
+pub struct Fetch {
+    /// The server: unix:/path or tcp://host:port
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+    /// The memory's name
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Have it made where there is none of that name; it stays when this program has ended
+    #[arg(long, requires = "bytes")]
+    create: bool,
+    /// The size of memory that is made: 4096, 64MiB, 16GiB
+    #[arg(long, value_name = "SIZE", requires = "create")]
+    bytes: Option<Bytes>,
+    /// The host node that it is made on
+    #[arg(long, value_name = "NODE", requires = "create")]
+    node: Option<i32>,
+    /// Who may fetch memory that is made, besides this peer: a certificate's name, uid:1000 or *
+    #[arg(long, value_name = "PEER", requires = "create")]
+    share: Vec<String>,
+    /// How the memory must come; without this, in the way that works
+    #[arg(long)]
+    via: Option<Via>,
+    /// Fetch it for reading alone
+    #[arg(long, conflicts_with = "write")]
+    read_only: bool,
+    /// Check that the CPU and each GPU read the same bytes, which stay as they are
+    #[arg(long)]
+    verify: bool,
+    /// Copy this file to the start of the memory
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+    /// Copy the memory to this file; - is standard output
+    #[arg(long, value_name = "FILE|-")]
+    read: Option<PathBuf>,
+    /// Hold it until SIGTERM, SIGINT, or the server wants it back
+    #[arg(long)]
+    hold: bool,
+    /// Wait so many seconds for the name to be there
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+/// A way for memory to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Via {
+    /// As POSIX file descriptors: on one machine.
+    Fd,
+    /// By fabric handles: between the nodes of an IMEX domain.
+    Fabric,
+}
+
+impl Fetch {
+    /// Fetches, uses and releases.
+    pub fn run(&self) -> Result<()> {
+        let driver = self.source.open()?;
+        block_on(async {
+            let client = self.connect.client(&self.address, &driver).await?;
+            let done = self.fetch(&client, &driver).await;
+            client.close().await;
+            done
+        })
+    }
+
+    async fn fetch(&self, client: &Client, driver: &Driver) -> Result<()> {
+        if self.create {
+            self.make(client).await?;
+        }
+        if self.wait > 0 {
+            let patience = Duration::from_secs(self.wait);
+            client.wait(&self.name, patience).await?;
+        }
+        let mut options = client.fetch(self.name.as_str());
+        if let Some(via) = self.via {
+            options = options.via(match via {
+                Via::Fd => HandleType::PosixFd,
+                Via::Fabric => HandleType::Fabric,
+            });
+        }
+        if self.read_only {
+            options = options
+                .read_only()
+                .access(Location::Host, Access::Read);
+            for gpu in 0..driver.device_count()? {
+                options = options.access(Location::Device(gpu), Access::Read);
+            }
+        }
+        let begun = Instant::now();
+        let memory = options.go().await?;
+        let took = (!driver.is_simulated()).then(|| begun.elapsed());
+        // Bytes to standard output are alone there.
+        let to_stdout = self.read.as_deref() == Some(Path::new("-"));
+        if !to_stdout {
+            print(&summary(&memory, took))?;
+        }
+        if let Some(file) = &self.write {
+            let bytes = write(file, &memory.cpu()?)?;
+            say(to_stdout, format!("  wrote {} from {}\n", Bytes(bytes), file.display()))?;
+        }
+        if self.verify {
+            say(to_stdout, verify(driver, &memory)?)?;
+        }
+        if let Some(file) = &self.read {
+            read(file, &memory.cpu()?)?;
+            say(to_stdout, format!("  copied to {}\n", file.display()))?;
+        }
+        if self.hold {
+            hold(&memory).await?;
+        }
+        match memory.release().await {
+            Ok(()) => say(to_stdout, "  released\n".into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has the memory made, unless it is there.
+    async fn make(&self, client: &Client) -> Result<()> {
+        let bytes = self.bytes.map_or(0, |bytes| bytes.0);
+        let mut options = CreateOptions::new(self.name.as_str(), bytes);
+        if let Some(node) = self.node {
+            options = options.node(NodeId(node));
+        }
+        for peer in &self.share {
+            options = options.share_with(peer.as_str());
+        }
+        match client.create(options).await {
+            Err(Error::Refused {
+                reason: Refusal::Exists,
+                ..
+            }) => Ok(()),
+            made => made.map(drop),
+        }
+    }
+}
+
+fn say(to_stdout: bool, text: String) -> Result<()> {
+    match to_stdout {
+        true => Ok(()),
+        false => print(&text),
+    }
+}
+
+/// What came, and how.
+fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
+    let description = memory.description();
+    let via = match (memory.via(), memory.no_fabric()) {
+        (HandleType::Fabric, _) => "by fabric handle".into(),
+        (HandleType::PosixFd, None) => "by POSIX fd (this machine's memory)".into(),
+        (HandleType::PosixFd, Some(why)) => format!("by POSIX fd (no fabric handle: {why})"),
+    };
+    let proof = memory.proved();
+    let proved = match (&proof.why_not, proof.is_some()) {
+        (_, true) => match proof.gpu {
+            Some(gpu) => format!("the server and this end's CPU and GPU {gpu} see the same memory"),
+            None => "the server and this end's CPU see the same memory".into(),
+        },
+        (Some(why), false) => format!("not proved: {why}"),
+        (None, false) => "not proved".into(),
+    };
+    let took = match took {
+        Some(took) => {
+            let rate = description.len as f64 / took.as_secs_f64() / 1e9;
+            let ms = took.as_secs_f64() * 1e3;
+            format!("\n  leased, imported, mapped and granted in {ms:.1} ms ({rate:.1} GB/s)")
+        }
+        None => "\n  simulated: no times".into(),
+    };
+    format!(
+        "{}: {} in {} part{}, {}\n  {via}\n  {proved}{took}\n",
+        memory.name(),
+        Bytes(description.len),
+        description.parts.len(),
+        if description.parts.len() == 1 { "" } else { "s" },
+        description.access,
+    )
+}
+
+/// The CPU's and each GPU's reading of the same bytes, compared.
+fn verify(driver: &Driver, memory: &RemoteBuffer) -> Result<String> {
+    let expected = words(&memory.cpu()?)?;
+    let mut gpus = 0;
+    for gpu in 0..driver.device_count()? {
+        if memory.access(Location::Device(gpu))? == Access::None {
+            continue;
+        }
+        let found = Prover::new(driver, gpu)?.read(memory)?;
+        if found != expected {
+            return Err(Error::WrongBytes {
+                by: Location::Device(gpu),
+                offset: 0,
+                expected,
+                found,
+            });
+        }
+        gpus += 1;
+    }
+    Ok(format!(
+        "  verified: the CPU and {gpus} GPU{} read the same bytes\n",
+        if gpus == 1 { "" } else { "s" }
+    ))
+}
+
+/// The exclusive or of all whole words, as [`Prover::read`] makes it.
+fn words(cpu: &CpuView<'_>) -> Result<u64> {
+    let mut piece = vec![0_u64; PIECE / 8];
+    let count = cpu.len() / 8;
+    let mut all = 0;
+    let mut done = 0;
+    while done < count {
+        let now = (count - done).min(piece.len() as u64) as usize;
+        cpu.read_at(done * 8, &mut piece[..now])?;
+        all = piece[..now].iter().fold(all, |all, word| all ^ word);
+        done += now as u64;
+    }
+    Ok(all)
+}
+
+fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
+    let fail = |error| Error::system(format!("cannot read {}", path.display()), &error);
+    let mut file = File::open(path).map_err(fail)?;
+    let mut piece = vec![0_u8; PIECE];
+    let mut done = 0;
+    loop {
+        let count = file.read(&mut piece).map_err(fail)?;
+        if count == 0 {
+            return Ok(done);
+        }
+        cpu.write_at(done, &piece[..count])?;
+        done += count as u64;
+    }
+}
+
+fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
+    let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
+    let mut file: Box<dyn Write> = match path.as_os_str() == "-" {
+        true => Box::new(std::io::stdout().lock()),
+        false => Box::new(File::create(path).map_err(fail)?),
+    };
+    let mut piece = vec![0_u8; PIECE];
+    let mut done = 0;
+    while done < cpu.len() {
+        let count = (cpu.len() - done).min(PIECE as u64) as usize;
+        cpu.read_at(done, &mut piece[..count])?;
+        file.write_all(&piece[..count]).map_err(fail)?;
+        done += count as u64;
+    }
+    file.flush().map_err(fail)
+}
+
+/// Until a signal, or until the server wants it back; the memory being lost is an error.
+async fn hold(memory: &RemoteBuffer) -> Result<()> {
+    let fail = |error| Error::system("cannot wait for signals", &error);
+    let mut end = signal(SignalKind::terminate()).map_err(fail)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
+    print("  holding\n")?;
+    loop {
+        let state = tokio::select! {
+            _ = end.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            state = memory.changed() => state,
+        };
+        print(&format!("  {state}\n"))?;
+        match state {
+            LeaseState::Lost(error) => return Err(error),
+            LeaseState::Withdrawing { .. } => return Ok(()),
+            _ => {}
+        }
+    }
+}

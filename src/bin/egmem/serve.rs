@@ -1,0 +1,189 @@
+//! `egmem serve`: a node's allocator service, until it is told to end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use egmem::service::{Service, ServiceConfig};
+use egmem::{Driver, Error, Result};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::output::print;
+use crate::source::Source;
+
+/// Holders had not released everything when the drain's time was over.
+const STILL_HELD: u8 = 3;
+/// A second signal ended it in the middle of the drain.
+const CUT_SHORT: u8 = 4;
+
+/// `egmem serve`
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// What to do, in TOML: docs/service.md explains the keys
+    #[arg(long, short, value_name = "FILE")]
+    config: PathBuf,
+    /// Read and check the configuration, and no more
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    source: Source,
+}
+
+impl Serve {
+    /// Serves until a signal.
+    pub fn run(&self) -> Result<ExitCode> {
+        let config = self.read()?;
+        if self.check {
+            print("the configuration is good\n")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let driver = self.source.open()?;
+        tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::system("cannot start a runtime", &error))?
+            .block_on(self.serve(config, &driver))
+    }
+
+    fn read(&self) -> Result<ServiceConfig> {
+        let path = self.config.display();
+        let text = std::fs::read_to_string(&self.config)
+            .map_err(|error| Error::system(format!("cannot read {path}"), &error))?;
+        ServiceConfig::from_toml(&text).map_err(|error| match error {
+            Error::InvalidArgument { what, why } => Error::InvalidArgument {
+                what,
+                why: format!("{path}: {why}"),
+            },
+            other => other,
+        })
+    }
+
+    async fn serve(&self, config: ServiceConfig, driver: &Driver) -> Result<ExitCode> {
+        // Before anything is made, so that no signal is lost or ends it the hard way.
+        let mut signals = Signals::new()?;
+        let mut deadline = config.drain.deadline;
+        let start = Service::start(config, driver);
+        let service = tokio::select! {
+            started = start => started?,
+            () = signals.end() => return Ok(ExitCode::SUCCESS),
+        };
+        for address in service.addresses() {
+            print(&format!("listening at {address}\n"))?;
+        }
+        if let Some(address) = service.metrics_address() {
+            print(&format!("metrics at http://{address}/metrics\n"))?;
+        }
+        let mut ready = false;
+        loop {
+            tokio::select! {
+                () = service.ready(), if !ready => {
+                    ready = true;
+                    let simulated = match driver.is_simulated() {
+                        true => " (simulated)",
+                        false => "",
+                    };
+                    print(&format!("ready{simulated}: instance {}\n", service.instance()))?;
+                    notify(&[NotifyState::Ready, NotifyState::Status("ready")]);
+                }
+                asked = signals.next() => {
+                    if asked == Asked::End {
+                        break;
+                    }
+                    notify_reloading();
+                    match self.read().and_then(|config| {
+                        deadline = config.drain.deadline;
+                        service.reload(config)
+                    }) {
+                        Ok(keys) if keys.is_empty() => print("reloaded\n")?,
+                        Ok(keys) => print(&format!("reloaded; only a restart changes {}\n", keys.join(", ")))?,
+                        Err(error) => eprintln!(
+                            "error: not reloaded: {error}; what to do: {}",
+                            error.remedy()
+                        ),
+                    }
+                    if ready {
+                        notify(&[NotifyState::Ready]);
+                    }
+                }
+            }
+        }
+        notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+        print(&format!("draining for up to {deadline:?}\n"))?;
+        let drained = tokio::select! {
+            drained = service.drain(deadline) => drained,
+            () = signals.end() => {
+                print("ended in the middle of the drain\n")?;
+                return Ok(ExitCode::from(CUT_SHORT));
+            }
+        };
+        match drained {
+            Ok(()) => {
+                print("drained\n")?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(error @ Error::StillHeld { .. }) => {
+                eprintln!("error: {error}; what to do: {}", error.remedy());
+                Ok(ExitCode::from(STILL_HELD))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// SIGTERM, SIGINT.
+    End,
+    /// SIGHUP.
+    Reload,
+}
+
+/// The signals that a service listens to.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    reload: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Error::system("cannot wait for signals", &error))
+        };
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            reload: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.terminate.recv() => Asked::End,
+            _ = self.interrupt.recv() => Asked::End,
+            _ = self.reload.recv() => Asked::Reload,
+        }
+    }
+
+    /// Waits for the next that asks for the end.
+    async fn end(&mut self) {
+        while self.next().await != Asked::End {}
+    }
+}
+
+/// Tells systemd, where it listens (NOTIFY_SOCKET).
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}
+
+fn notify_reloading() {
+    // systemd wants to know when, for Type=notify-reload.
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::warn!(%error, "no monotonic time"),
+    }
+}
