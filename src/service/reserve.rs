@@ -239,11 +239,6 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
-
-    /// How the first filling went; `None` while it lasts.
-    pub fn filled(&self) -> Option<Result<()>> {
-        self.shared.state().filled.clone()
-    }
 }
 
 impl<P: Send + 'static> Reserve<P> {

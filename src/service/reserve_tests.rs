@@ -135,7 +135,7 @@ fn a_failure_that_is_no_shortage_is_told_and_tried_again() {
     sim.fail(Call::MemCreate, 1, Code::NOT_PERMITTED);
     let (reserve, filled) = start(&driver, plan());
     assert!(filled.is_err());
-    assert_eq!(reserve.filled(), Some(filled));
+    assert_eq!(reserve.shared.state().filled, Some(filled));
     until(&reserve, |levels| levels.warm == 32 * MIB);
 }
 

@@ -393,15 +393,21 @@ impl State {
     }
 
     /// What becomes of the memory of a name that has ended.
-    async fn take_back(&self, named: &Arc<Named>, clean: Option<Shared>) {
-        drop(lock(&named.published).take());
-        let memories = match clean {
+    async fn take_back(&self, named: &Arc<Named>, clean: bool) {
+        let shared = lock(&named.published)
+            .take()
+            .map(|published| published.shared().clone());
+        let mut pasts = named.pasts.clone();
+        if !clean {
+            pasts.iter_mut().for_each(Past::taint);
+        }
+        let memories = match shared {
             Some(shared) => let_go(shared).await,
             None => None,
         };
         if let Some(reserve) = self.nodes.get(&named.node) {
             match memories {
-                Some(memories) => reserve.give_back(chunks_of(memories, named.pasts.clone())),
+                Some(memories) => reserve.give_back(chunks_of(memories, pasts)),
                 None => reserve.lost(named.padded),
             }
         }
@@ -414,12 +420,15 @@ impl State {
 }
 
 impl Named {
-    /// Waits until nobody holds it; `None` if somebody may still have it mapped.
-    async fn withdraw(&self, mut wait: Duration) -> Option<Shared> {
-        let published = lock(&self.published).clone()?;
+    /// Waits until nobody holds it. Not if somebody may still have it mapped and says nothing any
+    /// more: then it returns false.
+    async fn withdraw(&self, mut wait: Duration) -> bool {
+        let Some(published) = lock(&self.published).clone() else {
+            return false;
+        };
         loop {
             match published.withdraw(wait).await {
-                Ok(shared) => return Some(shared),
+                Ok(_) => return true,
                 Err(Error::StillHeld { .. }) => {
                     let silent = |state| state == HolderState::Expired;
                     if published
@@ -431,13 +440,13 @@ impl Named {
                             name = self.name,
                             "a silent holder may still have it mapped"
                         );
-                        return None;
+                        return false;
                     }
                     wait = ASK_AGAIN;
                 }
                 Err(error) => {
                     tracing::warn!(name = self.name, %error, "cannot withdraw");
-                    return None;
+                    return false;
                 }
             }
         }

@@ -97,6 +97,7 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
     }
 
     /// How many chunks there are.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.kept.len()
     }

@@ -1,12 +1,11 @@
 //! `egmem certs`: an authority of one's own, and certificates for the nodes and users of a cluster.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use egmem::certs::{Authority, CertRequest};
+use egmem::certs::{Authority, CertRequest, write_new};
 use egmem::{Error, Result};
 
 use crate::output::print;
@@ -75,7 +74,7 @@ impl Init {
     fn run(&self) -> Result<()> {
         let pair = Pair::new(&self.out, CA)?;
         let authority = Authority::create(&self.name, self.days)?;
-        pair.write(&authority.cert_pem(), &authority.key_pem())?;
+        pair.write(authority.cert_pem(), &authority.key_pem())?;
         print(&format!(
             "The authority '{}' is good for {} days.\n  \
              {}: give it to every node and user\n  \
@@ -96,11 +95,12 @@ impl Issue {
         let pair = Pair::new(out, file_stem(&self.name)?)?;
         let (ca, ca_key) = (self.ca.join("ca.pem"), self.ca.join("ca.key"));
         let authority = Authority::load(&read(&ca)?, &read(&ca_key)?)?;
-        let issued = authority.issue(CertRequest {
-            name: self.name.clone(),
-            sans: self.san.clone(),
-            days: self.days,
-        })?;
+        let request = CertRequest::new(self.name.as_str()).days(self.days);
+        let request = self
+            .san
+            .iter()
+            .fold(request, |all, name| all.and(name.as_str()));
+        let issued = authority.issue(&request)?;
         pair.write(&issued.cert_pem, &issued.key_pem)?;
         let also = match self.san.len() {
             0 => String::new(),
@@ -169,26 +169,9 @@ impl Pair {
 
     /// Writes both, or neither.
     fn write(&self, cert: &str, key: &str) -> Result<()> {
-        write_new(&self.key, key, 0o600)?;
-        write_new(&self.cert, cert, 0o644).inspect_err(|_| {
+        write_new(&self.key, key.as_bytes(), true)?;
+        write_new(&self.cert, cert.as_bytes(), false).inspect_err(|_| {
             let _ = fs::remove_file(&self.key);
         })
     }
-}
-
-/// Never follows a link and never overwrites: the file is new, with this mode from the start.
-fn write_new(path: &Path, text: &str, mode: u32) -> Result<()> {
-    let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(path)
-        .map_err(fail)?;
-    file.write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .map_err(|error| {
-            let _ = fs::remove_file(path);
-            fail(error)
-        })
 }

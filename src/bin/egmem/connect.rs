@@ -47,7 +47,11 @@ impl Connect {
         Client::options(address.clone())
             .security(self.security()?)
             .peers(peers)
-            .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (command line)"))
+            .agent(concat!(
+                "egmem ",
+                env!("CARGO_PKG_VERSION"),
+                " (command line)"
+            ))
             .timeout(Duration::from_secs(self.connect_timeout))
             .connect(driver)
             .await

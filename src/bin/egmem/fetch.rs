@@ -106,9 +106,7 @@ impl Fetch {
             });
         }
         if self.read_only {
-            options = options
-                .read_only()
-                .access(Location::Host, Access::Read);
+            options = options.read_only().access(Location::Host, Access::Read);
             for gpu in 0..driver.device_count()? {
                 options = options.access(Location::Device(gpu), Access::Read);
             }
@@ -123,7 +121,10 @@ impl Fetch {
         }
         if let Some(file) = &self.write {
             let bytes = write(file, &memory.cpu()?)?;
-            say(to_stdout, format!("  wrote {} from {}\n", Bytes(bytes), file.display()))?;
+            say(
+                to_stdout,
+                format!("  wrote {} from {}\n", Bytes(bytes), file.display()),
+            )?;
         }
         if self.verify {
             say(to_stdout, verify(driver, &memory)?)?;
@@ -198,7 +199,11 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
         memory.name(),
         Bytes(description.len),
         description.parts.len(),
-        if description.parts.len() == 1 { "" } else { "s" },
+        if description.parts.len() == 1 {
+            ""
+        } else {
+            "s"
+        },
         description.access,
     )
 }

@@ -83,7 +83,12 @@ pub fn value(entry: &Entry) -> Value {
 
 /// Where its parts lie, each place once.
 fn locations(entry: &Entry) -> Vec<Location> {
-    let mut locations: Vec<_> = entry.memory.parts.iter().map(|part| part.location).collect();
+    let mut locations: Vec<_> = entry
+        .memory
+        .parts
+        .iter()
+        .map(|part| part.location)
+        .collect();
     locations.sort_unstable();
     locations.dedup();
     locations

@@ -149,9 +149,8 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| Error::system("cannot wait for signals", &error))
-        };
+        let listen =
+            |kind| signal(kind).map_err(|error| Error::system("cannot wait for signals", &error));
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
