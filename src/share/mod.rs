@@ -1,5 +1,18 @@
 //! Memory shared with other processes of the same machine: as POSIX fds over Unix sockets.
 //!
+//! ```text
+//! one process:   Buffer ─▶ Shared ──────────── Channel::send ─┐
+//!                          Description + ShareableHandles     │ Unix socket
+//! another:       ImportedBuffer ◀── import ─── Offer ◀── receive
+//! ```
+//!
+//! Whoever has a handle can map, read and write the memory for as long as it likes, whatever the
+//! description says and whatever becomes of the exporter. So the other end of a socket is checked
+//! ([`Peers`]), and handles are closed or wiped when dropped.
+//!
+//! An importer maps the same memory once, however often it comes: see [`Origin`]. Pools are shared
+//! too, and their allocations freed in the right order: see [`LentPoolBuffer`].
+//!
 //! For other nodes, and for finding memory by name, see the feature `exchange`.
 
 mod cache;

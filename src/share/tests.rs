@@ -1,5 +1,9 @@
 //! Sharing within one process, on the simulator.
 
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
 use crate::driver::sim::Held;
 use crate::driver::{
     Access, Call, Code, FabricHandle, HandleType, HandleTypes, Location, NodeId, ShareableHandle,
@@ -298,4 +302,51 @@ fn the_best_types_come_with_the_reason_against_others() {
         .unwrap();
     let error = Shared::from(buffer).export(HandleType::Fabric).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+}
+
+/// What an import may share with others, in the property below.
+type Kind = (usize, bool, bool);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever is imported and dropped in whatever order: one handle for each memory and origin,
+    /// one mapping for each access.
+    #[test]
+    fn imports_are_counted(steps in proptest::collection::vec(
+        (any::<bool>(), 0..2_usize, any::<bool>(), any::<bool>(), any::<prop::sample::Index>()),
+        0..40,
+    )) {
+        let driver = driver();
+        let memory: Vec<Shared> = [0, 1].map(|node| {
+            let options = Buffer::on(NodeId(node)).bytes(MIB);
+            options.handle_types(HandleTypes::POSIX_FD).allocate(&driver).unwrap().into()
+        }).into();
+        let before = held(&driver);
+        let mut alive: Vec<(Kind, crate::share::ImportedBuffer)> = Vec::new();
+        for (drops, index, gpus, other, which) in steps {
+            if drops && !alive.is_empty() {
+                alive.swap_remove(which.index(alive.len()));
+            } else {
+                let mut options = ImportOptions::new().origin(Origin::User(other.into()));
+                if !gpus {
+                    options = options.access_by([Location::Device(0)]);
+                }
+                let shared = &memory[index];
+                let description = shared.describe(Access::ReadWrite).unwrap();
+                let imported = options.import(&driver, &description, fds(shared)).unwrap();
+                imported.put(0, index as u64 + 1).unwrap();
+                alive.push(((index, other, gpus), imported));
+            }
+            let parts: BTreeSet<_> = alive.iter().map(|(kind, _)| (kind.0, kind.1)).collect();
+            let maps: BTreeSet<_> = alive.iter().map(|(kind, _)| *kind).collect();
+            let now = held(&driver);
+            prop_assert_eq!(now.physical_handles - before.physical_handles, parts.len() as u64);
+            prop_assert_eq!(now.mappings - before.mappings, maps.len());
+            prop_assert_eq!(now.reservations - before.reservations, maps.len());
+            for (kind, imported) in &alive {
+                prop_assert_eq!(imported.get::<u64>(0).unwrap(), kind.0 as u64 + 1);
+            }
+        }
+    }
 }
