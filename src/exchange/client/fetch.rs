@@ -11,7 +11,7 @@ use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle}
 use crate::exchange::PeerName;
 use crate::exchange::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
 use crate::share::{Description, ImportOptions, InstanceId, Origin};
-use crate::{Error, Result};
+use crate::{Error, Refusal, Result};
 
 /// How to fetch a name; [`go`](Self::go), or awaiting this, does it.
 #[derive(Clone, Debug)]
@@ -20,7 +20,8 @@ pub struct FetchOptions {
     client: Client,
     name: String,
     import: ImportOptions,
-    access: Access,
+    /// Without a wish, as much as there is.
+    access: Option<Access>,
     via: Option<HandleType>,
     probe: bool,
     instance: Option<InstanceId>,
@@ -32,7 +33,7 @@ impl FetchOptions {
             client: client.clone(),
             name,
             import: ImportOptions::new(),
-            access: Access::ReadWrite,
+            access: None,
             via: None,
             probe: true,
             instance: None,
@@ -51,9 +52,16 @@ impl FetchOptions {
         self
     }
 
-    /// Asks for no more than reading, which an exporter may allow to more peers than writing.
+    /// Asks for no more than reading, for everybody in this process.
     pub const fn read_only(mut self) -> Self {
-        self.access = Access::Read;
+        self.access = Some(Access::Read);
+        self
+    }
+
+    /// Fails where the exporter does not allow writing. Without this and
+    /// [`read_only`](Self::read_only), what it allows is taken.
+    pub const fn read_write(mut self) -> Self {
+        self.access = Some(Access::ReadWrite);
         self
     }
 
@@ -178,30 +186,41 @@ impl FetchOptions {
 
     async fn lease_by(&self, accept: &[HandleType]) -> Result<Leased, (Option<HandleType>, Error)> {
         let session = self.client.0.session();
-        let ask = Ask::Fetch(Fetch {
-            name: self.name.clone(),
-            accept: accept.to_vec(),
-            access: self.access,
-            probe: self.probe,
-            instance: self.instance,
-        });
-        let answered = self
-            .client
-            .exchange(ask, Vec::new(), session.patience())
-            .await;
-        let answered = answered.map_err(|error| (None, error))?;
+        let mut access = self.access.unwrap_or(Access::ReadWrite);
+        let answered = loop {
+            let ask = Ask::Fetch(Fetch {
+                name: self.name.clone(),
+                accept: accept.to_vec(),
+                access,
+                probe: self.probe,
+                instance: self.instance,
+            });
+            let patience = session.patience();
+            match self.client.exchange(ask, Vec::new(), patience).await {
+                Ok(answered) => break answered,
+                // It may be to read alone.
+                Err(Error::Refused {
+                    reason: Refusal::Forbidden,
+                    ..
+                }) if self.access.is_none() && access == Access::ReadWrite => {
+                    access = Access::Read;
+                }
+                Err(error) => return Err((None, error)),
+            }
+        };
         let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
             return Err((None, self.client.broken("another answer than a grant")));
         };
         // From here on the lease is released on every way out.
         let Granted {
-            memory,
+            mut memory,
             handles,
             probe,
             no_fabric,
             ..
         } = granted;
         check(&memory, probe).map_err(|why| (None, self.client.broken(&why)))?;
+        memory.access = memory.access.min(access);
         let via = match &handles {
             Handles::Fabric(_) => HandleType::Fabric,
             Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,

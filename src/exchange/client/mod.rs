@@ -44,6 +44,27 @@ pub(crate) use session::{Answered, Notified};
 /// A task on the runtime that made it keeps the leases alive, and dials again when the connection
 /// breaks: within the time of a lease the server goes on with the session as if nothing had
 /// happened. Where that does not work out, leases become [`LeaseState::Lost`].
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::{Address, Client, Server};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> egmem::Result<()> {
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let server = Server::options().listen(Address::loopback(0)).start().await?;
+/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+/// let published = server.publish("weights", buffer).now()?;
+///
+/// let client = Client::options(server.addresses().remove(0)).connect(&driver).await?;
+/// let weights = client.fetch("weights").go().await?;
+/// weights.put(0, 42_u64)?;
+/// assert_eq!(published.shared().word(0)?, 42);
+/// weights.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Client(Keep);
 

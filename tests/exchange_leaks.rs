@@ -1,0 +1,61 @@
+//! After server and client are gone, so are their tasks, threads and fds. Alone in its process, so
+//! that they can be counted.
+#![cfg(feature = "exchange")]
+
+use std::time::{Duration, Instant};
+
+use egmem::driver::NodeId;
+use egmem::exchange::{Address, Client, Server};
+use egmem::{Buffer, Driver, Machine};
+
+fn count(what: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{what}"))
+        .unwrap()
+        .count()
+}
+
+async fn once() {
+    let exporter = Driver::simulated(Machine::gh200()).unwrap();
+    let importer = Driver::simulated(Machine::gh200()).unwrap();
+    let server = Server::options().listen(Address::loopback(0));
+    let server = server.start().await.unwrap();
+    let memory = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
+    let memory = memory.allocate(&exporter).unwrap();
+    let published = server.publish("x", memory).now().unwrap();
+    let client = Client::options(server.addresses().remove(0));
+    let client = client.connect(&importer).await.unwrap();
+    let remote = client.fetch("x").go().await.unwrap();
+    let watch = client.watch("").await.unwrap();
+    // One that is given up.
+    let _ = tokio::time::timeout(Duration::from_millis(1), client.fetch("x").go()).await;
+    drop((watch, remote, client));
+    server.close(Duration::from_secs(30)).await.unwrap();
+    drop((published, server));
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let begun = Instant::now();
+    while metrics.num_alive_tasks() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "tasks are left");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for driver in [exporter, importer] {
+        let held = driver.sim().unwrap().held();
+        assert!(held.is_empty(), "{held}");
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let mut counts = Vec::new();
+    for _ in 0..4 {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(once());
+        counts.push((count("fd"), count("task")));
+    }
+    // The first round may leave what a process has once.
+    assert!(
+        counts[1..].iter().all(|after| *after == counts[0]),
+        "{counts:?}"
+    );
+}
