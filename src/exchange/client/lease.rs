@@ -7,6 +7,7 @@ use std::time::Instant;
 use tokio::sync::{oneshot, watch};
 
 use super::session::Keep;
+use crate::share::InstanceId;
 use crate::{Error, Result};
 
 /// How things stand with memory that an exporter lends.
@@ -42,7 +43,7 @@ impl fmt::Display for LeaseState {
     }
 }
 
-/// Names a lease through all sessions of a client: servers count anew in each session.
+/// Names a lease through all sessions of a client, with one server or with its successors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LeaseKey {
     /// Which of the client's sessions.
@@ -55,6 +56,8 @@ pub(super) struct LeaseKey {
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: String,
+    /// Who granted it: told of its end in a later session too, if it still lives.
+    pub(super) instance: InstanceId,
     pub(super) state: watch::Sender<LeaseState>,
     /// Where a waiting `release` wants its answer.
     pub(super) done: Option<oneshot::Sender<Result<()>>>,

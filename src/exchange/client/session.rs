@@ -247,7 +247,7 @@ impl Session {
     pub(super) fn release(&self, key: LeaseKey, done: Option<oneshot::Sender<Result<()>>>) {
         let mut state = self.lock();
         let over = matches!(state.link, Link::Over(_));
-        let epoch = state.epoch;
+        let instance = state.terms.instance;
         let Some(held) = state.leases.get_mut(&key) else {
             return;
         };
@@ -256,15 +256,16 @@ impl Session {
             _ => None,
         };
         held.done = done;
-        if over || key.epoch != epoch {
-            // Its session is gone, and the lease with it.
+        if over || held.instance != instance {
+            // Who granted it is gone, and the lease with it.
             let held = state.leases.remove(&key);
             if let Some(done) = held.and_then(|held| held.done) {
                 let _ = done.send(lost.map_or(Ok(()), Err));
             }
             return;
         }
-        // A lost lease too: the server may want to know that the memory is unmapped.
+        // A lost lease too, of an earlier session too: the server wants to know that the memory is
+        // unmapped.
         state.releases.push_back(key);
         drop(state);
         self.wake.notify_one();
@@ -410,6 +411,7 @@ impl Session {
     /// Takes note of a lease.
     fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<Lease> {
         let mut state = self.lock();
+        let instance = state.terms.instance;
         let key = LeaseKey {
             epoch: state.epoch,
             lease,
@@ -434,6 +436,7 @@ impl Session {
             key,
             Held {
                 name,
+                instance,
                 state: sender,
                 done: None,
             },
@@ -642,13 +645,19 @@ impl Session {
             state.lose_all(&why);
             state.epoch += 1;
             state.early.clear();
-            // Nobody knows of these any more.
+            // A server that lives on wants to know what is unmapped; of another's leases nobody
+            // knows any more.
             for key in std::mem::take(&mut state.releases) {
-                if let Some(Held {
-                    done: Some(done), ..
-                }) = state.leases.remove(&key)
-                {
-                    let _ = done.send(Err(why.clone()));
+                match state.leases.get(&key) {
+                    Some(held) if held.instance == established.terms.instance => {
+                        state.releases.push_back(key);
+                    }
+                    Some(_) => {
+                        if let Some(done) = state.leases.remove(&key).and_then(|held| held.done) {
+                            let _ = done.send(Err(why.clone()));
+                        }
+                    }
+                    None => {}
                 }
             }
         }

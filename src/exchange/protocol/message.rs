@@ -342,7 +342,8 @@ pub struct Entry {
 /// See [`Ask::Fetch`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Names the lease in this session.
+    /// Names the lease: a number that the instance gives once. A lease that ended while the client
+    /// was silent can still be released by it, in a later session.
     pub lease: u64,
     /// What the memory is.
     pub memory: Description,
