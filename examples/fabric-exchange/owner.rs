@@ -1,0 +1,131 @@
+//! The owner: allocates, publishes, waits for the peer, verifies what it wrote.
+
+use egmem::driver::{Access, Location};
+use egmem::exchange::server::{Published, ServerEvent};
+use egmem::exchange::{Server, Who};
+use egmem::proof::Prover;
+use egmem::share::{Shared, best_handle_types};
+use egmem::size::Bytes;
+use egmem::{Buffer, Error, Result, Topology};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+
+use super::args::Args;
+use super::report::{Play, Report};
+use super::{driver, security};
+
+/// Plays the owner's part.
+pub async fn own(args: &Args) -> Result<Report> {
+    let driver = driver(args)?;
+    let topology = Topology::discover(&driver)?;
+    let node = Location::from(topology.gpu(args.gpu)?.host_node()?);
+    let Bytes(bytes) = args.size;
+    let buffer = Buffer::on(node)
+        .access_by([Location::Device(args.gpu)])
+        .bytes(bytes)
+        .shareable()
+        .allocate(&driver)?;
+    let handles = best_handle_types(&driver, node)?;
+    let why = match &handles.no_fabric {
+        None => "what this machine can".to_owned(),
+        Some(error) => format!("no fabric: {error}"),
+    };
+    let shared = Shared::from(buffer);
+    let buffer = shared
+        .buffer()
+        .cloned()
+        .ok_or_else(|| Error::invalid("memory", "it has no mapping here"))?;
+    let identity = shared.describe(Access::ReadWrite)?.parts[0].identity;
+
+    let mut play = Play {
+        cpu: Some(buffer.cpu()?),
+        memory: &*buffer,
+        prover: Prover::new(&driver, args.gpu)?,
+        identity,
+        steps: Vec::new(),
+    };
+    play.cpu_writes(0);
+    play.gpu_rewrites("it", 0);
+
+    let security = security(args)?;
+    let tls = matches!(security, egmem::exchange::Security::Tls(_));
+    let server = Server::options()
+        .listen(args.address.clone())
+        .security(security)
+        .start()
+        .await?;
+    let mut events = server.events();
+    // Whoever has a certificate of the authority may come; Who::list would name some.
+    let published = server
+        .publish(&args.name, shared.clone())
+        .access(Access::ReadWrite)
+        .who(Who::anyone())
+        .now()?;
+    let address = server.addresses()[0].to_string();
+    eprintln!("fabric-exchange: listening at {address}");
+
+    let (other, lease) = tokio::time::timeout(args.patience(), visited(&mut events, &published))
+        .await
+        .map_err(|_| Error::TimedOut {
+            what: format!("waiting for a peer to fetch and release '{}'", args.name),
+            after: args.patience(),
+        })??;
+
+    // The peer left the pattern of point 4, written by its GPU.
+    play.cpu_checks("the peer's pattern", 4);
+    play.gpu_rewrites("the peer's pattern", 4);
+    play.cpu_checks("the GPU's pattern", 5);
+    let steps = std::mem::take(&mut play.steps);
+    drop(play);
+
+    published.withdraw(args.patience()).await?;
+    server.close(args.patience()).await?;
+    Ok(Report {
+        role: "owner",
+        backend: driver.name().to_string(),
+        simulated: driver.is_simulated(),
+        address,
+        other,
+        security: if tls {
+            "mutual TLS 1.3"
+        } else {
+            "plain, on loopback"
+        },
+        name: args.name.clone(),
+        bytes,
+        location: node.to_string(),
+        identity: identity.to_string(),
+        lease: Some(lease),
+        handles: handles.handle_types.to_string(),
+        why,
+        probe: None,
+        steps,
+        json: args.json,
+    })
+}
+
+/// Waits until a peer has fetched and released the memory; its name and lease.
+async fn visited(
+    events: &mut Receiver<ServerEvent>,
+    published: &Published,
+) -> Result<(String, u64)> {
+    loop {
+        match events.recv().await {
+            Ok(ServerEvent::Released { peer, name, lease }) if name == published.name() => {
+                return Ok((peer.to_string(), lease));
+            }
+            Ok(ServerEvent::LeaseExpired { peer, name, .. }) if name == published.name() => {
+                return Err(Error::PeerLost {
+                    peer: peer.to_string(),
+                    why: "it went silent before it released the memory".into(),
+                });
+            }
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => {
+                return Err(Error::PeerLost {
+                    peer: "the server".into(),
+                    why: "it has ended".into(),
+                });
+            }
+        }
+    }
+}

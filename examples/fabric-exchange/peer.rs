@@ -1,0 +1,93 @@
+//! The peer: finds the memory, imports it, verifies what the owner wrote, and writes itself.
+
+use egmem::driver::{HandleType, Location};
+use egmem::exchange::{Client, Security};
+use egmem::proof::Prover;
+use egmem::{Error, Result};
+
+use super::args::Args;
+use super::report::{Play, Report};
+use super::{driver, security};
+
+/// Plays the peer's part.
+pub async fn visit(args: &Args) -> Result<Report> {
+    let driver = driver(args)?;
+    let security = security(args)?;
+    let tls = matches!(security, Security::Tls(_));
+    let client = Client::options(args.address.clone())
+        .security(security)
+        .timeout(args.patience())
+        .patient(true)
+        .connect(&driver)
+        .await?;
+    client.wait(&args.name, args.patience()).await?;
+    let mut fetch = client
+        .fetch(&args.name)
+        .access_by([Location::Device(args.gpu)]);
+    if let Some(via) = args.via {
+        fetch = fetch.via(via.into());
+    }
+    let memory = fetch.await?;
+
+    let identity = memory.description().parts[0].identity;
+    let cpu = match memory.cpu() {
+        Ok(cpu) => Some(cpu),
+        Err(Error::NotAccessible { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    let mut play = Play {
+        cpu,
+        memory: &memory,
+        prover: Prover::new(&driver, args.gpu)?,
+        identity,
+        steps: Vec::new(),
+    };
+    // Point 1 is what the owner's GPU wrote last.
+    play.cpu_checks("the owner's pattern", 1);
+    play.gpu_rewrites("the owner's pattern", 1);
+    play.cpu_checks("the GPU's pattern", 2);
+    play.cpu_writes(3);
+    play.gpu_rewrites("it", 3);
+    play.cpu_checks("the GPU's pattern", 4);
+    let steps = std::mem::take(&mut play.steps);
+    drop(play);
+
+    let proof = memory.proved();
+    let probe = match (proof.cpu, proof.gpu) {
+        (true, Some(gpu)) => format!("words went to and fro, by CPU and GPU {gpu}"),
+        (true, None) => "words went to and fro, by CPU".into(),
+        (false, Some(gpu)) => format!("words went to and fro, by GPU {gpu}"),
+        (false, None) => format!("none: {}", proof.why_not.as_deref().unwrap_or("not wanted")),
+    };
+    let via = memory.via();
+    let report = Report {
+        role: "peer",
+        backend: driver.name().to_string(),
+        simulated: driver.is_simulated(),
+        address: args.address.to_string(),
+        other: client.peer(),
+        security: if tls {
+            "mutual TLS 1.3"
+        } else {
+            "plain, on loopback"
+        },
+        name: args.name.clone(),
+        bytes: memory.len(),
+        location: memory.description().parts[0].location.to_string(),
+        identity: identity.to_string(),
+        lease: None,
+        handles: via.to_string(),
+        why: match (args.via, memory.no_fabric(), via) {
+            (Some(_), ..) => "asked for by --via".into(),
+            (None, Some(why), _) => format!("no fabric: {why}"),
+            (None, None, HandleType::PosixFd) => "the owner is on this machine".into(),
+            (None, None, _) => "the owner is on another machine".into(),
+        },
+        probe: Some(probe),
+        steps,
+        json: args.json,
+    };
+    memory.release().await?;
+    client.close().await;
+    Ok(report)
+}
