@@ -1,0 +1,27 @@
+//! The exchange when things go wrong: real processes over real sockets, killed, stopped, cut off,
+//! crowded, and lied to. After each nothing may be left behind, and nothing may hang.
+
+#![cfg(feature = "exchange")]
+
+mod crash;
+mod example;
+mod frames;
+mod harness;
+mod hostile;
+mod many;
+mod netns;
+mod network;
+mod pki;
+mod raw;
+mod role;
+mod stop;
+mod trust;
+mod withdraw;
+
+/// Not a test of its own: what the others start.
+#[test]
+fn child_process() {
+    if let Ok(setup) = std::env::var(harness::ROLE) {
+        role::play(&serde_json::from_str(&setup).expect("a setup"));
+    }
+}

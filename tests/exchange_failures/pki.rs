@@ -1,0 +1,99 @@
+//! Certificates, good and bad, made on the spot.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+use serde::{Deserialize, Serialize};
+
+/// Where a process's certificates lie.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Files {
+    pub ca: PathBuf,
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// An authority, and the folder for what it issues.
+pub struct Pki {
+    issuer: Issuer<'static, KeyPair>,
+    ca: PathBuf,
+    folder: PathBuf,
+}
+
+impl Pki {
+    /// A new authority; `name` makes its files' names different from another's in the same folder.
+    pub fn new(folder: &Path, name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().expect("a key");
+        let ca = folder.join(format!("{name}.ca.pem"));
+        let certificate = params.self_signed(&key).expect("signed");
+        std::fs::write(&ca, certificate.pem()).expect("written");
+        Self {
+            issuer: Issuer::new(params, key),
+            ca,
+            folder: folder.to_owned(),
+        }
+    }
+
+    /// The authority's own certificate.
+    pub fn ca(&self) -> &Path {
+        &self.ca
+    }
+
+    /// A good certificate: `name` is the peer's, and it is for loopback too.
+    pub fn issue(&self, name: &str) -> Files {
+        self.issue_for(name, &[name, "localhost", "127.0.0.1"], |_| ())
+    }
+
+    /// One that ended long ago.
+    pub fn expired(&self, name: &str) -> Files {
+        self.issue_for(name, &[name, "localhost", "127.0.0.1"], |params| {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        })
+    }
+
+    /// One for these names and addresses only.
+    pub fn issue_for(
+        &self,
+        file: &str,
+        names: &[&str],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Files {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names).expect("names");
+        params.distinguished_name.push(DnType::CommonName, file);
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        change(&mut params);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("signed");
+        let files = Files {
+            ca: self.ca.clone(),
+            cert: self.folder.join(format!("{file}.pem")),
+            key: self.folder.join(format!("{file}.key")),
+        };
+        std::fs::write(&files.cert, certificate.pem()).expect("written");
+        write_private(&files.key, &key.serialize_pem());
+        files
+    }
+}
+
+/// Keys are refused where others may read them.
+fn write_private(path: &Path, text: &str) {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::File::options();
+    let file = options.write(true).create(true).truncate(true).mode(0o600);
+    file.open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .expect("written");
+}
