@@ -278,11 +278,19 @@ impl Mapped {
 fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> Result<()> {
     let result = mapping.set_access(access);
     let gpus = match access {
-        [host, gpus @ ..] if optional_host && host.location.is_host() && !gpus.is_empty() => gpus,
+        [host, gpus @ ..] if host.location.is_host() && !gpus.is_empty() => gpus,
         _ => return result,
     };
     // The first error tells more, if the second try fails too.
-    result.or_else(|error| mapping.set_access(gpus).map_err(|_| error))
+    result.or_else(|error| match mapping.set_access(gpus) {
+        Ok(()) if optional_host => Ok(()),
+        Ok(()) if error.code() == Some(Code::INVALID_VALUE) => Err(Error::PlatformUnsupported {
+            what: "the CPU's access to this memory as it is shared now (drivers measured allow some \
+                   254 exports, imports and CPU mappings of one memory together)",
+            source: error.driver_error(),
+        }),
+        _ => Err(error),
+    })
 }
 
 /// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are

@@ -1,5 +1,9 @@
 //! Memory of this process that others may import.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use super::cache::lock;
@@ -9,7 +13,7 @@ use crate::driver::{
     Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
 };
 use crate::memory::CpuView;
-use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Buffer, Error, Result};
 
 /// Memory of this process, to be described and exported to others. Clones are the same memory.
@@ -34,7 +38,8 @@ pub struct Shared(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     // In this order: unmapped first, then released.
-    window: Mutex<Option<Vec<Mapping>>>,
+    windows: Mutex<BTreeMap<usize, Mapping>>,
+    fds: Mutex<Vec<OwnedFd>>,
     memory: Memories,
     len: u64,
 }
@@ -61,7 +66,8 @@ impl From<Arc<Buffer>> for Shared {
 impl Shared {
     fn new(memory: Memories, len: u64) -> Self {
         Self(Arc::new(Inner {
-            window: Mutex::new(None),
+            windows: Mutex::default(),
+            fds: Mutex::default(),
             memory,
             len,
         }))
@@ -139,15 +145,27 @@ impl Shared {
 
     /// Handles by which others import the memory: one for each part, in order.
     ///
-    /// Whoever has them can read and write the memory, whatever the description says.
+    /// Whoever has them can read and write the memory, whatever the description says. The fds are
+    /// duplicates of one that is exported once, because drivers have been seen to refuse the CPU's
+    /// access to memory with more than some 250 exports, imports and CPU mappings together.
     ///
     /// # Errors
-    /// Those of [`PhysicalMemory::export`].
+    /// Those of [`PhysicalMemory::export`]; [`Error::System`] where there are no more fds to be had.
     pub fn export(&self, handle_type: HandleType) -> Result<Vec<ShareableHandle>> {
-        self.parts()
-            .iter()
-            .map(|memory| memory.export(handle_type))
-            .collect()
+        let export = |memory: &PhysicalMemory| memory.export(handle_type);
+        if handle_type != HandleType::PosixFd {
+            return self.parts().iter().map(export).collect();
+        }
+        let mut fds = lock(&self.0.fds);
+        for memory in &self.parts()[fds.len()..] {
+            if let ShareableHandle::PosixFd(fd) = export(memory)? {
+                fds.push(fd);
+            }
+        }
+        fds.iter()
+            .map(|fd| fd.try_clone().map(ShareableHandle::PosixFd))
+            .collect::<io::Result<_>>()
+            .map_err(|error| Error::system("duplicating a file descriptor", &error))
     }
 
     /// The types that all of the memory can be exported as.
@@ -199,12 +217,12 @@ impl Shared {
     }
 
     /// The word at `offset` bytes, read by the CPU: below [`padded`](Self::padded), so that it may
-    /// lie in the padding.
+    /// lie in the padding, and within one part.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; where the memory is not mapped for the CPU, those of mapping it.
     pub fn word(&self, offset: u64) -> Result<u64> {
-        self.with_cpu(|cpu| cpu.get(offset))
+        self.with_cpu(offset, |cpu, at| cpu.get(at))
     }
 
     /// Writes a word, as [`word`](Self::word) reads one.
@@ -212,24 +230,46 @@ impl Shared {
     /// # Errors
     /// As there.
     pub fn put_word(&self, offset: u64, word: u64) -> Result<()> {
-        self.with_cpu(|cpu| cpu.put(offset, word))
+        self.with_cpu(offset, |cpu, at| cpu.put(at, word))
     }
 
-    /// Lends a window on all of the memory: the buffer's own mapping, if the CPU may write there, or
-    /// one that is made for it and kept.
-    fn with_cpu<T>(&self, with: impl FnOnce(CpuView<'_>) -> Result<T>) -> Result<T> {
+    /// Lends a window on the part in which `offset` lies, and says where in it: of the buffer's own
+    /// mapping, if the CPU may write there, or of one that is made for it and kept.
+    fn with_cpu<T>(
+        &self,
+        offset: u64,
+        with: impl FnOnce(CpuView<'_>, u64) -> Result<T>,
+    ) -> Result<T> {
+        let (index, start) = self.part_at(offset)?;
         if let Some(buffer) = self.buffer()
-            && let Ok(cpu) = Mapping::cpu_of_neighbours(buffer.mappings(), self.padded())
+            && let Ok(cpu) = buffer.mappings()[index].padded_cpu()
             && cpu.is_writable()
         {
-            return with(cpu);
+            return with(cpu, offset - start);
         }
-        let mut window = lock(&self.0.window);
-        let mappings = match &mut *window {
-            Some(mappings) => mappings,
-            none => none.insert(map_for_cpu(self.driver(), self.parts())?),
+        let mut windows = lock(&self.0.windows);
+        let mapping = match windows.entry(index) {
+            Entry::Occupied(mapped) => mapped.into_mut(),
+            Entry::Vacant(free) => free.insert(map_for_cpu(&self.parts()[index])?),
         };
-        with(Mapping::cpu_of_neighbours(mappings, self.padded())?)
+        with(mapping.padded_cpu()?, offset - start)
+    }
+
+    /// Which part `offset` lies in, and where that begins.
+    fn part_at(&self, offset: u64) -> Result<(usize, u64)> {
+        let mut start = 0;
+        for (index, part) in self.parts().iter().enumerate() {
+            let next = part.size().padded().saturating_add(start);
+            if offset < next {
+                return Ok((index, start));
+            }
+            start = next;
+        }
+        Err(Error::OutOfRange {
+            offset,
+            len: size_of::<u64>() as u64,
+            size: start,
+        })
     }
 }
 
@@ -240,16 +280,10 @@ fn padded(parts: &[PhysicalMemory]) -> u64 {
         .fold(0, |sum, part| part.size().padded().saturating_add(sum))
 }
 
-fn map_for_cpu(driver: &Driver, parts: &[PhysicalMemory]) -> Result<Vec<Mapping>> {
-    let range = Arc::new(Reservation::options().reserve(driver, padded(parts))?);
-    let mut offset = 0;
-    let map = |memory: &PhysicalMemory| {
-        let mut mapping = range.map(offset, memory)?;
-        mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
-        offset += memory.size().padded();
-        Ok(mapping)
-    };
-    parts.iter().map(map).collect()
+fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
+    let mut mapping = memory.map()?;
+    mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
+    Ok(mapping)
 }
 
 /// How memory can be made shareable on this machine: see [`best_handle_types`].

@@ -106,11 +106,28 @@ fn memory_without_a_mapping_is_shared_too() {
     let description = shared.describe(Access::ReadWrite).unwrap();
     assert_eq!(held(&driver).mappings, 0);
     shared.put_word(3 * MIB, 5).unwrap();
-    assert_eq!(held(&driver).mappings, 2);
+    assert_eq!(held(&driver).mappings, 1, "only the part is mapped");
+    assert!(shared.word(4 * MIB).is_err());
     let imported = ours().import(&driver, &description, fds(&shared)).unwrap();
     assert_eq!(imported.word(3 * MIB).unwrap(), 5);
     drop((imported, shared));
     assert!(held(&driver).is_empty(), "{}", held(&driver));
+}
+
+/// Drivers count exports: see docs/driver-behaviour.md.
+#[test]
+fn fds_are_exported_once() {
+    let driver = driver();
+    let shared = shared(&driver);
+    let exports = || {
+        driver
+            .sim()
+            .unwrap()
+            .count(Call::MemExportToShareableHandle)
+    };
+    let before = exports();
+    let all: Vec<_> = (0..300).map(|_| fds(&shared)).collect();
+    assert_eq!(exports() - before, all[0].len() as u64);
 }
 
 #[test]

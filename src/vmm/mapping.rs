@@ -191,6 +191,12 @@ impl Mapping {
         Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
     }
 
+    /// The CPU's window on all of the mapping, padding included.
+    #[cfg(feature = "share")]
+    pub(crate) fn padded_cpu(&self) -> Result<CpuView<'_>> {
+        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.padded())
+    }
+
     /// The CPU's window on the first `len` bytes of mappings that lie side by side.
     pub(crate) fn cpu_of_neighbours(mappings: &[Self], len: u64) -> Result<CpuView<'_>> {
         let have = mappings
