@@ -102,12 +102,13 @@ impl Shared {
         let inner = Arc::try_unwrap(self.0).map_err(Self)?;
         match inner {
             Inner {
-                window,
+                windows,
+                fds,
                 memory: Memories::Physical(parts),
                 ..
             } => {
-                // Unmapped before anybody else gets it.
-                drop(window);
+                // Unmapped, and no fd left, before anybody else gets it.
+                drop((windows, fds));
                 Ok(parts)
             }
             other => Err(Self(Arc::new(other))),
