@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -131,13 +131,26 @@ impl InstanceId {
             .map_err(|error| Error::system("reading random bytes", &error))
     }
 
-    /// This process's, the same until it ends.
+    /// This process's, the same until it ends. A process that was forked has one of its own, since it
+    /// counts its memories on from where its parent was.
     ///
     /// # Errors
     /// As [`random`](Self::random).
     pub fn current() -> Result<Self> {
-        static CURRENT: OnceLock<Result<InstanceId>> = OnceLock::new();
-        CURRENT.get_or_init(Self::random).clone()
+        static CURRENT: Mutex<Option<(u32, InstanceId)>> = Mutex::new(None);
+        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::of_process(std::process::id(), &mut current)
+    }
+
+    fn of_process(process: u32, known: &mut Option<(u32, Self)>) -> Result<Self> {
+        match *known {
+            Some((of, id)) if of == process => Ok(id),
+            _ => {
+                let id = Self::random()?;
+                *known = Some((process, id));
+                Ok(id)
+            }
+        }
     }
 }
 
@@ -195,6 +208,10 @@ mod tests {
     fn a_process_has_one_instance_and_a_machine_one_boot() {
         assert_eq!(InstanceId::current(), InstanceId::current());
         assert_ne!(InstanceId::current(), InstanceId::random());
+        let mut known = None;
+        let parent = InstanceId::of_process(7, &mut known).unwrap();
+        assert_eq!(InstanceId::of_process(7, &mut known).unwrap(), parent);
+        assert_ne!(InstanceId::of_process(8, &mut known).unwrap(), parent);
         assert_eq!(BootId::current(), BootId::current());
     }
 }

@@ -165,6 +165,23 @@ fn the_same_memory_is_imported_once() {
     assert_ne!(new.device_ptr(), old.device_ptr());
 }
 
+/// They are not even looked at.
+#[test]
+fn handles_of_what_is_imported_already_are_closed() {
+    let driver = driver();
+    let shared = shared(&driver);
+    let description = shared.describe(Access::ReadWrite).unwrap();
+    let _first = ours().import(&driver, &description, fds(&shared)).unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let handles =
+        [writer.try_clone().unwrap(), writer].map(|end| ShareableHandle::PosixFd(end.into()));
+    let _second = ours()
+        .import(&driver, &description, handles.into())
+        .unwrap();
+    // The pipe's end comes when every copy of its other end is closed.
+    assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+}
+
 /// A peer that claims another's identity gets its own memory, not the other's.
 #[test]
 fn who_claims_anothers_identity_gets_only_its_own() {
