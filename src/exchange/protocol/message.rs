@@ -36,7 +36,7 @@ pub struct Hello {
     pub resume: Option<Secret>,
     /// With `resume`: the leases that the client still has. The session's others end, for their
     /// grant never arrived; one that the server does not know it reports as [`Event::Ended`].
-    /// Without it all go on.
+    /// Without it all go on; left out where there are too many of them for a hello.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<Vec<u64>>,
     /// What the client calls itself, for people: at most 255 bytes.

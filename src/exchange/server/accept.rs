@@ -83,10 +83,10 @@ impl Drop for Open {
 }
 
 /// Counts as a connection of its peer until it is dropped.
-struct OfPeer(Arc<Inner>, PeerName);
+pub(super) struct OfPeer(Arc<Inner>, PeerName);
 
 impl OfPeer {
-    fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
+    pub fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
         let mut state = inner.state();
         let count = state.connections.entry(peer.clone()).or_default();
         let limit = inner.limits.connections_per_peer;

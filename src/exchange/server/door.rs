@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::accept::{self, Open};
+use super::accept::{self, OfPeer, Open};
 use super::connection::{Outcome, answer};
 use super::options::DoorAt;
 use super::state::No;
@@ -35,7 +35,9 @@ impl DoorPath {
         match at {
             DoorAt::Nowhere => Ok(None),
             DoorAt::At(path) => Ok(Some(Self {
-                path: path.clone(),
+                // Clients are elsewhere in the file system.
+                path: std::path::absolute(path)
+                    .map_err(|e| Error::system(format!("finding {}", path.display()), &e))?,
                 directory: None,
             })),
             DoorAt::Anywhere => Self::private(instance, peers).map(Some),
@@ -119,20 +121,22 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
     let deadline = tokio::time::Instant::now() + inner.limits.handshake;
     let greeted = async {
         let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
-        match inner.welcome(&hello, &connection.peer) {
-            Ok(welcome) => {
+        let begun = OfPeer::enter(inner, &connection.peer)
+            .and_then(|of_peer| Ok((inner.welcome(&hello, &connection.peer)?, of_peer)));
+        match begun {
+            Ok((welcome, of_peer)) => {
                 let welcome = Greeting::Welcome(welcome);
                 accept::send(inner, &mut connection, welcome, deadline).await?;
-                Ok(connection)
+                Ok((connection, of_peer))
             }
             Err((reason, detail)) => {
                 Err(accept::refuse(inner, connection, reason, detail, deadline).await)
             }
         }
     };
-    let greeted: Result<Connection> = greeted.await;
-    let mut connection = match greeted {
-        Ok(connection) => connection,
+    let greeted: Result<(Connection, OfPeer)> = greeted.await;
+    let (mut connection, _of_peer) = match greeted {
+        Ok(greeted) => greeted,
         Err(error) => {
             count(&inner.counters.failed_handshakes);
             return Err(error);

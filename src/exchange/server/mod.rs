@@ -30,6 +30,7 @@ mod token;
 mod tests;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,7 @@ pub use options::ServerOptions;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
+use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
 use crate::exchange::protocol::{Closing, Event};
 use crate::exchange::transport::Listening;
@@ -105,6 +107,7 @@ struct Inner {
     /// Where all of the protocol is spoken over a Unix socket.
     local: Option<String>,
     allocator: Mutex<Option<Arc<dyn Allocate>>>,
+    registration: Mutex<Option<Registration>>,
     /// Called without the lock on the state, which it takes itself.
     groups: Groups,
     state: Mutex<State>,
@@ -141,7 +144,10 @@ impl Server {
         }
         let addresses: Vec<_> = listening.iter().map(|one| one.address().clone()).collect();
         let local = addresses.iter().find_map(|address| match address {
-            Address::Unix(path) => path.to_str().map(str::to_owned),
+            Address::Unix(path) => std::path::absolute(path)
+                .ok()
+                .as_deref()
+                .and_then(path_text),
             Address::Tcp { .. } => None,
         });
         let door_path = door::DoorPath::prepare(&options.door, instance, &options.peers)?;
@@ -154,9 +160,22 @@ impl Server {
         };
         let boot = BootId::current()?;
         let rules = Rules::from_limits(&options.limits);
+        let exporter = Exporter {
+            addresses: match options.advertised.is_empty() {
+                true => addresses.clone(),
+                false => options.advertised,
+            },
+            instance: Some(instance),
+            boot: Some(boot),
+        };
+        let registration = match options.directory {
+            Some(directory) => Some(directory.register(exporter)?),
+            None => None,
+        };
         let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
             instance,
             boot,
+            registration: Mutex::new(registration),
             groups: Groups::new(rules, options.groups, {
                 let inner = Weak::clone(inner);
                 move |session, notice| {
@@ -172,9 +191,7 @@ impl Server {
             heartbeat: options.heartbeat,
             lease: options.lease,
             ticket: options.ticket,
-            door: door_path
-                .as_ref()
-                .and_then(|door| door.path().to_str().map(str::to_owned)),
+            door: door_path.as_ref().and_then(|door| path_text(door.path())),
             local,
             allocator: Mutex::new(options.allocator),
             state: Mutex::default(),
@@ -228,6 +245,12 @@ impl Server {
         self.handle.inner.stats()
     }
 
+    /// How its names stand in the directory; `None` without one, and after the server has ended.
+    pub fn registration(&self) -> Option<RegistrationState> {
+        let registration = lock(&self.handle.inner.registration);
+        registration.as_ref().map(Registration::state)
+    }
+
     /// Ends it: nothing new begins, holders are asked to release what they hold, and when all have,
     /// or the time is over, connections and names are closed and all tasks have ended.
     ///
@@ -247,6 +270,15 @@ impl Server {
             state.tell_all(&Event::Closing(Closing { ms }));
         }
         tracing::info!(instance = %inner.instance, "closing");
+        let registration = lock(&inner.registration).take();
+        if let Some(registration) = registration {
+            // Nobody new is to be sent here. It ends by itself where the directory is away.
+            match tokio::time::timeout_at(until, registration.close()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "still in the directory"),
+                Err(_) => tracing::warn!("still in the directory"),
+            }
+        }
         loop {
             let released = inner.released.notified();
             tokio::pin!(released);
@@ -266,6 +298,7 @@ impl Server {
                 after: grace,
             });
         }
+        inner.state().clear();
         tracing::info!(instance = %inner.instance, "closed");
         match held.is_empty() {
             true => Ok(()),
@@ -277,6 +310,16 @@ impl Server {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic under a lock would be a defect of ours; what is under it is still the best there is.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Addresses of Unix sockets as text.
+fn path_text(path: &Path) -> Option<String> {
+    path.to_str().map(str::to_owned)
+}
+
 impl ServerOptions {
     async fn bind(&self, address: &Address) -> Result<Listening> {
         Listening::bind(address, &self.security, &self.peers, &self.limits).await
@@ -285,8 +328,7 @@ impl ServerOptions {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock would be a defect of ours; the state is still the best there is.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// After how long without a word a connection is given up.
@@ -304,8 +346,7 @@ impl Inner {
     }
 
     fn allocator(&self) -> Option<Arc<dyn Allocate>> {
-        let allocator = self.allocator.lock();
-        allocator.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.allocator).clone()
     }
 
     fn emit(&self, event: ServerEvent) {
@@ -329,8 +370,10 @@ impl Inner {
             }
         }
         // It may hold this server, which would hold it for ever.
-        let allocator = self.allocator.lock().map(|mut allocator| allocator.take());
+        let allocator = lock(&self.allocator).take();
         drop(allocator);
+        let registration = lock(&self.registration).take();
+        drop(registration);
         self.ended.send_replace(true);
         held
     }

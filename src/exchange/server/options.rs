@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Allocate, Server};
+use crate::exchange::directory::Directory;
 use crate::exchange::{Address, Limits, Security, Who};
 use crate::share::Peers;
 use crate::{Error, Result};
@@ -32,6 +33,8 @@ pub struct ServerOptions {
     pub(super) door: DoorAt,
     pub(super) peers: Peers,
     pub(super) groups: Who,
+    pub(super) directory: Option<Directory>,
+    pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
 }
 
@@ -60,6 +63,8 @@ impl ServerOptions {
             door: DoorAt::Anywhere,
             peers: Peers::same_user(),
             groups: Who::anyone(),
+            directory: None,
+            advertised: Vec::new(),
             allocator: None,
         }
     }
@@ -132,12 +137,26 @@ impl ServerOptions {
         self
     }
 
+    /// Where published names are registered, with the server's addresses and instance. While the
+    /// directory is away, the server goes on, and registers them later.
+    pub fn directory(mut self, directory: Directory) -> Self {
+        self.directory = Some(directory);
+        self
+    }
+
+    /// An address for the directory, besides those given before, instead of those listened at:
+    /// where other machines reach the server that listens at `0.0.0.0`, say.
+    pub fn advertise(mut self, address: Address) -> Self {
+        self.advertised.push(address);
+        self
+    }
+
     /// Starts the server on the current tokio runtime, of which it needs timers and I/O.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no address, a heartbeat of 0, or a lease shorter than it;
     /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] where the
-    /// system refuses an address.
+    /// system refuses an address; those of [`Directory::register`].
     pub async fn start(self) -> Result<Server> {
         if self.addresses.is_empty() {
             return Err(Error::invalid("addresses", "there are none to listen at"));

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::leases::{Holder, HolderState};
 use super::probe::Places;
 use super::publication::{Publication, Registered};
-use super::{Inner, Server};
+use super::{Inner, Server, lock};
 use crate::driver::Access;
 use crate::exchange::Who;
 use crate::exchange::protocol::check_name;
@@ -122,6 +122,9 @@ impl<'a> PublishOptions<'a> {
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
         drop(state);
+        if let Some(registration) = &*lock(&inner.registration) {
+            registration.add(&publication.name)?;
+        }
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
     }
@@ -178,6 +181,7 @@ impl Published {
     pub async fn withdraw(&self, within: Duration) -> Result<Shared> {
         let publication = &self.publication;
         let until = tokio::time::Instant::now() + within;
+        self.inner.unregister(self.name());
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
@@ -214,7 +218,18 @@ impl Drop for Published {
             .unpublish(self.publication.id, detail)
             .is_some();
         if was_there {
+            self.inner.unregister(self.name());
+            // Those who close the server wait for the last lease.
+            self.inner.released.notify_waiters();
             tracing::info!(name = self.name(), "unpublished");
+        }
+    }
+}
+
+impl Inner {
+    fn unregister(&self, name: &str) {
+        if let Some(registration) = &*lock(&self.registration) {
+            registration.remove(name);
         }
     }
 }

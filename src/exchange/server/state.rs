@@ -231,6 +231,14 @@ impl State {
         }
     }
 
+    /// Forgets sessions, leases and tickets: no connection is left.
+    pub fn clear(&mut self) {
+        self.sessions.clear();
+        self.watchers.clear();
+        self.leases = Leases::default();
+        self.tickets = Tickets::default();
+    }
+
     /// Tells all sessions.
     pub fn tell_all(&self, notice: &Event) {
         for session in self.sessions.values() {

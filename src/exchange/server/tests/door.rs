@@ -1,1 +1,127 @@
+use std::os::unix::fs::PermissionsExt;
 
+use super::*;
+use crate::driver::ShareableHandle;
+use crate::share::ImportOptions;
+
+async fn at_the_door(raw: &Raw) -> Raw {
+    let door = raw.welcome().door.as_ref().unwrap();
+    let address = Address::Unix(door.into());
+    Raw::open_at(&address, &Security::Plain, &hello()).await
+}
+
+fn ticket(granted: &Granted) -> Secret {
+    match &granted.handles {
+        Handles::Ticket(ticket) => ticket.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn redeem(ticket: &Secret) -> Ask {
+    Ask::Redeem(Redeem {
+        ticket: ticket.clone(),
+    })
+}
+
+#[tokio::test]
+async fn a_ticket_is_redeemed_for_fds_once() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let path = PathBuf::from(raw.welcome().door.clone().unwrap());
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
+    let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
+    assert!(fds.is_empty());
+    let ticket = ticket(&granted);
+
+    let mut door = at_the_door(&raw).await;
+    assert_eq!(door.welcome().instance, server.instance());
+    assert!(door.welcome().session.expose().is_empty());
+    let wrong = Secret::new(&[0; 40]).unwrap();
+    assert_eq!(door.refusal(redeem(&wrong)).await, Refusal::NotFound);
+    let (answer, fds) = door.ask(redeem(&ticket)).await;
+    assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
+    let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
+    let imported = ImportOptions::new()
+        .import(&driver, &granted.memory, handles)
+        .unwrap();
+    imported.put_word(8, 9).unwrap();
+    assert_eq!(published.shared().word(8).unwrap(), 9);
+    drop(imported);
+    assert_eq!(door.refusal(redeem(&ticket)).await, Refusal::NotFound);
+    // Nothing else is answered there, to whomever.
+    let list = Ask::List(List::default());
+    assert_eq!(door.refusal(list).await, Refusal::Unsupported);
+    let ask = Ask::Fetch(fetch("a"));
+    assert_eq!(door.refusal(ask).await, Refusal::Unsupported);
+    let (answer, _) = door.ask(Ask::Ping(Empty {})).await;
+    assert_eq!(answer, Answer::Done(Empty {}));
+    assert_eq!(server.stats().redeemed, 1);
+
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+    assert!(!path.exists() && !path.parent().unwrap().exists());
+}
+
+#[tokio::test]
+async fn a_ticket_ends_with_its_time_and_with_its_lease() {
+    let driver = driver();
+    let server = loopback().ticket(SHORT).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let mut door = at_the_door(&raw).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    tokio::time::sleep(SHORT + SHORT).await;
+    assert_eq!(
+        door.refusal(redeem(&ticket(&granted))).await,
+        Refusal::NotFound
+    );
+    raw.release(granted.lease).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    raw.release(granted.lease).await;
+    assert_eq!(
+        door.refusal(redeem(&ticket(&granted))).await,
+        Refusal::NotFound
+    );
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_peer_has_so_many_tickets() {
+    let driver = driver();
+    let mut limits = limits();
+    limits.tickets_per_peer = 1;
+    let server = loopback().limits(limits).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    let refusal = raw.fetch(fetch_fds("a")).await.unwrap_err();
+    assert_eq!(refusal, Refusal::Limit);
+    assert_eq!(published.importers().len(), 1, "no lease without a ticket");
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn other_users_are_not_let_in() {
+    let driver = driver();
+    let own = rustix::process::geteuid().as_raw();
+    let server = loopback().peers(Peers::user(own + 1)).start();
+    let server = server.await.unwrap();
+    let raw = Raw::open(&server).await;
+    let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
+    let mut refused = Raw::connect(&door, &Security::Plain).await;
+    let _ = (refused.connection.writer)
+        .write(&encode(&hello()), &[])
+        .await;
+    refused.hung_up().await;
+    until("it is counted", || server.stats().failed_handshakes == 1).await;
+    drop(raw);
+    close(server, &driver).await;
+}

@@ -1,1 +1,323 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
+use super::*;
+use crate::exchange::server::ServerStats;
+
+async fn tcp(server: &Server) -> TcpStream {
+    let Address::Tcp { host, port } = &server.addresses()[0] else {
+        panic!()
+    };
+    TcpStream::connect((host.as_str(), *port)).await.unwrap()
+}
+
+/// Reads until the server hangs up; whatever it says meanwhile.
+async fn hung_up(stream: &mut TcpStream) {
+    let mut sink = [0; 4096];
+    let read = async { while let Ok(1..) = stream.read(&mut sink).await {} };
+    tokio::time::timeout(LONG, read).await.expect("it is kept");
+}
+
+fn framed(bytes: &[u8]) -> Vec<u8> {
+    let mut frame = (bytes.len() as u32).to_be_bytes().to_vec();
+    frame.extend_from_slice(bytes);
+    frame
+}
+
+/// A server, and a session on it that must not suffer from what others do.
+async fn with_bystander() -> (Driver, Server, Raw) {
+    let driver = driver();
+    let server = loopback().limits(limits()).start().await.unwrap();
+    let bystander = Raw::open(&server).await;
+    (driver, server, bystander)
+}
+
+async fn unharmed(driver: Driver, server: Server, mut bystander: Raw) -> ServerStats {
+    let (answer, _) = bystander.ask(Ask::Ping(Empty {})).await;
+    assert_eq!(answer, Answer::Done(Empty {}));
+    until("the others are gone", || server.stats().connections == 1).await;
+    let stats = server.stats();
+    assert_eq!(stats.sessions, 1);
+    drop(bystander);
+    close(server, &driver).await;
+    stats
+}
+
+#[tokio::test]
+async fn before_a_hello_nobody_gets_anything() {
+    let (driver, server, bystander) = with_bystander().await;
+    let wrong = |change: fn(&mut Hello)| {
+        let mut hello = hello();
+        change(&mut hello);
+        framed(&encode(&hello))
+    };
+    let request = encode(&Request {
+        id: 1,
+        ask: Some(Ask::List(List::default())),
+    });
+    let hellos: [Vec<u8>; 9] = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+        vec![0; 64],
+        u32::MAX.to_be_bytes().to_vec(),
+        framed(&[0xff; 100]),
+        framed(&request),
+        wrong(|hello| hello.magic = "gemme".into()),
+        wrong(|hello| hello.agent = "x".repeat(300)),
+        wrong(|hello| hello.oldest = hello.newest + 1),
+    ];
+    for bytes in &hellos {
+        let mut stream = tcp(&server).await;
+        stream.write_all(bytes).await.unwrap();
+        hung_up(&mut stream).await;
+    }
+    // One says nothing, one says half of it, one hangs up.
+    let mut silent = tcp(&server).await;
+    hung_up(&mut silent).await;
+    let mut slow = tcp(&server).await;
+    let hello = framed(&encode(&hello()));
+    slow.write_all(&hello[..hello.len() / 2]).await.unwrap();
+    hung_up(&mut slow).await;
+    drop(tcp(&server).await);
+    let failed = hellos.len() as u64 + 3;
+    until("all are counted", || {
+        server.stats().failed_handshakes == failed
+    })
+    .await;
+    unharmed(driver, server, bystander).await;
+}
+
+#[tokio::test]
+async fn versions_that_are_not_spoken_are_refused_in_words() {
+    let (driver, server, bystander) = with_bystander().await;
+    let versions = |oldest, newest| Hello {
+        oldest,
+        newest,
+        ..hello()
+    };
+    let address = &server.addresses()[0];
+    for (oldest, newest) in [(VERSION + 1, VERSION + 9), (0, OLDEST - 1)] {
+        let mut raw = Raw::connect(address, &Security::Plain).await;
+        let Greeting::Refused(refused) = raw.greet(&versions(oldest, newest)).await else {
+            panic!()
+        };
+        assert_eq!(refused.reason, Refusal::Version.word());
+        raw.hung_up().await;
+    }
+    let raw = Raw::open_at(address, &Security::Plain, &versions(0, u16::MAX)).await;
+    assert_eq!(raw.welcome().version, VERSION);
+    drop(raw);
+    unharmed(driver, server, bystander).await;
+}
+
+#[tokio::test]
+async fn who_breaks_the_protocol_is_dropped() {
+    let (driver, server, bystander) = with_bystander().await;
+    let broken: [Vec<u8>; 5] = [
+        // A second hello.
+        framed(&encode(&hello())),
+        framed(b"\xff\xff\xff"),
+        framed(b""),
+        // A map that is no request, and a frame that is too big.
+        framed(b"\xa1\x61a\x01"),
+        (Limits::default().frame_bytes + 1).to_be_bytes().to_vec(),
+    ];
+    for bytes in &broken {
+        let mut stream = tcp(&server).await;
+        stream.write_all(&framed(&encode(&hello()))).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        hung_up(&mut stream).await;
+    }
+    // A frame that does not go on.
+    let mut stream = tcp(&server).await;
+    stream.write_all(&framed(&encode(&hello()))).await.unwrap();
+    stream.write_all(&[0, 0, 0, 9, 1]).await.unwrap();
+    hung_up(&mut stream).await;
+    let stats = unharmed(driver, server, bystander).await;
+    assert_eq!(stats.protocol_errors, broken.len() as u64);
+    assert_eq!(stats.dropped_peers, 1);
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_refused_and_the_rest_goes_on() {
+    let (driver, server, mut bystander) = with_bystander().await;
+    // {"id": 1, "dance": {}}
+    bystander.last = 1;
+    let unknown = b"\xa2\x62id\x01\x65dance\xa0";
+    bystander.write(unknown).await;
+    let Answer::Refused(refused) = bystander.answer(1).await.0 else {
+        panic!()
+    };
+    assert_eq!(refused.reason, Refusal::Unsupported.word());
+    let probe = Ask::Probe(Probe {
+        lease: 9,
+        wrote: None,
+    });
+    assert_eq!(bystander.refusal(probe).await, Refusal::NotFound);
+    let stats = unharmed(driver, server, bystander).await;
+    assert_eq!(stats.refusals["unsupported"], 1);
+}
+
+#[tokio::test]
+async fn who_does_not_read_is_dropped() {
+    let (driver, server, bystander) = with_bystander().await;
+    let shared = memory(&driver);
+    let names: Vec<_> = (0..200)
+        .map(|i| {
+            server
+                .publish(format!("{i}"), shared.clone())
+                .now()
+                .unwrap()
+        })
+        .collect();
+    let mut stream = tcp(&server).await;
+    stream.write_all(&framed(&encode(&hello()))).await.unwrap();
+    let list = framed(&encode(&Request {
+        id: 1,
+        ask: Some(Ask::List(List::default())),
+    }));
+    // Until the server does not take any more, since it waits for us to read.
+    let ask = async { while stream.write_all(&list).await.is_ok() {} };
+    tokio::time::timeout(LONG, ask).await.expect("it is kept");
+    // By us, or by the kernel that was told to wait no longer: `until` in there sees it gone.
+    drop((names, shared));
+    unharmed(driver, server, bystander).await;
+    drop(stream);
+}
+
+#[tokio::test]
+async fn there_are_so_many_connections_and_sessions() {
+    let driver = driver();
+    let mut limits = limits();
+    limits.connections_per_peer = 2;
+    limits.connections = 4;
+    limits.sessions = 3;
+    limits.leases_per_peer = 1;
+    let (_directory, address) = at_unix();
+    let server = loopback().listen(address.clone()).limits(limits);
+    let server = server.start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let refused = async |at: &Address| {
+        let mut raw = Raw::connect(at, &Security::Plain).await;
+        let greeting = raw.greet(&hello()).await;
+        let Greeting::Refused(refused) = greeting else {
+            panic!("{greeting:?}")
+        };
+        assert_eq!(refused.reason, Refusal::Limit.word());
+        raw.hung_up().await;
+    };
+    let tcp_address = server.addresses()[0].clone();
+    let mut one = Raw::open(&server).await;
+    let two = Raw::open(&server).await;
+    refused(&tcp_address).await;
+    let (granted, _) = one.fetch(fetch("a")).await.unwrap();
+    assert_eq!(one.fetch(fetch("a")).await.unwrap_err(), Refusal::Limit);
+    until("it is gone", || server.stats().connections == 2).await;
+    let three = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    refused(&address).await;
+    until("it is gone", || server.stats().connections == 3).await;
+    // The fifth is closed without a word.
+    let fourth = tcp(&server).await;
+    until("it is there", || server.stats().connections == 4).await;
+    let mut fifth = tcp(&server).await;
+    hung_up(&mut fifth).await;
+    one.release(granted.lease).await;
+    drop((published, one, two, three, fourth));
+    close(server, &driver).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_at_once() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..200 {
+        let server = server.clone();
+        clients.spawn(async move {
+            let mut raw = Raw::open(&server).await;
+            let mut leases = Vec::new();
+            for _ in 0..5 {
+                leases.push(raw.fetch(fetch("a")).await.unwrap().0.lease);
+            }
+            for lease in &leases {
+                raw.release(*lease).await;
+            }
+            leases
+        });
+    }
+    let mut leases: Vec<u64> = clients.join_all().await.into_iter().flatten().collect();
+    leases.sort_unstable();
+    leases.dedup();
+    assert_eq!(leases.len(), 1000);
+    let stats = server.stats();
+    assert_eq!(
+        (stats.fetches, stats.released, stats.leases),
+        (1000, 1000, 0)
+    );
+    until("all are gone", || server.stats().connections == 0).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[cfg(feature = "certs")]
+#[tokio::test]
+async fn over_tls_lists_go_by_certificates() {
+    use crate::certs::{Authority, CertRequest};
+    use crate::exchange::{Tls, TlsPem, Who};
+
+    let authority = Authority::create("test", 1).unwrap();
+    let tls = |name: &str| {
+        let issued = authority.issue(&CertRequest::new(name)).unwrap();
+        let pem = TlsPem {
+            ca: authority.cert_pem().as_bytes(),
+            cert: issued.cert_pem.as_bytes(),
+            key: issued.key_pem.as_bytes(),
+            crl: None,
+        };
+        Security::Tls(
+            Tls::from_pem(pem)
+                .unwrap()
+                .expect_peer("server.test")
+                .unwrap(),
+        )
+    };
+    let driver = driver();
+    let server = loopback().security(tls("server.test")).limits(limits());
+    let server = server.start().await.unwrap();
+    let published = server.publish("a", memory(&driver));
+    let published = published.who(Who::list(["*.good.test"]).unwrap());
+    let published = published.now().unwrap();
+    let address = &server.addresses()[0];
+    let mut good = Raw::open_at(address, &tls("a.good.test"), &hello()).await;
+    assert_eq!(good.welcome().peer, "a.good.test");
+    let mut bad = Raw::open_at(address, &tls("b.bad.test"), &hello()).await;
+    assert_eq!(bad.fetch(fetch("a")).await.unwrap_err(), Refusal::NotFound);
+    assert!(bad.names("").await.is_empty());
+    let (granted, _) = good.fetch(fetch_fds("a")).await.unwrap();
+    assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
+    // The ticket is what the certificate's owner may have; at the door it is a user's.
+    let Handles::Ticket(ticket) = granted.handles else {
+        panic!()
+    };
+    let door = Address::Unix(good.welcome().door.clone().unwrap().into());
+    let mut door = Raw::open_at(&door, &Security::Plain, &hello()).await;
+    let (answer, fds) = door.ask(Ask::Redeem(Redeem { ticket })).await;
+    assert_eq!((answer, fds.len()), (Answer::Fds(Fds { count: 1 }), 1));
+    drop(fds);
+    good.release(granted.lease).await;
+    // Another peer's session is not resumed, whatever it knows.
+    let stolen = Hello {
+        resume: Some(good.welcome().session.clone()),
+        ..hello()
+    };
+    let thief = Raw::open_at(address, &tls("b.bad.test"), &stolen).await;
+    assert!(!thief.welcome().resumed);
+    // Without TLS there is no conversation.
+    let mut plain = tcp(&server).await;
+    plain.write_all(&framed(&encode(&hello()))).await.unwrap();
+    hung_up(&mut plain).await;
+    until("it is counted", || server.stats().failed_handshakes == 1).await;
+    drop((published, good, bad, thief, door));
+    close(server, &driver).await;
+}

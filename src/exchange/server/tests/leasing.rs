@@ -1,1 +1,237 @@
+use super::*;
+use crate::Error;
+use crate::exchange::server::{HolderState, ServerEvent};
 
+/// A server whose leases end soon after their holder's last word.
+async fn hasty() -> Server {
+    let options = loopback().heartbeat(SHORT / 3).lease(SHORT);
+    options.start().await.unwrap()
+}
+
+#[tokio::test]
+async fn holders_are_asked_and_waited_for() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let holder = async {
+        let Event::Withdrawing(notice) = raw.notice().await else {
+            panic!()
+        };
+        assert_eq!(notice.lease, granted.lease);
+        assert!(notice.ms <= LONG.as_millis() as u64 && notice.ms > 0);
+        assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
+        assert!(raw.names("").await.is_empty());
+        raw.release(granted.lease).await;
+    };
+    let (memory, ()) = tokio::join!(published.withdraw(LONG), holder);
+    assert_eq!(memory.unwrap().len(), MIB);
+    assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::NotFound);
+    // The name is free again, and other memory under it is another publication.
+    let again = server
+        .publish("a", published.shared().clone())
+        .now()
+        .unwrap();
+    drop(published);
+    assert_eq!(raw.names("").await, ["a"]);
+    drop((again, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn who_still_holds_is_named() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let error = published.withdraw(SHORT / 3).await.unwrap_err();
+    let Error::StillHeld { name, holders } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((&*name, holders.len()), ("a", 1));
+    assert!(holders[0].starts_with("local (for "), "{holders:?}");
+    assert_eq!(published.importers()[0].state, HolderState::Withdrawing);
+    // Given up, it ends for the holder without its doing.
+    drop(published);
+    loop {
+        if let Event::Ended(ended) = raw.notice().await {
+            assert_eq!(ended.lease, granted.lease);
+            assert_eq!(ended.why.reason, Refusal::Closing.word());
+            break;
+        }
+    }
+    drop(raw);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_silent_holder_expires_and_stays_doubted() {
+    let driver = driver();
+    let server = hasty().await;
+    let mut events = server.events();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    // It neither speaks nor hangs up.
+    loop {
+        let event = tokio::time::timeout(LONG, events.recv()).await.unwrap();
+        if let ServerEvent::LeaseExpired { lease, name, .. } = event.unwrap() {
+            assert_eq!((lease, &*name), (granted.lease, "a"));
+            break;
+        }
+    }
+    raw.hung_up().await;
+    assert_eq!(server.stats().dropped_peers, 1);
+    let error = published.withdraw(LONG).await.unwrap_err();
+    assert!(error.to_string().contains("may still have it"), "{error}");
+    // Its session is no more, but it can say that it has unmapped the memory.
+    let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+    assert!(!raw.welcome().resumed);
+    raw.release(granted.lease).await;
+    published.withdraw(Duration::ZERO).await.unwrap();
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn pings_keep_a_lease() {
+    let driver = driver();
+    let server = hasty().await;
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < 3 * SHORT {
+        let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
+        assert_eq!(answer, Answer::Done(Empty {}));
+        tokio::time::sleep(SHORT / 20).await;
+    }
+    assert_eq!(published.importers()[0].state, HolderState::Held);
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_session_outlives_its_connection() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (kept, _) = raw.fetch(fetch("a")).await.unwrap();
+    let (lost, _) = raw.fetch(fetch("a")).await.unwrap();
+    // The connection before need not have ended: the cut may not have been noticed.
+    let mut again = raw.resume(&server, Some(vec![kept.lease, 99])).await;
+    assert!(again.welcome().resumed);
+    raw.hung_up().await;
+    let Event::Ended(ended) = again.notice().await else {
+        panic!()
+    };
+    assert_eq!(
+        (ended.lease, &*ended.why.reason),
+        (99, Refusal::Expired.word())
+    );
+    assert_eq!(
+        published.importers().len(),
+        1,
+        "{} never arrived",
+        lost.lease
+    );
+    drop(raw);
+    drop(again.connection.reader);
+    drop(again.connection.writer);
+    until("it is noticed", || server.stats().connections == 0).await;
+    let stats = server.stats();
+    assert_eq!((stats.sessions, stats.leases), (1, 1));
+    let hello = Hello {
+        resume: Some(again.welcome.unwrap().session),
+        ..hello()
+    };
+    let address = &server.addresses()[0];
+    let mut again = Raw::open_at(address, &Security::Plain, &hello).await;
+    assert!(again.welcome().resumed);
+    again.release(kept.lease).await;
+    assert_eq!(server.stats().resumed, 2);
+    drop((published, again));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_session_is_its_own_peers_alone() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = loopback().listen(address.clone()).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    assert_eq!(
+        raw.welcome().local.as_ref().map(PathBuf::from),
+        Some(address.to_string().trim_start_matches("unix:").into())
+    );
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let token = raw.welcome().session.clone();
+    let mut guess = token.expose().to_vec();
+    guess[20] ^= 1;
+    for (at, token) in [
+        (&address, token.clone()),
+        (&server.addresses()[0], Secret::new(&guess).unwrap()),
+    ] {
+        let hello = Hello {
+            resume: Some(token),
+            ..hello()
+        };
+        let mut other = Raw::open_at(at, &Security::Plain, &hello).await;
+        assert!(!other.welcome().resumed);
+        let release = Release {
+            lease: granted.lease,
+        };
+        assert_eq!(
+            other.refusal(Ask::Release(release)).await,
+            Refusal::NotFound
+        );
+    }
+    raw.release(granted.lease).await;
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn the_end_is_announced_and_who_does_not_let_go_is_named() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let client = async {
+        assert!(matches!(raw.notice().await, Event::Closing(_)));
+        assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::Closing);
+        let Event::Ended(ended) = raw.notice().await else {
+            panic!()
+        };
+        assert_eq!(ended.lease, granted.lease);
+        raw.hung_up().await;
+    };
+    let (closed, ()) = tokio::join!(server.close(SHORT), client);
+    assert!(matches!(closed, Err(Error::StillHeld { .. })), "{closed:?}");
+    assert_eq!(server.stats().tasks, 0);
+    let refused = server.publish("b", memory(&driver)).now().unwrap_err();
+    let Error::Refused { reason, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(reason, Refusal::Closing);
+    drop((published, server));
+    gone(&driver);
+}
+
+#[tokio::test]
+async fn dropped_it_ends_too() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    drop(server);
+    raw.hung_up().await;
+    drop(published);
+    gone(&driver);
+}

@@ -1,1 +1,156 @@
+use super::*;
+use crate::Error;
+use crate::exchange::{PeerName, Who};
 
+fn wait(name: &str, wait: Duration) -> Ask {
+    Ask::Wait(Wait {
+        name: name.into(),
+        ms: wait.as_millis() as u64,
+    })
+}
+
+#[tokio::test]
+async fn names_come_in_pages() {
+    let driver = driver();
+    let mut limits = limits();
+    limits.list_page = 2;
+    limits.names = 5;
+    let server = loopback().limits(limits).start().await.unwrap();
+    let shared = memory(&driver);
+    let publish = |name: &str| server.publish(name, shared.clone()).now();
+    let published: Vec<_> = ["b/2", "a", "b/1", "b/3", "c"]
+        .map(|name| publish(name).unwrap())
+        .into();
+    assert!(matches!(publish("d"), Err(Error::LimitReached { .. })));
+    assert!(matches!(publish("a b"), Err(Error::InvalidArgument { .. })));
+    let mut raw = Raw::open(&server).await;
+    let mut list = List {
+        prefix: "b/".into(),
+        after: None,
+    };
+    let Answer::Names(first) = raw.ask(Ask::List(list.clone())).await.0 else {
+        panic!()
+    };
+    let names: Vec<_> = first.entries.iter().map(|entry| &*entry.name).collect();
+    assert_eq!((&names[..], first.more), (&["b/1", "b/2"][..], true));
+    assert_eq!(first.entries[0].memory.len, MIB);
+    list.after = Some("b/2".into());
+    let Answer::Names(rest) = raw.ask(Ask::List(list)).await.0 else {
+        panic!()
+    };
+    assert_eq!((rest.entries.len(), rest.more), (1, false));
+    drop((published, shared, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn to_others_a_name_does_not_exist() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = loopback().listen(address.clone()).start().await.unwrap();
+    let own = PeerName::User(rustix::process::geteuid().as_raw());
+    let shared = memory(&driver);
+    let hidden = server.publish("hidden", shared.clone());
+    let hidden = hidden.who(Who::only(own)).now().unwrap();
+    let mut friend = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let mut other = Raw::open(&server).await;
+    assert_eq!(friend.names("").await, ["hidden"]);
+    assert!(other.names("").await.is_empty());
+    let refusal = other.fetch(fetch("hidden")).await.unwrap_err();
+    assert_eq!(refusal, Refusal::NotFound);
+    assert_eq!(
+        other.refusal(wait("hidden", SHORT / 3)).await,
+        Refusal::TimedOut
+    );
+    let (granted, _) = friend.fetch(fetch("hidden")).await.unwrap();
+    // The list may change meanwhile; who has the memory keeps it.
+    let waiting = other.send(wait("hidden", LONG)).await;
+    let watching = friend.ask(Ask::Watch(Watch::default())).await.0;
+    assert!(matches!(watching, Answer::Names(names) if names.entries.len() == 1));
+    hidden.set_who(Who::list(["local"]).unwrap());
+    let Answer::Names(names) = other.answer(waiting).await.0 else {
+        panic!()
+    };
+    assert_eq!(
+        (&*names.entries[0].name, names.entries[0].leases),
+        ("hidden", 1)
+    );
+    assert!(matches!(friend.notice().await, Event::Gone(_)));
+    assert_eq!(
+        friend.fetch(fetch("hidden")).await.unwrap_err(),
+        Refusal::NotFound
+    );
+    friend.release(granted.lease).await;
+    drop((hidden, shared, friend, other));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_name_is_waited_for() {
+    let driver = driver();
+    let mut limits = limits();
+    limits.wait = SHORT;
+    limits.requests_in_flight = 1;
+    let server = loopback().limits(limits).start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    // The server's limit counts, not the client's.
+    assert_eq!(raw.refusal(wait("a", LONG)).await, Refusal::TimedOut);
+    let first = raw.send(wait("a", LONG)).await;
+    assert_eq!(raw.refusal(wait("b", LONG)).await, Refusal::Limit);
+    // What is answered at once is answered meanwhile.
+    assert!(raw.names("").await.is_empty());
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    assert!(matches!(raw.answer(first).await.0, Answer::Names(_)));
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn watchers_hear_of_what_they_may_see() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let shared = memory(&driver);
+    let before = server.publish("x/0", shared.clone()).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let watch = |prefix: &str| {
+        Ask::Watch(Watch {
+            prefix: prefix.into(),
+        })
+    };
+    assert_eq!(raw.refusal(watch("no prefix")).await, Refusal::Invalid);
+    let Answer::Names(names) = raw.ask(watch("x/")).await.0 else {
+        panic!()
+    };
+    assert_eq!(names.entries.len(), 1);
+    let nobody = server.publish("x/1", shared.clone()).who(Who::nobody());
+    let nobody = nobody.now().unwrap();
+    let elsewhere = server.publish("y", shared.clone()).now().unwrap();
+    let seen = server.publish("x/2", shared.clone()).now().unwrap();
+    let Event::Published(entry) = raw.notice().await else {
+        panic!()
+    };
+    assert_eq!(entry.name, "x/2");
+    drop((nobody, elsewhere, seen));
+    let Event::Gone(gone) = raw.notice().await else {
+        panic!()
+    };
+    assert_eq!(gone.name, "x/2");
+    drop((before, shared, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn without_an_allocator_nothing_is_made() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    let create = Ask::Create(Create {
+        name: "a".into(),
+        bytes: 1,
+        node: None,
+        peers: vec![],
+    });
+    assert_eq!(raw.refusal(create).await, Refusal::Unsupported);
+    drop(raw);
+    close(server, &driver).await;
+}
