@@ -264,11 +264,11 @@ impl Leases {
             let holders = self.publications.entry(publication).or_default();
             holders.live.remove(&lease);
             holders.expired.insert(lease);
-            if holders.expired.len() > MAX_EXPIRED {
-                if let Some(oldest) = holders.expired.pop_first() {
-                    self.leases.remove(&oldest);
-                    holders.more += 1;
-                }
+            if holders.expired.len() > MAX_EXPIRED
+                && let Some(oldest) = holders.expired.pop_first()
+            {
+                self.leases.remove(&oldest);
+                holders.more += 1;
             }
         }
         Some(EndedSession {

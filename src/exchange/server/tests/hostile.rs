@@ -283,8 +283,8 @@ async fn over_tls_lists_go_by_certificates() {
         )
     };
     let driver = driver();
-    let server = loopback().security(tls("server.test")).limits(limits());
-    let server = server.start().await.unwrap();
+    let server = loopback().security(tls("server.test")).start();
+    let server = server.await.unwrap();
     let published = server.publish("a", memory(&driver));
     let published = published.who(Who::list(["*.good.test"]).unwrap());
     let published = published.now().unwrap();

@@ -4,7 +4,7 @@ use crate::exchange::server::{HolderState, ServerEvent};
 
 /// A server whose leases end soon after their holder's last word.
 async fn hasty() -> Server {
-    let options = loopback().heartbeat(SHORT / 3).lease(SHORT);
+    let options = loopback().heartbeat(LEASE / 4).lease(LEASE);
     options.start().await.unwrap()
 }
 
@@ -103,7 +103,7 @@ async fn pings_keep_a_lease() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     let begun = std::time::Instant::now();
-    while begun.elapsed() < 3 * SHORT {
+    while begun.elapsed() < 2 * LEASE {
         let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
         assert_eq!(answer, Answer::Done(Empty {}));
         tokio::time::sleep(SHORT / 20).await;
@@ -212,7 +212,7 @@ async fn the_end_is_announced_and_who_does_not_let_go_is_named() {
         assert_eq!(ended.lease, granted.lease);
         raw.hung_up().await;
     };
-    let (closed, ()) = tokio::join!(server.close(SHORT), client);
+    let (closed, ()) = tokio::join!(server.close(LEASE), client);
     assert!(matches!(closed, Err(Error::StillHeld { .. })), "{closed:?}");
     assert_eq!(server.stats().tasks, 0);
     let refused = server.publish("b", memory(&driver)).now().unwrap_err();

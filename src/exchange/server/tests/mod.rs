@@ -21,6 +21,8 @@ use crate::{Buffer, Driver, Machine, Refusal};
 /// Long enough for everything that must happen.
 const LONG: Duration = Duration::from_secs(60);
 /// A lease that is over soon.
+const LEASE: Duration = Duration::from_secs(1);
+/// Not long.
 const SHORT: Duration = Duration::from_millis(300);
 const MIB: u64 = 1 << 20;
 
@@ -38,13 +40,14 @@ fn loopback() -> ServerOptions {
     Server::options().listen(Address::loopback(0))
 }
 
-/// Limits under which nothing takes long.
+/// Limits under which nothing takes long, and which a busy machine keeps all the same.
 fn limits() -> Limits {
-    let mut limits = Limits::default();
-    limits.handshake = SHORT;
-    limits.frame = SHORT;
-    limits.write = SHORT;
-    limits
+    Limits {
+        handshake: LEASE,
+        frame: SHORT,
+        write: SHORT,
+        ..Limits::default()
+    }
 }
 
 /// The server ends, and leaves nothing behind: no task, no handle.

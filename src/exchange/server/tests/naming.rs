@@ -1,5 +1,8 @@
+use std::sync::{Arc, Mutex, OnceLock};
+
 use super::*;
 use crate::Error;
+use crate::exchange::server::{Allocate, Allocation, Published};
 use crate::exchange::{PeerName, Who};
 
 fn wait(name: &str, wait: Duration) -> Ask {
@@ -89,7 +92,7 @@ async fn to_others_a_name_does_not_exist() {
 async fn a_name_is_waited_for() {
     let driver = driver();
     let mut limits = limits();
-    limits.wait = SHORT;
+    limits.wait = LEASE;
     limits.requests_in_flight = 1;
     let server = loopback().limits(limits).start().await.unwrap();
     let mut raw = Raw::open(&server).await;
@@ -139,18 +142,91 @@ async fn watchers_hear_of_what_they_may_see() {
     close(server, &driver).await;
 }
 
+/// Makes memory of a MiB, and less of nothing.
+#[derive(Default)]
+struct Maker {
+    driver: Option<Driver>,
+    server: OnceLock<Server>,
+    made: Mutex<Vec<Published>>,
+}
+
+impl Allocate for Maker {
+    fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
+        Box::pin(async move {
+            if ask.bytes > MIB {
+                return Err((Refusal::Quota, "a MiB is all there is".into()));
+            }
+            let (server, driver) = (self.server.get().unwrap(), self.driver.as_ref().unwrap());
+            let options = server.publish(&*ask.name, memory(driver));
+            let published = options.who(Who::only(peer.clone())).now();
+            self.made.lock().unwrap().push(published.unwrap());
+            Ok(())
+        })
+    }
+
+    fn delete<'a>(&'a self, _: &'a PeerName, name: &'a str, _: Duration) -> Allocation<'a> {
+        Box::pin(async move {
+            let mut made = self.made.lock().unwrap();
+            let before = made.len();
+            made.retain(|published| published.name() != name);
+            match made.len() < before {
+                true => Ok(()),
+                false => Err((Refusal::NotFound, String::new())),
+            }
+        })
+    }
+}
+
+fn create(name: &str, bytes: u64) -> Ask {
+    Ask::Create(Create {
+        name: name.into(),
+        bytes,
+        node: None,
+        peers: vec![],
+    })
+}
+
+#[tokio::test]
+async fn an_allocator_makes_memory_and_goes_with_the_server() {
+    let driver = driver();
+    let maker = Arc::new(Maker {
+        driver: Some(driver.clone()),
+        ..Maker::default()
+    });
+    let server = loopback().allocator(maker.clone()).start().await.unwrap();
+    maker.server.set(server.clone()).unwrap();
+    let mut raw = Raw::open(&server).await;
+    assert_eq!(raw.refusal(create("a", MIB + 1)).await, Refusal::Quota);
+    assert_eq!(raw.refusal(create("a b", 1)).await, Refusal::Invalid);
+    let Answer::Names(names) = raw.ask(create("a", MIB)).await.0 else {
+        panic!()
+    };
+    assert_eq!(
+        (&*names.entries[0].name, names.entries[0].memory.len),
+        ("a", MIB)
+    );
+    let delete = |name: &str| {
+        Ask::Delete(Delete {
+            name: name.into(),
+            ms: 0,
+        })
+    };
+    assert_eq!(raw.refusal(delete("b")).await, Refusal::NotFound);
+    assert_eq!(raw.ask(delete("a")).await.0, Answer::Done(Empty {}));
+    assert!(raw.names("").await.is_empty());
+    drop(raw);
+    server.close(LONG).await.unwrap();
+    assert_eq!(Arc::strong_count(&maker), 1, "the server has let go of it");
+    drop((maker, server));
+    gone(&driver);
+}
+
 #[tokio::test]
 async fn without_an_allocator_nothing_is_made() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let mut raw = Raw::open(&server).await;
-    let create = Ask::Create(Create {
-        name: "a".into(),
-        bytes: 1,
-        node: None,
-        peers: vec![],
-    });
-    assert_eq!(raw.refusal(create).await, Refusal::Unsupported);
+    assert_eq!(raw.refusal(create("a", 1)).await, Refusal::Unsupported);
     drop(raw);
     close(server, &driver).await;
 }
