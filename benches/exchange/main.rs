@@ -7,6 +7,7 @@ mod certificates;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gather;
+mod ours;
 mod report;
 mod sizes;
 
@@ -16,10 +17,11 @@ use std::time::{Duration, Instant};
 use bare::Client;
 use certificates::Certificates;
 use criterion::Criterion;
-use egmem::driver::Access;
+use egmem::driver::{Access, HandleType};
 use egmem::exchange::protocol::{FromServer, Request, decode, encode};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
+use ours::Exporter;
 use report::{Group, measure};
 use sizes::Sizes;
 use tokio::runtime::Runtime;
@@ -36,6 +38,7 @@ const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576"
 struct Setting {
     certificates: Certificates,
     memory: Shared,
+    importer: Driver,
     sizes: Sizes,
 }
 
@@ -52,6 +55,7 @@ impl Setting {
         Ok(Self {
             certificates: Certificates::create(),
             memory,
+            importer: Driver::simulated(Machine::gb200())?,
             sizes,
         })
     }
@@ -116,6 +120,33 @@ fn one_client(criterion: &mut Criterion, setting: &Setting) {
             client.ping(release).await;
         }))
     });
+    let server = servers.block_on(Exporter::start(setting));
+    let client = clients.block_on(ours::connect(&server, setting));
+    measure(&mut group, GROUP, "handles", |times| {
+        clients.block_on(repeat(times, async || ours::handles(&client).await))
+    });
+    measure(&mut group, GROUP, "handles and import", |times| {
+        clients.block_on(repeat(times, async || {
+            ours::import(&client, HandleType::Fabric).await
+        }))
+    });
+    measure(&mut group, GROUP, "POSIX fds and import", |times| {
+        clients.block_on(repeat(times, async || {
+            ours::import(&client, HandleType::PosixFd).await
+        }))
+    });
+    let held = clients.block_on(async { client.fetch(NAME).via(HandleType::Fabric).await });
+    let held = held.expect("memory");
+    measure(&mut group, GROUP, "handles, imported before", |times| {
+        clients.block_on(repeat(times, async || {
+            ours::import(&client, HandleType::Fabric).await
+        }))
+    });
+    clients.block_on(async {
+        held.release().await.expect("a release");
+        client.close().await;
+    });
+    servers.block_on(server.close());
     group.finish();
 }
 
@@ -146,6 +177,31 @@ fn all_clients(criterion: &mut Criterion, setting: &Setting) {
             connected = tasks.join_all().await;
         }))
     });
+    drop(connected);
+    let server = servers.block_on(Exporter::start(setting));
+    let connected = clients.block_on(async {
+        let mut connected = Vec::new();
+        for _ in 0..CLIENTS {
+            connected.push(ours::connect(&server, setting).await);
+        }
+        connected
+    });
+    measure(&mut group, GROUP, "handles", |times| {
+        clients.block_on(repeat(times, async || {
+            let mut tasks = JoinSet::new();
+            for client in &connected {
+                let client = client.clone();
+                tasks.spawn(async move { ours::handles(&client).await });
+            }
+            tasks.join_all().await;
+        }))
+    });
+    clients.block_on(async {
+        for client in connected {
+            client.close().await;
+        }
+    });
+    servers.block_on(server.close());
     group.finish();
 }
 

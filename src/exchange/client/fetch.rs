@@ -325,6 +325,25 @@ impl Leased {
         self.via
     }
 
+    /// Ends the lease, and waits until the exporter has noted it. Whoever imported the handles has
+    /// unmapped the memory before.
+    ///
+    /// # Errors
+    /// Those of [`RemoteBuffer::release`].
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, the lease ends all the same.
+    pub async fn release(self) -> Result<()> {
+        let Self {
+            handles,
+            lease,
+            name,
+            ..
+        } = self;
+        drop(handles);
+        lease.release().wait(&name).await
+    }
+
     /// Imports the memory, maps and grants it.
     ///
     /// # Errors

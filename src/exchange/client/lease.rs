@@ -101,11 +101,37 @@ impl Lease {
     }
 
     /// Ends the lease; the answer comes when the server has noted it.
-    pub(super) fn release(mut self) -> oneshot::Receiver<Result<()>> {
+    pub(super) fn release(mut self) -> Noted {
         self.released = true;
         let (done, answer) = oneshot::channel();
         self.keep.session().release(self.key, Some(done));
-        answer
+        Noted {
+            // The connection lasts until the answer.
+            keep: self.keep.clone(),
+            answer,
+        }
+    }
+}
+
+/// The answer to a release, which is to come.
+pub(super) struct Noted {
+    keep: Keep,
+    answer: oneshot::Receiver<Result<()>>,
+}
+
+impl Noted {
+    /// Waits for it.
+    pub(super) async fn wait(self, name: &str) -> Result<()> {
+        let session = self.keep.session();
+        let patience = session.patience();
+        match tokio::time::timeout(patience, self.answer).await {
+            Ok(Ok(released)) => released,
+            Ok(Err(_)) => Err(session.down()),
+            Err(_) => Err(Error::TimedOut {
+                what: format!("the release of '{name}'"),
+                after: patience,
+            }),
+        }
     }
 }
 

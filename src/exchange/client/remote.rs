@@ -97,31 +97,17 @@ impl RemoteBuffer {
     /// # Cancel safety
     /// Dropped before it is done, unmapping and releasing go on in the background.
     pub async fn release(self) -> Result<()> {
-        let session = self.lease.keep.session().clone();
         let Self {
             memory,
             lease,
             name,
             ..
         } = self;
-        // Kept beyond its release, so that the connection lasts until the answer.
-        let keep = lease.keep.clone();
-        let answer = open::elsewhere(move || {
+        let noted = open::elsewhere(move || {
             drop(memory);
             lease.release()
-        })
-        .await?;
-        let patience = session.patience();
-        let answered = tokio::time::timeout(patience, answer).await;
-        drop(keep);
-        match answered {
-            Ok(Ok(released)) => released,
-            Ok(Err(_)) => Err(session.down()),
-            Err(_) => Err(Error::TimedOut {
-                what: format!("the release of '{name}'"),
-                after: patience,
-            }),
-        }
+        });
+        noted.await?.wait(&name).await
     }
 
     pub(super) fn session(&self) -> &Arc<Session> {
