@@ -11,7 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use egmem::driver::{Access, HandleType, HandleTypes, Location, NodeId, ShareableHandle};
+use egmem::driver::{
+    Access, HandleType, HandleTypes, Location, NodeId, PointerAttribute, ShareableHandle,
+};
 use egmem::pool::{ImportedPool, ImportedPoolBuffer};
 use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::share::{
@@ -162,6 +164,8 @@ impl Process {
                 .recv_timeout(deadline.saturating_duration_since(Instant::now()))
             {
                 Ok(line) if line == word => return,
+                // For whoever writes down how drivers behave.
+                Ok(line) if line.starts_with("seen: ") => println!("{line}"),
                 Ok(line) => said.push(line),
                 Err(RecvTimeoutError::Timeout) => panic!("no '{word}' in time, but: {said:#?}"),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -411,6 +415,7 @@ fn a_description_with_wrong_sizes_is_refused() {
             .import(&driver, &wrong, fds)
             .unwrap_err();
         assert!(error.driver_error().is_some(), "{bytes}: {error}");
+        println!("seen: 4 MiB described as {bytes} bytes: {error}");
     }
     let fds = shared.export(HandleType::PosixFd).unwrap();
     let imported = ImportOptions::new().import(&driver, &right, fds).unwrap();
@@ -761,6 +766,19 @@ fn pool_peer(driver: &Driver, path: &Path) {
         || -> ImportedPoolBuffer { pool.receive_buffer(&mut channel, &stream).unwrap() };
     let (first, second) = (receive(), receive());
     assert_eq!(first.len(), 3 * MIB + 4096);
+    let start = first.device_ptr();
+    let attribute = |attribute| driver.pointer_attribute(start, attribute);
+    say(&format!(
+        "seen: imported pool memory at {start:?}: access of the host {:?}, of GPU {gpu} {:?}; address range \
+         {:?}; memory type {:?}, host pointer {:x?}, range size {:?}, handle types {:?}",
+        pool.access(node(driver)),
+        pool.access(Location::Device(gpu)),
+        driver.mem_address_range(start),
+        attribute(PointerAttribute::MemoryType),
+        attribute(PointerAttribute::HostPointer),
+        attribute(PointerAttribute::RangeSize),
+        attribute(PointerAttribute::AllowedHandleTypes),
+    ));
     check_pattern(&first.cpu().unwrap(), 21).unwrap();
     prover.check_rewrite(&first, 21, 22).unwrap();
     say("gpu wrote 22");
