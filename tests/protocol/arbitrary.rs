@@ -241,6 +241,7 @@ fn answer() -> impl Strategy<Value = Answer> {
             } else {
                 HandleType::PosixFd
             },
+            handles: 8,
         })),
         (vec(member, 0..3), any::<bool>())
             .prop_map(|(members, more)| Answer::Members(Members { members, more })),

@@ -212,6 +212,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             Answer::Agreed(Agreed {
                 round: 5,
                 via: HandleType::Fabric,
+                handles: 72,
             }),
         ),
         (

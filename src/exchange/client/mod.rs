@@ -300,6 +300,11 @@ impl Client {
         self.0.session().terms().boot
     }
 
+    /// Why fabric handles cannot be imported here; `None` where they can.
+    pub(crate) fn no_fabric(&self) -> Option<Error> {
+        self.0.session().dial.no_fabric.clone()
+    }
+
     /// Whether the connection is a Unix socket, which passes fds.
     pub(crate) fn passes_fds(&self) -> bool {
         self.0.session().terms().unix

@@ -312,7 +312,7 @@ mod tests {
             groups.join(1, &PEER, boot(), true, join(1, 2)),
         );
         assert_eq!(a, b);
-        let Answer::Agreed(Agreed { round, via }) = a else {
+        let Answer::Agreed(Agreed { round, via, .. }) = a else {
             panic!("{a:?}");
         };
         assert_eq!(via, HandleType::PosixFd);

@@ -1,9 +1,36 @@
-//! All ranks of a program get each other's memory mapped with one call.
+//! Groups: all ranks of a program get each other's memory mapped with one call.
+//!
+//! ```text
+//! every rank: join ──▶ agreed on one handle type ──▶ offer handles ──▶ everybody's handles ──▶ map
+//! ```
+//! The ranks meet at a server, which rank 0 starts, or which runs already. All decisions are its own,
+//! so that no rank is told another than the others: fabric handles where every rank can, else POSIX
+//! fds where all ranks are on the server's machine, else [`Error::NoCommonHandle`] with each rank's
+//! reason. Where a rank is missing, or lost before all have everything, all get
+//! [`Error::RanksMissing`].
+//!
+//! A rank that crashed and joins again begins a new round with all the others, who join again too;
+//! a group that is complete is not disturbed by that.
+//!
+//! POSIX fds go through Unix sockets. A server with a TCP address that rank 0 starts has one too, in
+//! a directory of its own, and ranks of the same machine go over to it by themselves. Every rank
+//! gets a file descriptor for every part of every rank's memory, and so does the server:
+//! `RLIMIT_NOFILE` must allow for it.
+//!
+//! [`Error::NoCommonHandle`]: crate::Error::NoCommonHandle
+//! [`Error::RanksMissing`]: crate::Error::RanksMissing
 
 mod agree;
 mod coordinator;
+#[allow(clippy::module_inception, reason = "it holds the type of that name")]
+mod group;
+mod host;
+mod join;
+mod member;
+mod options;
 mod roster;
 mod round;
 
-#[allow(unused_imports, reason = "for the server and the group's own options")]
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
+pub use group::{Group, GroupState};
+pub use options::{GroupOptions, Host, Map};

@@ -463,13 +463,18 @@ impl Rounds {
                     via,
                     until: now.saturating_add(self.rules.offer),
                 };
+                let handles = round.seats.values().map(Seat::parts).sum::<usize>();
+                let agreed = Agreed {
+                    round: id,
+                    via,
+                    handles: u32::try_from(handles).unwrap_or(u32::MAX),
+                };
                 for seat in round.seats.values_mut() {
                     // Said once, it is not needed any more.
                     seat.cannot = Vec::new();
                     if let Some(waiter) = seat.waiter.take() {
                         self.waiting.remove(&waiter);
-                        self.told
-                            .push((waiter, Told::Agreed(Agreed { round: id, via })));
+                        self.told.push((waiter, Told::Agreed(agreed)));
                     }
                 }
                 self.schedule(id);

@@ -392,6 +392,9 @@ pub struct Agreed {
     pub round: u64,
     /// How all ranks share.
     pub via: HandleType,
+    /// How many handles all ranks have together: as many fds will come.
+    #[serde(default)]
+    pub handles: u32,
 }
 
 /// See [`Ask::Offer`].

@@ -24,14 +24,18 @@ const MAX_PATH: usize = 107;
 
 /// The door's path; dropped, what was made for it is removed.
 #[derive(Debug)]
-pub(super) struct DoorPath {
+pub(in crate::exchange) struct DoorPath {
     pub path: PathBuf,
     directory: Option<PathBuf>,
 }
 
 impl DoorPath {
     /// A path for a door; the directory for it is made where nobody named one.
-    pub fn prepare(at: &DoorAt, instance: InstanceId, peers: &Peers) -> Result<Option<Self>> {
+    pub(super) fn prepare(
+        at: &DoorAt,
+        instance: InstanceId,
+        peers: &Peers,
+    ) -> Result<Option<Self>> {
         match at {
             DoorAt::Nowhere => Ok(None),
             DoorAt::At(path) => Ok(Some(Self {
@@ -44,7 +48,8 @@ impl DoorPath {
         }
     }
 
-    fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
+    /// A path in a directory of its own, which only `peers` can reach.
+    pub fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
         let others = peers.reach_beyond_own_user();
         let name = format!("egmem-{instance}");
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

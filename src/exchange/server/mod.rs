@@ -8,7 +8,7 @@
 mod accept;
 mod allocate;
 mod connection;
-mod door;
+pub(super) mod door;
 mod events;
 mod fetch;
 mod janitor;

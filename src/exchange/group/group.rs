@@ -1,0 +1,321 @@
+//! A rank's view of its group.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+
+use super::host::Hosted;
+use super::join::leave_behind;
+use super::member::Slot;
+use super::options::GroupOptions;
+use crate::driver::{Driver, HandleType};
+use crate::exchange::client::Notified;
+use crate::exchange::protocol::{Answer, Ask, Leave};
+use crate::exchange::{Address, Client};
+use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
+use crate::{Error, Refusal, Result};
+
+/// How a group stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct GroupState {
+    /// Ranks that are gone without having left, in order. Their memory stays mapped here until it
+    /// is dropped, but nobody looks after its bytes.
+    pub lost: Vec<u32>,
+    /// Why nothing is heard any more of the group's server; what is mapped stays mapped.
+    pub server_lost: Option<Error>,
+}
+
+/// A group that this process has joined as one of its ranks.
+///
+/// Dropped, its mappings end first, then the rank leaves in the background; the memory that it has
+/// brought may still be mapped by others then. [`leave`](Self::leave) waits for them.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::Address;
+/// use egmem::exchange::group::Group;
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let folder = std::env::temp_dir().join(format!("egmem-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder).unwrap();
+/// # let address: Address = format!("unix:{}/group", folder.display()).parse()?;
+/// // In each process, with a rank of its own:
+/// let rank = async |rank: u32| {
+///     let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+///     let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+///     buffer.put(0, rank)?;
+///     let group = Group::options("job-7", rank, 2, address.clone())
+///         .memory(buffer)
+///         .join(&driver)
+///         .await?;
+///     let other = 1 - rank;
+///     assert_eq!(group.rank(other)?.get::<u32>(0)?, other);
+///     group.leave(std::time::Duration::from_secs(10)).await
+/// };
+/// let (first, second) = tokio::join!(rank(0), rank(1));
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// first.and(second)
+/// # }).unwrap();
+/// ```
+pub struct Group {
+    members: Arc<[Slot]>,
+    name: String,
+    rank: u32,
+    via: HandleType,
+    leave: Leave,
+    memory: Option<Shared>,
+    driver: Driver,
+    import: ImportOptions,
+    state: watch::Receiver<GroupState>,
+    /// `None` once the rank has left.
+    client: Option<Client>,
+    watcher: JoinHandle<()>,
+    /// Last: the others should hear that this rank has left.
+    hosted: Option<Hosted>,
+}
+
+/// What a group is made of.
+pub(super) struct Parts {
+    pub name: String,
+    pub rank: u32,
+    pub via: HandleType,
+    pub leave: Leave,
+    pub members: Arc<[Slot]>,
+    pub memory: Option<Shared>,
+    pub driver: Driver,
+    pub import: ImportOptions,
+    pub client: Client,
+    pub hosted: Option<Hosted>,
+    pub news: broadcast::Receiver<Notified>,
+}
+
+impl Group {
+    /// Options to join the group `name` as `rank` of `size` ranks, at `address`: rank 0 listens
+    /// there, the others connect, and may come first.
+    ///
+    /// Between machines it is a TCP address, and [`security`](GroupOptions::security) is needed.
+    /// On one machine a Unix socket does as well.
+    pub fn options(
+        name: impl Into<String>,
+        rank: u32,
+        size: u32,
+        address: Address,
+    ) -> GroupOptions {
+        GroupOptions::new(name.into(), rank, size, address)
+    }
+
+    pub(super) fn new(parts: Parts) -> Self {
+        let (sender, state) = watch::channel(GroupState::default());
+        let watcher = tokio::spawn(follow(parts.news, sender, parts.leave.round));
+        Self {
+            members: parts.members,
+            name: parts.name,
+            rank: parts.rank,
+            via: parts.via,
+            leave: parts.leave,
+            memory: parts.memory,
+            driver: parts.driver,
+            import: parts.import,
+            state,
+            client: Some(parts.client),
+            watcher,
+            hosted: parts.hosted,
+        }
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This process's rank.
+    pub const fn own_rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How all ranks share their memory.
+    pub const fn via(&self) -> HandleType {
+        self.via
+    }
+
+    /// The memory that this rank has brought.
+    pub const fn memory(&self) -> Option<&Shared> {
+        self.memory.as_ref()
+    }
+
+    /// Where the group's server listens, if this rank has started it.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.hosted
+            .as_ref()
+            .map(Hosted::addresses)
+            .unwrap_or_default()
+    }
+
+    /// A rank's peer name, as the group's server knows it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rank that there is not.
+    pub fn peer(&self, rank: u32) -> Result<&str> {
+        Ok(self.slot(rank)?.peer())
+    }
+
+    /// What a rank has said of its memory; `None` where it has brought none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rank that there is not.
+    pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
+        Ok(self.slot(rank)?.memory())
+    }
+
+    /// A rank's memory, mapped. With [`Map::Lazy`](super::Map::Lazy), and for the own rank, it is
+    /// mapped when this is first called, which takes as long as the driver does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rank that there is not or that has brought no memory;
+    /// [`Error::Import`], the same at every call.
+    pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
+        self.slot(rank)?
+            .map(rank as usize, &self.driver, &self.import)
+    }
+
+    fn slot(&self, rank: u32) -> Result<&Slot> {
+        self.members
+            .get(rank as usize)
+            .ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", self.members.len())))
+    }
+
+    /// How the group stands. A rank that dies is known to be lost when the server's lease for it is
+    /// over.
+    pub fn state(&self) -> GroupState {
+        self.state.borrow().clone()
+    }
+
+    /// Waits until the state has changed since this was last called, and returns it.
+    ///
+    /// # Cancel safety
+    /// No change is lost.
+    pub async fn changed(&mut self) -> GroupState {
+        if self.state.changed().await.is_err() {
+            // The watcher has told the last thing that there was to tell.
+            std::future::pending::<()>().await;
+        }
+        self.state.borrow_and_update().clone()
+    }
+
+    /// Unmaps the other ranks' memory and waits until all ranks have done so: then nobody but this
+    /// process uses what it has brought, and it gets that back. Clones of imported buffers are the
+    /// caller's to drop before.
+    ///
+    /// The rank that has started the server ends it after the others have gone.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] with the ranks that have not left in time, [`Error::PeerLost`] with
+    /// those that were lost before, or with the group's server. This rank has left all the same.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, the rank has left.
+    pub async fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
+        // The last owner unmaps, off the runtime.
+        let members = std::mem::replace(&mut self.members, Arc::new([]));
+        let unmapped = tokio::task::spawn_blocking(move || drop(members)).await;
+        let Some(client) = self.client.take() else {
+            return Ok(self.memory.clone());
+        };
+        let ask = Ask::Leave(Leave {
+            ms: within.as_millis().try_into().unwrap_or(u64::MAX),
+            ..self.leave.clone()
+        });
+        let answer = client
+            .call(ask, within.saturating_add(Duration::from_secs(5)))
+            .await;
+        let peer = client.peer();
+        client.close().await;
+        if let Some(hosted) = self.hosted.take() {
+            hosted.close().await;
+        }
+        unmapped.map_err(|error| Error::System {
+            what: "unmapping".into(),
+            detail: error.to_string(),
+        })?;
+        match answer? {
+            Answer::Done(_) => Ok(self.memory.clone()),
+            Answer::Incomplete(why) => {
+                let ranks = why.ranks.iter().map(|rank| format!("rank {rank}"));
+                Err(match Refusal::from_word(&why.reason) {
+                    Refusal::TimedOut => Error::StillHeld {
+                        name: format!("the memory of group '{}'", self.name),
+                        holders: ranks.collect(),
+                    },
+                    _ => Error::PeerLost {
+                        peer: ranks.collect::<Vec<_>>().join(", "),
+                        why: format!("before leaving group '{}'", self.name),
+                    },
+                })
+            }
+            _ => Err(Error::Protocol {
+                peer,
+                detail: "another answer to a rank that leaves".into(),
+            }),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.watcher.abort();
+        // First the mappings.
+        self.members = Arc::new([]);
+        if let Some(client) = self.client.take() {
+            leave_behind(client, self.leave.clone());
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("name", &self.name)
+            .field("rank", &self.rank)
+            .field("size", &self.members.len())
+            .field("via", &self.via)
+            .field("state", &*self.state.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps the state.
+async fn follow(
+    mut news: broadcast::Receiver<Notified>,
+    state: watch::Sender<GroupState>,
+    round: u64,
+) {
+    loop {
+        match news.recv().await {
+            Ok(Notified::Lost(lost)) if lost.round == round => state.send_modify(|state| {
+                state.lost.extend(&lost.ranks);
+                state.lost.sort_unstable();
+                state.lost.dedup();
+            }),
+            Ok(Notified::Over) | Err(broadcast::error::RecvError::Closed) => {
+                state.send_modify(|state| {
+                    state.server_lost = Some(Error::PeerLost {
+                        peer: "the group's server".into(),
+                        why: "the connection is over".into(),
+                    });
+                });
+                return;
+            }
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! How a rank joins: connect, agree, offer, map.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::agree::cut;
+use super::group::{Group, Parts};
+use super::host::Hosted;
+use super::member::Slot;
+use super::options::{GroupOptions, Host, Map};
+use crate::driver::{Driver, FabricHandle, HandleType, HandleTypes, ShareableHandle};
+use crate::exchange::protocol::{
+    Agreed, Answer, Ask, Handles, Incomplete, Join, Leave, Member, Offer, Secret, check_name,
+};
+use crate::exchange::{Address, Client};
+use crate::share::{BootId, Description, best_handle_types};
+use crate::{Error, Refusal, Result};
+
+/// The pause before asking again over a connection that broke.
+const PAUSE: Duration = Duration::from_millis(50);
+/// File descriptors that a process should have left for other things.
+const SPARE: u64 = 32;
+
+pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
+    check_name(&options.name)?;
+    if options.rank >= options.size {
+        let why = format!("rank {} of {}", options.rank, options.size);
+        return Err(Error::invalid("rank", why));
+    }
+    if let Host::Rank(host) = options.host
+        && host >= options.size
+    {
+        return Err(Error::invalid(
+            "host",
+            format!("rank {host} of {}", options.size),
+        ));
+    }
+    let until = Instant::now() + options.deadline;
+    let hosted = match options.host {
+        Host::Rank(host) if host == options.rank => Some(Hosted::start(&options).await?),
+        _ => None,
+    };
+    let mut joining = Joining {
+        client: connect(&options, hosted.as_ref(), driver, until).await?,
+        options,
+        driver,
+        until,
+    };
+    joining.run(hosted).await
+}
+
+/// Connects, and goes over to the server's Unix socket where that can be reached: only there fds
+/// can be passed.
+async fn connect(
+    options: &GroupOptions,
+    hosted: Option<&Hosted>,
+    driver: &Driver,
+    until: Instant,
+) -> Result<Client> {
+    let dial = |address: Address| {
+        Client::options(address)
+            .security(options.security.clone())
+            .peers(options.peers.clone())
+            .limits(options.limits.clone())
+            .agent(format!("rank {} of group {}", options.rank, options.name))
+            .timeout(until.saturating_duration_since(Instant::now()))
+    };
+    let address = match hosted {
+        Some(hosted) => hosted.address(&options.address),
+        None => options.address.clone(),
+    };
+    let client = dial(address).patient(true).connect(driver).await;
+    let client = client.map_err(|error| match (options.host, &error) {
+        // Whoever should have started the server has not come.
+        (Host::Rank(host), Error::PeerLost { .. } | Error::TimedOut { .. }) => {
+            Error::RanksMissing {
+                group: options.name.clone(),
+                missing: vec![host],
+                size: options.size,
+            }
+        }
+        _ => error,
+    })?;
+    if client.passes_fds() || client.boot() != BootId::current()? {
+        return Ok(client);
+    }
+    match client.local() {
+        Some(path) if path.is_absolute() => match dial(Address::Unix(path)).connect(driver).await {
+            // Another server may be at that path here, say in a container.
+            Ok(local) if local.instance() == client.instance() => {
+                client.close().await;
+                Ok(local)
+            }
+            Ok(_) => Ok(client),
+            Err(error) => {
+                tracing::debug!(%error, "no Unix socket of the group's server here");
+                Ok(client)
+            }
+        },
+        _ => Ok(client),
+    }
+}
+
+struct Joining<'a> {
+    options: GroupOptions,
+    driver: &'a Driver,
+    client: Client,
+    until: Instant,
+}
+
+impl Joining<'_> {
+    async fn run(&mut self, hosted: Option<Hosted>) -> Result<Group> {
+        // Before there is a round, so that no loss is missed.
+        let news = self.client.notices();
+        let (can, cannot) = self.can().await?;
+        let agreed = self.agree(can, cannot).await?;
+        let mut leaving = Leaving {
+            client: Some(self.client.clone()),
+            leave: self.leave(agreed.round),
+        };
+        let members = self.exchange(&agreed).await?;
+        let slots: Arc<[Slot]> = members.into();
+        if self.options.map == Map::All {
+            self.map(&slots).await?;
+        }
+        leaving.client = None;
+        Ok(Group::new(Parts {
+            name: self.options.name.clone(),
+            rank: self.options.rank,
+            via: agreed.via,
+            leave: leaving.leave.clone(),
+            members: slots,
+            memory: self.options.memory.clone(),
+            driver: self.driver.clone(),
+            import: self.options.import.clone(),
+            client: self.client.clone(),
+            hosted,
+            news,
+        }))
+    }
+
+    fn leave(&self, round: u64) -> Leave {
+        Leave {
+            group: self.options.name.clone(),
+            round,
+            ms: 0,
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// The handle types that this rank can both export and import, and why not the others.
+    async fn can(&self) -> Result<(Vec<HandleType>, Vec<String>)> {
+        let memory = self.options.memory.clone();
+        let own = memory.as_ref().map(|memory| memory.handle_types());
+        let has = |types| own.is_none_or(|own| own.contains(types));
+        let (mut can, mut cannot) = (Vec::new(), Vec::new());
+        match (has(HandleTypes::FABRIC), self.client.no_fabric()) {
+            (true, None) => can.push(HandleType::Fabric),
+            (true, Some(why)) => cannot.push(why.to_string()),
+            (false, why) => {
+                // Perhaps it could not be made otherwise.
+                let why = match why {
+                    Some(why) => Some(why),
+                    None => {
+                        blocking(move || {
+                            let memory = memory?;
+                            best_handle_types(memory.driver(), memory.location())
+                                .ok()?
+                                .no_fabric
+                        })
+                        .await?
+                    }
+                };
+                cannot.push(match why {
+                    Some(why) => format!("its memory was made without fabric handles: {why}"),
+                    None => "its memory was made without fabric handles".into(),
+                });
+            }
+        }
+        if !has(HandleTypes::POSIX_FD) {
+            cannot.push("its memory was made without POSIX fds".into());
+        } else if self.client.passes_fds() {
+            can.push(HandleType::PosixFd);
+        } else {
+            cannot.push("no Unix socket of the group's server can be reached".into());
+        }
+        Ok((can, cannot))
+    }
+
+    async fn agree(&self, can: Vec<HandleType>, cannot: Vec<String>) -> Result<Agreed> {
+        let memory = match &self.options.memory {
+            Some(memory) => Some(memory.describe(self.options.access)?),
+            None => None,
+        };
+        loop {
+            let left = self.left();
+            let ask = Ask::Join(Join {
+                group: self.options.name.clone(),
+                rank: self.options.rank,
+                size: self.options.size,
+                can: can.clone(),
+                cannot: cannot.clone(),
+                memory: memory.clone(),
+                ms: left.as_millis().try_into().unwrap_or(u64::MAX),
+            });
+            // The server's clock decides; this is for a server that says nothing.
+            let patience = left.saturating_add(self.options.limits.request);
+            match self.client.call(ask, patience).await {
+                Ok(Answer::Agreed(agreed)) => return Ok(agreed),
+                Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
+                Ok(_) => return Err(self.broken("another answer than an agreement")),
+                // The client dials again.
+                Err(Error::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Offers the own handles, and gets everybody's.
+    async fn exchange(&self, agreed: &Agreed) -> Result<Vec<Slot>> {
+        if agreed.via == HandleType::PosixFd {
+            enough_fds(agreed.handles.into())?;
+        }
+        let (mut fabric, mut fds) = self.export(agreed.via).await?;
+        let mut slots = Vec::with_capacity(self.options.size as usize);
+        loop {
+            let ask = Ask::Offer(Offer {
+                group: self.options.name.clone(),
+                round: agreed.round,
+                fabric: std::mem::take(&mut fabric),
+                first: u32::try_from(slots.len()).unwrap_or(u32::MAX),
+            });
+            let patience = self.left().saturating_add(self.options.limits.request);
+            let answered = self
+                .client
+                .exchange(ask, std::mem::take(&mut fds), patience)
+                .await?;
+            let members = match answered.answer {
+                Answer::Members(members) => members,
+                Answer::Incomplete(why) => return Err(self.incomplete(&why)),
+                _ => return Err(self.broken("another answer than members")),
+            };
+            let more = members.more && !members.members.is_empty();
+            self.take(agreed.via, members.members, answered.fds, &mut slots)?;
+            if !more {
+                break;
+            }
+        }
+        if slots.len() != self.options.size as usize {
+            return Err(self.broken("members of another group's size"));
+        }
+        Ok(slots)
+    }
+
+    async fn export(&self, via: HandleType) -> Result<(Vec<Secret>, Vec<OwnedFd>)> {
+        let Some(memory) = self.options.memory.clone() else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        let handles = blocking(move || memory.export(via)).await??;
+        let (mut fabric, mut fds) = (Vec::new(), Vec::new());
+        for handle in handles {
+            match handle {
+                ShareableHandle::PosixFd(fd) => fds.push(fd),
+                ShareableHandle::Fabric(handle) => {
+                    fabric.extend(Secret::new(handle.expose_bytes()))
+                }
+            }
+        }
+        Ok((fabric, fds))
+    }
+
+    /// Checks a page of members, and takes their handles over.
+    fn take(
+        &self,
+        via: HandleType,
+        members: Vec<Member>,
+        fds: Vec<OwnedFd>,
+        slots: &mut Vec<Slot>,
+    ) -> Result<()> {
+        let mut fds = fds.into_iter();
+        for member in members {
+            if slots.len() == self.options.size as usize {
+                return Err(self.broken("more members than the group's size"));
+            }
+            let handles: Option<Vec<_>> = match (&member.memory, member.handles) {
+                (None, None) => Some(Vec::new()),
+                (Some(memory), Some(handles)) => {
+                    let handles = own_handles(via, memory, &handles, &mut fds);
+                    handles.filter(|_| memory.check().is_ok())
+                }
+                _ => None,
+            };
+            let Some(handles) = handles else {
+                let rank = slots.len();
+                return Err(self.broken(&format!("rank {rank} without a handle for each part")));
+            };
+            slots.push(Slot::new(tidy(&member.peer), member.memory, handles));
+        }
+        match fds.next() {
+            Some(_) => Err(self.broken("more fds than members have")),
+            None => Ok(()),
+        }
+    }
+
+    /// Maps all others' memory.
+    async fn map(&self, slots: &Arc<[Slot]>) -> Result<()> {
+        let (slots, own) = (Arc::clone(slots), self.options.rank as usize);
+        let (driver, import) = (self.driver.clone(), self.options.import.clone());
+        blocking(move || {
+            let others = slots.iter().enumerate().filter(|(rank, _)| *rank != own);
+            for (rank, slot) in others.filter(|(_, slot)| slot.memory().is_some()) {
+                slot.map(rank, &driver, &import)?;
+            }
+            Ok(())
+        })
+        .await?
+    }
+
+    fn broken(&self, detail: &str) -> Error {
+        Error::Protocol {
+            peer: self.client.peer(),
+            detail: detail.into(),
+        }
+    }
+
+    /// What the server says to all ranks alike, as an error.
+    fn incomplete(&self, why: &Incomplete) -> Error {
+        let options = &self.options;
+        match Refusal::from_word(&why.reason) {
+            Refusal::TimedOut | Refusal::Closing if !why.ranks.is_empty() => Error::RanksMissing {
+                group: options.name.clone(),
+                missing: why
+                    .ranks
+                    .iter()
+                    .copied()
+                    .filter(|rank| *rank < options.size)
+                    .collect(),
+                size: options.size,
+            },
+            Refusal::NoCommonHandle => Error::NoCommonHandle {
+                reasons: why.reasons.iter().map(|reason| tidy(reason)).collect(),
+            },
+            reason => Error::Refused {
+                peer: self.client.peer(),
+                what: format!("group '{}'", options.name),
+                reason,
+                detail: tidy(&why.detail),
+            },
+        }
+    }
+}
+
+/// Tells the server when a rank gives up after the agreement, so that the others need not wait.
+struct Leaving {
+    client: Option<Client>,
+    leave: Leave,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            leave_behind(client, self.leave.clone());
+        }
+    }
+}
+
+/// Says in the background that a rank leaves.
+pub(super) fn leave_behind(client: Client, leave: Leave) {
+    // Where there is no runtime any more, the session ends by itself.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move {
+            let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
+        });
+    }
+}
+
+/// A member's handles, one for each part of its memory, or nothing.
+fn own_handles(
+    via: HandleType,
+    memory: &Description,
+    handles: &Handles,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Option<Vec<ShareableHandle>> {
+    let parts = memory.parts.len();
+    match (via, handles) {
+        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => secrets
+            .iter()
+            .map(|secret| {
+                let bytes = secret.expose().try_into().ok()?;
+                Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
+            })
+            .collect(),
+        (HandleType::PosixFd, Handles::Fds(count)) if count.count as usize == parts => {
+            let own: Vec<_> = fds.take(parts).map(ShareableHandle::PosixFd).collect();
+            (own.len() == parts).then_some(own)
+        }
+        _ => None,
+    }
+}
+
+/// Whether this process may have so many file descriptors more: past the limit, the kernel would
+/// drop those that come too many.
+fn enough_fds(more: u64) -> Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |list| list.count() as u64);
+    match limit {
+        Some(limit) if open + more + SPARE > limit => Err(Error::LimitReached {
+            what: "open files (RLIMIT_NOFILE), too few for a file descriptor of every rank",
+            limit,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// A peer's words, without control characters.
+fn tidy(text: &str) -> String {
+    cut(text)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// Driver calls run off the runtime.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::System {
+            what: "work on another thread".into(),
+            detail: error.to_string(),
+        })
+}

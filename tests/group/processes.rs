@@ -1,0 +1,298 @@
+//! Ranks as processes.
+
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use egmem::driver::HandleType;
+use egmem::exchange::group::{Group, Map};
+use egmem::exchange::protocol::{
+    Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, VERSION, decode, encode,
+};
+use egmem::share::BootId;
+use egmem::{Driver, Error, Machine};
+
+use super::{LONG, buffer, free_address};
+
+/// This test program, by way of the emulator where there is one.
+fn this_program() -> Command {
+    let program = std::env::current_exe().unwrap();
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words = runner.split_whitespace();
+    match words.next() {
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
+/// A rank in a process of its own; killed when dropped.
+struct Rank {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Rank {
+    fn start(rank: u32, size: u32, address: &str, machine: &str) -> Self {
+        Self::run(this_program(), rank, size, address, machine)
+    }
+
+    /// With a command of the test's own.
+    fn run(mut child: Command, rank: u32, size: u32, address: &str, machine: &str) -> Self {
+        child.args(["--exact", "processes::child_rank", "--nocapture"]);
+        Self::spawn(child, rank, size, address, machine)
+    }
+
+    fn spawn(mut child: Command, rank: u32, size: u32, address: &str, machine: &str) -> Self {
+        let mut child = child
+            .env(
+                "EGMEM_TEST_GROUP",
+                format!("{rank} {size} {address} {machine}"),
+            )
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// The next word that the rank has for its test.
+    fn says(&mut self) -> String {
+        for line in self.lines.by_ref() {
+            if let Some((_, word)) = line.unwrap().split_once("rank says ") {
+                return word.to_owned();
+            }
+        }
+        panic!("the rank has ended without a word");
+    }
+
+    fn go(&mut self) {
+        self.child
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(b"go\n")
+            .unwrap();
+    }
+
+    fn end(mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait_for_go() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+/// Run as a process of its own by the tests below.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn child_rank() {
+    let Ok(words) = std::env::var("EGMEM_TEST_GROUP") else {
+        return;
+    };
+    let words: Vec<_> = words.split(' ').collect();
+    let (rank, size): (u32, u32) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+    let machine = Machine::preset(words[3]).unwrap();
+    let driver = Driver::simulated(machine).unwrap();
+    let joined = Group::options("job", rank, size, words[2].parse().unwrap())
+        .memory(buffer(&driver, 1000 + u64::from(rank)))
+        .map(Map::All)
+        .deadline(Duration::from_secs(60))
+        .lease(Duration::from_secs(1))
+        .join(&driver)
+        .await;
+    let mut group = match joined {
+        Ok(group) => group,
+        Err(error) => {
+            println!("rank says {error}");
+            return;
+        }
+    };
+    for other in (0..size).filter(|other| *other != rank) {
+        let memory = group.rank(other).unwrap();
+        assert_eq!(memory.get::<u64>(0).unwrap(), 1000 + u64::from(other));
+        memory
+            .put(8 * (1 + u64::from(rank)), u64::from(rank))
+            .unwrap();
+    }
+    println!("rank says joined by {}", group.via());
+    tokio::task::spawn_blocking(wait_for_go).await.unwrap();
+    if std::env::var_os("EGMEM_TEST_WATCH").is_some() {
+        let state = tokio::time::timeout(LONG, group.changed()).await.unwrap();
+        println!("rank says lost {:?}", state.lost);
+    }
+    match group.leave(LONG).await {
+        Ok(own) => {
+            let own = own.unwrap();
+            let own = own.buffer().unwrap();
+            for other in (0..u64::from(size)).filter(|other| *other != u64::from(rank)) {
+                assert_eq!(own.get::<u64>(8 * (1 + other)).unwrap(), other);
+            }
+            println!("rank says left");
+        }
+        Err(error @ Error::PeerLost { .. }) => println!("rank says {error}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn exchange(machine: &str, via: HandleType) {
+    let address = free_address().to_string();
+    let mut ranks: Vec<_> = (0..8)
+        .map(|rank| Rank::start(rank, 8, &address, machine))
+        .collect();
+    for rank in &mut ranks {
+        assert_eq!(rank.says(), format!("joined by {via}"));
+    }
+    for rank in &mut ranks {
+        rank.go();
+    }
+    for mut rank in ranks {
+        assert_eq!(rank.says(), "left");
+        rank.end();
+    }
+}
+
+#[test]
+fn eight_processes_by_fabric_handles() {
+    exchange("gh200", HandleType::Fabric);
+}
+
+#[test]
+fn eight_processes_by_fds() {
+    exchange("gh200x4", HandleType::PosixFd);
+}
+
+#[test]
+fn a_rank_that_is_killed_is_lost_to_the_others() {
+    let address = free_address().to_string();
+    let start = |rank| {
+        let mut child = this_program();
+        child.env("EGMEM_TEST_WATCH", "1");
+        Rank::run(child, rank, 3, &address, "gh200")
+    };
+    let mut ranks: Vec<_> = (0..3).map(start).collect();
+    for rank in &mut ranks {
+        assert!(rank.says().starts_with("joined"));
+    }
+    // Its memory stays mapped by the others.
+    drop(ranks.pop());
+    for rank in &mut ranks {
+        rank.go();
+        assert_eq!(rank.says(), "lost [2]");
+    }
+    for mut rank in ranks {
+        let word = rank.says();
+        assert!(word.starts_with("rank 2 is lost"), "{word}");
+        rank.end();
+    }
+}
+
+#[test]
+fn the_end_of_rank_0_is_the_servers() {
+    let address = free_address().to_string();
+    let start = |rank| {
+        let mut child = this_program();
+        child.env("EGMEM_TEST_WATCH", "1");
+        Rank::run(child, rank, 2, &address, "gh200")
+    };
+    let mut first = start(0);
+    let mut second = start(1);
+    assert!(first.says().starts_with("joined"));
+    assert!(second.says().starts_with("joined"));
+    drop(first);
+    second.go();
+    let word = second.says();
+    assert!(word.contains("is lost"), "{word}");
+    second.end();
+}
+
+/// Joins by hand and says so, then offers nothing: run as a process by the next test.
+#[test]
+fn child_that_only_joins() {
+    let Ok(words) = std::env::var("EGMEM_TEST_GROUP") else {
+        return;
+    };
+    let words: Vec<_> = words.split(' ').collect();
+    let address = words[2].trim_start_matches("tcp://");
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let hello = Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: BootId::current().unwrap(),
+        fabric: true,
+        resume: None,
+        held: None,
+        agent: String::new(),
+    };
+    write_frame(&mut stream, &encode(&hello));
+    let greeting: Greeting = decode(&read_frame(&mut stream)).unwrap();
+    assert!(matches!(greeting, Greeting::Welcome(_)), "{greeting:?}");
+    let join = Join {
+        group: "job".into(),
+        rank: words[0].parse().unwrap(),
+        size: words[1].parse().unwrap(),
+        can: vec![HandleType::Fabric],
+        cannot: Vec::new(),
+        memory: None,
+        ms: 60_000,
+    };
+    let ask = Some(Ask::Join(join));
+    write_frame(&mut stream, &encode(&Request { id: 1, ask }));
+    let reply: FromServer = decode(&read_frame(&mut stream)).unwrap();
+    println!("rank says {reply:?}");
+    std::thread::sleep(LONG);
+}
+
+fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
+    let len = u32::try_from(bytes.len()).unwrap();
+    stream.write_all(&len.to_be_bytes()).unwrap();
+    stream.write_all(bytes).unwrap();
+}
+
+fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).unwrap();
+    let mut bytes = vec![0; u32::from_be_bytes(len) as usize];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_rank_killed_between_joining_and_offering_fails_all_alike() {
+    let address = free_address().to_string();
+    let mut ranks: Vec<_> = (0..3)
+        .map(|rank| Rank::start(rank, 4, &address, "gh200"))
+        .collect();
+    let mut bad = {
+        let mut child = this_program();
+        child.args(["--exact", "processes::child_that_only_joins", "--nocapture"]);
+        Rank::spawn(child, 3, 4, &address, "gh200")
+    };
+    let word = bad.says();
+    assert!(word.contains("Agreed"), "{word}");
+    drop(bad);
+    let words: Vec<_> = ranks.iter_mut().map(Rank::says).collect();
+    assert_eq!(words, vec!["group job: ranks 3 of 4 are missing"; 3]);
+    for rank in ranks {
+        rank.end();
+    }
+}
