@@ -132,7 +132,10 @@ async fn child_rank() {
     tokio::task::spawn_blocking(wait_for_go).await.unwrap();
     if std::env::var_os("EGMEM_TEST_WATCH").is_some() {
         let state = tokio::time::timeout(LONG, group.changed()).await.unwrap();
-        println!("rank says lost {:?}", state.lost);
+        match state.server_lost {
+            None => println!("rank says lost {:?}", state.lost),
+            Some(error) => println!("rank says server: {error}"),
+        }
     }
     match group.leave(LONG).await {
         Ok(own) => {
@@ -214,6 +217,11 @@ fn the_end_of_rank_0_is_the_servers() {
     assert!(second.says().starts_with("joined"));
     drop(first);
     second.go();
+    let word = second.says();
+    assert!(
+        word.starts_with("server:") && word.contains("is lost"),
+        "{word}"
+    );
     let word = second.says();
     assert!(word.contains("is lost"), "{word}");
     second.end();

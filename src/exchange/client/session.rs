@@ -76,6 +76,8 @@ pub(crate) enum Notified {
     Gone(Arc<str>),
     /// Ranks of a group.
     Lost(Arc<Lost>),
+    /// The session is lost: the server is, or it has given this client up. Perhaps said often.
+    SessionLost(Error),
     /// There is a new connection, which nobody watches on yet.
     Fresh,
     Over,
@@ -560,7 +562,7 @@ impl Session {
                 peer: state.terms.peer.clone(),
                 why: format!("not a word for {silent:?}{last}"),
             };
-            state.lose_all(&why);
+            self.lose_all(&state, &why);
         }
         silent
     }
@@ -576,7 +578,7 @@ impl Session {
                 peer: state.terms.peer.clone(),
                 why: "nobody listens at its address any more".into(),
             };
-            state.lose_all(&why);
+            self.lose_all(&state, &why);
         }
         state.link = Link::Down(error);
     }
@@ -625,6 +627,14 @@ impl Session {
         }
     }
 
+    /// The session is lost, with all that depends on it.
+    fn lose_all(&self, state: &State, why: &Error) {
+        for held in state.leases.values() {
+            change(&held.state, &LeaseState::Lost(why.clone()));
+        }
+        let _ = self.notices.send(Notified::SessionLost(why.clone()));
+    }
+
     /// There is a connection again.
     pub(super) fn resumed(&self, established: &Established) {
         let mut state = self.lock();
@@ -642,7 +652,7 @@ impl Session {
                     why: "the server has been restarted since".into(),
                 }
             };
-            state.lose_all(&why);
+            self.lose_all(&state, &why);
             state.epoch += 1;
             state.early.clear();
             // A server that lives on wants to know what is unmapped; of another's leases nobody
@@ -674,7 +684,7 @@ impl Session {
         self.broken(why);
         self.permits.close();
         let mut state = self.lock();
-        state.lose_all(why);
+        self.lose_all(&state, why);
         state.link = Link::Over(why.clone());
         for key in std::mem::take(&mut state.releases) {
             if let Some(Held {
@@ -694,12 +704,6 @@ impl State {
     fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
-    }
-
-    fn lose_all(&self, why: &Error) {
-        for held in self.leases.values() {
-            change(&held.state, &LeaseState::Lost(why.clone()));
-        }
     }
 }
 

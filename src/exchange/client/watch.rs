@@ -82,7 +82,7 @@ impl Watch {
             match self.notices.recv().await {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
                 Ok(Notified::Gone(name)) => self.gone(&name),
-                Ok(Notified::Lost(_)) => {}
+                Ok(Notified::Lost(_) | Notified::SessionLost(_)) => {}
                 Ok(Notified::Fresh) => self.stale = Some(self.stale.unwrap_or(0)),
                 Err(RecvError::Lagged(missed)) => self.stale = Some(missed),
                 Ok(Notified::Over) | Err(RecvError::Closed) => {

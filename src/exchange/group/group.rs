@@ -25,7 +25,8 @@ pub struct GroupState {
     /// Ranks that are gone without having left, in order. Their memory stays mapped here until it
     /// is dropped, but nobody looks after its bytes.
     pub lost: Vec<u32>,
-    /// Why nothing is heard any more of the group's server; what is mapped stays mapped.
+    /// Why nothing more will be heard of the group's server; what is mapped stays mapped. To the
+    /// other ranks this one is lost then.
     pub server_lost: Option<Error>,
 }
 
@@ -90,7 +91,6 @@ pub(super) struct Parts {
     pub driver: Driver,
     pub import: ImportOptions,
     pub client: Client,
-    pub hosted: Option<Hosted>,
     pub news: broadcast::Receiver<Notified>,
 }
 
@@ -109,7 +109,7 @@ impl Group {
         GroupOptions::new(name.into(), rank, size, address)
     }
 
-    pub(super) fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts, hosted: Option<Hosted>) -> Self {
         let (sender, state) = watch::channel(GroupState::default());
         let watcher = tokio::spawn(follow(parts.news, sender, parts.leave.round));
         Self {
@@ -124,7 +124,7 @@ impl Group {
             state,
             client: Some(parts.client),
             watcher,
-            hosted: parts.hosted,
+            hosted,
         }
     }
 
@@ -235,9 +235,13 @@ impl Group {
             ms: within.as_millis().try_into().unwrap_or(u64::MAX),
             ..self.leave.clone()
         });
-        let answer = client
-            .call(ask, within.saturating_add(Duration::from_secs(5)))
-            .await;
+        let patience = within.saturating_add(Duration::from_secs(5));
+        let answer = tokio::select! {
+            biased;
+            answer = client.call(ask, patience) => answer,
+            // There is nobody to wait for.
+            error = server_lost(self.state.clone()) => Err(error),
+        };
         let peer = client.peer();
         client.close().await;
         if let Some(hosted) = self.hosted.take() {
@@ -293,6 +297,18 @@ impl fmt::Debug for Group {
     }
 }
 
+/// Waits until the server is lost.
+async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error {
+    loop {
+        if let Some(error) = &state.borrow_and_update().server_lost {
+            return error.clone();
+        }
+        if state.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 /// Keeps the state.
 async fn follow(
     mut news: broadcast::Receiver<Notified>,
@@ -306,15 +322,16 @@ async fn follow(
                 state.lost.sort_unstable();
                 state.lost.dedup();
             }),
-            Ok(Notified::Over) | Err(broadcast::error::RecvError::Closed) => {
-                state.send_modify(|state| {
-                    state.server_lost = Some(Error::PeerLost {
-                        peer: "the group's server".into(),
-                        why: "the connection is over".into(),
-                    });
+            Ok(Notified::SessionLost(error)) => {
+                // It is said often; the first word counts.
+                state.send_if_modified(|state| {
+                    let first = state.server_lost.is_none();
+                    state.server_lost.get_or_insert(error);
+                    first
                 });
-                return;
             }
+            // The group itself has ended the connection.
+            Ok(Notified::Over) | Err(broadcast::error::RecvError::Closed) => return,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
         }
     }

@@ -43,13 +43,31 @@ pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group
         Host::Rank(host) if host == options.rank => Some(Hosted::start(&options).await?),
         _ => None,
     };
-    let mut joining = Joining {
-        client: connect(&options, hosted.as_ref(), driver, until).await?,
+    match try_join(options, hosted.as_ref(), driver, until).await {
+        Ok(parts) => Ok(Group::new(parts, hosted)),
+        Err(error) => {
+            // What the others are told is on its way.
+            if let Some(hosted) = hosted {
+                hosted.close().await;
+            }
+            Err(error)
+        }
+    }
+}
+
+async fn try_join(
+    options: GroupOptions,
+    hosted: Option<&Hosted>,
+    driver: &Driver,
+    until: Instant,
+) -> Result<Parts> {
+    let joining = Joining {
+        client: connect(&options, hosted, driver, until).await?,
         options,
         driver,
         until,
     };
-    joining.run(hosted).await
+    joining.run().await
 }
 
 /// Connects, and goes over to the server's Unix socket where that can be reached: only there fds
@@ -112,7 +130,7 @@ struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    async fn run(&mut self, hosted: Option<Hosted>) -> Result<Group> {
+    async fn run(&self) -> Result<Parts> {
         // Before there is a round, so that no loss is missed.
         let news = self.client.notices();
         let (can, cannot) = self.can().await?;
@@ -127,7 +145,7 @@ impl Joining<'_> {
             self.map(&slots).await?;
         }
         leaving.client = None;
-        Ok(Group::new(Parts {
+        Ok(Parts {
             name: self.options.name.clone(),
             rank: self.options.rank,
             via: agreed.via,
@@ -137,9 +155,8 @@ impl Joining<'_> {
             driver: self.driver.clone(),
             import: self.options.import.clone(),
             client: self.client.clone(),
-            hosted,
             news,
-        }))
+        })
     }
 
     fn leave(&self, round: u64) -> Leave {
