@@ -21,3 +21,13 @@ pub use peer::{MAX_PATTERNS, PeerName, Who};
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;
+
+/// For tests/fuzz alone.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// The frames that bytes hold if they come in pieces, and the most room made for one.
+    pub fn frames(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
+        super::transport::assemble(bytes, piece, limit)
+    }
+}

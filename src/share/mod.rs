@@ -38,3 +38,22 @@ pub use imports::Origin;
 pub use peers::{Credentials, Peers};
 pub use pools::LentPoolBuffer;
 pub use shared::{Shareable, Shared, best_handle_types};
+
+/// For tests/fuzz alone.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::frame;
+
+    /// Reads a frame, its length first; one that is taken must go out again.
+    pub fn frame(bytes: &[u8]) {
+        if let Some((prefix, rest)) = bytes.split_first_chunk() {
+            let _ = frame::length(*prefix);
+            if let Ok(body) = frame::decode(rest) {
+                let again = frame::encode(&body).expect("what is taken can be sent");
+                let again = frame::decode(&again[4..]).expect("our own");
+                assert_eq!(body.fds(), again.fds());
+            }
+        }
+    }
+}

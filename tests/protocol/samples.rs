@@ -8,7 +8,7 @@ fn secret(byte: u8) -> Secret {
     Secret::new(&[byte; 64]).expect("64 bytes")
 }
 
-fn memory() -> Description {
+pub fn memory() -> Description {
     let part = |allocation, node| Part {
         identity: Identity {
             boot: BootId::from_bytes(*b"boot-of-machine1"),

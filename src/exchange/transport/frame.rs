@@ -273,3 +273,27 @@ impl fmt::Debug for FrameWriter {
         write!(f, "FrameWriter({})", self.peer)
     }
 }
+
+/// What frames the bytes hold if they come in pieces of `piece` bytes, and the most room that was
+/// made for one. An error or a cut-off frame ends them.
+#[cfg(fuzzing)]
+pub(crate) fn assemble(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
+    let (mut frames, mut most) = (Vec::new(), 0);
+    let mut assembly = Assembly::default();
+    for mut piece in bytes.chunks(piece.min(bytes.len().max(1))) {
+        while !piece.is_empty() {
+            let Ok(room) = assembly.room(limit) else {
+                return (frames, most);
+            };
+            let count = room.len().min(piece.len());
+            room[..count].copy_from_slice(&piece[..count]);
+            piece = &piece[count..];
+            let whole = assembly.came(count);
+            most = most.max(assembly.body.len());
+            if whole {
+                frames.push(assembly.take().to_vec());
+            }
+        }
+    }
+    (frames, most)
+}

@@ -1,0 +1,4 @@
+//! What a channel's peer sends.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| egmem::share::fuzzing::frame(bytes));
