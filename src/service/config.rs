@@ -167,6 +167,10 @@ pub struct NodeConfig {
     /// What a node is to have free after each step.
     #[serde(with = "bytes", default = "defaults::headroom")]
     pub headroom: u64,
+    /// How long the filling of a reserve waits after memory was given out, so that the driver is
+    /// free for the client that imports it.
+    #[serde(with = "duration", default = "defaults::quiet")]
+    pub quiet: Duration,
     /// When to try again after a reserve could not be filled.
     #[serde(with = "duration", default = "defaults::retry")]
     pub retry: Duration,
@@ -269,6 +273,9 @@ mod defaults {
     pub fn headroom() -> u64 {
         1 << 30
     }
+    pub fn quiet() -> Duration {
+        Duration::from_secs(1)
+    }
     pub fn retry() -> Duration {
         Duration::from_secs(5)
     }
@@ -300,6 +307,7 @@ impl Default for NodeConfig {
         Self {
             max_bytes: None,
             headroom: defaults::headroom(),
+            quiet: defaults::quiet(),
             retry: defaults::retry(),
         }
     }
@@ -413,6 +421,7 @@ impl ServiceConfig {
                 )));
             }
         }
+        between(self.node.quiet, "node.quiet", Duration::ZERO, HOUR)?;
         between(self.node.retry, "node.retry", MS, DAY)?;
         if !(1..=256).contains(&self.reuse.threads) {
             return Err(wrong("`reuse.threads` is not from 1 to 256"));

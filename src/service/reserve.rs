@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub cap: u64,
     /// Bytes that the node is to have free besides.
     pub headroom: u64,
+    /// How long to leave the driver to a client that has just been given memory and imports it.
+    pub quiet: Duration,
     /// How long to wait after a failure before trying to fill the reserve again.
     pub retry: Duration,
     pub reuse: Reuse,
@@ -95,6 +97,8 @@ struct State<P> {
     chunk: u64,
     /// Requests that are making memory: the reserve waits for them.
     demands: usize,
+    /// When something was taken last.
+    taken: Option<Instant>,
     /// Whether the first filling has come to an end, and how.
     filled: Option<Result<()>>,
     stop: bool,
@@ -150,6 +154,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
                 pinned: 0,
                 chunk: plan.chunk,
                 demands: 0,
+                taken: None,
                 filled: None,
                 stop: false,
             }),
@@ -305,6 +310,7 @@ impl<P: Clone + Eq> Shared<P> {
             if state.stop {
                 return Err(Error::invalid("request", "the reserve has ended"));
             }
+            state.taken = Some(Instant::now());
             state.stock.take(peer, padded, MAX_PARTS)
         };
         taken.extend(warm);
@@ -520,6 +526,14 @@ impl<P: Clone + Eq> Shared<P> {
             }
             if state.demands > 0 {
                 state = self.wait(state, LONG);
+                continue;
+            }
+            // The driver does one thing at a time: filling would slow the client's import.
+            let quiet = state
+                .taken
+                .and_then(|taken| self.plan.quiet.checked_sub(taken.elapsed()));
+            if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
+                state = self.wait(state, quiet);
                 continue;
             }
             if state.pinned.saturating_add(bytes) > self.plan.cap {

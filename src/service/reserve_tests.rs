@@ -27,6 +27,7 @@ fn plan() -> Plan {
         min_chunk: 2 * MIB,
         cap: u64::MAX,
         headroom: 0,
+        quiet: Duration::ZERO,
         retry: Duration::from_millis(5),
         reuse: Reuse::SamePeer,
         scrubber: Scrubber::Cpu,
@@ -277,6 +278,22 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
     let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
     assert_eq!(levels.kept, 0);
     assert_eq!(reserve.counters().scrub_failures.load(Relaxed), 1);
+}
+
+#[test]
+fn filling_leaves_the_driver_to_who_has_just_been_given_memory() {
+    let driver = driver();
+    let plan = Plan {
+        quiet: Duration::from_secs(3600),
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, plan);
+    filled.unwrap();
+    let made = driver.sim().unwrap().count(Call::MemCreate);
+    let _taken = reserve.take(Some(&"a"), 32 * MIB).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(driver.sim().unwrap().count(Call::MemCreate), made);
+    // It ends at once all the same.
 }
 
 #[test]

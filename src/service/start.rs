@@ -217,6 +217,7 @@ fn reserves(
             min_chunk: asked.map_or(DEFAULT_MIN_CHUNK, |reserve| reserve.min_chunk),
             cap: config.node.max_bytes.unwrap_or(u64::MAX),
             headroom: config.node.headroom,
+            quiet: config.node.quiet,
             retry: config.node.retry,
             reuse: config.reuse.policy,
             scrubber: config.reuse.scrub,
