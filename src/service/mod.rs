@@ -160,7 +160,8 @@ impl Service {
     ///
     /// # Errors
     /// [`Error::StillHeld`] with who had not released in time: what they have mapped stays pinned
-    /// until they unmap it. The service has ended all the same.
+    /// until they unmap it. Holders that had fallen silent before are only logged. The service has
+    /// ended all the same.
     ///
     /// # Cancel safety
     /// Dropped unfinished, the service ends at once.
@@ -174,10 +175,7 @@ impl Service {
         }
         let mut still = Vec::new();
         while let Some(done) = asked.join_next().await {
-            if let Ok(Err(Error::StillHeld { name, holders })) = done {
-                let holders = holders.iter().map(|holder| format!("{holder} ('{name}')"));
-                still.extend(holders);
-            }
+            still.extend(done.unwrap_or_default());
         }
         let left = until.saturating_duration_since(tokio::time::Instant::now());
         // Those who hold names of the service are known already.

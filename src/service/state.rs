@@ -13,7 +13,7 @@ use super::quota::{Ledger, Over, Quota};
 use super::reserve::{Chunk, Reserve};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
-use crate::exchange::server::{HolderState, Published};
+use crate::exchange::server::{Holder, HolderState, Published};
 use crate::exchange::{PeerName, Server, Who};
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
@@ -452,13 +452,36 @@ impl Named {
         }
     }
 
-    /// Asks the holders to let go by then; the error says who did not.
-    pub async fn vacate(&self, within: Duration) -> Result<()> {
-        let published = lock(&self.published).clone();
-        match published {
-            Some(published) => published.withdraw(within).await.map(drop),
-            None => Ok(()),
+    /// Asks the holders to let go by then; tells who did not, for people. Those who had fallen silent
+    /// before are not waited for, but logged.
+    pub async fn vacate(&self, within: Duration) -> Vec<String> {
+        let Some(published) = lock(&self.published).clone() else {
+            return Vec::new();
+        };
+        let silent = |holder: &Holder| holder.state == HolderState::Expired;
+        let importers = published.importers();
+        let before: Vec<_> = importers
+            .iter()
+            .filter(|h| silent(h))
+            .map(|h| h.lease)
+            .collect();
+        if published.withdraw(within).await.is_ok() {
+            return Vec::new();
         }
+        let mut still = Vec::new();
+        for holder in published.importers() {
+            let (name, peer) = (&self.name, &holder.peer);
+            if before.contains(&holder.lease) {
+                tracing::warn!(name, %peer, "a holder that fell silent may still have it mapped");
+                continue;
+            }
+            let how = match silent(&holder) {
+                true => ": silent, it may still have it mapped",
+                false => "",
+            };
+            still.push(format!("{peer} ('{name}'{how})"));
+        }
+        still
     }
 
     /// Who holds it, for people.

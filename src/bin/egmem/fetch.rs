@@ -106,10 +106,10 @@ impl Fetch {
             });
         }
         if self.read_only {
-            options = options.read_only().access(Location::Host, Access::Read);
-            for gpu in 0..driver.device_count()? {
-                options = options.access(Location::Device(gpu), Access::Read);
-            }
+            options = options.read_only();
+        }
+        if self.write.is_some() {
+            options = options.read_write();
         }
         let begun = Instant::now();
         let memory = options.go().await?;
