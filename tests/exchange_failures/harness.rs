@@ -182,10 +182,10 @@ impl Role {
                     }
                 }
                 // libtest may have begun the line.
-                if let Some((_, answer)) = line.split_once(MARK) {
-                    if sender.send(answer.to_owned()).is_err() {
-                        break;
-                    }
+                if let Some((_, answer)) = line.split_once(MARK)
+                    && sender.send(answer.to_owned()).is_err()
+                {
+                    break;
                 }
             }
         });
