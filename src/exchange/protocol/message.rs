@@ -201,6 +201,10 @@ pub struct Probe {
 }
 
 /// See [`Ask::Watch`].
+///
+/// If there are more names than fit into the answer, [`List`] tells the others. Of several changes
+/// of one name only what came of them may be told. Watching ends with the connection, not with the
+/// session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watch {
     /// Only names that begin so.

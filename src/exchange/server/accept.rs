@@ -309,10 +309,10 @@ impl Inner {
 
     /// Makes client and server agree on the leases of a resumed session.
     fn reconcile(&self, state: &mut super::State, session: &Session, held: Option<&[u64]>) {
-        let Some(held) = held else {
-            return;
+        let (dropped, unknown) = match held {
+            Some(held) => state.leases.keep_only(session.id, held),
+            None => Default::default(),
         };
-        let (dropped, unknown) = state.leases.keep_only(session.id, held);
         for lease in &dropped {
             state.returned(lease);
         }
@@ -323,13 +323,16 @@ impl Inner {
             };
             session.tell(Event::Ended(Ended { lease, why }));
         }
-        // Until when is not known any more: soon.
-        let ms = millis(self.heartbeat);
+        // What it was told of these may have been lost.
         for lease in state.leases.of_session(session.id) {
-            if lease.holder.state == super::HolderState::Withdrawing {
-                let lease = lease.holder.lease;
-                session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
-            }
+            let publication = state.publications.get(&lease.publication);
+            let Some(registered) = publication.filter(|registered| registered.closing) else {
+                continue;
+            };
+            let left = |until: Instant| until.saturating_duration_since(Instant::now());
+            let ms = millis(registered.until.map_or(Duration::ZERO, left));
+            let lease = lease.holder.lease;
+            session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
         }
         self.released.notify_waiters();
     }

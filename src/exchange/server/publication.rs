@@ -1,6 +1,7 @@
 //! Published memory.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 
@@ -36,6 +37,8 @@ pub(super) struct Registered {
     pub who: Who,
     /// It is being withdrawn: for new fetches it is not there any more.
     pub closing: bool,
+    /// Until when its holders are waited for.
+    pub until: Option<Instant>,
     pub places: Places,
 }
 

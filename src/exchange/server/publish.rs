@@ -117,14 +117,13 @@ impl<'a> PublishOptions<'a> {
             who: self.who,
             // Opened by `change`, so that watchers and waiters hear of it.
             closing: true,
+            until: None,
             places,
         };
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
         drop(state);
-        if let Some(registration) = &*lock(&inner.registration) {
-            registration.add(&publication.name)?;
-        }
+        inner.register(&publication.name);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
     }
@@ -227,6 +226,14 @@ impl Drop for Published {
 }
 
 impl Inner {
+    fn register(&self, name: &str) {
+        if let Some(registration) = &*lock(&self.registration)
+            && let Err(error) = registration.add(name)
+        {
+            tracing::warn!(name, %error, "not in the directory");
+        }
+    }
+
     fn unregister(&self, name: &str) {
         if let Some(registration) = &*lock(&self.registration) {
             registration.remove(name);

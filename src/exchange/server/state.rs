@@ -112,7 +112,11 @@ impl State {
 
     /// Asks a publication's holders for it: none may come any more.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
-        self.change(id, |registered| registered.closing = true);
+        let until = Instant::now().checked_add(within);
+        self.change(id, |registered| {
+            registered.closing = true;
+            registered.until = until;
+        });
         let ms = millis(within);
         for (session, lease) in self.leases.withdraw(id) {
             if let Some(session) = self.sessions.get(&session) {

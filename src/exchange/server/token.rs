@@ -1,6 +1,8 @@
 //! Random tokens that carry what they are looked up by, so that only one comparison is made, and
 //! that one in constant time.
 
+use zeroize::Zeroizing;
+
 use crate::driver::random;
 use crate::exchange::protocol::Secret;
 use crate::{Error, Result};
@@ -10,10 +12,11 @@ const RANDOM: usize = 32;
 
 /// A new token for `key`.
 pub(super) fn mint(key: u64) -> Result<Secret> {
-    let random = random::<RANDOM>().map_err(|e| Error::system("reading random bytes", &e))?;
-    let mut bytes = zeroize::Zeroizing::new([0; 8 + RANDOM]);
+    let random = random::<RANDOM>().map(Zeroizing::new);
+    let random = random.map_err(|e| Error::system("reading random bytes", &e))?;
+    let mut bytes = Zeroizing::new([0; 8 + RANDOM]);
     bytes[..8].copy_from_slice(&key.to_be_bytes());
-    bytes[8..].copy_from_slice(&random);
+    bytes[8..].copy_from_slice(&random[..]);
     // 40 bytes are never too many for a secret.
     Secret::new(&bytes[..]).ok_or_else(|| Error::invalid("token", "it is too long"))
 }

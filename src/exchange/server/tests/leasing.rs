@@ -40,6 +40,45 @@ async fn holders_are_asked_and_waited_for() {
 }
 
 #[tokio::test]
+async fn who_was_away_is_asked_when_it_comes_back() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let Raw {
+        connection,
+        welcome,
+        ..
+    } = raw;
+    drop(connection);
+    until("it is noticed", || server.stats().connections == 0).await;
+    let holder = async {
+        until("it is withdrawn", || {
+            published.importers()[0].state == HolderState::Withdrawing
+        })
+        .await;
+        let hello = Hello {
+            resume: welcome.map(|welcome| welcome.session),
+            held: Some(vec![granted.lease]),
+            ..hello()
+        };
+        let address = &server.addresses()[0];
+        let mut raw = Raw::open_at(address, &Security::Plain, &hello).await;
+        let Event::Withdrawing(notice) = raw.notice().await else {
+            panic!()
+        };
+        assert_eq!(notice.lease, granted.lease);
+        assert!(notice.ms > 1000, "{}", notice.ms);
+        raw.release(granted.lease).await;
+    };
+    let (memory, ()) = tokio::join!(published.withdraw(LONG), holder);
+    memory.unwrap();
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn who_still_holds_is_named() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
