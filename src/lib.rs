@@ -93,7 +93,7 @@ pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};
 pub use topology::Topology;
 
-/// The README's example, compiled and run as the documentation's are.
-#[cfg(doctest)]
+/// The README's examples, compiled and run as the documentation's are; one needs the exchange.
+#[cfg(all(doctest, feature = "exchange"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

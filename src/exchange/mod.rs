@@ -1,6 +1,7 @@
 //! Memory exchanged by name, within a node and between nodes.
 
 mod address;
+pub mod blocking;
 mod client;
 pub mod directory;
 pub mod group;

@@ -7,10 +7,10 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
+use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::share::{Description, ImportedBuffer};
-use crate::{Error, Result};
 
 /// Another process's memory, mapped here, with a lease on it: the exporter knows that this process
 /// holds it.
@@ -92,7 +92,7 @@ impl RemoteBuffer {
     ///
     /// # Errors
     /// Why the lease was [`Lost`](LeaseState::Lost) before, or the connection while waiting;
-    /// [`Error::TimedOut`]. The memory is unmapped all the same.
+    /// [`Error::TimedOut`](crate::Error::TimedOut). The memory is unmapped all the same.
     ///
     /// # Cancel safety
     /// Dropped before it is done, unmapping and releasing go on in the background.
@@ -133,7 +133,7 @@ impl RemoteBuffer {
     /// The CPU's window on the memory.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read.
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         self.memory.cpu()
     }
@@ -141,7 +141,7 @@ impl RemoteBuffer {
     /// Copies `values` to `offset` bytes from the start, by the CPU.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`], [`Error::OutOfRange`].
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible), [`Error::OutOfRange`](crate::Error::OutOfRange).
     pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
         self.memory.write_at(offset, values)
     }
@@ -177,7 +177,7 @@ impl RemoteBuffer {
     /// Sets every byte to `byte`, by the CPU.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`].
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
     pub fn fill(&self, byte: u8) -> Result<()> {
         self.memory.fill(byte)
     }

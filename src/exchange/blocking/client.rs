@@ -1,0 +1,217 @@
+//! A client whose calls block.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use super::Background;
+use crate::Result;
+use crate::driver::{DevicePtr, Driver, Location};
+use crate::exchange::protocol::Entry;
+use crate::exchange::{self, ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
+use crate::memory::{Memory, Sealed};
+use crate::share::InstanceId;
+
+/// A connection to an exchange server. See [`exchange::Client`].
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::{self, Address, blocking};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let server = blocking::Server::start(exchange::Server::options().listen(Address::loopback(0)))?;
+/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+/// let published = server.publish("weights", buffer)?;
+///
+/// let options = exchange::Client::options(server.addresses().remove(0));
+/// let client = blocking::Client::connect(options, &driver)?;
+/// let weights = client.fetch("weights")?;
+/// weights.put(0, 42_u64)?;
+/// assert_eq!(published.shared().word(0)?, 42);
+/// weights.release()?;
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    // In this order: the thread ends last.
+    client: exchange::Client,
+    background: Background,
+}
+
+impl Client {
+    /// Connects, as [`ClientOptions::connect`] does.
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime; [`Error::System`](crate::Error::System) where no
+    /// thread can be had.
+    pub fn connect(options: ClientOptions, driver: &Driver) -> Result<Self> {
+        let background = Background::start("egmem-client")?;
+        let client = background.wait(options.connect(driver))??;
+        Ok(Self { client, background })
+    }
+
+    /// See [`exchange::Client::list`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
+        self.background.wait(self.client.list(prefix))?
+    }
+
+    /// See [`exchange::Client::wait`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
+        self.background.wait(self.client.wait(name, patience))?
+    }
+
+    /// Fetches a name as it comes. See [`FetchOptions::go`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn fetch(&self, name: impl Into<String>) -> Result<RemoteBuffer> {
+        self.fetch_with(name, |options| options)
+    }
+
+    /// Fetches a name with options.
+    ///
+    /// # Errors
+    /// As for [`fetch`](Self::fetch).
+    pub fn fetch_with(
+        &self,
+        name: impl Into<String>,
+        options: impl FnOnce(FetchOptions) -> FetchOptions,
+    ) -> Result<RemoteBuffer> {
+        let fetch = options(self.client.fetch(name));
+        Ok(RemoteBuffer {
+            remote: self.background.wait(fetch.go())??,
+            background: self.background.clone(),
+        })
+    }
+
+    /// See [`exchange::Client::watch`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
+        Ok(Watch {
+            watch: self.background.wait(self.client.watch(prefix))??,
+            background: self.background.clone(),
+        })
+    }
+
+    /// See [`exchange::Client::create`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn create(&self, options: CreateOptions) -> Result<Entry> {
+        self.background.wait(self.client.create(options))?
+    }
+
+    /// See [`exchange::Client::delete`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn delete(&self, name: impl Into<String>, patience: Duration) -> Result<()> {
+        self.background.wait(self.client.delete(name, patience))?
+    }
+
+    /// See [`exchange::Client::instance`].
+    pub fn instance(&self) -> InstanceId {
+        self.client.instance()
+    }
+
+    /// See [`exchange::Client::peer`].
+    pub fn peer(&self) -> String {
+        self.client.peer()
+    }
+
+    /// See [`exchange::Client::name`].
+    pub fn name(&self) -> String {
+        self.client.name()
+    }
+
+    /// See [`exchange::Client::close`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn close(self) -> Result<()> {
+        self.background.wait(self.client.close())
+    }
+}
+
+/// Another process's memory, with a lease on it. It has all that [`exchange::RemoteBuffer`] has.
+#[derive(Debug)]
+pub struct RemoteBuffer {
+    // In this order: the thread ends last.
+    remote: exchange::RemoteBuffer,
+    background: Background,
+}
+
+impl RemoteBuffer {
+    /// Waits for a state that was not returned yet, at most so long; then `None`. See
+    /// [`exchange::RemoteBuffer::changed`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn changed(&self, patience: Duration) -> Result<Option<LeaseState>> {
+        self.background.wait_for(patience, self.remote.changed())
+    }
+
+    /// See [`exchange::RemoteBuffer::release`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn release(self) -> Result<()> {
+        self.background.wait(self.remote.release())?
+    }
+}
+
+impl Deref for RemoteBuffer {
+    type Target = exchange::RemoteBuffer;
+
+    fn deref(&self) -> &Self::Target {
+        &self.remote
+    }
+}
+
+impl Sealed for RemoteBuffer {}
+
+impl Memory for RemoteBuffer {
+    fn driver(&self) -> &Driver {
+        self.remote.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.remote.device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.remote.len()
+    }
+    fn location(&self) -> Location {
+        self.remote.location()
+    }
+}
+
+/// Events about names. See [`exchange::Watch`].
+#[derive(Debug)]
+pub struct Watch {
+    watch: exchange::Watch,
+    background: Background,
+}
+
+impl Watch {
+    /// The next event, waited for at most so long; then `None`.
+    ///
+    /// # Errors
+    /// Those of [`exchange::Watch::recv`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn recv(&mut self, patience: Duration) -> Result<Option<WatchEvent>> {
+        let event = self.background.wait_for(patience, self.watch.recv())?;
+        event.transpose()
+    }
+
+    /// See [`exchange::Watch::names`].
+    pub fn names(&self) -> impl Iterator<Item = &Entry> {
+        self.watch.names()
+    }
+}

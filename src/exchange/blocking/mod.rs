@@ -1,0 +1,113 @@
+//! The exchange for programs without async.
+//!
+//! Each client and server has a runtime on a thread of its own, so that heartbeats go on while the
+//! program does something else. The calls wait on the caller's thread. Called within a tokio runtime
+//! they fail with [`Error::InvalidArgument`] instead of blocking it: use
+//! [`exchange`](crate::exchange) there.
+
+mod client;
+mod server;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+pub use client::{Client, RemoteBuffer, Watch};
+pub use server::{Events, Published, Server};
+
+use crate::{Error, Result};
+
+/// How long the thread goes on for what its last user has begun, such as releases.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A runtime on a thread of its own, which ends with the last clone.
+#[derive(Clone)]
+pub(crate) struct Background(Arc<Running>);
+
+struct Running {
+    handle: Handle,
+    /// Dropped to stop it.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts one.
+    pub(crate) fn start(name: &str) -> Result<Self> {
+        outside_async()?;
+        let failed = |error| Error::system("starting a runtime", &error);
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name(name.into());
+        let thread = thread.spawn(move || {
+            runtime.block_on(async {
+                // An error is the sign.
+                let _ = stopped.await;
+                let metrics = Handle::current().metrics();
+                let until = Instant::now() + GRACE;
+                while metrics.num_alive_tasks() > 0 && Instant::now() < until {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            });
+            // Tasks end here; driver calls that are on their way are waited for.
+            drop(runtime);
+        });
+        Ok(Self(Arc::new(Running {
+            handle,
+            stop: Some(stop),
+            thread: Some(thread.map_err(failed)?),
+        })))
+    }
+
+    /// Waits for `work` on this thread.
+    pub(crate) fn wait<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        outside_async()?;
+        Ok(self.0.handle.block_on(work))
+    }
+
+    /// Waits for `work`, at most so long.
+    pub(crate) fn wait_for<T>(
+        &self,
+        patience: Duration,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>> {
+        self.wait(async { tokio::time::timeout(patience, work).await.ok() })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Within a runtime nothing may block: then the thread ends by itself.
+        if let (Some(thread), true) = (self.thread.take(), outside_async().is_ok()) {
+            // It has panicked at worst, which has been told.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Background")
+    }
+}
+
+fn outside_async() -> Result<()> {
+    match Handle::try_current() {
+        Ok(_) => Err(Error::invalid(
+            "blocking call",
+            "it is within a tokio runtime, where the calls of `exchange` itself are to be awaited",
+        )),
+        Err(_) => Ok(()),
+    }
+}

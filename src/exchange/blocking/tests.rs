@@ -1,0 +1,127 @@
+//! The blocking faces, on threads without a runtime.
+
+use std::time::Duration;
+
+use super::*;
+use crate::driver::{Access, HandleType, NodeId};
+use crate::exchange::{self, Address, ClientOptions, LeaseState, WatchEvent};
+use crate::{Buffer, Driver, Machine};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn driver() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
+fn buffer(driver: &Driver) -> Buffer {
+    let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
+    buffer.allocate(driver).unwrap()
+}
+
+fn server() -> Server {
+    let options = exchange::Server::options().listen(Address::loopback(0));
+    let short = Duration::from_millis(60);
+    Server::start(options.heartbeat(short).lease(short * 10)).unwrap()
+}
+
+fn options(server: &Server) -> ClientOptions {
+    exchange::Client::options(server.addresses().remove(0))
+}
+
+#[test]
+fn everything_there_is_without_async() {
+    let (own, other) = (driver(), driver());
+    let server = server();
+    let client = Client::connect(options(&server), &other).unwrap();
+    assert_eq!(
+        (client.instance(), client.name()),
+        (server.instance(), "local".into())
+    );
+    let mut watch = client.watch("").unwrap();
+    let published = server.publish("x", buffer(&own)).unwrap();
+    assert_eq!(client.wait("x", LONG).unwrap().name, "x");
+    assert!(matches!(
+        watch.recv(LONG).unwrap(),
+        Some(WatchEvent::Published(_))
+    ));
+    assert_eq!(watch.recv(Duration::from_millis(5)).unwrap(), None);
+    assert_eq!(
+        (client.list("").unwrap().len(), watch.names().count()),
+        (1, 1)
+    );
+
+    let remote = client
+        .fetch_with("x", |fetch| fetch.via(HandleType::Fabric))
+        .unwrap();
+    remote.put(0, 7_u64).unwrap();
+    assert_eq!(published.shared().word(0).unwrap(), 7);
+    // Heartbeats go on meanwhile: the lease is not lost after its time.
+    assert_eq!(remote.changed(Duration::from_millis(900)).unwrap(), None);
+    assert_eq!(remote.state(), LeaseState::Held);
+    std::thread::scope(|scope| {
+        let withdrawn = scope.spawn(|| published.withdraw(LONG));
+        let state = remote.changed(LONG).unwrap();
+        assert!(
+            matches!(state, Some(LeaseState::Withdrawing { .. })),
+            "{state:?}"
+        );
+        remote.release().unwrap();
+        withdrawn.join().unwrap().unwrap();
+    });
+    drop(published);
+    let published = server.publish_with("y", buffer(&own), |publish| publish.access(Access::Read));
+    let published = published.unwrap();
+    assert!(client.fetch_with("y", |fetch| fetch.read_write()).is_err());
+    drop(published);
+    client.close().unwrap();
+    server.close(LONG).unwrap();
+    drop(watch);
+    assert!(other.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn a_dropped_client_releases_and_its_thread_ends() {
+    let (own, other) = (driver(), driver());
+    let server = server();
+    let published = server.publish("x", buffer(&own)).unwrap();
+    let remote = {
+        let client = Client::connect(options(&server), &other).unwrap();
+        client.fetch("x").unwrap()
+    };
+    // The lease keeps the thread.
+    assert_eq!(published.importers().len(), 1);
+    assert_eq!(remote.changed(Duration::from_millis(700)).unwrap(), None);
+    drop(remote);
+    // Released before the thread has ended, which dropping waits for.
+    assert!(published.importers().is_empty());
+    let mut events = server.events();
+    let client = Client::connect(options(&server), &other).unwrap();
+    drop(client.fetch("x").unwrap());
+    let event = events.recv(LONG).unwrap();
+    assert!(matches!(
+        event,
+        Some(exchange::server::ServerEvent::Fetched { .. })
+    ));
+    let mut more = 0;
+    while events.recv(Duration::from_millis(20)).unwrap().is_some() {
+        more += 1;
+    }
+    assert!(more >= 1, "the release");
+}
+
+#[test]
+fn within_a_runtime_it_is_refused() {
+    let own = driver();
+    let server = server();
+    let client = Client::connect(options(&server), &own).unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let wrong = |error: Error| matches!(error, Error::InvalidArgument { .. });
+        assert!(wrong(Client::connect(options(&server), &own).unwrap_err()));
+        assert!(wrong(client.list("").unwrap_err()));
+        assert!(wrong(server.close(LONG).unwrap_err()));
+        // Dropping is allowed, and does not wait.
+        drop(client);
+    });
+    server.close(LONG).unwrap();
+}
