@@ -5,6 +5,7 @@
 #![cfg(feature = "etcd")]
 
 mod etcd;
+mod finder;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -406,4 +407,14 @@ async fn with_certificates_and_a_user() {
     becomes(&directory, "a", &[&first]).await;
     sleep(LEASE + Duration::from_secs(1)).await;
     becomes(&directory, "a", &[&first]).await;
+}
+
+async fn becomes_empty(directory: &Directory, name: &str) {
+    becomes(directory, name, &[]).await;
+}
+
+/// A port that nobody listened at just now.
+fn next_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }

@@ -300,6 +300,11 @@ impl Client {
         self.0.session().terms().boot
     }
 
+    /// How long a request may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.0.session().patience()
+    }
+
     /// Why fabric handles cannot be imported here; `None` where they can.
     pub(crate) fn no_fabric(&self) -> Option<Error> {
         self.0.session().dial.no_fabric.clone()

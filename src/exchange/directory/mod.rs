@@ -14,6 +14,7 @@
 
 #[cfg(feature = "etcd")]
 mod etcd;
+mod finder;
 #[cfg(feature = "etcd")]
 mod keys;
 #[cfg(feature = "etcd")]
@@ -28,6 +29,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use finder::Finder;
 #[cfg(feature = "etcd")]
 pub use options::EtcdOptions;
 pub use registration::{Registration, RegistrationState};

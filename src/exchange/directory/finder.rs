@@ -1,0 +1,315 @@
+//! Fetches names wherever they are.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex as Lock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Directory, Exporter};
+use crate::exchange::protocol::{Answer, Ask, List};
+use crate::exchange::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
+use crate::share::BootId;
+use crate::{Driver, Error, Refusal, Result};
+
+/// The most clients that are kept for the next time.
+const CLIENTS: usize = 1024;
+/// Between two look-ups while a name is waited for: from, to.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A client that is kept, or is being made.
+type Kept = Arc<Mutex<Option<Client>>>;
+/// How clients are made.
+type Dial = dyn Fn(Address) -> ClientOptions + Send + Sync;
+
+/// Fetches memory by name from whichever exporter the directory names. A clone is the same.
+///
+/// It keeps one [`Client`] for each exporter.
+///
+/// ```no_run
+/// use egmem::Driver;
+/// use egmem::exchange::directory::{Directory, Finder};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let directory = Directory::fixed(["node7:7420".parse()?, "node8:7420".parse()?])?;
+/// let finder = Finder::new(directory, &Driver::open()?);
+/// let weights = finder.fetch("weights").await?;
+/// # Ok::<(), egmem::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Finder(Arc<Inner>);
+
+struct Inner {
+    directory: Directory,
+    driver: Driver,
+    dial: Box<Dial>,
+    clients: Lock<HashMap<Address, Kept>>,
+}
+
+impl Finder {
+    /// Finds names through `directory` and imports memory into `driver`, with plain connections.
+    pub fn new(directory: Directory, driver: &Driver) -> Self {
+        Self::with_clients(directory, driver, Client::options)
+    }
+
+    /// The same, with clients of these options: security, limits, timeout.
+    pub fn with_clients(
+        directory: Directory,
+        driver: &Driver,
+        options: impl Fn(Address) -> ClientOptions + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            directory,
+            driver: driver.clone(),
+            dial: Box::new(options),
+            clients: Lock::default(),
+        }))
+    }
+
+    /// Fetches a name with the defaults of [`FetchOptions`].
+    ///
+    /// # Errors
+    /// Those of [`fetch_with`](Self::fetch_with).
+    pub async fn fetch(&self, name: &str) -> Result<RemoteBuffer> {
+        self.fetch_with(name, |fetch| fetch).await
+    }
+
+    /// Fetches a name. Of several exporters that hold it, those of a directory that knows names are
+    /// tried in the order in which they registered it; of fixed addresses, whichever says first that
+    /// it has it. An exporter that has been restarted since it registered is not taken for the old
+    /// one.
+    ///
+    /// # Errors
+    /// [`Error::Directory`] if the directory does not answer; [`Error::Refused`] with `not_found` if
+    /// no exporter has the name; else what the last exporter that should have it says.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, it leaves nothing leased or mapped.
+    pub async fn fetch_with(
+        &self,
+        name: &str,
+        options: impl Fn(FetchOptions) -> FetchOptions,
+    ) -> Result<RemoteBuffer> {
+        let exporters = self.0.directory.resolve(name).await?;
+        if !self.0.directory.knows_names() {
+            let client = self.ask_all(name, exporters).await?;
+            return options(client.fetch(name)).go().await;
+        }
+        let mut last = self.not_found(name);
+        for exporter in exporters {
+            match self.fetch_from(name, &exporter, &options).await {
+                Ok(buffer) => return Ok(buffer),
+                Err(error) => {
+                    tracing::debug!(name, %error, "an exporter that should have it");
+                    last = error;
+                }
+            }
+        }
+        Err(last)
+    }
+
+    /// Fetches a name as soon as an exporter has it.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] if none has it after `patience`; those of
+    /// [`fetch_with`](Self::fetch_with) that waiting does not mend.
+    ///
+    /// # Cancel safety
+    /// As [`fetch_with`](Self::fetch_with).
+    pub async fn wait(
+        &self,
+        name: &str,
+        patience: Duration,
+        options: impl Fn(FetchOptions) -> FetchOptions,
+    ) -> Result<RemoteBuffer> {
+        let until = Instant::now() + patience;
+        let mut pause = PAUSE.0;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let late = || Error::TimedOut {
+                what: format!("waiting for '{name}' ({})", self.0.directory),
+                after: patience,
+            };
+            match timeout(left, self.fetch_with(name, &options)).await {
+                Ok(Err(error)) if may_pass(&error) => {}
+                Ok(done) => return done,
+                Err(_) => return Err(late()),
+            }
+            if Instant::now() + pause >= until {
+                return Err(late());
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// An exporter's client: the one of the last time, or a new one.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`] where the exporter has no address that can be reached from here;
+    /// [`Error::Stale`] where it has been restarted since it registered; those of
+    /// [`ClientOptions::connect`].
+    pub async fn client(&self, exporter: &Exporter) -> Result<Client> {
+        let address = exporter
+            .address(BootId::current()?)
+            .ok_or_else(|| Error::PeerLost {
+                peer: exporter
+                    .instance
+                    .map_or_else(|| "exporter".into(), |id| id.to_string()),
+                why: "it is on another machine, and has no TCP address".into(),
+            })?;
+        let kept = self.kept(address);
+        // Others who want the same exporter wait here for one connection.
+        let mut slot = kept.lock().await;
+        let client = match &*slot {
+            Some(client) => client.clone(),
+            None => {
+                let client = (self.0.dial)(address.clone())
+                    .connect(&self.0.driver)
+                    .await?;
+                slot.insert(client).clone()
+            }
+        };
+        match exporter.instance {
+            Some(instance) if instance != client.instance() => {
+                // The client may not know yet that its server is another; the next one will.
+                *slot = None;
+                Err(Error::Stale {
+                    what: format!("the exporter at {address}"),
+                    why: "it has been restarted since it registered".into(),
+                })
+            }
+            _ => Ok(client),
+        }
+    }
+
+    fn kept(&self, address: &Address) -> Kept {
+        let mut clients = self
+            .0
+            .clients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if clients.len() >= CLIENTS && !clients.contains_key(address) {
+            // What was fetched through them keeps their connections.
+            clients.clear();
+        }
+        clients.entry(address.clone()).or_default().clone()
+    }
+
+    /// Forgets a client that did not reach its exporter.
+    fn forget(&self, exporter: &Exporter) {
+        if let Ok(here) = BootId::current()
+            && let Some(address) = exporter.address(here)
+        {
+            let mut clients = self
+                .0
+                .clients
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            clients.remove(address);
+        }
+    }
+
+    async fn fetch_from(
+        &self,
+        name: &str,
+        exporter: &Exporter,
+        options: &impl Fn(FetchOptions) -> FetchOptions,
+    ) -> Result<RemoteBuffer> {
+        let fetched = async {
+            let client = self.client(exporter).await?;
+            let fetch = options(client.fetch(name));
+            let fetch = match exporter.instance {
+                Some(instance) => fetch.instance(instance),
+                None => fetch,
+            };
+            fetch.go().await
+        };
+        let fetched = fetched.await;
+        if let Err(Error::PeerLost { .. } | Error::TimedOut { .. }) = &fetched {
+            self.forget(exporter);
+        }
+        fetched
+    }
+
+    /// Asks all exporters at once, and takes the first that has the name.
+    async fn ask_all(&self, name: &str, exporters: Vec<Exporter>) -> Result<Client> {
+        let mut asked = JoinSet::new();
+        for exporter in exporters {
+            let (finder, name) = (self.clone(), name.to_owned());
+            asked.spawn(async move {
+                let has = finder.has(&name, &exporter).await;
+                if let Err(Error::PeerLost { .. } | Error::TimedOut { .. }) = &has {
+                    finder.forget(&exporter);
+                }
+                has
+            });
+        }
+        let mut worst = None;
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(Some(client))) => return Ok(client),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => worst = Some(error),
+                Err(error) => tracing::warn!(%error, "asking an exporter"),
+            }
+        }
+        // One that cannot be asked may have it.
+        Err(worst.unwrap_or_else(|| self.not_found(name)))
+    }
+
+    /// The exporter's client, if it has the name.
+    async fn has(&self, name: &str, exporter: &Exporter) -> Result<Option<Client>> {
+        let client = self.client(exporter).await?;
+        let ask = Ask::List(List {
+            prefix: name.to_owned(),
+            after: None,
+        });
+        // Of all names that begin so, the name itself is the first.
+        Ok(match client.call(ask, client.patience()).await? {
+            Answer::Names(names) => {
+                let first = names.entries.first();
+                first
+                    .is_some_and(|entry| entry.name == name)
+                    .then_some(client)
+            }
+            _ => None,
+        })
+    }
+
+    fn not_found(&self, name: &str) -> Error {
+        Error::Refused {
+            peer: self.0.directory.to_string(),
+            what: format!("'{name}'"),
+            reason: Refusal::NotFound,
+            detail: "no exporter has it".into(),
+        }
+    }
+}
+
+/// Whether an error may pass when the exporter or the directory is back, or the name is there.
+fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::PeerLost { .. }
+        | Error::TimedOut { .. }
+        | Error::Stale { .. }
+        | Error::Directory { .. } => true,
+        Error::Refused { reason, .. } => matches!(
+            reason,
+            Refusal::NotFound | Refusal::Closing | Refusal::Stale | Refusal::Limit
+        ),
+        _ => false,
+    }
+}
+
+impl fmt::Debug for Finder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Finder")
+            .field("directory", &self.0.directory)
+            .finish_non_exhaustive()
+    }
+}
