@@ -6,6 +6,7 @@
 //! [`exchange`](crate::exchange) there.
 
 mod client;
+mod group;
 mod server;
 
 #[cfg(test)]
@@ -16,11 +17,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 pub use client::{Client, RemoteBuffer, Watch};
+pub use group::Group;
 pub use server::{Events, Published, Server};
 
 use crate::{Error, Result};
@@ -67,6 +69,11 @@ impl Background {
             stop: Some(stop),
             thread: Some(thread.map_err(failed)?),
         })))
+    }
+
+    /// In whose scope what is dropped can go on in the background.
+    pub(crate) fn enter(&self) -> EnterGuard<'_> {
+        self.0.handle.enter()
     }
 
     /// Waits for `work` on this thread.

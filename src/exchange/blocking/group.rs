@@ -1,0 +1,78 @@
+//! A group whose calls block.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use super::Background;
+use crate::Result;
+use crate::driver::Driver;
+use crate::exchange::group::{self, GroupOptions, GroupState};
+use crate::share::Shared;
+
+/// A group that this process has joined as one of its ranks. It has all that [`group::Group`] has.
+#[derive(Debug)]
+pub struct Group {
+    /// `None` once the rank has left.
+    group: Option<group::Group>,
+    background: Background,
+}
+
+impl Group {
+    /// Joins, as [`GroupOptions::join`] does.
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
+    /// [`Error::System`](crate::Error::System) where no thread can be had.
+    pub fn join(options: GroupOptions, driver: &Driver) -> Result<Self> {
+        let background = Background::start("egmem-group")?;
+        let group = background.wait(options.join(driver))??;
+        Ok(Self {
+            group: Some(group),
+            background,
+        })
+    }
+
+    /// Waits until the state has changed since this was last called, at most so long; then `None`.
+    /// See [`group::Group::changed`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn changed(&mut self, patience: Duration) -> Result<Option<GroupState>> {
+        match &mut self.group {
+            Some(group) => self.background.wait_for(patience, group.changed()),
+            None => Ok(None),
+        }
+    }
+
+    /// See [`group::Group::leave`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime:
+    /// the rank has left all the same then.
+    pub fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
+        match self.group.take() {
+            Some(group) => self.background.wait(group.leave(within))?,
+            None => Ok(None),
+        }
+    }
+}
+
+impl Deref for Group {
+    type Target = group::Group;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.group {
+            Some(group) => group,
+            // Only `leave`, which consumes it, and `drop` take it away.
+            None => unreachable!("a group that was left"),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Leaving goes on in the background.
+        let _context = self.background.enter();
+        drop(self.group.take());
+    }
+}
