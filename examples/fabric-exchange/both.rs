@@ -16,12 +16,12 @@ pub fn run(args: &Args) -> Result<bool> {
     let [owner_files, peer_files] = certificates(&folder.0)?;
     let deadline = Instant::now() + args.patience();
 
-    let mut command = role(args, "owner", &owner_files)?;
+    let mut command = role(args, &folder, "owner", &owner_files)?;
     command.args(["--address", &args.address.to_string()]);
     let mut owner = Running::start("owner", command.stderr(Stdio::piped()))?;
     let address = listening(&mut owner.0, deadline)?;
 
-    let mut command = role(args, "peer", &peer_files)?;
+    let mut command = role(args, &folder, "peer", &peer_files)?;
     command.args(["--address", &address]);
     if let Some(via) = args.via {
         let name = match via {
@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<bool> {
 }
 
 /// This program again, in a role.
-fn role(args: &Args, role: &str, files: &[String]) -> Result<Command> {
+fn role(args: &Args, folder: &Folder, role: &str, files: &[String]) -> Result<Command> {
     let program = std::env::current_exe()
         .map_err(|error| Error::system("finding this program's path", &error))?;
     // Under an emulator it does not start by itself.
@@ -58,6 +58,10 @@ fn role(args: &Args, role: &str, files: &[String]) -> Result<Command> {
         None => Command::new(program),
     };
     command.arg(role).args(files);
+    // What an end that is killed leaves behind goes with the folder.
+    command
+        .env("TMPDIR", &folder.0)
+        .env_remove("XDG_RUNTIME_DIR");
     command.args(["--name", &args.name, "--gpu", &args.gpu.to_string()]);
     command.args([
         "--size",

@@ -65,6 +65,35 @@ fn both_ends_verify_each_others_bytes() {
 }
 
 #[test]
+fn over_a_unix_socket_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for driver in drivers() {
+        let address = format!("unix:{}", folder.path().join(driver).display());
+        let (mut owner, ready) = Role::start(&Setup::owner(&address, None).on(driver));
+        assert_eq!(parts(&ready).0, address);
+        let (mut peer, _) = Role::start(&Setup::peer(&address, None).on(driver));
+        owner.must("publish weights 5000000 1");
+        let fetched = peer.must("fetch weights any");
+        assert!(fetched.starts_with("PosixFd"), "{fetched}");
+        verify(&mut owner, &mut peer, "weights");
+        assert!(owner.must("importers weights").starts_with("uid:"));
+        // The socket's file is no obstacle to a successor.
+        owner.kill();
+        peer.must("await weights lost");
+        peer.must("check weights 1");
+        let (mut owner, _) = Role::start(&Setup::owner(&address, None).on(driver));
+        owner.must("publish weights 5000000 5");
+        peer.must("drop weights");
+        eventually("the client finds the new owner", || {
+            peer.ask("fetch weights any").is_ok()
+        });
+        peer.must("check weights 5");
+        peer.finish();
+        owner.finish();
+    }
+}
+
+#[test]
 fn a_killed_owner_is_lost_and_its_successor_is_another() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");

@@ -58,7 +58,7 @@ impl Target {
     /// After all that, nothing is left, and a good peer is served.
     fn end(mut self) {
         eventually("connections end", || {
-            self.owner.must("stats").contains("connections: 0")
+            self.owner.must("stats").contains("connections: 0,")
         });
         assert_eq!(self.owner.must("importers weights"), "");
         let files = self.pki.as_ref().map(|pki| pki.issue("good"));

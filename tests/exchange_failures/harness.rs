@@ -125,6 +125,8 @@ pub struct Role {
     /// The last lines of its output, for a failure's report.
     log: Arc<Mutex<VecDeque<String>>>,
     name: String,
+    /// For its temporary files, which it cannot remove if it is killed.
+    _folder: tempfile::TempDir,
 }
 
 impl Role {
@@ -154,6 +156,7 @@ impl Role {
         let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
         words.extend(runner.split_whitespace().map(PathBuf::from));
         words.push(std::env::current_exe().expect("the test's own path"));
+        let folder = tempfile::tempdir().expect("a folder");
         let mut child = Command::new(&words[0])
             .args(&words[1..])
             .args([
@@ -162,6 +165,8 @@ impl Role {
                 "--nocapture",
                 "--test-threads=1",
             ])
+            .env("TMPDIR", folder.path())
+            .env_remove("XDG_RUNTIME_DIR")
             .env(ROLE, serde_json::to_string(setup).expect("JSON"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -195,6 +200,7 @@ impl Role {
             child,
             lines,
             log,
+            _folder: folder,
         }
     }
 

@@ -84,7 +84,7 @@ fn recorded_bytes_open_nothing() {
     peer.must("release weights");
     peer.finish();
     eventually("it is gone", || {
-        target.owner.must("stats").contains("connections: 0")
+        target.owner.must("stats").contains("connections: 0,")
     });
     target.owner.must("events");
 
@@ -95,7 +95,7 @@ fn recorded_bytes_open_nothing() {
     raw.send(&bytes).ok();
     assert!(raw.closes());
     eventually("it is gone", || {
-        target.owner.must("stats").contains("connections: 0")
+        target.owner.must("stats").contains("connections: 0,")
     });
     let events = target.owner.must("events");
     assert!(!events.contains("Fetched"), "{events}");

@@ -1,7 +1,7 @@
 //! A thousand clients at once.
 
 use crate::crash::parts;
-use crate::harness::{Role, Setup, alone, patience};
+use crate::harness::{Role, Setup, alone, eventually, patience};
 use crate::pki::Pki;
 
 #[test]
@@ -48,5 +48,9 @@ fn a_thousand_clients_at_once_are_all_served() {
     assert_eq!(owner.must("importers weights"), "");
     owner.must("check weights 1");
     crowds.into_iter().for_each(Role::finish);
+    eventually("sessions end", || {
+        let stats = owner.must("stats");
+        stats.contains("connections: 0,") && stats.contains("sessions: 0,")
+    });
     owner.finish();
 }

@@ -22,7 +22,7 @@ fn target(pki: &Pki, files: &Files) -> (Role, String) {
 #[track_caller]
 fn end(mut owner: Role, address: &str, pki: &Pki) {
     eventually("connections end", || {
-        owner.must("stats").contains("connections: 0")
+        owner.must("stats").contains("connections: 0,")
     });
     assert_eq!(owner.must("importers weights"), "");
     assert_eq!(owner.must("importers secret"), "");
