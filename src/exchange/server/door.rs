@@ -52,32 +52,37 @@ impl DoorPath {
     pub fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
         let others = peers.reach_beyond_own_user();
         let name = format!("egmem-{instance}");
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         // Other users cannot get into the runtime directory of this one.
-        let runtime = runtime.filter(|path| {
-            !others && path.is_dir() && path.as_os_str().len() + name.len() + 6 <= MAX_PATH
-        });
-        let directory = runtime.unwrap_or_else(std::env::temp_dir).join(name);
-        let failed = |what: &str, e: &std::io::Error| {
-            Error::system(format!("{what} {}", directory.display()), e)
-        };
-        // Who made a directory of this random name before us would own it: that is an error.
-        let mut builder = DirBuilder::new();
-        (builder.mode(0o700).create(&directory)).map_err(|e| failed("creating", &e))?;
-        let door = Self {
-            path: directory.join("door"),
-            directory: Some(directory.clone()),
-        };
-        if others {
-            // Just enough to reach the socket by its name.
-            fs::set_permissions(&directory, Permissions::from_mode(0o711))
-                .map_err(|e| failed("opening", &e))?;
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !others);
+        let places = [
+            runtime.map(PathBuf::from),
+            Some(std::env::temp_dir()),
+            Some("/tmp".into()),
+        ];
+        let mut last = Error::invalid("door", "there is no place for a socket: name one");
+        for directory in places.into_iter().flatten().map(|place| place.join(&name)) {
+            let path = directory.join("door");
+            if !path.is_absolute() || path.as_os_str().len() > MAX_PATH {
+                continue;
+            }
+            // Who made a directory of this random name before us would own it: that is an error.
+            if let Err(error) = DirBuilder::new().mode(0o700).create(&directory) {
+                last = Error::system(format!("creating {}", directory.display()), &error);
+                continue;
+            }
+            let door = Self {
+                path,
+                directory: Some(directory),
+            };
+            if others && let Some(directory) = &door.directory {
+                // Just enough to reach the socket by its name.
+                fs::set_permissions(directory, Permissions::from_mode(0o711)).map_err(|e| {
+                    Error::system(format!("letting others into {}", directory.display()), &e)
+                })?;
+            }
+            return Ok(door);
         }
-        if door.path.as_os_str().len() > MAX_PATH {
-            let why = format!("{} is too long for a socket", door.path.display());
-            return Err(Error::invalid("door", why));
-        }
-        Ok(door)
+        Err(last)
     }
 
     pub fn path(&self) -> &Path {
@@ -198,8 +203,10 @@ mod tests {
         let directory = door.path().parent().unwrap().to_owned();
         assert_eq!(mode(&directory), 0o700);
         fs::write(door.path(), "").unwrap();
-        let again = DoorPath::prepare(&DoorAt::Anywhere, instance, &Peers::same_user());
-        assert!(again.is_err(), "it is taken");
+        // It is taken: another place, or none, but never the same.
+        if let Ok(again) = DoorPath::private(instance, &Peers::same_user()) {
+            assert_ne!(again.path(), door.path());
+        }
         drop(door);
         assert!(!directory.exists());
     }

@@ -228,6 +228,13 @@ async fn there_are_so_many_connections_and_sessions() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_at_once() {
+    // Both ends of each are here, and other tests run meanwhile.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit {
+        current: most.maximum,
+        ..most
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
