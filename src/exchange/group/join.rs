@@ -19,6 +19,8 @@ use crate::exchange::{Address, Client};
 use crate::share::{BootId, Description, best_handle_types};
 use crate::{Error, Refusal, Result};
 
+/// How much longer than the deadline the server is given to say who is missing.
+const SLACK: Duration = Duration::from_secs(5);
 /// The pause before asking again over a connection that broke.
 const PAUSE: Duration = Duration::from_millis(50);
 /// File descriptors that a process should have left for other things.
@@ -227,7 +229,7 @@ impl Joining<'_> {
                 ms: left.as_millis().try_into().unwrap_or(u64::MAX),
             });
             // The server's clock decides; this is for a server that says nothing.
-            let patience = left.saturating_add(self.options.limits.request);
+            let patience = left.saturating_add(self.options.limits.request.min(SLACK));
             match self.client.call(ask, patience).await {
                 Ok(Answer::Agreed(agreed)) => return Ok(agreed),
                 Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
@@ -244,20 +246,28 @@ impl Joining<'_> {
         if agreed.via == HandleType::PosixFd {
             enough_fds(agreed.handles.into())?;
         }
-        let (mut fabric, mut fds) = self.export(agreed.via).await?;
         let mut slots = Vec::with_capacity(self.options.size as usize);
         loop {
+            // Whoever asks for the rest has offered.
+            let (fabric, fds) = match slots.is_empty() {
+                true => self.export(agreed.via).await?,
+                false => (Vec::new(), Vec::new()),
+            };
             let ask = Ask::Offer(Offer {
                 group: self.options.name.clone(),
                 round: agreed.round,
-                fabric: std::mem::take(&mut fabric),
+                fabric,
                 first: u32::try_from(slots.len()).unwrap_or(u32::MAX),
             });
             let patience = self.left().saturating_add(self.options.limits.request);
-            let answered = self
-                .client
-                .exchange(ask, std::mem::take(&mut fds), patience)
-                .await?;
+            let answered = match self.client.exchange(ask, fds, patience).await {
+                // The client dials again; what has been offered before is not asked for twice.
+                Err(Error::PeerLost { .. }) if self.left() > PAUSE => {
+                    sleep(PAUSE).await;
+                    continue;
+                }
+                answered => answered?,
+            };
             let members = match answered.answer {
                 Answer::Members(members) => members,
                 Answer::Incomplete(why) => return Err(self.incomplete(&why)),
