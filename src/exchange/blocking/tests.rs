@@ -20,8 +20,8 @@ fn buffer(driver: &Driver) -> Buffer {
 
 fn server() -> Server {
     let options = exchange::Server::options().listen(Address::loopback(0));
-    let short = Duration::from_millis(60);
-    Server::start(options.heartbeat(short).lease(short * 10)).unwrap()
+    let short = Duration::from_millis(100);
+    Server::start(options.heartbeat(short).lease(short * 15)).unwrap()
 }
 
 fn options(server: &Server) -> ClientOptions {
@@ -56,7 +56,7 @@ fn everything_there_is_without_async() {
     remote.put(0, 7_u64).unwrap();
     assert_eq!(published.shared().word(0).unwrap(), 7);
     // Heartbeats go on meanwhile: the lease is not lost after its time.
-    assert_eq!(remote.changed(Duration::from_millis(900)).unwrap(), None);
+    assert_eq!(remote.changed(Duration::from_millis(1800)).unwrap(), None);
     assert_eq!(remote.state(), LeaseState::Held);
     std::thread::scope(|scope| {
         let withdrawn = scope.spawn(|| published.withdraw(LONG));
@@ -90,7 +90,7 @@ fn a_dropped_client_releases_and_its_thread_ends() {
     };
     // The lease keeps the thread.
     assert_eq!(published.importers().len(), 1);
-    assert_eq!(remote.changed(Duration::from_millis(700)).unwrap(), None);
+    assert_eq!(remote.changed(Duration::from_millis(1700)).unwrap(), None);
     drop(remote);
     // Released before the thread has ended, which dropping waits for.
     assert!(published.importers().is_empty());
