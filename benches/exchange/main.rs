@@ -18,6 +18,7 @@ use bare::Client;
 use certificates::Certificates;
 use criterion::Criterion;
 use egmem::driver::{Access, HandleType};
+use egmem::exchange::group::Map;
 use egmem::exchange::protocol::{FromServer, Request, decode, encode};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
@@ -42,20 +43,26 @@ struct Setting {
     sizes: Sizes,
 }
 
+/// A granule of a simulated machine's memory, which can be shared by fd and by fabric handle.
+fn memory(driver: &Driver) -> egmem::Result<Shared> {
+    let node = egmem::Topology::discover(driver)?.gpu(0)?.host_node()?;
+    let buffer = Buffer::on(node)
+        .shareable()
+        .bytes(2 << 20)
+        .allocate(driver)?;
+    Ok(buffer.into())
+}
+
 impl Setting {
     fn create() -> egmem::Result<Self> {
-        let driver = Driver::simulated(Machine::gb200())?;
-        let node = egmem::Topology::discover(&driver)?.gpu(0)?.host_node()?;
-        let buffer = Buffer::on(node)
-            .shareable()
-            .bytes(2 << 20)
-            .allocate(&driver)?;
-        let memory = Shared::from(buffer);
+        let memory = memory(&Driver::simulated(Machine::gb200())?)?;
         let sizes = Sizes::of(NAME, &memory.describe(Access::ReadWrite)?);
+        let importer = Driver::simulated(Machine::gb200())?;
+        let certificates = Certificates::create();
         Ok(Self {
-            certificates: Certificates::create(),
+            certificates,
             memory,
-            importer: Driver::simulated(Machine::gb200())?,
+            importer,
             sizes,
         })
     }
@@ -246,21 +253,40 @@ fn through_etcd(criterion: &mut Criterion, setting: &Setting) {
     group.finish();
 }
 
-/// Every rank ends with everybody's handles.
+/// Every rank ends with everybody's handles. The ranks are tasks of one process, on two threads.
 fn groups(criterion: &mut Criterion, setting: &Setting) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let slice = setting.sizes.fetch.answer;
     for (ranks, name) in RANKS {
         let mut group = criterion.benchmark_group(name);
-        let runtime = client_runtime();
         measure(&mut group, (name, 10), "star over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || {
-                gather::star(ranks, setting.sizes.fetch.answer).await
-            }))
+            runtime.block_on(repeat(times, async || gather::star(ranks, slice).await))
         });
         measure(&mut group, (name, 10), "ring over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || {
-                gather::ring(ranks, setting.sizes.fetch.answer).await
-            }))
+            runtime.block_on(repeat(times, async || gather::ring(ranks, slice).await))
         });
+        let mut join = |what: &str, tls: bool, map: Map| {
+            let ranks = ours::Ranks::create(ranks, setting, tls, map).expect("simulated machines");
+            measure(&mut group, (name, 10), what, |times| {
+                runtime.block_on(async {
+                    let mut took = Duration::ZERO;
+                    for _ in 0..times {
+                        took += ranks.join().await;
+                    }
+                    took
+                })
+            });
+        };
+        join("Group::join", false, Map::Lazy);
+        join("Group::join, mutual TLS", true, Map::Lazy);
+        if ranks < 100 {
+            join("Group::join, mutual TLS, all mapped", true, Map::All);
+        }
         group.finish();
     }
 }

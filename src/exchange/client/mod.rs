@@ -278,7 +278,7 @@ impl Client {
 
     /// By what name the server knows this client, as authenticated.
     pub fn name(&self) -> String {
-        self.0.session().terms().me
+        self.0.session().terms().me.clone()
     }
 
     /// The driver that memory is imported into.
@@ -317,7 +317,7 @@ impl Client {
 
     /// The Unix socket at which the server speaks the whole protocol, for clients on its machine.
     pub(crate) fn local(&self) -> Option<PathBuf> {
-        self.0.session().terms().local
+        self.0.session().terms().local.clone()
     }
 
     /// What the server says unasked.

@@ -92,7 +92,7 @@ struct Silence {
 
 struct State {
     link: Link,
-    terms: Terms,
+    terms: Arc<Terms>,
     epoch: u64,
     next_id: u64,
     waiting: HashMap<u64, Waiting>,
@@ -141,7 +141,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
         users: AtomicUsize::new(0),
         state: Mutex::new(State {
             link: Link::Up,
-            terms: established.terms.clone(),
+            terms: Arc::new(established.terms.clone()),
             epoch: 0,
             next_id: 0,
             waiting: HashMap::new(),
@@ -175,8 +175,8 @@ impl Session {
         self.lock().terms.peer.clone()
     }
 
-    pub(super) fn terms(&self) -> Terms {
-        self.lock().terms.clone()
+    pub(super) fn terms(&self) -> Arc<Terms> {
+        Arc::clone(&self.lock().terms)
     }
 
     /// How long a request may take.
