@@ -393,7 +393,7 @@ impl Session {
                 }
             }
         }
-        state.terms = established.terms.clone();
+        state.terms = Arc::new(established.terms.clone());
         state.link = Link::Up;
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
