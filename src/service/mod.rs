@@ -85,7 +85,7 @@ impl Service {
     /// # Errors
     /// What [`ServiceConfig::check`] finds; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what
     /// the machine does not have; those of making a buffer; those of
-    /// [`ServerOptions::start`](crate::exchange::ServerOptions::start) and of loading certificates.
+    /// [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading certificates.
     ///
     /// # Cancel safety
     /// Dropped unfinished, what was made is given back.
