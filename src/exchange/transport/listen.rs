@@ -170,11 +170,6 @@ enum Stream {
 }
 
 impl Incoming {
-    /// Where it comes from, for people.
-    pub(crate) fn remote(&self) -> &str {
-        &self.remote
-    }
-
     /// Finds out who it is, within `limit`.
     ///
     /// # Errors
