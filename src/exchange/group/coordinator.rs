@@ -12,7 +12,8 @@ use zeroize::Zeroizing;
 
 use super::roster::Roster;
 pub(crate) use super::round::Rules;
-use super::round::{Asker, Rounds, Told, Waiter, refused};
+use super::round::{Asker, Told, Waiter, refused};
+use super::rounds::Rounds;
 use crate::Refusal;
 use crate::exchange::protocol::{Answer, Empty, Event, Join, Leave, Offer};
 use crate::exchange::{PeerName, Who};

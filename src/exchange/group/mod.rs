@@ -22,6 +22,7 @@
 
 mod agree;
 mod coordinator;
+mod gather;
 #[allow(clippy::module_inception, reason = "it holds the type of that name")]
 mod group;
 mod host;
@@ -30,6 +31,8 @@ mod member;
 mod options;
 mod roster;
 mod round;
+mod rounds;
+mod settle;
 
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
 pub use group::{Group, GroupState};

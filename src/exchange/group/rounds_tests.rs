@@ -3,8 +3,13 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::driver::HandleType;
 use crate::driver::{Access, Location};
+use crate::exchange::group::round::Asker;
+use crate::exchange::protocol::{Join, Leave, Offer, Secret};
+use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
+use std::collections::BTreeMap;
 
 const SECOND: Duration = Duration::from_secs(1);
 const BOTH: &[HandleType] = &[HandleType::PosixFd, HandleType::Fabric];

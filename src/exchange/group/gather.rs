@@ -1,0 +1,255 @@
+//! A round gathers: ranks join until all have, and one handle type is decided.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::agree::{Rank, agree, cut};
+use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay, Told, Waiter, refused};
+use super::rounds::{Rounds, unlist};
+use crate::Refusal;
+use crate::driver::HandleType;
+use crate::exchange::protocol::{Agreed, Join, Refused, check_name};
+use crate::share::Description;
+
+impl Rounds {
+    /// A rank joins; the waiter is told [`Told::Agreed`] when all have.
+    pub fn join(&mut self, now: Duration, waiter: Waiter, asker: Asker, ask: Join) {
+        self.tick(now);
+        if let Err(no) = self.try_join(now, waiter, asker, ask) {
+            self.told.push((waiter, Told::Refused(no)));
+        }
+    }
+
+    fn try_join(
+        &mut self,
+        now: Duration,
+        waiter: Waiter,
+        asker: Asker,
+        ask: Join,
+    ) -> Result<(), Refused> {
+        self.check(&asker, &ask)?;
+        let id = match self.open.get(&ask.group) {
+            Some(&id) => self.enter(id, now, &asker, &ask)?,
+            None => None,
+        };
+        let id = match id {
+            Some(id) => id,
+            None => self.begin(&asker, &ask)?,
+        };
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return Err(refused(Refusal::Internal, ""));
+        };
+        let mut seat = Seat {
+            deadline: now.saturating_add(Duration::from_millis(ask.ms).min(self.rules.wait)),
+            can: ask.can,
+            cannot: ask.cannot.iter().map(|why| cut(why).to_owned()).collect(),
+            memory: ask.memory,
+            waiter: Some(waiter),
+            given: None,
+            served: false,
+            stay: Stay::Here,
+            asker,
+        };
+        if !seat.asker.local && seat.can.contains(&HandleType::PosixFd) {
+            seat.can.retain(|can| *can != HandleType::PosixFd);
+            seat.cannot
+                .push("it joined over TCP, which carries no fds".into());
+        }
+        self.sessions
+            .entry(seat.asker.session)
+            .or_default()
+            .insert(id);
+        self.waiting.insert(waiter, (id, ask.rank));
+        round.seats.insert(ask.rank, seat);
+        if round.seats.len() == round.size as usize {
+            self.decide(id, now);
+        } else {
+            self.schedule(id);
+        }
+        Ok(())
+    }
+
+    /// What can be checked without knowing the group's state.
+    fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
+        let invalid = |why: String| Err(refused(Refusal::Invalid, why));
+        if let Err(error) = check_name(&ask.group) {
+            return invalid(error.to_string());
+        }
+        if ask.size > self.rules.size {
+            return Err(refused(
+                Refusal::Limit,
+                format!("a group may have {} ranks", self.rules.size),
+            ));
+        }
+        if ask.rank >= ask.size {
+            return invalid(format!("rank {} of {}", ask.rank, ask.size));
+        }
+        if ask.can.len() > MAX_REASONS || ask.cannot.len() > MAX_REASONS {
+            return invalid("too many handle types or reasons".into());
+        }
+        if let Some(Err(error)) = ask.memory.as_ref().map(Description::check) {
+            return invalid(error.to_string());
+        }
+        let held = self.sessions.get(&asker.session).map_or(0, BTreeSet::len);
+        if held >= self.rules.groups_per_session {
+            return Err(refused(
+                Refusal::Limit,
+                format!("{held} groups of one session"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Makes room for a rank in the open round, or ends that round; `None` for the latter.
+    fn enter(
+        &mut self,
+        id: u64,
+        now: Duration,
+        asker: &Asker,
+        ask: &Join,
+    ) -> Result<Option<u64>, Refused> {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return Ok(None);
+        };
+        if let Some(seat) = round.seats.get(&ask.rank)
+            && seat.asker.peer != asker.peer
+        {
+            return Err(refused(
+                Refusal::Exists,
+                format!("rank {} has been taken by another peer", ask.rank),
+            ));
+        }
+        if let Phase::Offering { .. } = round.phase {
+            // Whoever joins again does not wait for the first answer any more.
+            let why = round.incomplete(
+                Refusal::Closing,
+                format!("rank {} began anew", ask.rank),
+                vec![ask.rank],
+            );
+            self.fail(id, now, why);
+            return Ok(None);
+        }
+        if round.size != ask.size {
+            return Err(refused(
+                Refusal::Invalid,
+                format!(
+                    "size {}; the group is gathering with {}",
+                    ask.size, round.size
+                ),
+            ));
+        }
+        if let Some(other) = round
+            .seat_of(asker.session)
+            .filter(|rank| *rank != ask.rank)
+        {
+            return Err(refused(
+                Refusal::Exists,
+                format!("this session is rank {other} already"),
+            ));
+        }
+        let own = ask.memory.as_ref().map_or(0, |memory| memory.parts.len());
+        let others = round.seats.iter().filter(|(rank, _)| **rank != ask.rank);
+        let parts = own + others.map(|(_, seat)| seat.parts()).sum::<usize>();
+        if parts > self.rules.parts {
+            return Err(self.too_many_parts());
+        }
+        if let Some(seat) = round.seats.remove(&ask.rank) {
+            unlist(&mut self.sessions, seat.asker.session, id);
+            if let Some(waiter) = seat.waiter {
+                self.waiting.remove(&waiter);
+                let why = format!("rank {} has joined once more since", ask.rank);
+                let no = refused(Refusal::Exists, why);
+                self.told.push((waiter, Told::Refused(no)));
+            }
+        }
+        Ok(Some(id))
+    }
+
+    fn too_many_parts(&self) -> Refused {
+        refused(
+            Refusal::Limit,
+            format!("a group's memories may have {} parts", self.rules.parts),
+        )
+    }
+
+    fn begin(&mut self, asker: &Asker, ask: &Join) -> Result<u64, Refused> {
+        if self.rounds.len() >= self.rules.groups {
+            return Err(refused(
+                Refusal::Limit,
+                format!("{} groups", self.rules.groups),
+            ));
+        }
+        if ask
+            .memory
+            .as_ref()
+            .is_some_and(|memory| memory.parts.len() > self.rules.parts)
+        {
+            return Err(self.too_many_parts());
+        }
+        self.last += 1;
+        let id = self.last;
+        tracing::debug!(
+            group = ask.group,
+            round = id,
+            size = ask.size,
+            peer = asker.peer,
+            "a group gathers"
+        );
+        self.open.insert(ask.group.clone(), id);
+        self.rounds.insert(
+            id,
+            Round {
+                group: ask.group.clone(),
+                size: ask.size,
+                seats: BTreeMap::new(),
+                phase: Phase::Gathering,
+                scheduled: None,
+            },
+        );
+        Ok(id)
+    }
+
+    /// All have joined.
+    pub(super) fn decide(&mut self, id: u64, now: Duration) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        let ranks: Vec<_> = round
+            .seats
+            .values()
+            .map(|seat| Rank {
+                boot: seat.asker.boot,
+                can: &seat.can,
+                cannot: &seat.cannot,
+            })
+            .collect();
+        match agree(&ranks) {
+            Ok(via) => {
+                round.phase = Phase::Offering {
+                    via,
+                    until: now.saturating_add(self.rules.offer),
+                };
+                let handles = round.seats.values().map(Seat::parts).sum::<usize>();
+                let agreed = Agreed {
+                    round: id,
+                    via,
+                    handles: u32::try_from(handles).unwrap_or(u32::MAX),
+                };
+                for seat in round.seats.values_mut() {
+                    // Said once, it is not needed any more.
+                    seat.cannot = Vec::new();
+                    if let Some(waiter) = seat.waiter.take() {
+                        self.waiting.remove(&waiter);
+                        self.told.push((waiter, Told::Agreed(agreed)));
+                    }
+                }
+                self.schedule(id);
+            }
+            Err(reasons) => {
+                let mut why = round.incomplete(Refusal::NoCommonHandle, "", Vec::new());
+                why.reasons = reasons;
+                self.fail(id, now, why);
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! A round after the agreement: ranks offer, are told their members, leave or are lost.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::roster::{PageLimits, Roster};
+use super::round::{Given, Phase, Round, Stay, Told, Waiter, refused};
+use super::rounds::Rounds;
+use crate::Refusal;
+use crate::driver::HandleType;
+use crate::exchange::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
+
+impl Rounds {
+    /// A rank's handles, or its wish for another page of members.
+    pub fn offer(
+        &mut self,
+        now: Duration,
+        waiter: Waiter,
+        session: u64,
+        ask: Offer,
+        fds: Vec<OwnedFd>,
+    ) {
+        self.tick(now);
+        let first = ask.first;
+        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+            return self.unknown(waiter);
+        };
+        let Some(seat) = round.seats.get_mut(&rank) else {
+            return self.unknown(waiter);
+        };
+        match &round.phase {
+            Phase::Gathering => {
+                let no = refused(Refusal::Invalid, "the group is still gathering");
+                self.told.push((waiter, Told::Refused(no)));
+            }
+            Phase::Failed { why, .. } => {
+                let why = why.clone();
+                self.told.push((waiter, Told::Incomplete(why)));
+                self.remove_seat(ask.round, rank);
+            }
+            Phase::Complete(_) => self.serve(ask.round, rank, waiter, first),
+            Phase::Offering { via, .. } => {
+                if seat.given.is_none() {
+                    match given(*via, seat.parts(), ask.fabric, fds) {
+                        Ok(given) => seat.given = Some(given),
+                        Err(wrong) => {
+                            let why = round.incomplete(
+                                Refusal::Invalid,
+                                format!("rank {rank} offers {wrong}"),
+                                vec![rank],
+                            );
+                            seat_waits(round, rank, waiter);
+                            self.waiting.insert(waiter, (ask.round, rank));
+                            return self.fail(ask.round, now, why);
+                        }
+                    }
+                }
+                let before = seat_waits(round, rank, waiter);
+                self.waiting.insert(waiter, (ask.round, rank));
+                if let Some(before) = before {
+                    self.waiting.remove(&before);
+                    let no = refused(Refusal::Stale, "the rank has asked again since");
+                    self.told.push((before, Told::Refused(no)));
+                }
+                self.complete(ask.round);
+            }
+        }
+    }
+
+    /// All have offered, or not yet.
+    fn complete(&mut self, id: u64) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        if round.seats.values().any(|seat| seat.given.is_none()) {
+            return;
+        }
+        let mut fds = Vec::new();
+        let members = round
+            .seats
+            .values_mut()
+            .map(|seat| {
+                let handles = match seat.given.take() {
+                    Some(Given::Fds(own)) => {
+                        let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
+                        fds.extend(own);
+                        Handles::Fds(Fds { count })
+                    }
+                    Some(Given::Fabric(own)) => Handles::Fabric(own),
+                    None => Handles::Fabric(Vec::new()),
+                };
+                let memory = seat.memory.take();
+                Member {
+                    peer: seat.asker.peer.clone(),
+                    handles: memory.is_some().then_some(handles),
+                    memory,
+                }
+            })
+            .collect();
+        let limits = PageLimits {
+            bytes: self.rules.page_bytes,
+            fds: self.rules.page_fds,
+        };
+        round.phase = Phase::Complete(Some(Arc::new(Roster::new(members, fds, limits))));
+        if self.open.get(&round.group) == Some(&id) {
+            self.open.remove(&round.group);
+        }
+        let waiters: Vec<_> = round
+            .seats
+            .iter_mut()
+            .filter_map(|(rank, seat)| Some((*rank, seat.waiter.take()?)))
+            .collect();
+        for (rank, waiter) in waiters {
+            self.waiting.remove(&waiter);
+            self.serve(id, rank, waiter, 0);
+        }
+        self.schedule(id);
+    }
+
+    /// Tells a rank of a complete round a page.
+    fn serve(&mut self, id: u64, rank: u32, waiter: Waiter, first: u32) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        let Phase::Complete(kept) = &mut round.phase else {
+            return;
+        };
+        let (Some(roster), Some(seat)) = (kept.clone(), round.seats.get_mut(&rank)) else {
+            let no = refused(Refusal::Stale, "the members have been told");
+            return self.told.push((waiter, Told::Refused(no)));
+        };
+        let Some(page) = roster.page(first) else {
+            let no = refused(Refusal::Invalid, "no page begins with that rank");
+            return self.told.push((waiter, Told::Refused(no)));
+        };
+        seat.served |= roster.is_last(page);
+        self.told.push((waiter, Told::Members(roster, page)));
+        self.forget_handles(id);
+    }
+
+    /// Handles are kept no longer than somebody needs them: fds pin memory.
+    fn forget_handles(&mut self, id: u64) {
+        if let Some(round) = self.rounds.get_mut(&id)
+            && let Phase::Complete(roster) = &mut round.phase
+            && round
+                .seats
+                .values()
+                .all(|seat| seat.served || seat.stay != Stay::Here)
+        {
+            *roster = None;
+        }
+    }
+
+    /// A rank is done; the waiter is told [`Told::Done`] when all are.
+    pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
+        self.tick(now);
+        let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
+        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+            return self.unknown(waiter);
+        };
+        match (&round.phase, round.seats.get_mut(&rank)) {
+            (Phase::Complete(_), Some(seat)) => {
+                seat.stay = Stay::Left;
+                seat.deadline = now.saturating_add(wait);
+                let before = seat.waiter.replace(waiter);
+                self.waiting.insert(waiter, (ask.round, rank));
+                if let Some(before) = before {
+                    self.waiting.remove(&before);
+                    let no = refused(Refusal::Stale, "the rank has asked again since");
+                    self.told.push((before, Told::Refused(no)));
+                }
+                self.forget_handles(ask.round);
+                self.end(ask.round);
+                self.schedule(ask.round);
+                self.tick(now);
+            }
+            (Phase::Failed { why, .. }, _) => {
+                let why = why.clone();
+                self.told.push((waiter, Told::Incomplete(why)));
+                self.remove_seat(ask.round, rank);
+            }
+            (Phase::Gathering | Phase::Offering { .. }, _) => {
+                self.told.push((waiter, Told::Done));
+                self.abandon(ask.round, rank, now, "left");
+            }
+            (Phase::Complete(_), None) => self.unknown(waiter),
+        }
+    }
+
+    /// Ends a complete round that nobody is in any more.
+    fn end(&mut self, id: u64) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        if round.seats.values().any(|seat| seat.stay == Stay::Here) {
+            return;
+        }
+        let lost = round.ranks(|seat| seat.stay == Stay::Lost);
+        let told = if lost.is_empty() {
+            Told::Done
+        } else {
+            Told::Incomplete(Arc::new(round.incomplete(
+                Refusal::Closing,
+                "ranks were lost before they left",
+                lost,
+            )))
+        };
+        for seat in round.seats.values_mut() {
+            if let Some(waiter) = seat.waiter.take() {
+                self.waiting.remove(&waiter);
+                self.told.push((waiter, told.clone()));
+            }
+        }
+        self.remove(id);
+    }
+
+    /// A session is over: its process may be dead.
+    pub fn gone(&mut self, now: Duration, session: u64) {
+        self.tick(now);
+        for id in self.sessions.get(&session).cloned().unwrap_or_default() {
+            let Some(rank) = self
+                .rounds
+                .get(&id)
+                .and_then(|round| round.seat_of(session))
+            else {
+                continue;
+            };
+            self.abandon(id, rank, now, "is lost");
+        }
+        self.sessions.remove(&session);
+    }
+
+    /// A waiter does not wait any more: its connection is broken.
+    pub fn cancel(&mut self, now: Duration, waiter: Waiter) {
+        if let Some((id, rank)) = self.waiting.remove(&waiter)
+            && let Some(round) = self.rounds.get_mut(&id)
+        {
+            if let Some(seat) = round.seats.get_mut(&rank) {
+                seat.waiter = None;
+            }
+            // Elsewhere the session may come back and ask once more.
+            if matches!(round.phase, Phase::Gathering) {
+                self.remove_seat(id, rank);
+            } else {
+                self.schedule(id);
+            }
+        }
+        self.tick(now);
+    }
+
+    /// A rank gives up, in whatever phase.
+    fn abandon(&mut self, id: u64, rank: u32, now: Duration, how: &str) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        match round.phase {
+            Phase::Gathering => {
+                self.vacate(id, rank, refused(Refusal::Closing, "the session ended"))
+            }
+            Phase::Failed { .. } => self.remove_seat(id, rank),
+            Phase::Offering { .. } => {
+                let why = round.incomplete(
+                    Refusal::Closing,
+                    format!("rank {rank} {how} before it offered its memory to all"),
+                    vec![rank],
+                );
+                self.fail(id, now, why);
+                self.remove_seat(id, rank);
+            }
+            Phase::Complete(_) => {
+                let news = Lost {
+                    group: round.group.clone(),
+                    round: id,
+                    ranks: vec![rank],
+                };
+                if let Some(seat) = round.seats.get_mut(&rank) {
+                    if let Some(waiter) = seat.waiter.take() {
+                        self.waiting.remove(&waiter);
+                        let no = refused(Refusal::Closing, "the session ended");
+                        self.told.push((waiter, Told::Refused(no)));
+                    }
+                    if seat.stay == Stay::Here {
+                        seat.stay = Stay::Lost;
+                        let here = round.seats.values().filter(|seat| seat.stay == Stay::Here);
+                        self.news
+                            .extend(here.map(|seat| (seat.asker.session, news.clone())));
+                    }
+                }
+                self.forget_handles(id);
+                self.end(id);
+                self.schedule(id);
+            }
+        }
+    }
+}
+
+fn seat_waits(round: &mut Round, rank: u32, waiter: Waiter) -> Option<Waiter> {
+    round.seats.get_mut(&rank)?.waiter.replace(waiter)
+}
+
+/// A rank's handles, if they are of the agreed type and one for each part.
+fn given(
+    via: HandleType,
+    parts: usize,
+    fabric: Vec<Secret>,
+    fds: Vec<OwnedFd>,
+) -> Result<Given, String> {
+    let (right, given) = match via {
+        HandleType::Fabric => (
+            fds.is_empty()
+                && fabric.len() == parts
+                && fabric.iter().all(|handle| handle.expose().len() == 64),
+            Given::Fabric(fabric),
+        ),
+        HandleType::PosixFd => (fabric.is_empty() && fds.len() == parts, Given::Fds(fds)),
+    };
+    if right {
+        Ok(given)
+    } else {
+        Err(format!("other than {parts} {via} handles"))
+    }
+}
