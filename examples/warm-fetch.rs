@@ -23,7 +23,7 @@ use egmem::exchange::{Address, Client, CreateOptions, RemoteBuffer};
 use egmem::plain::PinnedHost;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
-use egmem::{Buffer, Error, Explained, Machine, Memory, Result, Topology};
+use egmem::{Buffer, Error, Explained, Machine, Result, Topology};
 use serde_json::json;
 
 /// How long the service may take for anything: 16 GiB are made in 4 s, zeroed in less.

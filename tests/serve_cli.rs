@@ -533,7 +533,6 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
     assert_eq!(rewrite(&hidden, "reloaded"), "");
     let fixed = hidden.replace("quiet = \"1ms\"", "quiet = \"2ms\"");
     assert_eq!(rewrite(&fixed, "reloaded"), "; only a restart changes node");
-    drop(rewrite);
     assert_eq!(names(&service.ls()), ["scratch"]);
     std::fs::write(&file, "listen = []").unwrap();
     service.running.signal("-HUP");

@@ -231,19 +231,25 @@ pub struct DrainConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectoryConfig {
-    /// etcd's addresses.
+    /// etcd's addresses: `https://host:2379`.
     pub endpoints: Vec<String>,
-    /// What all keys begin with.
+    /// What all keys begin with; it begins and ends with a slash.
     #[serde(default = "defaults::prefix")]
     pub prefix: String,
     /// The address at which other nodes reach this service.
     pub advertise: Address,
-    /// After which silence of this service etcd forgets it.
+    /// After which silence of this service etcd forgets it; in whole seconds.
     #[serde(with = "duration", default = "defaults::directory_lease")]
     pub lease: Duration,
-    /// Certificates for etcd.
+    /// The authority that etcd's certificate comes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsConfig>,
+    pub ca: Option<PathBuf>,
+    /// This service's certificate for etcd, where it asks for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
     /// etcd's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -295,7 +301,7 @@ mod defaults {
         Duration::from_secs(30)
     }
     pub fn prefix() -> String {
-        "egmem/".into()
+        "/egmem/v1/".into()
     }
     pub fn directory_lease() -> Duration {
         Duration::from_secs(10)
@@ -547,6 +553,9 @@ impl DirectoryConfig {
     fn check(&self) -> Result<()> {
         if self.endpoints.is_empty() {
             return Err(wrong("`directory.endpoints` is empty"));
+        }
+        if self.cert.is_some() != self.key.is_some() {
+            return Err(wrong("`directory.cert` and `directory.key` go together"));
         }
         if self.user.is_some() != self.password_file.is_some() {
             return Err(wrong(

@@ -99,6 +99,9 @@ pub(crate) struct Snapshot {
     pub nodes: Vec<NodeNumbers>,
 }
 
+/// Name, help, and which number.
+type Level = (&'static str, &'static str, fn(&Levels) -> u64);
+
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), FmtError> {
         for &(name, help, value) in &self.gauges {
@@ -120,7 +123,7 @@ impl Collector for Snapshot {
                 ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
             }
         }
-        let levels: [(&str, &str, fn(&Levels) -> u64); 5] = [
+        let levels: [Level; 5] = [
             (
                 "reserve_target_bytes",
                 "Bytes to keep ready for anybody",

@@ -64,6 +64,9 @@ use crate::{Driver, Error, Result};
 use http::Endpoint;
 use state::State;
 
+/// How long a directory may take to forget a service that ends.
+const DEREGISTER: Duration = Duration::from_secs(3);
+
 /// A running service. Dropped without [`drain`](Self::drain), it ends at once: its leases end, and
 /// what holders have mapped stays mapped.
 #[derive(Debug)]
@@ -169,6 +172,13 @@ impl Service {
         self.state.draining.store(true, Relaxed);
         let until = tokio::time::Instant::now() + within;
         tracing::info!(?within, "draining");
+        // First of all, so that nobody is sent here any more.
+        if let Some(registration) = self.state.take_directory() {
+            let closed = tokio::time::timeout(DEREGISTER.min(within), registration.close()).await;
+            if closed.is_err() {
+                tracing::warn!("the directory does not answer: its lease on this service will end");
+            }
+        }
         let mut asked = tokio::task::JoinSet::new();
         for named in self.state.all() {
             asked.spawn(async move { named.vacate(within).await });

@@ -28,33 +28,39 @@ impl State {
             .unwrap_or_default();
         let (_, owners) = self.counts();
         let asked = &self.asked;
+        let mut gauges = Vec::new();
+        if let Some(registered) = self.is_registered() {
+            let help = "Whether the directory knows this service";
+            gauges.push(("directory_registered", help, u64::from(registered)));
+        }
+        gauges.extend([
+            (
+                "ready",
+                "Whether the service is ready",
+                u64::from(self.readiness().is_ok()),
+            ),
+            (
+                "draining",
+                "Whether the service is ending",
+                u64::from(self.draining.load(Relaxed)),
+            ),
+            ("connections", "Open connections", stats.connections),
+            (
+                "sessions",
+                "Sessions, with and without a connection",
+                stats.sessions,
+            ),
+            ("leases", "Leases that are held", stats.leases),
+            ("names", "Published names", stats.names),
+            (
+                "published_bytes",
+                "Published memory, padding included",
+                stats.bytes,
+            ),
+            ("owners", "Peers that have created names", owners as u64),
+        ]);
         Snapshot {
-            gauges: vec![
-                (
-                    "ready",
-                    "Whether the service is ready",
-                    u64::from(self.readiness().is_ok()),
-                ),
-                (
-                    "draining",
-                    "Whether the service is ending",
-                    u64::from(self.draining.load(Relaxed)),
-                ),
-                ("connections", "Open connections", stats.connections),
-                (
-                    "sessions",
-                    "Sessions, with and without a connection",
-                    stats.sessions,
-                ),
-                ("leases", "Leases that are held", stats.leases),
-                ("names", "Published names", stats.names),
-                (
-                    "published_bytes",
-                    "Published memory, padding included",
-                    stats.bytes,
-                ),
-                ("owners", "Peers that have created names", owners as u64),
-            ],
+            gauges,
             counts: vec![
                 (
                     "created",

@@ -167,17 +167,19 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             shared,
             threads: Mutex::default(),
         };
-        let node = this.shared.plan.node;
-        let work: [(&str, fn(&Shared<P>)); 2] = [("fill", Shared::fill), ("scrub", Shared::scrub)];
-        for (what, work) in work {
-            let shared = Arc::clone(&this.shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("egmem-{what}-{node}"))
-                .spawn(move || work(&shared))
-                .map_err(|error| Error::system("cannot start a thread", &error))?;
-            this.threads().push(thread);
-        }
+        this.spawn("fill", Shared::fill)?;
+        this.spawn("scrub", Shared::scrub)?;
         Ok(this)
+    }
+
+    fn spawn(&self, what: &str, work: fn(&Shared<P>)) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("egmem-{what}-{}", self.node()))
+            .spawn(move || work(&shared))
+            .map_err(|error| Error::system("cannot start a thread", &error))?;
+        self.threads().push(thread);
+        Ok(())
     }
 
     /// Chunks of `bytes` together, rounded up to the granularity: from the reserve as far as it

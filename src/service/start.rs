@@ -8,14 +8,21 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::Service;
-use super::config::{BufferConfig, ServiceConfig, TlsConfig};
+use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig};
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
 use super::state::{Abandoned, State, Wanted};
 use crate::driver::{Location, NodeId};
+#[cfg(feature = "etcd")]
+use crate::exchange::Address;
+use crate::exchange::directory::Registration;
+#[cfg(feature = "etcd")]
+use crate::exchange::directory::{Directory, EtcdOptions, Exporter};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{PeerName, Security, Server, Tls, TlsFiles};
+#[cfg(feature = "etcd")]
+use crate::share::BootId;
 use crate::share::{Peers, best_handle_types};
 use crate::{Driver, Error, Refusal, Result, Topology};
 
@@ -115,6 +122,9 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     }
     let server = options.start().await?;
     state.set_server(server.clone());
+    if let Some(directory) = &config.directory {
+        state.set_directory(register(directory, &server).await?);
+    }
     let service = Service {
         state: Arc::clone(&state),
         server,
@@ -128,6 +138,43 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     }
     unready.send_modify(|count| *count -= 1);
     Ok(service)
+}
+
+/// Makes the service known in etcd; its names follow as they come.
+#[cfg(feature = "etcd")]
+async fn register(config: &DirectoryConfig, server: &Server) -> Result<Registration> {
+    let mut options = EtcdOptions::new(config.endpoints.clone())
+        .prefix(config.prefix.as_str())
+        .lease(config.lease);
+    if let Some(ca) = &config.ca {
+        options = options.ca(ca);
+    }
+    if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
+        options = options.identity(cert, key);
+    }
+    if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Error::system(format!("cannot read {}", file.display()), &error))?;
+        let text = zeroize::Zeroizing::new(text);
+        options = options.user(user.as_str(), text.trim_end_matches('\n'));
+    }
+    let unix = server.addresses().into_iter().filter(Address::is_unix);
+    Directory::etcd(options)?.register(Exporter {
+        addresses: std::iter::once(config.advertise.clone())
+            .chain(unix)
+            .collect(),
+        instance: Some(server.instance()),
+        boot: Some(BootId::current()?),
+    })
+}
+
+/// Never called: the configuration's check refuses a directory without the feature.
+#[cfg(not(feature = "etcd"))]
+async fn register(_: &DirectoryConfig, _: &Server) -> Result<Registration> {
+    Err(Error::PlatformUnsupported {
+        what: "directories, because this program was built without the feature etcd",
+        source: None,
+    })
 }
 
 fn security(config: &ServiceConfig) -> Result<(Security, Option<Tls>)> {

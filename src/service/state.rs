@@ -12,6 +12,7 @@ use super::hygiene::Past;
 use super::quota::{Ledger, Over, Quota};
 use super::reserve::{Chunk, Reserve};
 use crate::driver::{Access, NodeId};
+use crate::exchange::directory::{Registration, RegistrationState};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::server::{Holder, HolderState, Published};
 use crate::exchange::{PeerName, Server, Who};
@@ -71,6 +72,8 @@ pub(super) struct State {
     create: Mutex<Option<CreateConfig>>,
     table: Mutex<Table>,
     server: Mutex<Option<Server>>,
+    /// Where names are made known.
+    directory: Mutex<Option<Registration>>,
     pub asked: Asked,
     pub draining: AtomicBool,
     /// Reserves whose first filling has not ended, and one more until the names are published.
@@ -124,6 +127,7 @@ impl State {
             }),
             create: Mutex::new(create),
             server: Mutex::default(),
+            directory: Mutex::default(),
             asked: Asked::default(),
             draining: AtomicBool::new(false),
             unready,
@@ -142,6 +146,22 @@ impl State {
     pub fn drop_server(&self) {
         let server = lock(&self.server).take();
         drop(server);
+    }
+
+    pub fn set_directory(&self, registration: Registration) {
+        *lock(&self.directory) = Some(registration);
+    }
+
+    /// The registration, to end it.
+    pub fn take_directory(&self) -> Option<Registration> {
+        lock(&self.directory).take()
+    }
+
+    /// Whether the directory knows this service; `None` without a directory.
+    pub fn is_registered(&self) -> Option<bool> {
+        let directory = lock(&self.directory);
+        let state = directory.as_ref().map(Registration::state);
+        state.map(|state| matches!(state, RegistrationState::Registered))
     }
 
     /// Changes who may create what. What is there stays.
@@ -272,7 +292,10 @@ impl State {
             Ok(named) => {
                 let entry = Entry::There(Arc::new(named));
                 table.names.insert(wanted.name.to_owned(), entry);
-                Ok(())
+                match &*lock(&self.directory) {
+                    Some(directory) => directory.add(wanted.name),
+                    None => Ok(()),
+                }
             }
             Err(error) => {
                 table.names.remove(wanted.name);
@@ -364,6 +387,9 @@ impl State {
                 }
             }
         };
+        if let Some(directory) = &*lock(&self.directory) {
+            directory.remove(name);
+        }
         self.end(&named, wait);
         let mut ended = named.ended.subscribe();
         let done = ended.wait_for(|ended| *ended);

@@ -38,7 +38,7 @@ fn duration_text(duration: Duration) -> String {
     let (unit, size) = UNITS
         .iter()
         .rev()
-        .find(|(_, size)| ms >= *size && ms % size == 0)
+        .find(|(_, size)| ms >= *size && ms.is_multiple_of(*size))
         .unwrap_or(&UNITS[0]);
     format!("{}{unit}", ms / size)
 }
