@@ -36,6 +36,7 @@ mod config;
 mod http;
 mod hygiene;
 mod metrics;
+mod named;
 mod quota;
 mod report;
 mod reserve;

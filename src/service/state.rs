@@ -9,12 +9,12 @@ use tokio::sync::watch;
 
 use super::config::CreateConfig;
 use super::hygiene::Past;
+use super::named::{Named, let_go};
 use super::quota::{Ledger, Over, Quota};
 use super::reserve::{Chunk, Reserve};
 use crate::driver::{Access, NodeId};
 use crate::exchange::directory::{Registration, RegistrationState};
 use crate::exchange::protocol::{Create, check_name};
-use crate::exchange::server::{Holder, HolderState, Published};
 use crate::exchange::{PeerName, Server, Who};
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
@@ -22,27 +22,6 @@ use crate::{Error, Refusal, Result};
 
 /// A refusal, for programs and for people.
 pub(super) type No = (Refusal, String);
-
-/// How often holders of a name that is to end are asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
-/// How long the exchange may take to let go of memory that nobody holds.
-const LET_GO: Duration = Duration::from_secs(5);
-
-/// A name that is there.
-#[derive(Debug)]
-pub(super) struct Named {
-    pub name: String,
-    /// Who asked for it; `None` for the configuration's own.
-    pub owner: Option<PeerName>,
-    node: NodeId,
-    padded: u64,
-    pasts: Vec<Past<PeerName>>,
-    /// Taken out when it ends.
-    published: Mutex<Option<Arc<Published>>>,
-    /// Whether it is ending.
-    ending: AtomicBool,
-    ended: watch::Sender<bool>,
-}
 
 #[derive(Debug)]
 enum Entry {
@@ -80,7 +59,7 @@ pub(super) struct State {
     pub unready: watch::Receiver<usize>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -442,99 +421,6 @@ impl State {
         if let Some(owner) = &named.owner {
             table.ledger.refund(owner, named.padded);
         }
-    }
-}
-
-impl Named {
-    /// Waits until nobody holds it. Not if somebody may still have it mapped and says nothing any
-    /// more: then it returns false.
-    async fn withdraw(&self, mut wait: Duration) -> bool {
-        let Some(published) = lock(&self.published).clone() else {
-            return false;
-        };
-        loop {
-            match published.withdraw(wait).await {
-                Ok(_) => return true,
-                Err(Error::StillHeld { .. }) => {
-                    let silent = |state| state == HolderState::Expired;
-                    if published
-                        .importers()
-                        .iter()
-                        .all(|holder| silent(holder.state))
-                    {
-                        tracing::warn!(
-                            name = self.name,
-                            "a silent holder may still have it mapped"
-                        );
-                        return false;
-                    }
-                    wait = ASK_AGAIN;
-                }
-                Err(error) => {
-                    tracing::warn!(name = self.name, %error, "cannot withdraw");
-                    return false;
-                }
-            }
-        }
-    }
-
-    /// Asks the holders to let go by then; tells who did not, for people. Those who had fallen silent
-    /// before are not waited for, but logged.
-    pub async fn vacate(&self, within: Duration) -> Vec<String> {
-        let Some(published) = lock(&self.published).clone() else {
-            return Vec::new();
-        };
-        let silent = |holder: &Holder| holder.state == HolderState::Expired;
-        let importers = published.importers();
-        let before: Vec<_> = importers
-            .iter()
-            .filter(|h| silent(h))
-            .map(|h| h.lease)
-            .collect();
-        if published.withdraw(within).await.is_ok() {
-            return Vec::new();
-        }
-        let mut still = Vec::new();
-        for holder in published.importers() {
-            let (name, peer) = (&self.name, &holder.peer);
-            if before.contains(&holder.lease) {
-                tracing::warn!(name, %peer, "a holder that fell silent may still have it mapped");
-                continue;
-            }
-            let how = match silent(&holder) {
-                true => ": silent, it may still have it mapped",
-                false => "",
-            };
-            still.push(format!("{peer} ('{name}'{how})"));
-        }
-        still
-    }
-
-    /// Who holds it, for people.
-    fn holders(&self) -> Vec<String> {
-        let published = lock(&self.published).clone();
-        let importers = published.map(|published| published.importers());
-        let mut holders: Vec<_> = importers
-            .unwrap_or_default()
-            .iter()
-            .map(|holder| holder.peer.to_string())
-            .collect();
-        holders.dedup();
-        holders.truncate(16);
-        holders
-    }
-}
-
-/// The memory, when the exchange has let go of it.
-async fn let_go(mut shared: Shared) -> Option<Vec<PhysicalMemory>> {
-    let until = tokio::time::Instant::now() + LET_GO;
-    loop {
-        match shared.into_physical() {
-            Ok(memories) => return Some(memories),
-            Err(_) if tokio::time::Instant::now() >= until => return None,
-            Err(still) => shared = still,
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

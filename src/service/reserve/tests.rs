@@ -1,8 +1,10 @@
 use std::sync::mpsc;
 
+use super::request::total;
 use super::*;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
 use crate::memory::Memory;
+use crate::topology::free_now;
 use crate::{Driver, Machine};
 
 const MIB: u64 = 1 << 20;

@@ -1,0 +1,86 @@
+//! What is left out of a configuration.
+
+use super::*;
+
+pub fn yes() -> bool {
+    true
+}
+pub fn peer_bytes() -> u64 {
+    64 << 30
+}
+pub fn peer_names() -> u64 {
+    256
+}
+pub fn chunk() -> u64 {
+    512 << 20
+}
+pub fn min_chunk() -> u64 {
+    16 << 20
+}
+pub fn headroom() -> u64 {
+    1 << 30
+}
+pub fn quiet() -> Duration {
+    Duration::from_secs(1)
+}
+pub fn retry() -> Duration {
+    Duration::from_secs(5)
+}
+pub fn keep() -> u64 {
+    16 << 30
+}
+pub fn threads() -> usize {
+    4
+}
+pub fn heartbeat() -> Duration {
+    Duration::from_secs(2)
+}
+pub fn expiry() -> Duration {
+    Duration::from_secs(10)
+}
+pub fn drain() -> Duration {
+    Duration::from_secs(30)
+}
+pub fn prefix() -> String {
+    "/egmem/v1/".into()
+}
+pub fn directory_lease() -> Duration {
+    Duration::from_secs(10)
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            max_bytes: None,
+            headroom: headroom(),
+            quiet: quiet(),
+            retry: retry(),
+        }
+    }
+}
+
+impl Default for ReuseConfig {
+    fn default() -> Self {
+        Self {
+            policy: Reuse::default(),
+            keep: keep(),
+            scrub: Scrubber::default(),
+            threads: threads(),
+        }
+    }
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self {
+            heartbeat: heartbeat(),
+            expiry: expiry(),
+        }
+    }
+}
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        Self { deadline: drain() }
+    }
+}

@@ -1,0 +1,83 @@
+use super::*;
+use crate::Error;
+
+const LEAST: &str = "listen = [\"unix:/run/egmem/egmem.sock\"]\n";
+
+#[test]
+fn the_sample_is_read_and_survives_writing() {
+    let config = ServiceConfig::from_toml(include_str!("../../../docs/egmem.toml"));
+    // Without the feature etcd it says so, and that is all that is wrong.
+    if cfg!(not(feature = "etcd")) {
+        return;
+    }
+    let config = config.unwrap();
+    assert_eq!(config.buffers.len(), 2);
+    assert_eq!(config.reserves[0].bytes, 64 << 30);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(
+        serde_json::from_str::<ServiceConfig>(&json).unwrap(),
+        config
+    );
+}
+
+#[test]
+fn little_is_enough() {
+    let config = ServiceConfig::from_toml(LEAST).unwrap();
+    assert_eq!(config.reuse.policy, Reuse::SamePeer);
+    assert_eq!(config.create, None);
+    assert_eq!(config.lease.expiry, Duration::from_secs(10));
+    assert!(!config.plain_anywhere);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let buffer = "[[buffer]]\nname = \"a\"\nbytes = \"1MiB\"\nwho = [\"*\"]\n";
+    for (text, words) in [
+        ("", "listen"),
+        ("listen = []", "listen"),
+        ("listen = [\"unix:/a\"]\nlisen = 1", "lisen"),
+        ("listen = 7", "line 1"),
+        ("@[lease]\nheart_beat = \"1s\"", "heart_beat"),
+        ("@[lease]\nheartbeat = \"1 fortnight\"", "fortnight"),
+        ("@[lease]\nheartbeat = \"8s\"", "twice"),
+        ("@[lease]\nheartbeat = \"1ms\"", "lease.heartbeat"),
+        ("@[drain]\ndeadline = \"25h\"", "drain.deadline"),
+        ("@[reuse]\npolicy = \"some\"", "same-peer"),
+        ("@[reuse]\nthreads = 0", "reuse.threads"),
+        ("@[node]\nmax_bytes = \"12 XB\"", "XB"),
+        ("@[create]\nwho = [\"*\"]\npeer_names = 0", "peer_names"),
+        ("@[[reserve]]\nnode = 0\nbytes = \"0\"", "`bytes`"),
+        (
+            "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"3MiB\"",
+            "`chunk`",
+        ),
+        (
+            "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"8MiB\"",
+            "min_chunk",
+        ),
+        (
+            "@[[reserve]]\nnode = 0\nbytes = \"1G\"\n[[reserve]]\nnode = 0\nbytes = \"1G\"",
+            "two reserves",
+        ),
+        (
+            "@[node]\nmax_bytes = \"1M\"\n[[reserve]]\nnode = 0\nbytes = \"1G\"",
+            "max_bytes",
+        ),
+        ("listen = [\"nowhere\"]", "tcp://host:port"),
+        ("@[create]\nwho = [\"uid:x\"]", "uid:"),
+        (
+            "@[[buffer]]\nname = \"a b\"\nbytes = \"1\"\nnode = 0\nwho = []",
+            "`name`",
+        ),
+        ("@#", "`node` or `gpu`"),
+        ("@#node = 0\ngpu = 0", "`node` or `gpu`"),
+        ("@#gpu = -1", "negative"),
+        ("@#gpu = 0\naccess = \"none\"", "access"),
+        ("@#gpu = 0\n#gpu = 0", "name 'a'"),
+    ] {
+        let text = text.replace('@', LEAST).replace('#', buffer);
+        let error = ServiceConfig::from_toml(&text).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{text}: {error}");
+    }
+}

@@ -1,0 +1,130 @@
+//! A name that is there: who holds it, and how it ends.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::hygiene::Past;
+use super::state::lock;
+use crate::Error;
+use crate::driver::NodeId;
+use crate::exchange::PeerName;
+use crate::exchange::server::{Holder, HolderState, Published};
+use crate::share::Shared;
+use crate::vmm::PhysicalMemory;
+
+/// How often holders of a name that is to end are asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// How long the exchange may take to let go of memory that nobody holds.
+const LET_GO: Duration = Duration::from_secs(5);
+
+/// A name that is there.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub name: String,
+    /// Who asked for it; `None` for the configuration's own.
+    pub owner: Option<PeerName>,
+    pub node: NodeId,
+    pub padded: u64,
+    pub pasts: Vec<Past<PeerName>>,
+    /// Taken out when it ends.
+    pub published: Mutex<Option<Arc<Published>>>,
+    /// Whether it is ending.
+    pub ending: AtomicBool,
+    pub ended: watch::Sender<bool>,
+}
+
+impl Named {
+    /// Waits until nobody holds it. Not if somebody may still have it mapped and says nothing any
+    /// more: then it returns false.
+    pub async fn withdraw(&self, mut wait: Duration) -> bool {
+        let Some(published) = lock(&self.published).clone() else {
+            return false;
+        };
+        loop {
+            match published.withdraw(wait).await {
+                Ok(_) => return true,
+                Err(Error::StillHeld { .. }) => {
+                    let silent = |state| state == HolderState::Expired;
+                    if published
+                        .importers()
+                        .iter()
+                        .all(|holder| silent(holder.state))
+                    {
+                        tracing::warn!(
+                            name = self.name,
+                            "a silent holder may still have it mapped"
+                        );
+                        return false;
+                    }
+                    wait = ASK_AGAIN;
+                }
+                Err(error) => {
+                    tracing::warn!(name = self.name, %error, "cannot withdraw");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Asks the holders to let go by then; tells who did not, for people. Those who had fallen silent
+    /// before are not waited for, but logged.
+    pub async fn vacate(&self, within: Duration) -> Vec<String> {
+        let Some(published) = lock(&self.published).clone() else {
+            return Vec::new();
+        };
+        let silent = |holder: &Holder| holder.state == HolderState::Expired;
+        let importers = published.importers();
+        let before: Vec<_> = importers
+            .iter()
+            .filter(|h| silent(h))
+            .map(|h| h.lease)
+            .collect();
+        if published.withdraw(within).await.is_ok() {
+            return Vec::new();
+        }
+        let mut still = Vec::new();
+        for holder in published.importers() {
+            let (name, peer) = (&self.name, &holder.peer);
+            if before.contains(&holder.lease) {
+                tracing::warn!(name, %peer, "a holder that fell silent may still have it mapped");
+                continue;
+            }
+            let how = match silent(&holder) {
+                true => ": silent, it may still have it mapped",
+                false => "",
+            };
+            still.push(format!("{peer} ('{name}'{how})"));
+        }
+        still
+    }
+
+    /// Who holds it, for people.
+    pub fn holders(&self) -> Vec<String> {
+        let published = lock(&self.published).clone();
+        let importers = published.map(|published| published.importers());
+        let mut holders: Vec<_> = importers
+            .unwrap_or_default()
+            .iter()
+            .map(|holder| holder.peer.to_string())
+            .collect();
+        holders.dedup();
+        holders.truncate(16);
+        holders
+    }
+}
+
+/// The memory, when the exchange has let go of it.
+pub(super) async fn let_go(mut shared: Shared) -> Option<Vec<PhysicalMemory>> {
+    let until = tokio::time::Instant::now() + LET_GO;
+    loop {
+        match shared.into_physical() {
+            Ok(memories) => return Some(memories),
+            Err(_) if tokio::time::Instant::now() >= until => return None,
+            Err(still) => shared = still,
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

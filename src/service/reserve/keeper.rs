@@ -1,0 +1,169 @@
+//! The reserve's two threads: one fills it, the other zeroes what comes back.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::request::{is_shortage, total};
+use super::{Chunk, Shared, State};
+use crate::service::hygiene::Past;
+use crate::service::scrub::scrub;
+use crate::service::stock::HasBytes;
+use crate::{Error, Result};
+
+/// Longer than anything lasts: waits end by being woken.
+const LONG: Duration = Duration::from_secs(3600);
+
+impl<P: Clone + Eq> Shared<P> {
+    /// The work of the first thread: keeps the reserve full.
+    pub(super) fn fill(&self) {
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                let stock = state.stock.drain();
+                state.pinned -= total(&stock);
+                drop(state);
+                drop(stock);
+                return;
+            }
+            let lacking = self.plan.target.saturating_sub(state.stock.warm());
+            // Chunks made ahead are whole: a rest smaller than the smallest is left.
+            let bytes = state.chunk.min(lacking);
+            if lacking < self.plan.min_chunk {
+                state = match state.filled {
+                    // The lock was let go: everything may be otherwise now.
+                    None => self.first_filled(state, Ok(())),
+                    Some(_) => self.wait(state, LONG),
+                };
+                continue;
+            }
+            if state.demands > 0 {
+                state = self.wait(state, LONG);
+                continue;
+            }
+            // The driver does one thing at a time: filling would slow the client's import.
+            let quiet = state
+                .taken
+                .and_then(|taken| self.plan.quiet.checked_sub(taken.elapsed()));
+            if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
+                state = self.wait(state, quiet);
+                continue;
+            }
+            if state.pinned.saturating_add(bytes) > self.plan.cap {
+                let error = Error::LimitReached {
+                    what: "bytes on the node",
+                    limit: self.plan.cap,
+                };
+                state = self.first_filled(state, Err(error));
+                state = self.pause(state);
+                continue;
+            }
+            state.pinned += bytes;
+            drop(state);
+            let made = self.create(bytes);
+            state = self.state();
+            match made {
+                Ok(memory) => state.stock.put(
+                    Chunk {
+                        memory,
+                        past: Past::Fresh,
+                    },
+                    None,
+                ),
+                Err(error) => {
+                    state.pinned -= bytes;
+                    if is_shortage(&error) && bytes > self.plan.min_chunk {
+                        state.chunk = self.halved(bytes);
+                        continue;
+                    }
+                    let node = self.plan.node;
+                    tracing::warn!(%node, %error, "the reserve cannot be filled for now");
+                    state = self.first_filled(state, Err(error));
+                    state = self.pause(state);
+                    // Perhaps there is room for whole chunks again.
+                    state.chunk = self.plan.chunk;
+                }
+            }
+        }
+    }
+
+    fn first_filled<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<P>>,
+        result: Result<()>,
+    ) -> MutexGuard<'a, State<P>> {
+        if state.filled.is_some() {
+            return state;
+        }
+        state.filled = Some(result.clone());
+        drop(state);
+        self.on_filled.filled(&result);
+        self.state()
+    }
+
+    /// The work of the second thread: zeroes what comes back.
+    pub(super) fn scrub(&self) {
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                let dirty = std::mem::take(&mut state.dirty);
+                state.pinned -= std::mem::take(&mut state.dirty_bytes);
+                drop(state);
+                drop(dirty);
+                return;
+            }
+            let Some((chunk, owner)) = state.dirty.pop_front() else {
+                state = self.wait(state, LONG);
+                continue;
+            };
+            drop(state);
+            let bytes = chunk.bytes();
+            let result = scrub(&chunk.memory, self.plan.scrubber, self.plan.scrub_threads);
+            state = self.state();
+            state.dirty_bytes -= bytes;
+            match result {
+                Ok(()) => {
+                    // Importers' caches must not take it for what it was.
+                    chunk.memory.renew_identity();
+                    self.counters.scrubbed_bytes.fetch_add(bytes, Relaxed);
+                    state.stock.put(chunk, owner);
+                }
+                Err(error) => {
+                    let node = self.plan.node;
+                    tracing::warn!(%node, %error, "cannot zero memory: it goes back to the driver");
+                    self.counters.scrub_failures.fetch_add(1, Relaxed);
+                    state.pinned -= bytes;
+                    drop(state);
+                    drop(chunk);
+                    state = self.state();
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl<P> Shared<P> {
+    /// Waits so long, or until the end.
+    fn pause<'a>(&self, mut state: MutexGuard<'a, State<P>>) -> MutexGuard<'a, State<P>> {
+        let until = Instant::now() + self.plan.retry;
+        while !state.stop {
+            match until.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => state = self.wait(state, left),
+                _ => break,
+            }
+        }
+        state
+    }
+
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State<P>>,
+        at_most: Duration,
+    ) -> MutexGuard<'a, State<P>> {
+        self.changed
+            .wait_timeout(state, at_most)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+}

@@ -1,0 +1,234 @@
+//! Serving requests: from what is ready, and made anew beyond.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use super::{Chunk, Plan, Shared};
+use crate::service::hygiene::{Discard, Past, Verdict};
+use crate::service::stock::HasBytes;
+use crate::share::MAX_PARTS;
+use crate::topology::free_now;
+use crate::vmm::{PhysicalMemory, PhysicalOptions};
+use crate::{Error, Result};
+
+impl<P: Clone + Eq> Shared<P> {
+    /// Adds chunks of `padded` bytes to `taken`; what was taken so far stays there after an error.
+    pub(super) fn take(
+        &self,
+        peer: Option<&P>,
+        padded: u64,
+        taken: &mut Vec<Chunk<P>>,
+    ) -> Result<()> {
+        let (warm, mut missing) = {
+            let mut state = self.state();
+            if state.stop {
+                return Err(Error::invalid("request", "the reserve has ended"));
+            }
+            state.taken = Some(Instant::now());
+            state.stock.take(peer, padded, MAX_PARTS)
+        };
+        taken.extend(warm);
+        self.counters
+            .taken_warm_bytes
+            .fetch_add(padded - missing, Relaxed);
+        self.changed.notify_all();
+        if missing == 0 {
+            return Ok(());
+        }
+        self.state().demands += 1;
+        let result = loop {
+            if missing == 0 {
+                break Ok(());
+            }
+            if taken.len() >= MAX_PARTS {
+                break Err(Error::LimitReached {
+                    what: "parts of one buffer",
+                    limit: MAX_PARTS as u64,
+                });
+            }
+            match self.make_for(peer, missing) {
+                Ok(chunk) => {
+                    missing -= chunk.bytes();
+                    self.counters
+                        .taken_cold_bytes
+                        .fetch_add(chunk.bytes(), Relaxed);
+                    taken.push(chunk);
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        self.state().demands -= 1;
+        self.changed.notify_all();
+        result
+    }
+
+    /// One chunk of at most `missing` bytes, made now; gives up what is in stock where that helps.
+    fn make_for(&self, peer: Option<&P>, missing: u64) -> Result<Chunk<P>> {
+        let mut bytes = missing.min(self.plan.chunk);
+        loop {
+            let evicted = {
+                let mut state = self.state();
+                let need = state.pinned.saturating_add(bytes);
+                let evicted = match need.checked_sub(self.plan.cap) {
+                    None | Some(0) => Vec::new(),
+                    Some(over) => state.stock.evict(peer, over),
+                };
+                state.pinned -= total(&evicted);
+                if state.pinned.saturating_add(bytes) > self.plan.cap {
+                    drop(state);
+                    self.evicted(evicted);
+                    return Err(Error::LimitReached {
+                        what: "bytes on the node",
+                        limit: self.plan.cap,
+                    });
+                }
+                state.pinned += bytes;
+                evicted
+            };
+            self.evicted(evicted);
+            let error = match self.create(bytes) {
+                Ok(memory) => {
+                    return Ok(Chunk {
+                        memory,
+                        past: Past::Fresh,
+                    });
+                }
+                Err(error) => error,
+            };
+            let mut state = self.state();
+            state.pinned -= bytes;
+            if !is_shortage(&error) {
+                return Err(error);
+            }
+            // What lies in stock is of use to nobody as long as a request cannot be served.
+            let evicted = state.stock.evict(peer, bytes);
+            state.pinned -= total(&evicted);
+            drop(state);
+            if !evicted.is_empty() {
+                self.evicted(evicted);
+            } else if bytes > self.plan.min_chunk {
+                bytes = self.halved(bytes);
+            } else {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Physical memory of `bytes`, if the node keeps its headroom.
+    pub(super) fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
+        let made = self
+            .room_for(bytes)
+            .and_then(|()| options(&self.plan).create(&self.driver, bytes));
+        match &made {
+            Ok(_) => {
+                self.counters.made_chunks.fetch_add(1, Relaxed);
+                self.counters.made_bytes.fetch_add(bytes, Relaxed);
+            }
+            Err(_) => {
+                self.counters.failed_chunks.fetch_add(1, Relaxed);
+            }
+        }
+        made
+    }
+
+    fn room_for(&self, bytes: u64) -> Result<()> {
+        let node = self.plan.node;
+        match free_now(&self.driver, node) {
+            Some(free) if free < bytes.saturating_add(self.plan.headroom) => {
+                Err(Error::NodeTooFull {
+                    node,
+                    requested: bytes,
+                    free: free.saturating_sub(self.plan.headroom),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Half, in whole granules, and no less than the smallest chunk.
+    pub(super) fn halved(&self, bytes: u64) -> u64 {
+        (bytes / 2)
+            .next_multiple_of(self.granule.bytes())
+            .max(self.plan.min_chunk)
+    }
+
+    fn evicted(&self, chunks: Vec<Chunk<P>>) {
+        self.counters
+            .evicted_bytes
+            .fetch_add(total(&chunks), Relaxed);
+        // Released here, outside the lock.
+        drop(chunks);
+    }
+
+    pub(super) fn give_back(&self, chunks: Vec<Chunk<P>>) {
+        let plan = &self.plan;
+        let mut discarded = Vec::new();
+        {
+            let mut state = self.state();
+            for chunk in chunks {
+                let bytes = chunk.bytes();
+                let verdict = match (chunk.past.verdict(plan.reuse), state.stop) {
+                    (Verdict::Discard(why), _) => Verdict::Discard(why),
+                    (_, true) => Verdict::Discard(Discard::Policy),
+                    (verdict, false) => verdict,
+                };
+                let queued = |owned: bool| {
+                    let queue = state
+                        .dirty
+                        .iter()
+                        .filter(|(_, owner)| owner.is_some() == owned);
+                    queue.fold(0_u64, |sum, (chunk, _)| sum + chunk.bytes())
+                };
+                let discard = match verdict {
+                    Verdict::AsItIs => {
+                        state.stock.put(chunk, None);
+                        continue;
+                    }
+                    Verdict::ScrubFor(owner)
+                        if state.stock.kept() + queued(true) + bytes <= plan.keep =>
+                    {
+                        state.dirty.push_back((chunk, Some(owner)));
+                        state.dirty_bytes += bytes;
+                        continue;
+                    }
+                    Verdict::ScrubForAnyone
+                        if state.stock.warm() + queued(false) + bytes
+                            <= plan.target.max(plan.keep) =>
+                    {
+                        state.dirty.push_back((chunk, None));
+                        state.dirty_bytes += bytes;
+                        continue;
+                    }
+                    Verdict::Discard(why) => why,
+                    // There is enough of it.
+                    Verdict::ScrubFor(_) | Verdict::ScrubForAnyone => Discard::Policy,
+                };
+                match discard {
+                    Discard::Tainted => &self.counters.discarded_tainted_bytes,
+                    Discard::Policy => &self.counters.discarded_policy_bytes,
+                }
+                .fetch_add(bytes, Relaxed);
+                state.pinned -= bytes;
+                discarded.push(chunk);
+            }
+        }
+        drop(discarded);
+        self.changed.notify_all();
+    }
+}
+
+pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
+    chunks
+        .iter()
+        .fold(0, |sum, chunk| sum.saturating_add(chunk.bytes()))
+}
+
+/// Whether less may be had where so much was not.
+pub(super) fn is_shortage(error: &Error) -> bool {
+    matches!(error, Error::OutOfMemory { .. } | Error::NodeTooFull { .. })
+        || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)
+}
+
+pub(super) fn options(plan: &Plan) -> PhysicalOptions {
+    PhysicalMemory::options(plan.node).handle_types(plan.handle_types)
+}
