@@ -73,7 +73,12 @@ impl FromStr for Address {
             )
         };
         if let Some(path) = text.strip_prefix("unix:") {
-            let path = path.strip_prefix("//").unwrap_or(path);
+            // As in other URLs, two slashes would begin a host; further ones say no more than one.
+            let path = match path.trim_start_matches('/') {
+                rest if path.len() - rest.len() > 2 => &path[path.len() - rest.len() - 1..],
+                _ if path.starts_with("//") => return Err(wrong("a host before the path")),
+                _ => path,
+            };
             if path.is_empty() || path.contains('\0') {
                 return Err(wrong("no path"));
             }
@@ -143,6 +148,7 @@ mod tests {
             ("127.0.0.1:7420", "tcp://127.0.0.1:7420"),
             ("unix:/run/x", "unix:/run/x"),
             ("unix:///run/x", "unix:/run/x"),
+            ("unix:////run/x", "unix:/run/x"),
             ("unix:rel", "unix:rel"),
         ] {
             let address: Address = text.parse().unwrap();
@@ -170,6 +176,7 @@ mod tests {
             "[a]:1",
             "a b:1",
             "unix:",
+            "unix://run/x",
             "unix:a\0b",
             "http://a:1",
             "[::1:1",
@@ -181,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_reads_back(text in "(tcp://|unix:)?[a-z0-9:./\\[\\]]{0,24}") {
+        fn what_is_read_reads_back(text in "(tcp://|unix:/{0,5})?[a-z0-9:./\\[\\]]{0,24}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse::<Address>().unwrap(), address);
             }
