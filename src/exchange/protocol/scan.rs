@@ -40,7 +40,7 @@ pub(super) fn scan(bytes: &[u8]) -> Result<(), Fault> {
                 continue;
             }
             4 => value,
-            5 => value.checked_mul(2).unwrap_or(u64::MAX),
+            5 => value.saturating_mul(2),
             6 => return Err((start, "a tag")),
             _ => return Err((start, "a string that is cut off")),
         };
