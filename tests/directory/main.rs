@@ -104,7 +104,10 @@ async fn names_come_and_go() {
     one.add("a/1").unwrap();
     one.add("a/10").unwrap();
     registered(&one).await;
-    assert_eq!(directory.resolve("a/1").await.unwrap(), [first.clone()]);
+    assert_eq!(
+        directory.resolve("a/1").await.unwrap(),
+        std::slice::from_ref(&first)
+    );
     assert_eq!(directory.resolve("a").await.unwrap(), []);
     // A second one that claims the name comes after the first.
     let two = directory.register(second.clone()).unwrap();
@@ -381,7 +384,10 @@ async fn with_certificates_and_a_user() {
     let one = directory.register(first.clone()).unwrap();
     one.add("a").unwrap();
     registered(&one).await;
-    assert_eq!(directory.resolve("a").await.unwrap(), [first.clone()]);
+    assert_eq!(
+        directory.resolve("a").await.unwrap(),
+        std::slice::from_ref(&first)
+    );
     for (what, wrong) in [
         ("a wrong password", good().user("egmem", "falsch")),
         ("another prefix", good().prefix("/other/")),

@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn the_end_of_a_prefix_is_after_all_that_begin_so() {
         let end = end_of("/names/a@");
-        assert!(&end[..] > &b"/names/a@\xff"[..]);
+        assert!(end[..] > b"/names/a@\xff"[..]);
         assert_eq!(end, b"/names/aA");
     }
 

@@ -239,7 +239,7 @@ impl Task {
                     there.remove(&name);
                 }
             }
-            if there.len() % (16 * BATCH) == 0 {
+            if there.len().is_multiple_of(16 * BATCH) {
                 // Many names take longer than the lease.
                 self.beat(keeper, answers).await?;
             }
