@@ -29,6 +29,10 @@ impl fmt::Display for End {
 
 impl Error {
     /// Where to look when memory that came as `via` cannot be imported for this reason.
+    #[cfg_attr(
+        not(feature = "exchange"),
+        allow(dead_code, reason = "only the exchange has two ends")
+    )]
     pub(crate) fn end(&self, via: HandleType) -> End {
         match self {
             Self::InvalidArgument { what, .. } if matches!(*what, "description" | "handles") => {

@@ -267,8 +267,9 @@ impl ServiceConfig {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that says what is wrong and where: a key that is not known or is
-    /// missing, a value that cannot be; what [`check`](Self::check) finds.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that says what is wrong and where: a
+    /// key that is not known or is missing, a value that cannot be; what [`check`](Self::check)
+    /// finds.
     ///
     /// ```
     /// use egmem::service::ServiceConfig;
