@@ -82,6 +82,14 @@ impl Default for Limits {
     }
 }
 
+/// The longest that anything is waited for: clocks do not overflow, whatever was asked.
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+/// When `within` from now is over.
+pub(crate) fn deadline(within: Duration) -> tokio::time::Instant {
+    tokio::time::Instant::now() + within.min(LONGEST)
+}
+
 /// Durations as whole milliseconds.
 mod ms {
     use super::*;

@@ -88,6 +88,13 @@ impl ImportOptions {
         self
     }
 
+    /// The same without an origin: for descriptions whose sender nobody has proved.
+    #[cfg(feature = "exchange")]
+    pub(crate) fn unshared(mut self) -> Self {
+        self.origin = None;
+        self
+    }
+
     /// The same, unless an origin was given.
     pub(super) fn or_origin(mut self, origin: Origin) -> Self {
         self.origin.get_or_insert(origin);

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
 use super::session::{Command, Own, Session};
 use super::text;
+use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
 use crate::exchange::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result};
@@ -168,7 +169,7 @@ async fn redial(session: &Session, broken: Error) -> Option<Established> {
         loop {
             sleep(session.dial.options.reconnect.pause(attempt)).await;
             attempt = attempt.saturating_add(1);
-            let deadline = Instant::now() + session.dial.options.limits.handshake;
+            let deadline = deadline(session.dial.options.limits.handshake);
             match greet::establish(&session.dial, Some(session.resume()), deadline).await {
                 Ok(established) => return established,
                 Err(error) => {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
+use zeroize::Zeroizing;
 
 use super::options::ClientOptions;
 use super::text;
@@ -120,7 +121,8 @@ pub(super) async fn establish(
             held,
             agent: options.agent.clone(),
         };
-        connection.writer.write(&encode(&hello), &[]).await?;
+        let hello = fitting(hello, options.limits.hello_bytes);
+        connection.writer.write(&hello, &[]).await?;
         let frame = connection
             .reader
             .read(options.limits.frame_bytes)
@@ -175,6 +177,15 @@ pub(super) async fn establish(
     })
 }
 
+/// A hello that a server reads: without the leases where they are too many, and all of them go on.
+fn fitting(mut hello: Hello, most: u32) -> Zeroizing<Vec<u8>> {
+    let bytes = encode(&hello);
+    if bytes.len() <= most as usize || hello.held.take().is_none() {
+        return bytes;
+    }
+    encode(&hello)
+}
+
 /// Whether the machine is there and nothing listens at the address: then the server has ended.
 pub(super) fn nobody_listens(error: &Error) -> bool {
     let Error::PeerLost { why, .. } = error else {
@@ -183,4 +194,30 @@ pub(super) fn nobody_listens(error: &Error) -> bool {
     [libc::ECONNREFUSED, libc::ENOENT]
         .into_iter()
         .any(|code| why.ends_with(&std::io::Error::from_raw_os_error(code).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_that_do_not_fit_into_a_hello_are_left_out() {
+        let hello = |held: u64| Hello {
+            magic: MAGIC.into(),
+            oldest: OLDEST,
+            newest: VERSION,
+            boot: BootId::from_bytes([1; 16]),
+            fabric: false,
+            resume: Secret::new(b"token"),
+            held: Some((1 << 40..(1 << 40) + held).collect()),
+            agent: String::new(),
+        };
+        for (held, listed) in [(3, true), (65_536, false)] {
+            let bytes = fitting(hello(held), 256 << 10);
+            assert!(bytes.len() <= 256 << 10);
+            let said: Hello = decode(&bytes).unwrap();
+            assert_eq!(said.held.is_some(), listed);
+            assert!(said.resume.is_some());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::greet::{self, Dial};
 use super::session::Session;
@@ -11,14 +11,14 @@ use super::text;
 use crate::exchange::protocol::{
     Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode,
 };
-use crate::exchange::{Address, Security};
+use crate::exchange::{Address, Security, limits};
 use crate::{Error, Result};
 
 /// The fds for a ticket, from the Unix socket that the server has named.
 pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec<OwnedFd>> {
     let terms = session.terms();
     let patience = session.patience();
-    let deadline = Instant::now() + patience;
+    let deadline = limits::deadline(patience);
     let door = terms.door.clone().ok_or_else(|| Error::Protocol {
         peer: terms.peer.clone(),
         detail: "a ticket, and no door to redeem it at".into(),

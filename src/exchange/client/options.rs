@@ -158,7 +158,7 @@ impl ClientOptions {
     pub async fn connect(self, driver: &Driver) -> Result<Client> {
         let fabric = self.fabric_support(driver).await?;
         let timeout = self.timeout;
-        let deadline = tokio::time::Instant::now() + timeout;
+        let deadline = crate::exchange::limits::deadline(timeout);
         let dial = greet::Dial::new(self, fabric)?;
         let mut attempt = 0;
         loop {

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Directory, Exporter};
+use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Answer, Ask, List};
 use crate::exchange::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
 use crate::share::BootId;
@@ -126,7 +127,7 @@ impl Finder {
         patience: Duration,
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> Result<RemoteBuffer> {
-        let until = Instant::now() + patience;
+        let until = deadline(patience);
         let mut pause = PAUSE.0;
         loop {
             let left = until.saturating_duration_since(Instant::now());

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::options::GroupOptions;
 use crate::Result;
 use crate::exchange::server::door::DoorPath;
@@ -10,8 +12,10 @@ use crate::share::InstanceId;
 
 /// How often a server looks whether the others have gone.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long it waits for them at most, after their last word.
+/// How long it waits after the last of them that went, while others stay.
 const LINGER: Duration = Duration::from_secs(2);
+/// How long it waits for them at most: many ranks on a busy machine take a while to go.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// A group's server and the Unix socket for ranks of its machine.
 pub(super) struct Hosted {
@@ -57,10 +61,7 @@ impl Hosted {
 
     /// Ends the server when the others have gone, or soon.
     pub async fn close(self) {
-        let begun = tokio::time::Instant::now();
-        while self.server.stats().connections > 0 && begun.elapsed() < LINGER {
-            tokio::time::sleep(LOOK).await;
-        }
+        all_gone(|| self.server.stats().connections).await;
         if let Err(error) = self.server.close(Duration::ZERO).await {
             tracing::warn!(%error, "ending a group's server");
         }
@@ -69,4 +70,46 @@ impl Hosted {
 
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// Waits until no connection is left, or those that are left stay.
+///
+/// Who is still on its way out has an answer to read: ended before, it would take the group for
+/// lost.
+async fn all_gone(connections: impl Fn() -> u64) {
+    let begun = Instant::now();
+    let (mut least, mut last) = (u64::MAX, begun);
+    loop {
+        let now = connections();
+        if now < least {
+            (least, last) = (now, Instant::now());
+        }
+        if now == 0 || last.elapsed() >= LINGER || begun.elapsed() >= LONGEST {
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_goes_slowly_is_waited_for() {
+        let begun = Instant::now();
+        let each = LINGER / 2;
+        all_gone(|| 9_u64.saturating_sub(begun.elapsed().div_duration_f32(each) as u64)).await;
+        assert!(begun.elapsed() >= each * 9);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_stays_is_not() {
+        let begun = Instant::now();
+        all_gone(|| 1).await;
+        assert!((LINGER..LINGER * 2).contains(&begun.elapsed()));
+        // Nor are those who go one by one for ever.
+        all_gone(|| u64::MAX - begun.elapsed().as_secs()).await;
+        assert!(begun.elapsed() <= LINGER * 2 + LONGEST);
+    }
 }

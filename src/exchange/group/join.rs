@@ -12,6 +12,7 @@ use super::host::Hosted;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
 use crate::driver::{Driver, FabricHandle, HandleType, HandleTypes, ShareableHandle};
+use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{
     Agreed, Answer, Ask, Handles, Incomplete, Join, Leave, Member, Offer, Secret, check_name,
 };
@@ -40,7 +41,7 @@ pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group
             format!("rank {host} of {}", options.size),
         ));
     }
-    let until = Instant::now() + options.deadline;
+    let until = deadline(options.deadline);
     let hosted = match options.host {
         Host::Rank(host) if host == options.rank => Some(Hosted::start(&options).await?),
         _ => None,

@@ -53,7 +53,10 @@ impl Slot {
             let via = handles
                 .first()
                 .map_or(HandleType::Fabric, ShareableHandle::handle_type);
-            let imported = import.clone().import(driver, memory, handles);
+            // The server has only passed on what a rank says of its memory: one rank could claim
+            // to be another's.
+            let import = import.clone().unshared();
+            let imported = import.import(driver, memory, handles);
             imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
                 peer: self.peer.clone(),
@@ -71,5 +74,36 @@ impl fmt::Debug for Slot {
             .field("peer", &self.peer)
             .field("mapped", &self.buffer.get().is_some())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Access, NodeId};
+    use crate::share::{Origin, Shared};
+    use crate::{Buffer, Machine};
+
+    #[test]
+    fn a_rank_that_claims_anothers_memory_gets_its_own() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let [honest, liar] = [1_u32, 2].map(|value| {
+            let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
+            let buffer = buffer.allocate(&driver).unwrap();
+            buffer.put(0, value).unwrap();
+            Shared::from(buffer)
+        });
+        let claimed = honest.describe(Access::ReadWrite).unwrap();
+        let slot = |of: &Shared| {
+            let handles = of.export(HandleType::PosixFd).unwrap();
+            Slot::new("a".into(), Some(claimed.clone()), handles)
+        };
+        let (first, second) = (slot(&honest), slot(&liar));
+        let import = ImportOptions::new().origin(Origin::User(1));
+        let value = |slot: &Slot, rank| {
+            let mapped = slot.map(rank, &driver, &import).unwrap();
+            mapped.get::<u32>(0).unwrap()
+        };
+        assert_eq!((value(&first, 0), value(&second, 1)), (1, 2));
     }
 }

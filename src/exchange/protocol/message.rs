@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Secret;
+use super::at_most::at_most;
 use crate::driver::{Access, HandleType, NodeId};
-use crate::share::{BootId, Description, InstanceId};
+use crate::share::{BootId, Description, InstanceId, MAX_PARTS};
 
 /// The newest version of the protocol that this crate speaks.
 pub const VERSION: u16 = 1;
@@ -223,7 +224,7 @@ pub struct Create {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// Which peers may fetch it besides its maker: names of certificates, `uid:1000`, or `*`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, 1024>")]
     pub peers: Vec<String>,
 }
 
@@ -249,7 +250,7 @@ pub struct Join {
     /// The handle types that this rank can export its memory as and import.
     pub can: Vec<HandleType>,
     /// Why it cannot do the others, for people.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, 64>")]
     pub cannot: Vec<String>,
     /// Its memory; `None` where it brings none and only maps the others'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -267,7 +268,7 @@ pub struct Offer {
     pub round: u64,
     /// The handles of this rank's memory, one for each part: empty without memory, and for fds,
     /// which come with the frame.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "at_most::<_, _, MAX_PARTS>")]
     pub fabric: Vec<Secret>,
     /// The first rank to answer with. Members that do not fit into a frame are asked for by the
     /// same request once more, without handles, with the first rank that has not come yet.

@@ -1,5 +1,6 @@
 //! What travels between client and server: docs/protocol.md is its specification.
 
+mod at_most;
 mod codec;
 mod message;
 mod name;

@@ -10,12 +10,12 @@ use super::session::Session;
 use super::state::{No, millis};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
-use crate::exchange::PeerName;
 use crate::exchange::protocol::{
     Ended, Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing,
     decode, encode,
 };
 use crate::exchange::transport::{Connection, Incoming, Listening};
+use crate::exchange::{PeerName, limits};
 use crate::share::BootId;
 use crate::{Error, Refusal, Result};
 
@@ -131,7 +131,7 @@ async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
 
 /// Handshake and hello, under one deadline.
 async fn greet(inner: &Arc<Inner>, incoming: Incoming) -> Result<(Connection, Link, OfPeer)> {
-    let deadline = tokio::time::Instant::now() + inner.limits.handshake;
+    let deadline = limits::deadline(inner.limits.handshake);
     let (mut connection, hello) = hello(inner, incoming, deadline).await?;
     let peer = connection.peer.clone();
     let begun = OfPeer::enter(inner, &peer).and_then(|of_peer| {

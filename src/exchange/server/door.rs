@@ -14,6 +14,7 @@ use super::options::DoorAt;
 use super::state::No;
 use super::stats::count;
 use super::{Inner, requests};
+use crate::exchange::limits;
 use crate::exchange::protocol::{Ask, Greeting, Request, decode};
 use crate::exchange::transport::{Connection, Incoming, Listening};
 use crate::share::{InstanceId, Peers};
@@ -128,7 +129,7 @@ async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
 
 /// Hello, welcome, then one request after the other; there is no session.
 async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + inner.limits.handshake;
+    let deadline = limits::deadline(inner.limits.handshake);
     let greeted = async {
         let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
         let begun = OfPeer::enter(inner, &connection.peer)

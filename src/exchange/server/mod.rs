@@ -45,6 +45,7 @@ pub use stats::ServerStats;
 
 use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
+use crate::exchange::limits::{LONGEST, deadline};
 use crate::exchange::protocol::{Closing, Event};
 use crate::exchange::transport::Listening;
 use crate::exchange::{Address, Limits, PeerName};
@@ -188,9 +189,9 @@ impl Server {
                 }
             }),
             limits: options.limits,
-            heartbeat: options.heartbeat,
-            lease: options.lease,
-            ticket: options.ticket,
+            heartbeat: options.heartbeat.min(LONGEST),
+            lease: options.lease.min(LONGEST),
+            ticket: options.ticket.min(LONGEST),
             door: door_path.as_ref().and_then(|door| path_text(door.path())),
             local,
             allocator: Mutex::new(options.allocator),
@@ -262,7 +263,7 @@ impl Server {
     /// Dropped unfinished, the server goes on to serve those that hold something; close it again.
     pub async fn close(&self, within: Duration) -> Result<()> {
         let inner = &self.handle.inner;
-        let until = tokio::time::Instant::now() + within;
+        let until = deadline(within);
         {
             let mut state = inner.state();
             state.closing = true;
@@ -291,7 +292,7 @@ impl Server {
         }
         let held = inner.end();
         // What is being written or asked of the driver is let finish.
-        let grace = inner.limits.write + inner.limits.request;
+        let grace = inner.limits.write.saturating_add(inner.limits.request);
         if !inner.tasks.idle(grace).await {
             return Err(Error::TimedOut {
                 what: format!("ending {} tasks of the server", inner.tasks.count()),

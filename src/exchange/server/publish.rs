@@ -12,6 +12,7 @@ use super::publication::{Publication, Registered};
 use super::{Inner, Server, lock};
 use crate::driver::Access;
 use crate::exchange::Who;
+use crate::exchange::limits::deadline;
 use crate::exchange::protocol::check_name;
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
@@ -179,7 +180,7 @@ impl Published {
     /// Dropped unfinished, the name stays closed and the holders stay asked.
     pub async fn withdraw(&self, within: Duration) -> Result<Shared> {
         let publication = &self.publication;
-        let until = tokio::time::Instant::now() + within;
+        let until = deadline(within);
         self.inner.unregister(self.name());
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");

@@ -256,7 +256,7 @@ impl Inner {
         Step::later(async move {
             let delete = allocator.delete(&link.session.peer, &ask.name, longest);
             // It waits by itself; what it does besides has the time of a request.
-            let most = longest + inner.limits.request;
+            let most = longest.saturating_add(inner.limits.request);
             (tokio::time::timeout(most, delete).await)
                 .map_err(|_| (Refusal::TimedOut, String::new()))??;
             done()

@@ -9,6 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
 use super::stream::{Reading, Writing};
+use crate::exchange::limits::deadline;
 use crate::exchange::{Limits, tls};
 use crate::{Error, Result};
 
@@ -175,7 +176,7 @@ impl FrameReader {
                 };
             }
             if self.until.is_none() {
-                self.until = Some(Instant::now() + self.within);
+                self.until = Some(deadline(self.within));
             }
             if self.assembly.came(count) {
                 self.until = None;

@@ -274,3 +274,43 @@ async fn dropped_it_ends_too() {
     drop(published);
     gone(&driver);
 }
+
+#[tokio::test]
+async fn time_in_which_nothing_ran_is_no_silence() {
+    let driver = driver();
+    let server = hasty().await;
+    let mut raw = Raw::open(&server).await;
+    assert!(matches!(
+        raw.ask(Ask::Ping(Empty {})).await.0,
+        Answer::Done(_)
+    ));
+    // Both ends are in this thread.
+    std::thread::sleep(LEASE * 2);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(matches!(
+        raw.ask(Ask::Ping(Empty {})).await.0,
+        Answer::Done(_)
+    ));
+    // But silence is.
+    raw.hung_up().await;
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn for_ever_is_no_overflow() {
+    let driver = driver();
+    let options = loopback().lease(Duration::MAX).ticket(Duration::MAX);
+    let server = options.start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let (memory, ()) = tokio::join!(
+        published.withdraw(Duration::MAX),
+        raw.release(granted.lease)
+    );
+    assert!(memory.is_ok());
+    drop((memory, published, raw));
+    server.close(Duration::MAX).await.unwrap();
+    drop(server);
+    gone(&driver);
+}
