@@ -27,7 +27,12 @@ pub(super) struct Named {
     /// Who asked for it; `None` for the configuration's own.
     pub owner: Option<PeerName>,
     pub node: NodeId,
-    pub padded: u64,
+    /// What its owner was charged with.
+    pub charged: u64,
+    /// All its memory.
+    pub pinned: u64,
+    /// Whether its last chunk was added for probes.
+    pub extra: bool,
     pub pasts: Vec<Past<PeerName>>,
     /// Taken out when it ends.
     pub published: Mutex<Option<Arc<Published>>>,

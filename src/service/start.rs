@@ -98,6 +98,7 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
         nodes,
         config.create.clone(),
         unready.subscribe(),
+        config.limits.frame_fds as usize,
     ));
 
     let endpoint = match &config.metrics {
@@ -122,9 +123,7 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     }
     let server = options.start().await?;
     state.set_server(server.clone());
-    if let Some(directory) = &config.directory {
-        state.set_directory(register(directory, &server).await?);
-    }
+    // From here on there is somebody who ends it: state and server hold each other.
     let service = Service {
         state: Arc::clone(&state),
         server,
@@ -132,6 +131,9 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
         endpoint,
         config: Mutex::new(config.clone()),
     };
+    if let Some(directory) = &config.directory {
+        state.set_directory(register(directory, &service.server).await?);
+    }
     for (buffer, node) in config.buffers.into_iter().zip(homes) {
         let state = Arc::clone(&state);
         blocking("making a buffer", move || publish(&state, &buffer, node)).await?;

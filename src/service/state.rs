@@ -12,11 +12,12 @@ use super::hygiene::Past;
 use super::named::{Named, let_go};
 use super::quota::{Ledger, Over, Quota};
 use super::reserve::{Chunk, Reserve};
+use super::stock::HasBytes;
 use crate::driver::{Access, NodeId};
 use crate::exchange::directory::{Registration, RegistrationState};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{PeerName, Server, Who};
-use crate::share::Shared;
+use crate::share::{MAX_PARTS, Shared};
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Refusal, Result};
 
@@ -57,6 +58,8 @@ pub(super) struct State {
     pub draining: AtomicBool,
     /// Reserves whose first filling has not ended, and one more until the names are published.
     pub unready: watch::Receiver<usize>,
+    /// The most parts that one answer carries the handles of.
+    most_parts: usize,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,6 +100,7 @@ impl State {
         nodes: BTreeMap<NodeId, Reserve<PeerName>>,
         create: Option<CreateConfig>,
         unready: watch::Receiver<usize>,
+        most_parts: usize,
     ) -> Self {
         Self {
             nodes,
@@ -110,6 +114,7 @@ impl State {
             asked: Asked::default(),
             draining: AtomicBool::new(false),
             unready,
+            most_parts: most_parts.min(MAX_PARTS),
         }
     }
 
@@ -293,11 +298,17 @@ impl State {
         padded: u64,
         abandoned: &AtomicBool,
     ) -> Result<Named> {
-        let chunks = reserve.take(wanted.owner, wanted.bytes)?;
+        let mut chunks = reserve.take(wanted.owner, wanted.bytes)?;
+        // Probes need room behind the bytes, and where these fill all, there is none.
+        let full = padded == wanted.bytes && chunks.len() < self.most_parts;
+        let extra = (wanted.probe && full).then(|| reserve.extra()).flatten();
+        let has_extra = extra.is_some();
+        chunks.extend(extra);
+        let pinned = chunks.iter().map(HasBytes::bytes).sum();
         let server = match (self.server(), abandoned.load(Relaxed)) {
             (Some(server), false) => server,
             _ => {
-                reserve.give_back(chunks);
+                give_back(reserve, chunks, has_extra);
                 return Err(Error::PeerLost {
                     peer: "whoever asked for memory".into(),
                     why: "gone before it was made".into(),
@@ -309,7 +320,7 @@ impl State {
         let shared = match Shared::from_physical(memories, wanted.bytes) {
             Ok(shared) => shared,
             Err(error) => {
-                reserve.lost(padded);
+                reserve.lost(pinned);
                 return Err(error);
             }
         };
@@ -324,7 +335,9 @@ impl State {
                 name: wanted.name.to_owned(),
                 owner: wanted.owner.cloned(),
                 node: wanted.node,
-                padded,
+                charged: padded,
+                pinned,
+                extra: has_extra,
                 pasts: seen(unseen, wanted),
                 published: Mutex::new(Some(Arc::new(published))),
                 ending: AtomicBool::new(false),
@@ -333,10 +346,10 @@ impl State {
             Err(error) => {
                 // Nobody has seen it.
                 match shared.into_physical() {
-                    Ok(memories) => reserve.give_back(chunks_of(memories, unseen)),
+                    Ok(memories) => give_back(reserve, chunks_of(memories, unseen), has_extra),
                     Err(shared) => {
                         drop(shared);
-                        reserve.lost(padded);
+                        reserve.lost(pinned);
                     }
                 }
                 Err(error)
@@ -412,16 +425,24 @@ impl State {
         };
         if let Some(reserve) = self.nodes.get(&named.node) {
             match memories {
-                Some(memories) => reserve.give_back(chunks_of(memories, pasts)),
-                None => reserve.lost(named.padded),
+                Some(memories) => give_back(reserve, chunks_of(memories, pasts), named.extra),
+                None => reserve.lost(named.pinned),
             }
         }
         let mut table = lock(&self.table);
         table.names.remove(&named.name);
         if let Some(owner) = &named.owner {
-            table.ledger.refund(owner, named.padded);
+            table.ledger.refund(owner, named.charged);
         }
     }
+}
+
+/// Gives chunks back, of which the last was perhaps added for probes.
+fn give_back(reserve: &Reserve<PeerName>, mut chunks: Vec<Chunk<PeerName>>, extra: bool) {
+    if let Some(chunk) = chunks.pop_if(|_| extra) {
+        reserve.discard_extra(chunk);
+    }
+    reserve.give_back(chunks);
 }
 
 /// The pasts of memory that is published now.

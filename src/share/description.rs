@@ -44,8 +44,8 @@ impl Description {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names what cannot be: no parts or too many, a size that is 0
-    /// or no multiple of 2 MiB, more bytes than an address space has, `len` of 0, or not reaching
-    /// into the last part, the same part twice, or no access.
+    /// or no multiple of 2 MiB, more bytes than an address space has, `len` of 0, beyond the parts or
+    /// ending before the last one, the same part twice, or no access.
     pub fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid("description", why));
         if self.parts.is_empty() || self.parts.len() > MAX_PARTS {
@@ -63,7 +63,8 @@ impl Description {
                 _ => return wrong("more bytes than an address space".into()),
             };
         }
-        if self.len <= before || self.len > sum {
+        // The last part may be padding alone: room for a probe.
+        if self.len == 0 || self.len < before || self.len > sum {
             return wrong(format!(
                 "{} bytes in parts of {sum} bytes together",
                 self.len
@@ -112,6 +113,7 @@ mod tests {
             (1, &[GRANULE][..]),
             (GRANULE, &[GRANULE]),
             (GRANULE + 1, &[GRANULE, 4 * GRANULE]),
+            (GRANULE, &[GRANULE, GRANULE]),
         ] {
             description(len, parts).check().unwrap();
         }
@@ -123,7 +125,9 @@ mod tests {
             (0, &[GRANULE][..]),
             (1, &[]),
             (GRANULE + 1, &[GRANULE]),
-            (GRANULE, &[GRANULE, GRANULE]),
+            (GRANULE - 1, &[GRANULE, GRANULE]),
+            (2 * GRANULE + 1, &[GRANULE, GRANULE]),
+            (GRANULE, &[GRANULE, GRANULE, GRANULE]),
             (1, &[0]),
             (1, &[4096]),
             (1 << 62, &[1 << 62, 1 << 62]),

@@ -166,6 +166,7 @@ impl ImportOptions {
         let key = MappedKey {
             parts: parts.iter().map(|part| part.key().clone()).collect(),
             access: access.clone(),
+            optional_host,
         };
         let mapped = imports
             .mapped

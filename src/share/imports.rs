@@ -57,6 +57,8 @@ pub(super) struct MappedKey {
     pub(super) parts: Vec<PartKey>,
     /// The host first, then GPUs by their ordinals, nobody twice.
     pub(super) access: Vec<AccessDesc>,
+    /// Whether it may be without the host, though that is in `access`.
+    pub(super) optional_host: bool,
 }
 
 /// The imports of one driver. Clones are the same.

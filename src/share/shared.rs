@@ -78,7 +78,8 @@ impl Shared {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
-    /// drivers, and for a `len` that does not reach into the last one, or beyond it.
+    /// drivers, and for a `len` of 0, beyond them, or ending before the last one begins. That one may
+    /// be padding alone, where peers can probe.
     pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
         let (Some(first), true) = (parts.first(), parts.len() <= MAX_PARTS) else {
             let why = format!("{} parts, not 1 to {MAX_PARTS}", parts.len());
@@ -89,7 +90,7 @@ impl Shared {
         }
         let all = padded(&parts);
         let before = all - parts.last().map_or(0, |part| part.size().padded());
-        if len <= before || len > all {
+        if len == 0 || len < before || len > all {
             let why = format!("{len} bytes of {all}, of which the last part begins at {before}");
             return Err(Error::invalid("length", why));
         }

@@ -9,7 +9,7 @@ use crate::driver::{
     Access, Call, Code, FabricHandle, HandleType, HandleTypes, Location, NodeId, ShareableHandle,
 };
 use crate::share::{
-    Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
+    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
 };
 use crate::topology::Share;
 use crate::vmm::PhysicalMemory;
@@ -163,6 +163,28 @@ fn the_same_memory_is_imported_once() {
     let renewed = shared.describe(Access::ReadWrite).unwrap();
     let new = ours().import(&driver, &renewed, fds(&shared)).unwrap();
     assert_ne!(new.device_ptr(), old.device_ptr());
+}
+
+/// A mapping that does without the host is not for somebody who asks for it by name.
+#[test]
+fn a_mapping_without_the_host_is_not_shared_with_who_needs_it() {
+    let driver = driver();
+    let shared = shared(&driver);
+    let mut description = shared.describe(Access::ReadWrite).unwrap();
+    for part in &mut description.parts {
+        // As of another node.
+        part.identity.boot = BootId::from_bytes([7; 16]);
+    }
+    let import =
+        |options: ImportOptions| options.import(&driver, &description, fds(&shared)).unwrap();
+    driver
+        .sim()
+        .unwrap()
+        .fail(Call::MemSetAccess, 1, Code::INVALID_VALUE);
+    let gpus_alone = import(ours());
+    assert!(gpus_alone.cpu().is_err());
+    let with_host = import(ours().access(Location::Host, Access::ReadWrite));
+    with_host.put(0, 1_u8).unwrap();
 }
 
 /// They are not even looked at.

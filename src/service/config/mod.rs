@@ -111,7 +111,7 @@ pub struct CreateConfig {
     /// Where memory goes that is asked for on no node; without it, where most is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// The most bytes of one peer, padding counted.
+    /// The most bytes of one peer, padding counted, but not what is added for probes.
     #[serde(with = "bytes", default = "defaults::peer_bytes")]
     pub peer_bytes: u64,
     /// The most names of one peer.
@@ -139,7 +139,8 @@ pub struct BufferConfig {
     /// What they may do with it.
     #[serde(default)]
     pub access: Access,
-    /// Whether clients may probe it, in the padding behind its bytes.
+    /// Whether clients may probe it, in the padding behind its bytes. Where those fill all, one
+    /// granule (2 MiB) is added, unless the node has no room for it.
     #[serde(default = "defaults::yes")]
     pub probe: bool,
 }

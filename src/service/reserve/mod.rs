@@ -202,6 +202,27 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         }
     }
 
+    /// One granule more, beside what was taken, made now. `None` where there is no room for it, since
+    /// nothing in stock gives way to it. Blocks while it is made.
+    pub fn extra(&self) -> Option<Chunk<P>> {
+        self.shared.extra()
+    }
+
+    /// Takes back what [`extra`](Self::extra) made: it is never kept, since stock in such small
+    /// pieces would make later requests slow.
+    pub fn discard_extra(&self, chunk: Chunk<P>) {
+        let bytes = chunk.bytes();
+        let counters = &self.shared.counters;
+        match chunk.past {
+            Past::Tainted => &counters.discarded_tainted_bytes,
+            _ => &counters.discarded_policy_bytes,
+        }
+        .fetch_add(bytes, Relaxed);
+        drop(chunk);
+        self.shared.state().pinned -= bytes;
+        self.shared.changed.notify_all();
+    }
+
     /// Takes back what nobody holds any more; each chunk's past decides what becomes of it.
     pub fn give_back(&self, chunks: Vec<Chunk<P>>) {
         self.shared.give_back(chunks);

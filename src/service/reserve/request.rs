@@ -62,6 +62,30 @@ impl<P: Clone + Eq> Shared<P> {
         result
     }
 
+    /// A chunk of one granule, unless something would have to give way to it.
+    pub(super) fn extra(&self) -> Option<Chunk<P>> {
+        let bytes = self.granule.bytes();
+        {
+            let mut state = self.state();
+            if state.stop || state.pinned.saturating_add(bytes) > self.plan.cap {
+                return None;
+            }
+            state.pinned += bytes;
+        }
+        match self.create(bytes) {
+            Ok(memory) => {
+                self.counters.taken_cold_bytes.fetch_add(bytes, Relaxed);
+                let past = Past::Fresh;
+                Some(Chunk { memory, past })
+            }
+            Err(error) => {
+                self.state().pinned -= bytes;
+                tracing::info!(node = %self.plan.node, %error, "no room for a probe");
+                None
+            }
+        }
+    }
+
     /// One chunk of at most `missing` bytes, made now; gives up what is in stock where that helps.
     fn make_for(&self, peer: Option<&P>, missing: u64) -> Result<Chunk<P>> {
         let mut bytes = missing.min(self.plan.chunk);

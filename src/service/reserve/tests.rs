@@ -313,3 +313,32 @@ fn it_ends_in_the_middle_of_its_work() {
         assert!(driver.sim().unwrap().held().is_empty());
     }
 }
+
+#[test]
+fn an_extra_granule_takes_nothing_from_the_stock_and_is_not_kept() {
+    let driver = driver();
+    let cap = Plan {
+        cap: 36 * MIB,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, cap);
+    filled.unwrap();
+    let extras = [(); 2].map(|()| reserve.extra().unwrap());
+    assert!(extras.iter().all(|chunk| chunk.bytes() == 2 * MIB));
+    assert!(reserve.extra().is_none());
+    let levels = reserve.levels();
+    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 36 * MIB));
+    extras
+        .into_iter()
+        .for_each(|chunk| reserve.discard_extra(chunk));
+    let levels = reserve.levels();
+    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
+    driver
+        .sim()
+        .unwrap()
+        .fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
+    assert!(reserve.extra().is_none());
+    assert_eq!(reserve.levels().pinned, 32 * MIB);
+    drop(reserve);
+    assert!(driver.sim().unwrap().held().is_empty());
+}
