@@ -46,7 +46,7 @@ impl Endpoint {
     /// Listens at `address`: host and port.
     ///
     /// # Errors
-    /// [`Error::Insecure`] for an address that other machines reach, unless `anywhere`;
+    /// [`Error::InvalidArgument`] for an address that other machines reach, unless `anywhere`;
     /// [`Error::System`] where it cannot be listened at.
     pub async fn start(address: &str, anywhere: bool, pages: Arc<dyn Pages>) -> Result<Self> {
         let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);

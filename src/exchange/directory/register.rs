@@ -203,6 +203,7 @@ impl Task {
         keeper: &mut LeaseKeeper,
         answers: &mut LeaseKeepAliveStream,
     ) -> Result<()> {
+        let mut batches = 0_u64;
         loop {
             let changes: BTreeMap<String, bool> = {
                 let wanted = self.wanted.lock();
@@ -239,7 +240,8 @@ impl Task {
                     there.remove(&name);
                 }
             }
-            if there.len().is_multiple_of(16 * BATCH) {
+            batches += 1;
+            if batches.is_multiple_of(16) {
                 // Many names take longer than the lease.
                 self.beat(keeper, answers).await?;
             }
