@@ -10,6 +10,8 @@ pub(super) struct Page<T> {
     pub items: Vec<T>,
     /// Whether there are more.
     pub more: bool,
+    /// The name after which to go on, where enough was looked at for once.
+    pub looked: Option<Arc<str>>,
 }
 
 /// Things by name.
@@ -53,11 +55,13 @@ impl<T> Names<T> {
     }
 
     /// Things whose names begin with `prefix` and come after `after`, as long as `take` takes
-    /// them: it leaves out what this reader may not see (`Ok(None)`), or ends the page (`Err`).
+    /// them: it leaves out what this reader may not see (`Ok(None)`), or ends the page (`Err`). At
+    /// most so `many` are looked at, since somebody waits for the lock.
     pub fn page<R>(
         &self,
         prefix: &str,
         after: Option<&str>,
+        many: usize,
         mut take: impl FnMut(&Arc<str>, &T) -> Result<Option<R>, ()>,
     ) -> Page<R> {
         let from = match after {
@@ -65,17 +69,41 @@ impl<T> Names<T> {
             _ => Bound::Included(prefix),
         };
         let mut items = Vec::new();
+        let mut looked = None;
+        let mut left = many;
         for (name, thing) in self.things.range::<str, _>((from, Bound::Unbounded)) {
             if !name.starts_with(prefix) {
                 break;
             }
+            if left == 0 {
+                let more = true;
+                return Page {
+                    items,
+                    more,
+                    looked,
+                };
+            }
+            left -= 1;
             match take(name, thing) {
                 Ok(Some(item)) => items.push(item),
                 Ok(None) => {}
-                Err(()) => return Page { items, more: true },
+                Err(()) => {
+                    return Page {
+                        items,
+                        more: true,
+                        looked: None,
+                    };
+                }
+            }
+            if left == 0 {
+                looked = Some(Arc::clone(name));
             }
         }
-        Page { items, more: false }
+        Page {
+            items,
+            more: false,
+            looked: None,
+        }
     }
 }
 
@@ -95,7 +123,7 @@ mod tests {
 
     fn page(names: &Names<()>, prefix: &str, after: Option<&str>, limit: usize) -> Page<String> {
         let mut left = limit;
-        names.page(prefix, after, |name, ()| {
+        names.page(prefix, after, usize::MAX, |name, ()| {
             left = left.checked_sub(1).ok_or(())?;
             Ok(Some(name.to_string()))
         })
@@ -123,6 +151,29 @@ mod tests {
         // A name before the prefix does not lead out of it.
         assert_eq!(page(&names, "b/", Some("a"), 9).items.len(), 3);
         assert!(page(&names, "b/", Some("c"), 9).items.is_empty());
+    }
+
+    #[test]
+    fn so_many_are_looked_at_for_once() {
+        let names = names(&["a", "b", "c", "d", "e"]);
+        let (mut after, mut seen, mut rounds) = (None, String::new(), 0);
+        loop {
+            let mut looked = 0;
+            // Of which this reader may see every second.
+            let page = names.page("", after.as_deref(), 2, |name, ()| {
+                looked += 1;
+                Ok("bd".contains(&**name).then(|| name.to_string()))
+            });
+            assert!(looked <= 2);
+            seen.extend(page.items);
+            rounds += 1;
+            after = page.looked;
+            if after.is_none() {
+                assert!(!page.more);
+                break;
+            }
+        }
+        assert_eq!((seen.as_str(), rounds), ("bd", 3));
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::accept::Link;
 use super::connection::{Content, Outcome};
-use super::state::{No, State};
+use super::state::No;
 use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
@@ -18,6 +18,9 @@ use crate::exchange::protocol::{
     Watch, check_name, check_prefix,
 };
 use crate::share::MAX_PARTS;
+
+/// How many names are looked at while all others wait for the lock.
+const LOOKED: usize = 256;
 
 /// A request that is being answered.
 pub(super) enum Step {
@@ -92,34 +95,43 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<
 impl Inner {
     fn list(&self, link: &Link, ask: &List) -> Outcome {
         check_prefix(&ask.prefix).map_err(invalid)?;
-        let names = self.page(&self.state(), link, &ask.prefix, ask.after.as_deref());
+        let names = self.page(link, &ask.prefix, ask.after.as_deref());
         Ok(Answer::Names(names).into())
     }
 
     /// A page of entries that the peer may see, as many as fit into half a frame.
-    fn page(&self, state: &State, link: &Link, prefix: &str, after: Option<&str>) -> Names {
+    fn page(&self, link: &Link, prefix: &str, after: Option<&str>) -> Names {
+        let mut entries = Vec::new();
+        let mut after: Option<Arc<str>> = after.map(Arc::from);
         let mut room = self.limits.frame_bytes as usize / 2;
         let mut left = self.limits.list_page.max(1);
-        let page = state.names.page(prefix, after, |_, id| {
-            let Some(found) = state.publications.get(id) else {
-                return Ok(None);
-            };
-            if found.closing || !found.who.admits(&link.session.peer) {
-                return Ok(None);
+        loop {
+            // For every part of the names anew: a peer may not see most of them.
+            let state = self.state();
+            let page = state.names.page(prefix, after.as_deref(), LOOKED, |_, id| {
+                let Some(found) = state.publications.get(id) else {
+                    return Ok(None);
+                };
+                if found.closing || !found.who.admits(&link.session.peer) {
+                    return Ok(None);
+                }
+                // Roughly: a part has four ids and numbers, and their names.
+                let size = 512 + 192 * found.publication.description.parts.len();
+                let first = left == self.limits.list_page.max(1);
+                if left == 0 || (size > room && !first) {
+                    return Err(());
+                }
+                left -= 1;
+                room = room.saturating_sub(size);
+                Ok(Some(state.entry(&found.publication)))
+            });
+            drop(state);
+            entries.extend(page.items);
+            after = page.looked;
+            if after.is_none() {
+                let more = page.more;
+                return Names { entries, more };
             }
-            // Roughly: a part has four ids and numbers, and their names.
-            let size = 512 + 192 * found.publication.description.parts.len();
-            let first = left == self.limits.list_page.max(1);
-            if left == 0 || (size > room && !first) {
-                return Err(());
-            }
-            left -= 1;
-            room = room.saturating_sub(size);
-            Ok(Some(state.entry(&found.publication)))
-        });
-        Names {
-            entries: page.items,
-            more: page.more,
         }
     }
 
@@ -131,7 +143,8 @@ impl Inner {
         if link.session.is_of(link.id) {
             state.watch(&link.session, &ask.prefix)?;
         }
-        let names = self.page(&state, link, &ask.prefix, None);
+        drop(state);
+        let names = self.page(link, &ask.prefix, None);
         Ok(Answer::Names(names).into())
     }
 
