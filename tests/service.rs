@@ -472,7 +472,7 @@ async fn a_start_that_fails_when_the_server_is_up_leaves_nothing() {
 metrics = { address = "127.0.0.1:0" }
 [[reserve]]
 node = 0
-bytes = "4MiB"
+bytes = "16MiB"
 [directory]
 endpoints = ["http://127.0.0.1:1"]
 advertise = "tcp://127.0.0.1:1"
@@ -483,6 +483,11 @@ password_file = "/nowhere/password"
     let error = Service::start(config, &driver).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/password"), "{error}");
     let end = Instant::now() + PATIENCE;
+    let door = peers.folder.path().join("door.sock");
+    while door.exists() {
+        assert!(Instant::now() < end, "it still listens");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     if let Some(sim) = driver.sim() {
         while !sim.held().is_empty() {
             assert!(Instant::now() < end, "still held: {}", sim.held());
