@@ -98,3 +98,33 @@ fn an_owner_that_stops_for_long_is_lost_and_found_again() {
     peer.must("check weights 1");
     end(owner, peer);
 }
+
+#[test]
+fn both_ends_that_stop_agree_afterwards() {
+    let _alone = alone();
+    let (mut owner, mut peer) = pair();
+    owner.signal(libc::SIGSTOP);
+    peer.signal(libc::SIGSTOP);
+    std::thread::sleep(long());
+    peer.signal(libc::SIGCONT);
+    owner.signal(libc::SIGCONT);
+    // The peer may be heard before the owner looks at the time, or after: both ends say the same.
+    eventually("both say the same", || {
+        let importers = owner.must("importers weights");
+        let state = peer.must("state weights");
+        match importers.as_str() {
+            "local" => state == "held",
+            "local:expired" => state.starts_with("lost"),
+            other => panic!("{other}"),
+        }
+    });
+    peer.must("check weights 1");
+    peer.must("write weights 8");
+    owner.must("check weights 8");
+    peer.must("drop weights");
+    eventually("a session goes on", || {
+        peer.ask("fetch weights fabric").is_ok()
+    });
+    peer.must("check weights 8");
+    end(owner, peer);
+}

@@ -286,6 +286,8 @@ impl Session {
             };
             self.lose_all(&state, &why);
         }
+        // Not only when it is dialled: by then that may be rare.
+        self.lose_if_gone(&state);
         silent
     }
 
@@ -295,14 +297,21 @@ impl Session {
     /// leases with it: there is no need to wait for their end.
     pub(in crate::exchange::client) fn still_down(&self, error: Error) {
         let mut state = self.lock();
-        if greet::nobody_listens(&error) && state.silence.total >= state.terms.heartbeat {
+        state.link = Link::Down(error);
+        self.lose_if_gone(&state);
+    }
+
+    fn lose_if_gone(&self, state: &State) {
+        if let Link::Down(error) = &state.link
+            && greet::nobody_listens(error)
+            && state.silence.total >= state.terms.heartbeat
+        {
             let why = Error::PeerLost {
                 peer: state.terms.peer.clone(),
                 why: "nobody listens at its address any more".into(),
             };
-            self.lose_all(&state, &why);
+            self.lose_all(state, &why);
         }
-        state.link = Link::Down(error);
     }
 
     /// A ping is due, unless the last one is not answered yet.
