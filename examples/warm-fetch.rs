@@ -24,6 +24,7 @@ use egmem::plain::PinnedHost;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
 use egmem::{Buffer, Error, Explained, Machine, Result, Topology};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 /// How long the service may take for anything: 16 GiB are made in 4 s, zeroed in less.
@@ -283,12 +284,9 @@ impl Service {
 
     /// Ends it, and says how that went.
     fn end(mut self) -> Result<()> {
-        let pid = self.child.id().to_string();
         let fail = |error: std::io::Error| Error::system("ending egmem serve", &error);
-        Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .map_err(fail)?;
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .map_err(|error| fail(error.into()))?;
         let status = self.child.wait().map_err(fail)?;
         match status.success() {
             true => Ok(()),

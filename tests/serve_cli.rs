@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -103,10 +104,8 @@ impl Running {
         }
     }
 
-    fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        let kill = Command::new("kill").args([signal, &pid]).status().unwrap();
-        assert!(kill.success());
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Its exit status, when it ends.
@@ -260,7 +259,7 @@ impl Service {
     }
 
     fn drained(mut self) {
-        self.running.signal("-TERM");
+        self.running.signal(Signal::TERM);
         assert_eq!(self.running.end().code(), Some(0));
         self.running.line("drained");
     }
@@ -347,7 +346,7 @@ fn a_client_that_crashed_and_restarts_finds_its_bytes() {
     let mut client = Running::start(command);
     client.line("holding");
     assert_eq!(service.ls()[0]["leases"], 1);
-    client.signal("-KILL");
+    client.signal(Signal::KILL);
     assert_eq!(client.end().signal(), Some(9));
 
     let output = service.fetch(&["job/1", "--create", "--bytes", "10MiB", "--read", "-"]);
@@ -444,7 +443,7 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
     let event: Value = serde_json::from_str(&format!("{{{}", json.line("{"))).unwrap();
     assert_eq!(event["event"], "published");
     assert_eq!(event["entry"]["name"], "work");
-    service.running.signal("-TERM");
+    service.running.signal(Signal::TERM);
     let mut gone = [watch.line("- "), watch.line("- ")];
     gone.sort();
     assert_eq!(gone, ["weights", "work"]);
@@ -463,7 +462,7 @@ fn a_drain_asks_the_holders_waits_and_tells_who_still_holds() {
         client
     };
     let mut client = hold(&service);
-    service.running.signal("-TERM");
+    service.running.signal(Signal::TERM);
     client.line("being withdrawn");
     assert_eq!(client.end().code(), Some(0));
     assert_eq!(service.running.end().code(), Some(0));
@@ -473,22 +472,22 @@ fn a_drain_asks_the_holders_waits_and_tells_who_still_holds() {
     // One that is stopped cannot: its lease ends, and it is named.
     let mut service = Service::start(USUAL);
     let client = hold(&service);
-    client.signal("-STOP");
-    service.running.signal("-TERM");
+    client.signal(Signal::STOP);
+    service.running.signal(Signal::TERM);
     let status = service.running.end();
-    client.signal("-CONT");
+    client.signal(Signal::CONT);
     assert_eq!(status.code(), Some(3), "{status}");
 
     // A second signal ends it at once.
     let patient = USUAL.replace("expiry = \"1s\"", "expiry = \"1h\"");
     let mut service = Service::start(&patient);
     let client = hold(&service);
-    client.signal("-STOP");
-    service.running.signal("-INT");
+    client.signal(Signal::STOP);
+    service.running.signal(Signal::INT);
     service.running.line("draining");
-    service.running.signal("-INT");
+    service.running.signal(Signal::INT);
     assert_eq!(service.running.end().code(), Some(4));
-    client.signal("-CONT");
+    client.signal(Signal::CONT);
 }
 
 #[test]
@@ -506,7 +505,7 @@ fn the_service_manager_is_told() {
         String::from_utf8_lossy(&bytes[..count]).into_owned()
     };
     assert!(hear().contains("READY=1"));
-    service.running.signal("-HUP");
+    service.running.signal(Signal::HUP);
     service.running.line("reloaded");
     let text = hear();
     assert!(
@@ -514,7 +513,7 @@ fn the_service_manager_is_told() {
         "{text}"
     );
     assert!(hear().contains("READY=1"));
-    service.running.signal("-TERM");
+    service.running.signal(Signal::TERM);
     assert!(hear().contains("STOPPING=1"));
     assert_eq!(service.running.end().code(), Some(0));
 }
@@ -526,7 +525,7 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
     let text = std::fs::read_to_string(&file).unwrap();
     let mut rewrite = |text: &str, answer: &str| {
         std::fs::write(&file, text).unwrap();
-        service.running.signal("-HUP");
+        service.running.signal(Signal::HUP);
         service.running.line(answer)
     };
     let hidden = text.replace("who = [\"*\"]\naccess", "who = [\"uid:4000000\"]\naccess");
@@ -535,7 +534,7 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
     assert_eq!(rewrite(&fixed, "reloaded"), "; only a restart changes node");
     assert_eq!(names(&service.ls()), ["scratch"]);
     std::fs::write(&file, "listen = []").unwrap();
-    service.running.signal("-HUP");
+    service.running.signal(Signal::HUP);
     assert_eq!(names(&service.ls()), ["scratch"]);
     service.drained();
 }

@@ -727,6 +727,7 @@ fn pool_memory_is_freed_there_first() {
     channel.send_pool(&pool).unwrap();
     channel.send_pool_buffer(&mut first).unwrap();
     channel.send_pool_buffer(&mut second).unwrap();
+    channel.send_pool_buffer(&mut first).unwrap();
     peer.says("gpu wrote 22");
     check_pattern(&first.cpu().unwrap(), 22).unwrap();
     prover.check_rewrite(&*first, 22, 23).unwrap();
@@ -766,6 +767,13 @@ fn pool_peer(driver: &Driver, path: &Path) {
         || -> ImportedPoolBuffer { pool.receive_buffer(&mut channel, &stream).unwrap() };
     let (first, second) = (receive(), receive());
     assert_eq!(first.len(), 3 * MIB + 4096);
+    // Twice the same must not make two owners of one address.
+    let again = pool.receive_buffer(&mut channel, &stream);
+    say(&format!("seen: the same pool memory again: {again:?}"));
+    if let Ok(again) = again {
+        assert_ne!(again.device_ptr(), first.device_ptr());
+        again.free().unwrap();
+    }
     let start = first.device_ptr();
     let attribute = |attribute| driver.pointer_attribute(start, attribute);
     say(&format!(

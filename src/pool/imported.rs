@@ -1,7 +1,8 @@
 //! Pools of other processes, and their allocations.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::{Pool, PoolBuffer};
 use crate::driver::{
@@ -174,11 +175,20 @@ impl ImportedPool {
     ) -> Result<ImportedPoolBuffer> {
         let driver = &self.0.driver;
         driver.expect_same(stream.driver(), "stream")?;
-        // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
-        let start = unsafe {
-            self.0
-                .calls()?
-                .pool_import_pointer(self.0.handle, pointer)?
+        let start = {
+            let mut live = live();
+            // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
+            let start = unsafe {
+                self.0
+                    .calls()?
+                    .pool_import_pointer(self.0.handle, pointer)?
+            };
+            if !live.insert((driver.address(), start)) {
+                // Freed for one of two owners, it would be gone for the other as well.
+                let why = "it is imported here already, and not freed yet";
+                return Err(Error::invalid("pool allocation", why));
+            }
+            start
         };
         // Owned from here on, so that a failing step gives it back.
         let mut buffer = ImportedPoolBuffer {
@@ -192,7 +202,11 @@ impl ImportedPool {
         // Its size and whether the CPU reaches it are what the driver says, not what a peer does.
         let size = driver
             .mem_address_range(start)
-            .map(|(_, size)| size)
+            .map(|(base, size)| match base {
+                // What mapped host memory answers: see docs/driver-behaviour.md.
+                DevicePtr(0) => size,
+                base => size.saturating_sub(start.0.saturating_sub(base.0)),
+            })
             .or_else(|_| driver.pointer_attribute(start, PointerAttribute::RangeSize))?;
         if bytes > size {
             let why = format!("{bytes} bytes in memory of {size}");
@@ -201,6 +215,13 @@ impl ImportedPool {
         buffer.cpu = self.cpu_reaches(start);
         Ok(buffer)
     }
+}
+
+/// The imported allocations of this process, by driver and address: a peer that sends one twice must
+/// not make two owners of it.
+fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
+    static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An allocation of another process's pool.
@@ -264,14 +285,22 @@ impl ImportedPoolBuffer {
         let Some(tether) = self.tether.take() else {
             return Ok(());
         };
-        let freed = give_back(|| {
-            // SAFETY: owned by `self`, which is at its end; the free comes after the stream's work.
-            unsafe {
-                self.pool
-                    .calls()?
-                    .free_async(self.start, self.stream.handle())
+        let freed = {
+            let mut live = live();
+            let freed = give_back(|| {
+                // SAFETY: owned by `self`, which is at its end, and by nobody else, as `live` shows;
+                // the free comes after the stream's work.
+                unsafe {
+                    self.pool
+                        .calls()?
+                        .free_async(self.start, self.stream.handle())
+                }
+            });
+            if freed.is_ok() {
+                live.remove(&(self.pool.driver.address(), self.start));
             }
-        })
+            freed
+        }
         .and_then(|()| give_back(|| self.stream.synchronize()));
         if freed.is_err() {
             // It may be in use still: never say otherwise.

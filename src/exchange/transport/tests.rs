@@ -216,10 +216,13 @@ async fn without_tls_only_the_loopback_interface_is_open() {
     Listening::bind(&any, &Security::PlainAnywhere, &peers, &limits)
         .await
         .unwrap();
-    let name = "localhost:0".parse().unwrap();
-    Listening::bind(&name, &Security::Plain, &peers, &limits)
-        .await
-        .unwrap();
+    // A bare system may not know even this name.
+    if tokio::net::lookup_host("localhost:0").await.is_ok() {
+        let name = "localhost:0".parse().unwrap();
+        Listening::bind(&name, &Security::Plain, &peers, &limits)
+            .await
+            .unwrap();
+    }
 }
 
 #[tokio::test]
