@@ -164,6 +164,17 @@ impl Groups {
         self.change(|rounds, now| rounds.gone(now, session));
     }
 
+    /// When [`tick`](Self::tick) is to be called, if nobody asks before.
+    pub fn deadline(&self) -> Option<Instant> {
+        let at = self.lock().rounds.deadline()?;
+        self.0.begun.checked_add(at)
+    }
+
+    /// Ends what time has ended: who waits looks by itself, but there may be nobody who waits.
+    pub fn tick(&self) {
+        self.change(|rounds, now| rounds.tick(now));
+    }
+
     /// How many rounds of groups there are, gathering or in use.
     pub fn len(&self) -> usize {
         self.lock().rounds.len()

@@ -46,7 +46,6 @@ impl Rounds {
             memory: ask.memory,
             waiter: Some(waiter),
             given: None,
-            served: false,
             stay: Stay::Here,
             asker,
         };

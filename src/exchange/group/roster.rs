@@ -27,7 +27,6 @@ struct Page {
     first: u32,
     bytes: Zeroizing<Vec<u8>>,
     fds: Range<usize>,
-    last: bool,
 }
 
 impl Roster {
@@ -56,7 +55,6 @@ impl Roster {
                 first,
                 bytes: encode(&page),
                 fds: fd..(fd + page_fds).min(fds.len()),
-                last: !more,
             });
             first += u32::try_from(count).unwrap_or(u32::MAX);
             fd += page_fds;
@@ -72,11 +70,6 @@ impl Roster {
     /// The page that begins with rank `first`.
     pub fn page(&self, first: u32) -> Option<usize> {
         self.pages.iter().position(|page| page.first == first)
-    }
-
-    /// Whether no page follows.
-    pub fn is_last(&self, page: usize) -> bool {
-        self.pages.get(page).is_none_or(|page| page.last)
     }
 
     /// A whole reply frame's bytes: those of `Reply { id, answer: Members(..) }`.
@@ -158,7 +151,7 @@ mod tests {
             let page = roster.page(first).unwrap();
             assert!(roster.pages[page].bytes.len() < 1100);
             let members = read(&roster, page);
-            assert_eq!(members.more, !roster.is_last(page));
+            assert_eq!(members.more, page + 1 < roster.pages.len());
             first += members.members.len() as u32;
             seen.extend(members.members);
             if !members.more {

@@ -36,6 +36,9 @@ pub(crate) struct Rules {
     pub wait: Duration,
     /// The longest between the agreement and the last rank's handles.
     pub offer: Duration,
+    /// How long after the last rank's handles the members are told once more to a rank whose
+    /// connection broke: longer than a session lives without one.
+    pub keep: Duration,
     /// Bytes of members in a frame.
     pub page_bytes: usize,
     /// Fds with a frame: at most 253 (`SCM_MAX_FD`).
@@ -46,8 +49,8 @@ pub(crate) struct Rules {
 const MAX_FDS: u32 = 253;
 
 impl Rules {
-    /// The rules that fit a server's limits.
-    pub fn from_limits(limits: &Limits) -> Self {
+    /// The rules that fit a server's limits, and the time that it gives a session to come back.
+    pub fn new(limits: &Limits, lease: Duration) -> Self {
         Self {
             groups: limits.groups,
             groups_per_session: 64,
@@ -55,6 +58,7 @@ impl Rules {
             parts: 1 << 16,
             wait: limits.wait,
             offer: limits.request,
+            keep: limits.request.saturating_add(lease),
             // The rest of the frame is for what goes around it.
             page_bytes: limits.frame_bytes as usize / 2,
             page_fds: limits.frame_fds.min(MAX_FDS) as usize,
@@ -67,7 +71,8 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             offer: Duration::from_secs(10),
-            ..Self::from_limits(&Limits::default())
+            keep: Duration::from_secs(20),
+            ..Self::new(&Limits::default(), Duration::from_secs(10))
         }
     }
 }
@@ -121,8 +126,6 @@ pub(super) struct Seat {
     pub(super) deadline: Duration,
     pub(super) waiter: Option<Waiter>,
     pub(super) given: Option<Given>,
-    /// Whether it has been told the last page.
-    pub(super) served: bool,
     pub(super) stay: Stay,
 }
 
@@ -132,14 +135,20 @@ impl Seat {
     }
 }
 
+/// Members that can still be asked for.
+pub(super) struct Kept {
+    pub(super) roster: Arc<Roster>,
+    pub(super) until: Duration,
+}
+
 pub(super) enum Phase {
     Gathering,
     Offering {
         via: HandleType,
         until: Duration,
     },
-    /// The roster is there until all have been told it.
-    Complete(Option<Arc<Roster>>),
+    /// The roster is there as long as a rank may have to be told it once more.
+    Complete(Option<Kept>),
     /// Kept for the ranks that have not asked since.
     Failed {
         why: Arc<Incomplete>,
@@ -193,9 +202,11 @@ impl Round {
     /// When time alone changes something.
     pub(super) fn next(&self) -> Option<Duration> {
         let waiting = self.seats.values().filter(|seat| seat.waiter.is_some());
-        match self.phase {
-            Phase::Gathering | Phase::Complete(_) => waiting.map(|seat| seat.deadline).min(),
-            Phase::Offering { until, .. } | Phase::Failed { until, .. } => Some(until),
+        let waits = waiting.map(|seat| seat.deadline).min();
+        match &self.phase {
+            Phase::Gathering | Phase::Complete(None) => waits,
+            Phase::Complete(Some(kept)) => Some(waits.map_or(kept.until, |at| at.min(kept.until))),
+            Phase::Offering { until, .. } | Phase::Failed { until, .. } => Some(*until),
         }
     }
 }

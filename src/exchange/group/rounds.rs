@@ -108,7 +108,7 @@ impl Rounds {
             self.deadlines.retain(|(_, other)| *other != id);
             return;
         };
-        match round.phase {
+        match &mut round.phase {
             Phase::Gathering => {
                 let why = round.incomplete(Refusal::TimedOut, "", round.missing());
                 self.fail(id, now, why);
@@ -119,7 +119,8 @@ impl Rounds {
                 self.fail(id, now, why);
             }
             Phase::Failed { .. } => self.remove(id),
-            Phase::Complete(_) => {
+            Phase::Complete(kept) => {
+                kept.take_if(|kept| kept.until <= now);
                 let here = round.ranks(|seat| seat.stay == Stay::Here);
                 let why = Arc::new(round.incomplete(Refusal::TimedOut, "they have not left", here));
                 for seat in round.seats.values_mut() {
@@ -133,6 +134,11 @@ impl Rounds {
                 self.schedule(id);
             }
         }
+    }
+
+    /// When time alone changes something next.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.deadlines.first().map(|&(at, _)| at)
     }
 
     /// How many rounds there are.

@@ -366,7 +366,7 @@ fn over_tcp_there_are_no_fds() {
 }
 
 #[test]
-fn members_are_for_their_ranks_until_all_have_them() {
+fn members_are_for_their_ranks_alone() {
     let mut story = Story::new(Rules::default());
     let joins: Vec<_> = (0..2)
         .map(|rank| story.join(at(0), rank.into(), ask(rank, 2)))
@@ -376,15 +376,39 @@ fn members_are_for_their_ranks_until_all_have_them() {
     assert_eq!(story.reason(stranger).0, "not_found");
     story.offer(at(0), 0, handles(round));
     story.offer(at(0), 1, handles(round));
-    // All have been told: the handles are forgotten.
-    let again = story.offer(at(0), 1, handles(round));
-    assert_eq!(story.reason(again).0, "stale");
     let stranger = story.offer(at(0), 9, handles(round));
     assert_eq!(story.reason(stranger).0, "not_found");
 }
 
 #[test]
-fn pages_are_kept_for_who_has_not_had_them() {
+fn a_rank_whose_connection_broke_is_told_again() {
+    let mut story = Story::new(Rules::default());
+    let round = story.complete(3);
+    // All have been told, whether they have read it or not; one has left meanwhile.
+    story.leave(at(1), 2, round, 60_000);
+    let keep = Rules::default().keep;
+    for session in [0, 1, 1] {
+        let again = story.offer(keep - SECOND, session, handles(round));
+        assert!(matches!(story.told[&again], Told::Members(_, 0)));
+    }
+    // Nobody asks, but the time is over: the handles are forgotten, and nothing else.
+    assert_eq!(story.rounds.deadline(), Some(keep));
+    story.tick(keep);
+    assert!(matches!(
+        story.rounds.rounds[&round].phase,
+        Phase::Complete(None)
+    ));
+    let late = story.offer(keep, 1, handles(round));
+    assert_eq!(story.reason(late).0, "stale");
+    assert_eq!(story.rounds.deadline(), Some(at(61)), "the leaving rank's");
+    for session in [0, 1] {
+        story.leave(at(30), session, round, 0);
+    }
+    story.nothing_left();
+}
+
+#[test]
+fn members_come_in_pages() {
     let rules = Rules {
         page_bytes: 1,
         ..Rules::default()
@@ -392,13 +416,17 @@ fn pages_are_kept_for_who_has_not_had_them() {
     let mut story = Story::new(rules);
     let round = story.complete(2);
     for session in 0..2 {
-        let mut offer = handles(round);
-        offer.first = 1;
-        let waiter = story.offer(at(0), session, offer.clone());
-        assert!(matches!(story.told[&waiter], Told::Members(_, 1)));
+        for (first, page) in [(1, 1), (0, 0), (1, 1)] {
+            let mut offer = handles(round);
+            offer.first = first;
+            let waiter = story.offer(at(0), session, offer);
+            assert!(matches!(story.told[&waiter], Told::Members(_, told) if told == page));
+        }
     }
-    let waiter = story.offer(at(0), 0, handles(round));
-    assert_eq!(story.reason(waiter).0, "stale");
+    let mut offer = handles(round);
+    offer.first = 2;
+    let waiter = story.offer(at(0), 0, offer);
+    assert_eq!(story.reason(waiter).0, "invalid");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::{PageLimits, Roster};
-use super::round::{Given, Phase, Round, Stay, Told, Waiter, refused};
+use super::round::{Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
@@ -39,7 +39,7 @@ impl Rounds {
                 self.told.push((waiter, Told::Incomplete(why)));
                 self.remove_seat(ask.round, rank);
             }
-            Phase::Complete(_) => self.serve(ask.round, rank, waiter, first),
+            Phase::Complete(_) => self.serve(ask.round, waiter, first),
             Phase::Offering { via, .. } => {
                 if seat.given.is_none() {
                     match given(*via, seat.parts(), ask.fabric, fds) {
@@ -63,13 +63,13 @@ impl Rounds {
                     let no = refused(Refusal::Stale, "the rank has asked again since");
                     self.told.push((before, Told::Refused(no)));
                 }
-                self.complete(ask.round);
+                self.complete(ask.round, now);
             }
         }
     }
 
     /// All have offered, or not yet.
-    fn complete(&mut self, id: u64) {
+    fn complete(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
         };
@@ -102,54 +102,41 @@ impl Rounds {
             bytes: self.rules.page_bytes,
             fds: self.rules.page_fds,
         };
-        round.phase = Phase::Complete(Some(Arc::new(Roster::new(members, fds, limits))));
+        round.phase = Phase::Complete(Some(Kept {
+            roster: Arc::new(Roster::new(members, fds, limits)),
+            until: now.saturating_add(self.rules.keep),
+        }));
         if self.open.get(&round.group) == Some(&id) {
             self.open.remove(&round.group);
         }
         let waiters: Vec<_> = round
             .seats
-            .iter_mut()
-            .filter_map(|(rank, seat)| Some((*rank, seat.waiter.take()?)))
+            .values_mut()
+            .filter_map(|seat| seat.waiter.take())
             .collect();
-        for (rank, waiter) in waiters {
+        for waiter in waiters {
             self.waiting.remove(&waiter);
-            self.serve(id, rank, waiter, 0);
+            self.serve(id, waiter, 0);
         }
         self.schedule(id);
     }
 
     /// Tells a rank of a complete round a page.
-    fn serve(&mut self, id: u64, rank: u32, waiter: Waiter, first: u32) {
-        let Some(round) = self.rounds.get_mut(&id) else {
+    ///
+    /// Whether it is read nobody knows: the connection may break first, and the rank asks again.
+    fn serve(&mut self, id: u64, waiter: Waiter, first: u32) {
+        let Some(Phase::Complete(kept)) = self.rounds.get(&id).map(|round| &round.phase) else {
             return;
         };
-        let Phase::Complete(kept) = &mut round.phase else {
-            return;
-        };
-        let (Some(roster), Some(seat)) = (kept.clone(), round.seats.get_mut(&rank)) else {
+        let Some(Kept { roster, .. }) = kept else {
             let no = refused(Refusal::Stale, "the members have been told");
             return self.told.push((waiter, Told::Refused(no)));
         };
-        let Some(page) = roster.page(first) else {
-            let no = refused(Refusal::Invalid, "no page begins with that rank");
-            return self.told.push((waiter, Told::Refused(no)));
+        let told = match roster.page(first) {
+            Some(page) => Told::Members(Arc::clone(roster), page),
+            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
         };
-        seat.served |= roster.is_last(page);
-        self.told.push((waiter, Told::Members(roster, page)));
-        self.forget_handles(id);
-    }
-
-    /// Handles are kept no longer than somebody needs them: fds pin memory.
-    fn forget_handles(&mut self, id: u64) {
-        if let Some(round) = self.rounds.get_mut(&id)
-            && let Phase::Complete(roster) = &mut round.phase
-            && round
-                .seats
-                .values()
-                .all(|seat| seat.served || seat.stay != Stay::Here)
-        {
-            *roster = None;
-        }
+        self.told.push((waiter, told));
     }
 
     /// A rank is done; the waiter is told [`Told::Done`] when all are.
@@ -170,7 +157,6 @@ impl Rounds {
                     let no = refused(Refusal::Stale, "the rank has asked again since");
                     self.told.push((before, Told::Refused(no)));
                 }
-                self.forget_handles(ask.round);
                 self.end(ask.round);
                 self.schedule(ask.round);
                 self.tick(now);
@@ -287,7 +273,6 @@ impl Rounds {
                             .extend(here.map(|seat| (seat.asker.session, news.clone())));
                     }
                 }
-                self.forget_handles(id);
                 self.end(id);
                 self.schedule(id);
             }

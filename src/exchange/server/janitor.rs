@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use super::Inner;
 
-/// Ends sessions and tickets when their time is over, until the server ends.
+/// Ends sessions, tickets and groups' rounds when their time is over, until the server ends.
 pub(super) async fn run(inner: Arc<Inner>) {
     loop {
+        let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();
             // Tickets are looked at when they are redeemed: this only clears them away.
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
-            [state.leases.deadline(), tickets]
+            [state.leases.deadline(), tickets, groups]
                 .into_iter()
                 .flatten()
                 .min()

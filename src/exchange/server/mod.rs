@@ -160,7 +160,7 @@ impl Server {
             None => None,
         };
         let boot = BootId::current()?;
-        let rules = Rules::from_limits(&options.limits);
+        let rules = Rules::new(&options.limits, options.lease.min(LONGEST));
         let exporter = Exporter {
             addresses: match options.advertised.is_empty() {
                 true => addresses.clone(),
@@ -420,6 +420,7 @@ impl Inner {
             }
         }
         drop(state);
+        self.groups.tick();
         for session in ended {
             self.session_ended(session.session, &session.peer);
         }

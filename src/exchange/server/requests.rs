@@ -73,6 +73,8 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<
         Ask::Offer(offer) => {
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move {
+                // Also if nobody waits for the answer any more.
+                let _look = LookAfter(&inner);
                 match inner.groups.offer(session, offer, fds).await {
                     Ok(page) => Ok(Content::Members(page)),
                     Err(answer) => Ok(answer.into()),
@@ -89,6 +91,15 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<
             Step::later(async move { inner.redeem(&peer, &redeem.ticket).await })
         }
         _ => Step::Now(Err((Refusal::Unsupported, String::new()))),
+    }
+}
+
+/// Has the janitor look at its deadlines, dropped.
+struct LookAfter<'a>(&'a Inner);
+
+impl Drop for LookAfter<'_> {
+    fn drop(&mut self) {
+        self.0.janitor.notify_one();
     }
 }
 
