@@ -76,3 +76,21 @@ target_directory() {
     cargo metadata --locked --no-deps --format-version 1 |
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
 }
+
+# select_tests [slowly]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what the
+# programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), the tests whose
+# processes must meet deadlines are left out: tests with one process run the same code there.
+select_tests() {
+    local path name
+    TESTS=() SKIPPED=()
+    for path in tests/*.rs tests/*/main.rs; do
+        name=${path#tests/}
+        name=${name%/main.rs}
+        name=${name%.rs}
+        case ${1:-}:$name in
+            slowly:exchange_failures | slowly:serve_cli) ;;
+            *) TESTS+=(--test "$name") ;;
+        esac
+    done
+    [ -z "${1:-}" ] || SKIPPED=(--skip processes::a_rank_ --skip processes::eight_ --skip processes::the_end_)
+}
