@@ -69,8 +69,11 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
     match end {
         Ok(()) | Err(End::Quietly) => tracing::debug!(%peer, session, "disconnected"),
         Err(End::Server) => {
-            // What has to be said last: that leases have ended.
-            let _ = notify(inner, &mut connection.writer, link).await;
+            // What has to be said last: what has been decided before, that leases have ended.
+            let writer = &mut connection.writer;
+            if answer_done(inner, writer, &mut jobs).await.is_ok() {
+                let _ = notify(inner, writer, link).await;
+            }
         }
         Err(End::Dropped(why)) => {
             count(&inner.counters.dropped_peers);
@@ -178,6 +181,20 @@ async fn request(
         }
     };
     Ok(answer(inner, writer, id, outcome).await?)
+}
+
+/// Sends the answers that are there already.
+async fn answer_done(
+    inner: &Inner,
+    writer: &mut FrameWriter,
+    jobs: &mut JoinSet<(u64, Outcome)>,
+) -> Result<()> {
+    while let Some(done) = jobs.try_join_next() {
+        if let Ok((id, outcome)) = done {
+            answer(inner, writer, id, outcome).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Sends the answer to a request.

@@ -221,6 +221,46 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
     gone(&driver);
 }
 
+/// Says no when it is told to.
+#[derive(Default)]
+struct Hesitant(tokio::sync::Notify, tokio::sync::Notify);
+
+impl Allocate for Hesitant {
+    fn create<'a>(&'a self, _: &'a PeerName, _: &'a Create) -> Allocation<'a> {
+        Box::pin(async move {
+            self.0.notify_one();
+            self.1.notified().await;
+            Err((Refusal::Quota, String::new()))
+        })
+    }
+
+    fn delete<'a>(&'a self, _: &'a PeerName, _: &'a str, _: Duration) -> Allocation<'a> {
+        Box::pin(async { Err((Refusal::NotFound, String::new())) })
+    }
+}
+
+// One thread, whose tasks run in the order in which they are woken: the answer is there when the
+// connection's task sees that the server ends, and is told all the same.
+#[tokio::test]
+async fn what_was_decided_before_the_end_is_told() {
+    let driver = driver();
+    let hesitant = Arc::new(Hesitant::default());
+    let server = loopback().allocator(hesitant.clone());
+    let server = server.start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    let id = raw.send(create("a", MIB)).await;
+    hesitant.0.notified().await;
+    hesitant.1.notify_one();
+    let (closed, (answer, _)) = tokio::join!(server.close(Duration::ZERO), raw.answer(id));
+    closed.unwrap();
+    let Answer::Refused(refused) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(Refusal::from_word(&refused.reason), Refusal::Quota);
+    drop((raw, hesitant));
+    close(server, &driver).await;
+}
+
 #[tokio::test]
 async fn without_an_allocator_nothing_is_made() {
     let driver = driver();
