@@ -76,7 +76,7 @@ pub(super) struct Established {
 }
 
 /// Whether it may be otherwise after a while: nobody is there yet, or is too busy.
-pub(super) const fn may_pass(error: &Error) -> bool {
+pub(crate) const fn may_pass(error: &Error) -> bool {
     use crate::Refusal::{Closing, Limit};
     matches!(
         error,

@@ -35,6 +35,7 @@ use super::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
 use crate::driver::{Driver, NodeId};
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Refusal, Result};
+pub(crate) use greet::may_pass;
 use session::Keep;
 pub(crate) use session::{Answered, Notified};
 

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::agree::cut;
 use super::group::{Group, Parts};
 use super::host::Hosted;
+use super::local::connect_local;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
 use crate::driver::{Driver, FabricHandle, HandleType, HandleTypes, ShareableHandle};
@@ -109,18 +110,22 @@ async fn connect(
         return Ok(client);
     }
     match client.local() {
-        Some(path) if path.is_absolute() => match dial(Address::Unix(path)).connect(driver).await {
-            // Another server may be at that path here, say in a container.
-            Ok(local) if local.instance() == client.instance() => {
-                client.close().await;
-                Ok(local)
+        Some(path) if path.is_absolute() => {
+            let dial = || dial(Address::Unix(path.clone()));
+            let handshake = options.limits.handshake;
+            match connect_local(&path, dial, handshake, driver, until).await {
+                // Another server may be at that path here, say in a container.
+                Ok(local) if local.instance() == client.instance() => {
+                    client.close().await;
+                    Ok(local)
+                }
+                Ok(_) => Ok(client),
+                Err(error) => {
+                    tracing::debug!(%error, "no Unix socket of the group's server here");
+                    Ok(client)
+                }
             }
-            Ok(_) => Ok(client),
-            Err(error) => {
-                tracing::debug!(%error, "no Unix socket of the group's server here");
-                Ok(client)
-            }
-        },
+        }
         _ => Ok(client),
     }
 }

@@ -27,6 +27,7 @@ mod gather;
 mod group;
 mod host;
 mod join;
+mod local;
 mod member;
 mod options;
 mod roster;
