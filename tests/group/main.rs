@@ -447,3 +447,59 @@ async fn a_rank_that_joins_again_begins_a_new_round() {
         }
     }
 }
+
+/// Passes bytes on between TCP connections until they are cut.
+struct Wire {
+    address: Address,
+    cut: std::sync::Arc<tokio::sync::Notify>,
+}
+
+impl Wire {
+    async fn to(port: u16) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::loopback(listener.local_addr().unwrap().port());
+        let cut = std::sync::Arc::new(tokio::sync::Notify::new());
+        let cutting = cut.clone();
+        tokio::spawn(async move {
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let far = tokio::net::TcpStream::connect(("127.0.0.1", port));
+                let mut far = far.await.unwrap();
+                let cut = cutting.clone();
+                tokio::spawn(async move {
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                        () = cut.notified() => {}
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_leaves_though_its_connection_breaks() {
+    let server = Server::options().listen(Address::loopback(0)).door(None);
+    let server = server.start().await.unwrap();
+    let address = server.addresses()[0].clone();
+    let Address::Tcp { port, .. } = address else {
+        panic!("{address}");
+    };
+    let wire = Wire::to(port).await;
+    let driver = fabric();
+    let join = |rank, address: &Address| {
+        let options = Group::options("job", rank, 2, address.clone()).host(Host::Elsewhere);
+        let (options, driver) = (options.memory(buffer(&driver, 1)), driver.clone());
+        async move { options.join(&driver).await.unwrap() }
+    };
+    let (first, second) = tokio::join!(join(0, &address), join(1, &wire.address));
+    let second = tokio::spawn(second.leave(LONG));
+    // Long enough for it to wait for the other; if not, there is less to see.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    wire.cut.notify_waiters();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    first.leave(LONG).await.unwrap();
+    second.await.unwrap().unwrap();
+    server.close(Duration::ZERO).await.unwrap();
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::host::Hosted;
 use super::join::leave_behind;
@@ -13,6 +14,7 @@ use super::member::Slot;
 use super::options::GroupOptions;
 use crate::driver::{Driver, HandleType};
 use crate::exchange::client::Notified;
+use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Answer, Ask, Leave};
 use crate::exchange::{Address, Client};
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
@@ -231,14 +233,9 @@ impl Group {
         let Some(client) = self.client.take() else {
             return Ok(self.memory.clone());
         };
-        let ask = Ask::Leave(Leave {
-            ms: within.as_millis().try_into().unwrap_or(u64::MAX),
-            ..self.leave.clone()
-        });
-        let patience = within.saturating_add(Duration::from_secs(5));
         let answer = tokio::select! {
             biased;
-            answer = client.call(ask, patience) => answer,
+            answer = say_leave(&client, &self.leave, within) => answer,
             // There is nobody to wait for.
             error = server_lost(self.state.clone()) => Err(error),
         };
@@ -294,6 +291,32 @@ impl fmt::Debug for Group {
             .field("via", &self.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
+    }
+}
+
+/// Leaves, and waits for the others; once more where the connection breaks meanwhile, since the
+/// client goes on with the session.
+async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<Answer> {
+    let until = deadline(within);
+    let ask = || {
+        let left = until.saturating_duration_since(Instant::now());
+        let ask = Ask::Leave(Leave {
+            ms: left.as_millis().try_into().unwrap_or(u64::MAX),
+            ..leave.clone()
+        });
+        client.call(ask, left.saturating_add(Duration::from_secs(5)))
+    };
+    let broke = match ask().await {
+        Err(error @ Error::PeerLost { .. }) => error,
+        answer => return answer,
+    };
+    match ask().await {
+        // The round is over, but whether all have left or some were lost was not heard.
+        Err(Error::Refused {
+            reason: Refusal::NotFound,
+            ..
+        }) => Err(broke),
+        answer => answer,
     }
 }
 
