@@ -2,10 +2,16 @@
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, eventually, heartbeat, lease, ms};
+use crate::pki::Pki;
 
 fn pair() -> (Role, Role) {
-    let (mut owner, ready) = Role::start(&Setup::owner("tcp://127.0.0.1:0", None));
-    let (mut peer, _) = Role::start(&Setup::peer(&parts(&ready).0, None));
+    // With names: one local process could say for another that it has let go.
+    let folder = tempfile::tempdir().expect("a folder");
+    let pki = Pki::new(folder.path(), "ca");
+    let setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
+    let (mut owner, ready) = Role::start(&setup);
+    let setup = Setup::peer(&parts(&ready).0, Some(&pki.issue("peer")));
+    let (mut peer, _) = Role::start(&setup);
     owner.must("publish weights 3000000 1");
     peer.must("fetch weights fabric");
     (owner, peer)
@@ -39,7 +45,7 @@ fn a_peer_that_stops_for_a_moment_keeps_its_lease() {
     peer.signal(libc::SIGCONT);
     std::thread::sleep(heartbeat() * 3);
     assert_eq!(peer.must("state weights"), "held");
-    assert_eq!(owner.must("importers weights"), "local");
+    assert_eq!(owner.must("importers weights"), "peer");
     owner.must("write weights 7");
     peer.must("check weights 7");
     end(owner, peer);
@@ -54,7 +60,7 @@ fn an_owner_that_stops_for_a_moment_loses_nobody() {
     owner.signal(libc::SIGCONT);
     std::thread::sleep(heartbeat() * 3);
     assert_eq!(peer.must("state weights"), "held");
-    assert_eq!(owner.must("importers weights"), "local");
+    assert_eq!(owner.must("importers weights"), "peer");
     end(owner, peer);
 }
 
@@ -65,7 +71,7 @@ fn a_peer_that_stops_for_long_loses_its_lease_and_learns_it() {
     owner.must("events");
     peer.signal(libc::SIGSTOP);
     eventually("the lease ends", || {
-        owner.must("importers weights") == "local:expired"
+        owner.must("importers weights") == "peer:expired"
     });
     let events = owner.must("events");
     assert!(events.contains("LeaseExpired"), "{events}");
@@ -113,8 +119,8 @@ fn both_ends_that_stop_agree_afterwards() {
         let importers = owner.must("importers weights");
         let state = peer.must("state weights");
         match importers.as_str() {
-            "local" => state == "held",
-            "local:expired" => state.starts_with("lost"),
+            "peer" => state == "held",
+            "peer:expired" => state.starts_with("lost"),
             other => panic!("{other}"),
         }
     });

@@ -348,7 +348,8 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Granted {
     /// Names the lease: a number that the instance gives once. A lease that ended while the client
-    /// was silent can still be released by it, in a later session.
+    /// was silent can still be released by it, in a later session, unless its peer is any local
+    /// process.
     pub lease: u64,
     /// What the memory is.
     pub memory: Description,

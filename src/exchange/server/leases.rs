@@ -185,11 +185,11 @@ impl Leases {
     }
 
     /// The holder has unmapped the memory. Of an expired lease its peer may say so from a later
-    /// session.
+    /// session, unless any local process could be that peer.
     pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<Lease> {
         let entry = self.leases.get(&lease)?;
         let may = match entry.holder.state {
-            HolderState::Expired => entry.holder.peer == *peer,
+            HolderState::Expired => entry.holder.peer == *peer && *peer != PeerName::Local,
             _ => entry.session == session,
         };
         if may { self.remove(lease) } else { None }

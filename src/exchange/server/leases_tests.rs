@@ -48,6 +48,22 @@ fn a_silent_holder_is_doubted_until_it_speaks() {
 }
 
 #[test]
+fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, PeerName::Local);
+    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.detach(1, now, false);
+    leases.expire(now);
+    leases.open(2, PeerName::Local);
+    assert_eq!(leases.release(2, &PeerName::Local, lease), None);
+    assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
+    // A live one its own session releases.
+    let lease = leases.grant(2, 8, None, now, LIMIT).unwrap();
+    assert!(leases.release(2, &PeerName::Local, lease).is_some());
+}
+
+#[test]
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
     let mut leases = Leases::default();

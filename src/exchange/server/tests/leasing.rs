@@ -8,6 +8,52 @@ async fn hasty() -> Server {
     options.start().await.unwrap()
 }
 
+/// Members of a group are forgotten in time, whether or not anybody asks for them.
+#[tokio::test]
+async fn the_janitor_forgets_a_groups_members() {
+    let driver = driver();
+    let limits = Limits {
+        request: SHORT,
+        ..limits()
+    };
+    let options = loopback().heartbeat(LEASE / 4).lease(LEASE);
+    let server = options.limits(limits).start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    let join = Join {
+        group: "g".into(),
+        rank: 0,
+        size: 1,
+        can: vec![HandleType::Fabric],
+        cannot: vec![],
+        memory: None,
+        ms: 1000,
+    };
+    let Answer::Agreed(agreed) = raw.ask(Ask::Join(join)).await.0 else {
+        panic!()
+    };
+    let offer = Ask::Offer(Offer {
+        group: "g".into(),
+        round: agreed.round,
+        fabric: vec![],
+        first: 0,
+    });
+    for _ in 0..2 {
+        let (answer, _) = raw.ask(offer.clone()).await;
+        assert!(matches!(answer, Answer::Members(_)), "{answer:?}");
+    }
+    let groups = &server.handle.inner.groups;
+    let begun = std::time::Instant::now();
+    while groups.deadline().is_some() {
+        assert!(begun.elapsed() < LONG);
+        raw.ask(Ask::Ping(Empty {})).await;
+        tokio::time::sleep(LEASE / 20).await;
+    }
+    assert_eq!(groups.len(), 1, "it is a group all the same");
+    assert_eq!(raw.refusal(offer).await, Refusal::Stale);
+    drop(raw);
+    close(server, &driver).await;
+}
+
 #[tokio::test]
 async fn holders_are_asked_and_waited_for() {
     let driver = driver();
@@ -108,7 +154,10 @@ async fn who_still_holds_is_named() {
 #[tokio::test]
 async fn a_silent_holder_expires_and_stays_doubted() {
     let driver = driver();
-    let server = hasty().await;
+    // A peer with a name: any local process could be another one over plain TCP.
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
     let mut events = server.events();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
