@@ -373,8 +373,8 @@ impl Inner {
         // It may hold this server, which would hold it for ever.
         let allocator = lock(&self.allocator).take();
         drop(allocator);
-        let registration = lock(&self.registration).take();
-        drop(registration);
+        // Taken out of the directory in the background, when dropped.
+        let _registration = lock(&self.registration).take();
         self.ended.send_replace(true);
         held
     }
