@@ -497,7 +497,7 @@ async fn a_rank_leaves_though_its_connection_breaks() {
     // Long enough for it to wait for the other; if not, there is less to see.
     tokio::time::sleep(Duration::from_millis(500)).await;
     wire.cut.notify_waiters();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Whether it asks once more before or after the round has ended, it is told.
     first.leave(LONG).await.unwrap();
     second.await.unwrap().unwrap();
     server.close(Duration::ZERO).await.unwrap();

@@ -311,7 +311,7 @@ async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<A
         answer => return answer,
     };
     match ask().await {
-        // The round is over, but whether all have left or some were lost was not heard.
+        // The server does not know any more whether all have left or some were lost.
         Err(Error::Refused {
             reason: Refusal::NotFound,
             ..

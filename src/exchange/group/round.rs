@@ -156,6 +156,21 @@ pub(super) enum Phase {
     },
 }
 
+/// What came of a complete round, for ranks whose connection broke before they heard it.
+pub(super) struct Ended {
+    pub(super) round: u64,
+    /// Those that have left.
+    pub(super) sessions: Vec<u64>,
+    pub(super) told: Told,
+    pub(super) until: Duration,
+}
+
+impl Ended {
+    pub(super) fn is(&self, round: u64, session: u64) -> bool {
+        self.round == round && self.sessions.contains(&session)
+    }
+}
+
 pub(super) struct Round {
     pub(super) group: String,
     pub(super) size: u32,

@@ -5,11 +5,11 @@
 //! ranks alike, and whoever joins then begins a new one. There is no state in which one rank of a
 //! round is told its members and another that it failed.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::round::{Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
+use super::round::{Ended, Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
 use crate::Refusal;
 use crate::exchange::protocol::{Incomplete, Lost, Refused};
 
@@ -23,6 +23,8 @@ pub(super) struct Rounds {
     pub(super) sessions: HashMap<u64, BTreeSet<u64>>,
     pub(super) waiting: HashMap<Waiter, (u64, u32)>,
     pub(super) deadlines: BTreeSet<(Duration, u64)>,
+    /// The last rounds that ended as they should, oldest first.
+    pub(super) ended: VecDeque<Ended>,
     pub(super) told: Vec<(Waiter, Told)>,
     pub(super) news: Vec<(u64, Lost)>,
 }
@@ -37,6 +39,7 @@ impl Rounds {
             sessions: HashMap::new(),
             waiting: HashMap::new(),
             deadlines: BTreeSet::new(),
+            ended: VecDeque::new(),
             told: Vec::new(),
             news: Vec::new(),
         }
@@ -92,6 +95,9 @@ impl Rounds {
             && at <= now
         {
             self.expire(id, now);
+        }
+        while self.ended.front().is_some_and(|ended| ended.until <= now) {
+            self.ended.pop_front();
         }
     }
 

@@ -447,6 +447,35 @@ fn the_loss_of_a_member_is_news_to_the_others() {
 }
 
 #[test]
+fn what_came_of_a_round_is_told_once_more() {
+    let mut story = Story::new(Rules {
+        groups: 2,
+        ..Rules::default()
+    });
+    let round = story.complete(3);
+    let unheard = story.leave(at(1), 1, round, 60_000);
+    story.rounds.cancel(at(2), unheard);
+    story.gone(at(3), 2);
+    let last = story.leave(at(3), 0, round, 60_000);
+    let again = story.leave(at(4), 1, round, 60_000);
+    for waiter in [last, again] {
+        assert_eq!(story.reason(waiter), ("closing".into(), vec![2]));
+    }
+    // Only to ranks that have left, only for a while, and only of the last rounds.
+    for (now, session) in [(at(5), 2), (at(5), 7), (at(3) + Rules::default().keep, 1)] {
+        let waiter = story.leave(now, session, round, 0);
+        assert_eq!(story.reason(waiter).0, "not_found");
+    }
+    assert!(story.rounds.ended.is_empty());
+    for _ in 0..3 {
+        let round = story.complete(1);
+        story.leave(at(1), 0, round, 0);
+    }
+    assert_eq!(story.rounds.ended.len(), 2);
+    story.nothing_left();
+}
+
+#[test]
 fn who_does_not_leave_is_named() {
     let mut story = Story::new(Rules::default());
     let round = story.complete(3);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::{PageLimits, Roster};
-use super::round::{Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
+use super::round::{Ended, Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
@@ -143,6 +143,11 @@ impl Rounds {
     pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
         self.tick(now);
         let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
+        if let Some(ended) = self.ended.iter().find(|ended| ended.is(ask.round, session)) {
+            // It has left before, and its connection broke before it heard what came of it.
+            let told = ended.told.clone();
+            return self.told.push((waiter, told));
+        }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
             return self.unknown(waiter);
         };
@@ -157,7 +162,7 @@ impl Rounds {
                     let no = refused(Refusal::Stale, "the rank has asked again since");
                     self.told.push((before, Told::Refused(no)));
                 }
-                self.end(ask.round);
+                self.end(ask.round, now);
                 self.schedule(ask.round);
                 self.tick(now);
             }
@@ -175,7 +180,7 @@ impl Rounds {
     }
 
     /// Ends a complete round that nobody is in any more.
-    fn end(&mut self, id: u64) {
+    fn end(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
         };
@@ -192,13 +197,26 @@ impl Rounds {
                 lost,
             )))
         };
+        let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
             if let Some(waiter) = seat.waiter.take() {
                 self.waiting.remove(&waiter);
                 self.told.push((waiter, told.clone()));
             }
+            if seat.stay == Stay::Left {
+                sessions.push(seat.asker.session);
+            }
         }
         self.remove(id);
+        if self.ended.len() >= self.rules.groups {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(Ended {
+            round: id,
+            sessions,
+            told,
+            until: now.saturating_add(self.rules.keep),
+        });
     }
 
     /// A session is over: its process may be dead.
@@ -273,7 +291,7 @@ impl Rounds {
                             .extend(here.map(|seat| (seat.asker.session, news.clone())));
                     }
                 }
-                self.end(id);
+                self.end(id, now);
                 self.schedule(id);
             }
         }
