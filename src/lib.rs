@@ -55,6 +55,7 @@
 //! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
 #![deny(missing_docs)]
 
+mod accessors;
 mod buffer;
 pub mod capability;
 #[cfg(feature = "certs")]

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytemuck::{AnyBitPattern, NoUninit};
-
 use super::cache::Cached;
 use super::imports::{Imports, MappedKey, Origin, PartKey, Source};
 use super::{Description, MAX_PARTS};
+use crate::accessors::cpu_accessors;
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{
@@ -350,49 +349,7 @@ impl ImportedBuffer {
         Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.mapped.padded())
     }
 
-    /// Copies `values` to `offset` bytes from the start, by the CPU.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`], [`Error::OutOfRange`].
-    pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
-        self.cpu()?.write_at(offset, values)
-    }
-
-    /// Copies from `offset` bytes from the start into `values`, by the CPU.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn read_at<T: AnyBitPattern + NoUninit>(
-        &self,
-        offset: u64,
-        values: &mut [T],
-    ) -> Result<()> {
-        self.cpu()?.read_at(offset, values)
-    }
-
-    /// Writes one value.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn put<T: NoUninit>(&self, offset: u64, value: T) -> Result<()> {
-        self.cpu()?.put(offset, value)
-    }
-
-    /// Reads one value.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn get<T: AnyBitPattern + NoUninit>(&self, offset: u64) -> Result<T> {
-        self.cpu()?.get(offset)
-    }
-
-    /// Sets every byte to `byte`, by the CPU.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`].
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.cpu()?.fill(0, self.len(), byte)
-    }
+    cpu_accessors!();
 
     /// The word at `offset` bytes, read by the CPU; it may lie in the padding beyond
     /// [`len`](Self::len).

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use bytemuck::{AnyBitPattern, NoUninit};
-
 use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
 use crate::Result;
+use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::share::{Description, ImportedBuffer};
@@ -138,49 +137,7 @@ impl RemoteBuffer {
         self.memory.cpu()
     }
 
-    /// Copies `values` to `offset` bytes from the start, by the CPU.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible), [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
-        self.memory.write_at(offset, values)
-    }
-
-    /// Copies from `offset` bytes from the start into `values`, by the CPU.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn read_at<T: AnyBitPattern + NoUninit>(
-        &self,
-        offset: u64,
-        values: &mut [T],
-    ) -> Result<()> {
-        self.memory.read_at(offset, values)
-    }
-
-    /// Writes one value.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn put<T: NoUninit>(&self, offset: u64, value: T) -> Result<()> {
-        self.memory.put(offset, value)
-    }
-
-    /// Reads one value.
-    ///
-    /// # Errors
-    /// As [`write_at`](Self::write_at).
-    pub fn get<T: AnyBitPattern + NoUninit>(&self, offset: u64) -> Result<T> {
-        self.memory.get(offset)
-    }
-
-    /// Sets every byte to `byte`, by the CPU.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible).
-    pub fn fill(&self, byte: u8) -> Result<()> {
-        self.memory.fill(byte)
-    }
+    cpu_accessors!();
 
     /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
     /// another has other addresses for the same memory.

@@ -104,18 +104,14 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     let resolver = Arc::new(SingleCertAndKey::from(key));
     let roots = Arc::new(roots);
 
+    let trust = texts.crl.map_or(texts.ca.0, |(what, _)| what);
+    // Without revocation lists, none is consulted.
     let server = serves.and_then(|()| {
-        let mut verifier =
-            WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
-        if !crls.is_empty() {
-            verifier = verifier
-                .with_crls(crls.clone())
-                .enforce_revocation_expiration();
-        }
-        let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
-        let verifier = verifier
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .with_crls(crls.clone())
+            .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(what, error.to_string()))?;
+            .map_err(|error| wrong(trust, error.to_string()))?;
         let mut config = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong("TLS 1.3", error.to_string()))?
@@ -130,17 +126,12 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         Ok(Arc::new(config))
     });
     let client = dials.and_then(|()| {
-        let mut verifier =
-            client::WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
-        if !crls.is_empty() {
-            verifier = verifier
+        let verifier =
+            client::WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())
                 .with_crls(crls.clone())
-                .enforce_revocation_expiration();
-        }
-        let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
-        let verifier = verifier
-            .build()
-            .map_err(|error| wrong(what, error.to_string()))?;
+                .enforce_revocation_expiration()
+                .build()
+                .map_err(|error| wrong(trust, error.to_string()))?;
         let mut config = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong("TLS 1.3", error.to_string()))?
