@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
 use super::session::Session;
-use super::state::{No, millis};
+use super::state::{No, State, millis};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
 use crate::exchange::protocol::{
@@ -308,7 +308,7 @@ impl Inner {
     }
 
     /// Makes client and server agree on the leases of a resumed session.
-    fn reconcile(&self, state: &mut super::State, session: &Session, held: Option<&[u64]>) {
+    fn reconcile(&self, state: &mut State, session: &Session, held: Option<&[u64]>) {
         let (dropped, unknown) = match held {
             Some(held) => state.leases.keep_only(session.id, held),
             None => Default::default(),

@@ -11,6 +11,7 @@ mod connection;
 pub(super) mod door;
 mod events;
 mod fetch;
+mod inner;
 mod janitor;
 mod leases;
 mod names;
@@ -32,7 +33,7 @@ mod tests;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast, watch};
 
@@ -43,15 +44,15 @@ pub use options::ServerOptions;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
+use crate::exchange::Address;
 use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
 use crate::exchange::protocol::{Closing, Event};
 use crate::exchange::transport::Listening;
-use crate::exchange::{Address, Limits, PeerName};
 use crate::share::{BootId, InstanceId, Shared};
 use crate::{Error, Result};
-use state::State;
+use inner::Inner;
 
 /// Events that wait for a receiver which does not keep up.
 const EVENTS: usize = 1024;
@@ -93,33 +94,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.inner.end();
     }
-}
-
-/// What the tasks work on.
-struct Inner {
-    instance: InstanceId,
-    boot: BootId,
-    limits: Limits,
-    heartbeat: Duration,
-    lease: Duration,
-    ticket: Duration,
-    /// Where tickets are redeemed.
-    door: Option<String>,
-    /// Where all of the protocol is spoken over a Unix socket.
-    local: Option<String>,
-    allocator: Mutex<Option<Arc<dyn Allocate>>>,
-    registration: Mutex<Option<Registration>>,
-    /// Called without the lock on the state, which it takes itself.
-    groups: Groups,
-    state: Mutex<State>,
-    counters: stats::Counters,
-    events: broadcast::Sender<ServerEvent>,
-    tasks: tasks::Tasks,
-    /// Woken when there may be a deadline earlier than those before.
-    janitor: Notify,
-    /// Woken when a lease has ended.
-    released: Notify,
-    ended: watch::Sender<bool>,
 }
 
 impl fmt::Debug for Server {
@@ -324,116 +298,5 @@ fn path_text(path: &Path) -> Option<String> {
 impl ServerOptions {
     async fn bind(&self, address: &Address) -> Result<Listening> {
         Listening::bind(address, &self.security, &self.peers, &self.limits).await
-    }
-}
-
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    /// After how long without a word a connection is given up.
-    fn silence(&self) -> Duration {
-        self.lease.min(self.heartbeat.saturating_mul(3))
-    }
-
-    /// Waits for the server's end.
-    fn ending(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut ended = self.ended.subscribe();
-        async move {
-            // It also ends when there is no server any more.
-            let _ = ended.wait_for(|ended| *ended).await;
-        }
-    }
-
-    fn allocator(&self) -> Option<Arc<dyn Allocate>> {
-        lock(&self.allocator).clone()
-    }
-
-    fn emit(&self, event: ServerEvent) {
-        // Nobody has to listen.
-        let _ = self.events.send(event);
-    }
-
-    /// Ends all tasks and takes all names away; tells who still held something.
-    fn end(&self) -> Vec<String> {
-        let mut held = Vec::new();
-        {
-            let mut state = self.state();
-            state.closing = true;
-            let mut ids: Vec<u64> = state.publications.keys().copied().collect();
-            ids.sort_unstable();
-            for id in ids {
-                let (mut holders, _) = state.leases.holders(id);
-                holders.retain(|holder| holder.state != HolderState::Expired);
-                held.extend(publish::describe(&holders, 0));
-                state.unpublish(id, "the exporter has ended");
-            }
-        }
-        // It may hold this server, which would hold it for ever.
-        let allocator = lock(&self.allocator).take();
-        drop(allocator);
-        // Taken out of the directory in the background, when dropped.
-        let _registration = lock(&self.registration).take();
-        self.ended.send_replace(true);
-        held
-    }
-
-    fn stats(&self) -> ServerStats {
-        let state = self.state();
-        let padded = |one: &publication::Registered| one.publication.description.padded();
-        ServerStats {
-            sessions: state.sessions.len() as u64,
-            leases: state.leases.live() as u64,
-            names: state.names.len() as u64,
-            bytes: state.publications.values().map(padded).sum(),
-            tasks: self.tasks.count() as u64,
-            ..self.counters.read()
-        }
-    }
-
-    /// Ends the sessions whose time is over.
-    fn expire(&self, now: Instant) {
-        let mut state = self.state();
-        state.tickets.expire(now);
-        let ended = state.leases.expire(now);
-        for session in &ended {
-            state.sessions.remove(&session.session);
-            state.unwatch(session.session);
-            for lease in &session.leases {
-                state.tickets.forget(lease.holder.lease);
-                let Some(registered) = state.publications.get(&lease.publication) else {
-                    continue;
-                };
-                registered.publication.changed.notify_waiters();
-                let name = registered.publication.name.to_string();
-                let held = now.saturating_duration_since(lease.holder.since);
-                let lease = lease.holder.lease;
-                tracing::warn!(peer = %session.peer, name, lease, "lease expired");
-                stats::count(&self.counters.expired);
-                self.emit(ServerEvent::LeaseExpired {
-                    peer: session.peer.clone(),
-                    name,
-                    lease,
-                    held,
-                });
-            }
-        }
-        drop(state);
-        self.groups.tick();
-        for session in ended {
-            self.session_ended(session.session, &session.peer);
-        }
-        self.released.notify_waiters();
-    }
-
-    /// A session is no more.
-    fn session_ended(&self, session: u64, peer: &PeerName) {
-        tracing::info!(%peer, session, "session ended");
-        self.groups.gone(session);
-        self.emit(ServerEvent::PeerGone {
-            peer: peer.clone(),
-            session,
-        });
     }
 }

@@ -1,0 +1,79 @@
+//! What a client reads after the greeting: answers, and what a server says unasked.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Entry, Refused, Reply};
+
+/// What a client reads after the greeting: a reply has an `id`, a notice has none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FromServer {
+    /// An answer.
+    Reply(Reply),
+    /// An event.
+    Notice(Notice),
+}
+
+/// What a server says unasked; `None` where this version does not know it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice(pub Option<Event>);
+
+/// See [`Notice`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The exporter wants memory back: unmap and release it by then.
+    Withdrawing(Withdrawing),
+    /// A lease has ended without the client's doing.
+    Ended(Ended),
+    /// A watched name is there, or has other memory than before.
+    Published(Entry),
+    /// A watched name is gone.
+    Gone(Gone),
+    /// The server is about to end.
+    Closing(Closing),
+    /// Ranks of a group are gone without having left.
+    Lost(Lost),
+}
+
+/// See [`Event::Withdrawing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withdrawing {
+    /// The lease.
+    pub lease: u64,
+    /// In how many milliseconds.
+    pub ms: u64,
+}
+
+/// See [`Event::Ended`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The lease.
+    pub lease: u64,
+    /// Why.
+    pub why: Refused,
+}
+
+/// See [`Event::Gone`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gone {
+    /// The name.
+    pub name: String,
+}
+
+/// See [`Event::Closing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closing {
+    /// In how many milliseconds.
+    pub ms: u64,
+}
+
+/// See [`Event::Lost`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`](super::Agreed) named.
+    pub round: u64,
+    /// The ranks.
+    pub ranks: Vec<u32>,
+}

@@ -1,0 +1,165 @@
+//! What a server answers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Empty, Refused};
+use crate::driver::HandleType;
+use crate::exchange::protocol::Secret;
+use crate::share::Description;
+
+/// The server's answer to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// The request's.
+    pub id: u64,
+    /// The answer; `None` where this version does not know it.
+    pub answer: Option<Answer>,
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// It is done.
+    Done(Empty),
+    /// It is not.
+    Refused(Refused),
+    /// See [`Ask::List`](super::Ask::List).
+    Names(Names),
+    /// See [`Ask::Fetch`](super::Ask::Fetch).
+    Granted(Granted),
+    /// See [`Ask::Redeem`](super::Ask::Redeem): so many fds come with the frame.
+    Fds(Fds),
+    /// See [`Ask::Probe`](super::Ask::Probe).
+    Probed(Probed),
+    /// See [`Ask::Join`](super::Ask::Join).
+    Agreed(Agreed),
+    /// See [`Ask::Offer`](super::Ask::Offer).
+    Members(Members),
+    /// Instead of [`Agreed`] or [`Members`], to all ranks alike: the group did not come together.
+    /// Instead of [`Done`](Self::Done) to a rank that leaves: not all the others have left.
+    Incomplete(Incomplete),
+}
+
+/// See [`Answer::Names`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Names {
+    /// What this peer may fetch, in the order of names.
+    pub entries: Vec<Entry>,
+    /// Whether there are more: ask again, after the last of these.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// A name and what is under it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name.
+    pub name: String,
+    /// What it is.
+    pub memory: Description,
+    /// How many leases of it there are.
+    #[serde(default)]
+    pub leases: u32,
+}
+
+/// See [`Ask::Fetch`](super::Ask::Fetch).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Names the lease: a number that the instance gives once. A lease that ended while the client
+    /// was silent can still be released by it, in a later session, unless its peer is any local
+    /// process.
+    pub lease: u64,
+    /// What the memory is.
+    pub memory: Description,
+    /// How to import it.
+    pub handles: Handles,
+    /// Where a probe may write, in bytes from the start; it may lie beyond `memory.len`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<u64>,
+    /// Why it is not a fabric handle, where one was wanted, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_fabric: Option<String>,
+}
+
+/// How to import memory: one handle for each part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handles {
+    /// Fabric handles: 64 bytes each.
+    Fabric(Vec<Secret>),
+    /// As many fds, which come with the frame.
+    Fds(Fds),
+    /// The fds are at the server's door, for this ticket.
+    Ticket(Secret),
+}
+
+/// So many fds come with the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fds {
+    /// How many.
+    pub count: u32,
+}
+
+/// See [`Ask::Probe`](super::Ask::Probe).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probed {
+    /// The word that the server read; right if it is the one that the client wrote.
+    pub found: u64,
+    /// The word that the server wrote afterwards.
+    pub wrote: u64,
+}
+
+/// See [`Ask::Join`](super::Ask::Join).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agreed {
+    /// Which life of the group this is.
+    pub round: u64,
+    /// How all ranks share.
+    pub via: HandleType,
+    /// How many handles all ranks have together: as many fds will come.
+    #[serde(default)]
+    pub handles: u32,
+}
+
+/// See [`Ask::Offer`](super::Ask::Offer).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Members {
+    /// The ranks, in order, from [`Offer::first`](super::Offer::first) on.
+    pub members: Vec<Member>,
+    /// Whether there are more: ask again, for the rank after the last of these.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// See [`Answer::Incomplete`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incomplete {
+    /// Why: `timed_out` where ranks are missing, `closing` where ranks were lost,
+    /// `no_common_handle`, or another word of [`crate::Refusal`].
+    pub reason: String,
+    /// Why, for people.
+    #[serde(default)]
+    pub detail: String,
+    /// The ranks that are missing, in order.
+    #[serde(default)]
+    pub ranks: Vec<u32>,
+    /// How many ranks there should be.
+    pub size: u32,
+    /// Without a common handle type: which ranks cannot do what, and why, for people.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+}
+
+/// A rank of a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its peer name.
+    pub peer: String,
+    /// Its memory, where it has brought some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Description>,
+    /// How to import that; fds come with the frame, in the order of ranks and parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handles: Option<Handles>,
+}

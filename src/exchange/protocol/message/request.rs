@@ -1,0 +1,209 @@
+//! What a client asks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{Access, HandleType, NodeId};
+use crate::exchange::protocol::Secret;
+use crate::exchange::protocol::at_most::at_most;
+use crate::share::{Description, InstanceId, MAX_PARTS};
+
+/// A client's request. Many may be on their way; answers come in any order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Different for each of a connection's requests that are not answered yet.
+    pub id: u64,
+    /// What is asked; `None` where this version does not know it.
+    pub ask: Option<Ask>,
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Ask {
+    /// A sign of life, answered by [`Answer::Done`](super::Answer::Done).
+    Ping(Empty),
+    /// Which names there are, answered by [`Answer::Names`](super::Answer::Names).
+    List(List),
+    /// A name's entry as soon as it is there, answered by [`Answer::Names`](super::Answer::Names)
+    /// with one.
+    Wait(Wait),
+    /// Handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
+    Fetch(Fetch),
+    /// At the door, after a hello like any other: the fds for a ticket, answered by
+    /// [`Answer::Fds`](super::Answer::Fds). The door answers nothing else but pings, and its
+    /// welcome's session is empty.
+    Redeem(Redeem),
+    /// The memory is unmapped: the lease ends. Answered by [`Answer::Done`](super::Answer::Done).
+    Release(Release),
+    /// The word at the probe's place has been written, answered by
+    /// [`Answer::Probed`](super::Answer::Probed).
+    Probe(Probe),
+    /// Events about names from now on, answered by [`Answer::Names`](super::Answer::Names) with all
+    /// there are.
+    Watch(Watch),
+    /// New memory under a name, from an allocator service. Answered by
+    /// [`Answer::Names`](super::Answer::Names) with one.
+    Create(Create),
+    /// The end of a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
+    Delete(Delete),
+    /// A rank joins a group, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
+    Join(Join),
+    /// A rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all have sent
+    /// theirs.
+    Offer(Offer),
+    /// A rank has unmapped the others' memory: answered by [`Answer::Done`](super::Answer::Done)
+    /// when all have.
+    Leave(Leave),
+}
+
+/// Nothing to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Empty {}
+
+/// See [`Ask::List`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct List {
+    /// Only names that begin so.
+    #[serde(default)]
+    pub prefix: String,
+    /// Only names after this one, in the order of their bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
+/// See [`Ask::Wait`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wait {
+    /// The name.
+    pub name: String,
+    /// How long at most, in milliseconds; the server may have a lower limit.
+    pub ms: u64,
+}
+
+/// See [`Ask::Fetch`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The name.
+    pub name: String,
+    /// The handle types that the client can import, most wanted first.
+    pub accept: Vec<HandleType>,
+    /// What the client means to do with the memory.
+    pub access: Access,
+    /// Whether a place for a probe is wanted.
+    #[serde(default)]
+    pub probe: bool,
+    /// Refuse with `stale` if the name is not this instance's any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+}
+
+/// See [`Ask::Redeem`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Redeem {
+    /// From [`Handles::Ticket`](super::Handles::Ticket); good once, for some seconds.
+    pub ticket: Secret,
+}
+
+/// See [`Ask::Release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// The lease.
+    pub lease: u64,
+}
+
+/// See [`Ask::Probe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The lease.
+    pub lease: u64,
+    /// The word that the client wrote; `None` if it may only read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrote: Option<u64>,
+}
+
+/// See [`Ask::Watch`].
+///
+/// If there are more names than fit into the answer, [`List`] tells the others. Of several changes
+/// of one name only what came of them may be told. Watching ends with the connection, not with the
+/// session.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Only names that begin so.
+    #[serde(default)]
+    pub prefix: String,
+}
+
+/// See [`Ask::Create`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Create {
+    /// The name.
+    pub name: String,
+    /// How many bytes.
+    pub bytes: u64,
+    /// On which host node; without one, the service chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    /// Which peers may fetch it besides its maker: names of certificates, `uid:1000`, or `*`.
+    #[serde(default, deserialize_with = "at_most::<_, _, 1024>")]
+    pub peers: Vec<String>,
+}
+
+/// See [`Ask::Delete`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delete {
+    /// The name.
+    pub name: String,
+    /// How long to wait for holders, in milliseconds.
+    #[serde(default)]
+    pub ms: u64,
+}
+
+/// See [`Ask::Join`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Join {
+    /// The group's name, of the form of names.
+    pub group: String,
+    /// Which rank: 0 to `size - 1`.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub size: u32,
+    /// The handle types that this rank can export its memory as and import.
+    pub can: Vec<HandleType>,
+    /// Why it cannot do the others, for people.
+    #[serde(default, deserialize_with = "at_most::<_, _, 64>")]
+    pub cannot: Vec<String>,
+    /// Its memory; `None` where it brings none and only maps the others'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Description>,
+    /// How long to wait for the other ranks, in milliseconds.
+    pub ms: u64,
+}
+
+/// See [`Ask::Offer`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`](super::Agreed) named.
+    pub round: u64,
+    /// The handles of this rank's memory, one for each part: empty without memory, and for fds,
+    /// which come with the frame.
+    #[serde(default, deserialize_with = "at_most::<_, _, MAX_PARTS>")]
+    pub fabric: Vec<Secret>,
+    /// The first rank to answer with. Members that do not fit into a frame are asked for by the
+    /// same request once more, without handles, with the first rank that has not come yet.
+    #[serde(default)]
+    pub first: u32,
+}
+
+/// See [`Ask::Leave`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leave {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`](super::Agreed) named.
+    pub round: u64,
+    /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves all the same.
+    #[serde(default)]
+    pub ms: u64,
+}

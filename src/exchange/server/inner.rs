@@ -1,0 +1,152 @@
+//! What the server's tasks share.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, broadcast, watch};
+
+use super::state::State;
+use super::{Allocate, HolderState, ServerEvent, ServerStats};
+use super::{lock, publication, publish, stats, tasks};
+use crate::exchange::directory::Registration;
+use crate::exchange::group::Groups;
+use crate::exchange::{Limits, PeerName};
+use crate::share::{BootId, InstanceId};
+
+/// What the tasks work on.
+pub(super) struct Inner {
+    pub(super) instance: InstanceId,
+    pub(super) boot: BootId,
+    pub(super) limits: Limits,
+    pub(super) heartbeat: Duration,
+    pub(super) lease: Duration,
+    pub(super) ticket: Duration,
+    /// Where tickets are redeemed.
+    pub(super) door: Option<String>,
+    /// Where all of the protocol is spoken over a Unix socket.
+    pub(super) local: Option<String>,
+    pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
+    pub(super) registration: Mutex<Option<Registration>>,
+    /// Called without the lock on the state, which it takes itself.
+    pub(super) groups: Groups,
+    pub(super) state: Mutex<State>,
+    pub(super) counters: stats::Counters,
+    pub(super) events: broadcast::Sender<ServerEvent>,
+    pub(super) tasks: tasks::Tasks,
+    /// Woken when there may be a deadline earlier than those before.
+    pub(super) janitor: Notify,
+    /// Woken when a lease has ended.
+    pub(super) released: Notify,
+    pub(super) ended: watch::Sender<bool>,
+}
+
+impl Inner {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// After how long without a word a connection is given up.
+    pub(super) fn silence(&self) -> Duration {
+        self.lease.min(self.heartbeat.saturating_mul(3))
+    }
+
+    /// Waits for the server's end.
+    pub(super) fn ending(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.ended.subscribe();
+        async move {
+            // It also ends when there is no server any more.
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+    }
+
+    pub(super) fn allocator(&self) -> Option<Arc<dyn Allocate>> {
+        lock(&self.allocator).clone()
+    }
+
+    pub(super) fn emit(&self, event: ServerEvent) {
+        // Nobody has to listen.
+        let _ = self.events.send(event);
+    }
+
+    /// Ends all tasks and takes all names away; tells who still held something.
+    pub(super) fn end(&self) -> Vec<String> {
+        let mut held = Vec::new();
+        {
+            let mut state = self.state();
+            state.closing = true;
+            let mut ids: Vec<u64> = state.publications.keys().copied().collect();
+            ids.sort_unstable();
+            for id in ids {
+                let (mut holders, _) = state.leases.holders(id);
+                holders.retain(|holder| holder.state != HolderState::Expired);
+                held.extend(publish::describe(&holders, 0));
+                state.unpublish(id, "the exporter has ended");
+            }
+        }
+        // It may hold this server, which would hold it for ever.
+        let allocator = lock(&self.allocator).take();
+        drop(allocator);
+        // Taken out of the directory in the background, when dropped.
+        let _registration = lock(&self.registration).take();
+        self.ended.send_replace(true);
+        held
+    }
+
+    pub(super) fn stats(&self) -> ServerStats {
+        let state = self.state();
+        let padded = |one: &publication::Registered| one.publication.description.padded();
+        ServerStats {
+            sessions: state.sessions.len() as u64,
+            leases: state.leases.live() as u64,
+            names: state.names.len() as u64,
+            bytes: state.publications.values().map(padded).sum(),
+            tasks: self.tasks.count() as u64,
+            ..self.counters.read()
+        }
+    }
+
+    /// Ends the sessions whose time is over.
+    pub(super) fn expire(&self, now: Instant) {
+        let mut state = self.state();
+        state.tickets.expire(now);
+        let ended = state.leases.expire(now);
+        for session in &ended {
+            state.sessions.remove(&session.session);
+            state.unwatch(session.session);
+            for lease in &session.leases {
+                state.tickets.forget(lease.holder.lease);
+                let Some(registered) = state.publications.get(&lease.publication) else {
+                    continue;
+                };
+                registered.publication.changed.notify_waiters();
+                let name = registered.publication.name.to_string();
+                let held = now.saturating_duration_since(lease.holder.since);
+                let lease = lease.holder.lease;
+                tracing::warn!(peer = %session.peer, name, lease, "lease expired");
+                stats::count(&self.counters.expired);
+                self.emit(ServerEvent::LeaseExpired {
+                    peer: session.peer.clone(),
+                    name,
+                    lease,
+                    held,
+                });
+            }
+        }
+        drop(state);
+        self.groups.tick();
+        for session in ended {
+            self.session_ended(session.session, &session.peer);
+        }
+        self.released.notify_waiters();
+    }
+
+    /// A session is no more.
+    pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
+        tracing::info!(%peer, session, "session ended");
+        self.groups.gone(session);
+        self.emit(ServerEvent::PeerGone {
+            peer: peer.clone(),
+            session,
+        });
+    }
+}
