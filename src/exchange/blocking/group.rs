@@ -10,6 +10,10 @@ use crate::exchange::group::{self, GroupOptions, GroupState};
 use crate::share::Shared;
 
 /// A group that this process has joined as one of its ranks. It has all that [`group::Group`] has.
+///
+/// Dropped, it waits up to 5 s for the server to hear that the rank leaves. Where this rank has
+/// started the server, the drop does not wait, and the server [lingers](GroupOptions::linger) on a
+/// thread of its own.
 #[derive(Debug)]
 pub struct Group {
     /// `None` once the rank has left.
@@ -71,8 +75,14 @@ impl Deref for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        let Some(group) = self.group.take() else {
+            return;
+        };
+        if let Some(linger) = group.lingers() {
+            self.background.linger(linger);
+        }
         // Leaving goes on in the background.
         let _context = self.background.enter();
-        drop(self.group.take());
+        drop(group);
     }
 }

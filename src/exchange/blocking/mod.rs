@@ -25,10 +25,14 @@ pub use client::{Client, RemoteBuffer, Watch};
 pub use group::Group;
 pub use server::{Events, Published, Server};
 
+use crate::exchange::limits::deadline;
 use crate::{Error, Result};
 
 /// How long the thread goes on for what its last user has begun, such as releases.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How much longer than it lingers a server may take to end.
+const AFTER: Duration = Duration::from_secs(60);
 
 /// A runtime on a thread of its own, which ends with the last clone.
 #[derive(Clone)]
@@ -36,8 +40,8 @@ pub(crate) struct Background(Arc<Running>);
 
 struct Running {
     handle: Handle,
-    /// Dropped to stop it.
-    stop: Option<oneshot::Sender<()>>,
+    /// Dropped to stop it after [`GRACE`], or told another time.
+    stop: Option<oneshot::Sender<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,14 +53,13 @@ impl Background {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
         let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel::<()>();
+        let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name(name.into());
         let thread = thread.spawn(move || {
             runtime.block_on(async {
-                // An error is the sign.
-                let _ = stopped.await;
+                let grace = stopped.await.unwrap_or(GRACE);
                 let metrics = Handle::current().metrics();
-                let until = Instant::now() + GRACE;
+                let until = deadline(grace);
                 while metrics.num_alive_tasks() > 0 && Instant::now() < until {
                     sleep(Duration::from_millis(1)).await;
                 }
@@ -74,6 +77,17 @@ impl Background {
     /// In whose scope what is dropped can go on in the background.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.0.handle.enter()
+    }
+
+    /// Its thread goes on by itself until its tasks have ended, `within` and a while at most: the
+    /// last user does not wait for it. Of no effect where there are other clones.
+    pub(crate) fn linger(&mut self, within: Duration) {
+        if let Some(running) = Arc::get_mut(&mut self.0)
+            && let Some(stop) = running.stop.take()
+        {
+            let _ = stop.send(within.saturating_add(AFTER));
+            drop(running.thread.take());
+        }
     }
 
     /// Waits for `work` on this thread.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -36,6 +37,10 @@ pub struct GroupState {
 ///
 /// Dropped, its mappings end first, then the rank leaves in the background; the memory that it has
 /// brought may still be mapped by others then. [`leave`](Self::leave) waits for them.
+///
+/// The server of a rank that has started it [lingers](GroupOptions::linger) after a drop, as a task
+/// of the runtime that the group was joined in: where that runtime or the process ends, so does the
+/// server, and the other ranks lose it, though not what they have mapped. Only `leave` is sure.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -78,8 +83,11 @@ pub struct Group {
     /// `None` once the rank has left.
     client: Option<Client>,
     watcher: JoinHandle<()>,
-    /// Last: the others should hear that this rank has left.
+    /// Ended last: the others should hear that this rank has left.
     hosted: Option<Hosted>,
+    linger: Duration,
+    /// Where it goes on after a drop.
+    runtime: Handle,
 }
 
 /// What a group is made of.
@@ -92,6 +100,7 @@ pub(super) struct Parts {
     pub memory: Option<Shared>,
     pub driver: Driver,
     pub import: ImportOptions,
+    pub linger: Duration,
     pub client: Client,
     pub news: broadcast::Receiver<Notified>,
 }
@@ -127,6 +136,8 @@ impl Group {
             client: Some(parts.client),
             watcher,
             hosted,
+            linger: parts.linger,
+            runtime: Handle::current(),
         }
     }
 
@@ -190,6 +201,12 @@ impl Group {
             .map(rank as usize, &self.driver, &self.import)
     }
 
+    /// How long the server that this rank has started lingers after a drop; `None` where it has
+    /// started none.
+    pub(crate) fn lingers(&self) -> Option<Duration> {
+        self.hosted.as_ref().map(|_| self.linger)
+    }
+
     fn slot(&self, rank: u32) -> Result<&Slot> {
         self.members
             .get(rank as usize)
@@ -218,19 +235,21 @@ impl Group {
     /// process uses what it has brought, and it gets that back. Clones of imported buffers are the
     /// caller's to drop before.
     ///
-    /// The rank that has started the server ends it after the others have gone.
+    /// The rank that has started the server ends it after the others have gone, or when `within` is
+    /// over.
     ///
     /// # Errors
     /// [`Error::StillHeld`] with the ranks that have not left in time, [`Error::PeerLost`] with
     /// those that were lost before, or with the group's server. This rank has left all the same.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, the rank has left.
+    /// Dropped before it is done, the rank has left as one that is dropped.
     pub async fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
         // The last owner unmaps, off the runtime.
         let members = std::mem::replace(&mut self.members, Arc::new([]));
         let unmapped = tokio::task::spawn_blocking(move || drop(members)).await;
-        let Some(client) = self.client.take() else {
+        // Taken only then: dropped meanwhile, the server lingers.
+        let Some(client) = self.client.clone() else {
             return Ok(self.memory.clone());
         };
         let answer = tokio::select! {
@@ -239,6 +258,7 @@ impl Group {
             // There is nobody to wait for.
             error = server_lost(self.state.clone()) => Err(error),
         };
+        self.client = None;
         let peer = client.peer();
         client.close().await;
         if let Some(hosted) = self.hosted.take() {
@@ -276,9 +296,21 @@ impl Drop for Group {
         self.watcher.abort();
         // First the mappings.
         self.members = Arc::new([]);
-        if let Some(client) = self.client.take() {
-            leave_behind(client, self.leave.clone());
-        }
+        let Some(client) = self.client.take() else {
+            return;
+        };
+        let leave = self.leave.clone();
+        let Some(hosted) = self.hosted.take() else {
+            return leave_behind(&self.runtime, client, leave);
+        };
+        let linger = self.linger;
+        self.runtime.spawn(async move {
+            // Answered when all ranks have left or are lost.
+            let answer = say_leave(&client, &leave, linger).await;
+            tracing::debug!(group = leave.group, ?answer, "a dropped rank's server ends");
+            client.close().await;
+            hosted.close().await;
+        });
     }
 }
 

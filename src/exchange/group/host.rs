@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::options::GroupOptions;
@@ -18,7 +19,16 @@ const LINGER: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A group's server and the Unix socket for ranks of its machine.
+///
+/// Dropped unclosed, it is closed in the background, so that the other ranks hear what they are
+/// told last.
 pub(super) struct Hosted {
+    /// `None` once it is being closed.
+    running: Option<Running>,
+    runtime: Handle,
+}
+
+struct Running {
     server: Server,
     /// After the server: the directory goes with it.
     _path: Option<DoorPath>,
@@ -42,25 +52,51 @@ impl Hosted {
             server = server.listen(Address::Unix(own.path().to_owned()));
             path = Some(own);
         }
-        Ok(Self {
+        let running = Running {
             server: server.start().await?,
             _path: path,
+        };
+        Ok(Self {
+            running: Some(running),
+            runtime: Handle::current(),
         })
     }
 
     /// Where the starting rank joins: at the Unix socket.
     pub fn address(&self, asked: &Address) -> Address {
-        let addresses = self.server.addresses();
-        let unix = addresses.into_iter().find(Address::is_unix);
+        let unix = self.addresses().into_iter().find(Address::is_unix);
         unix.unwrap_or_else(|| asked.clone())
     }
 
     pub fn addresses(&self) -> Vec<Address> {
-        self.server.addresses()
+        let running = self.running.as_ref();
+        running.map_or_else(Vec::new, |running| running.server.addresses())
     }
 
     /// Ends the server when the others have gone, or soon.
-    pub async fn close(self) {
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, it goes on in the background.
+    pub async fn close(mut self) {
+        if let Some(running) = self.running.take()
+            && let Err(error) = self.runtime.spawn(running.close()).await
+        {
+            tracing::warn!(%error, "ending a group's server");
+        }
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            // Where the runtime has ended, so has the server.
+            self.runtime.spawn(running.close());
+        }
+    }
+}
+
+impl Running {
+    async fn close(self) {
         all_gone(|| self.server.stats().connections).await;
         if let Err(error) = self.server.close(Duration::ZERO).await {
             tracing::warn!(%error, "ending a group's server");

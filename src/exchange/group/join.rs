@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use super::agree::cut;
@@ -146,6 +147,7 @@ impl Joining<'_> {
         let mut leaving = Leaving {
             client: Some(self.client.clone()),
             leave: self.leave(agreed.round),
+            runtime: Handle::current(),
         };
         let members = self.exchange(&agreed).await?;
         let slots: Arc<[Slot]> = members.into();
@@ -162,6 +164,7 @@ impl Joining<'_> {
             memory: self.options.memory.clone(),
             driver: self.driver.clone(),
             import: self.options.import.clone(),
+            linger: self.options.linger,
             client: self.client.clone(),
             news,
         })
@@ -393,24 +396,23 @@ impl Joining<'_> {
 struct Leaving {
     client: Option<Client>,
     leave: Leave,
+    runtime: Handle,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(client) = self.client.take() {
-            leave_behind(client, self.leave.clone());
+            leave_behind(&self.runtime, client, self.leave.clone());
         }
     }
 }
 
-/// Says in the background that a rank leaves.
-pub(super) fn leave_behind(client: Client, leave: Leave) {
-    // Where there is no runtime any more, the session ends by itself.
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(async move {
-            let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
-        });
-    }
+/// Says in the background that a rank leaves. Where the runtime has ended, the session ends by
+/// itself.
+pub(super) fn leave_behind(runtime: &Handle, client: Client, leave: Leave) {
+    runtime.spawn(async move {
+        let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
+    });
 }
 
 /// A member's handles, one for each part of its memory, or nothing.

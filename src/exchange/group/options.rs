@@ -21,7 +21,8 @@ pub enum Map {
 /// Where the group's server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// This rank starts it, at the group's address. It ends with that rank's group.
+    /// This rank starts it, at the group's address. It ends when that rank leaves; where its group
+    /// is dropped instead, it [lingers](GroupOptions::linger) for the others.
     Rank(u32),
     /// It runs at the group's address already, in a process of its own.
     Elsewhere,
@@ -51,6 +52,7 @@ pub struct GroupOptions {
     pub(super) limits: Limits,
     pub(super) deadline: Duration,
     pub(super) lease: Duration,
+    pub(super) linger: Duration,
     pub(super) memory: Option<Shared>,
     pub(super) access: Access,
     pub(super) import: ImportOptions,
@@ -71,6 +73,7 @@ impl GroupOptions {
             limits: Limits::default(),
             deadline: Duration::from_secs(60),
             lease: Duration::from_secs(10),
+            linger: Duration::from_secs(60),
             memory: None,
             access: Access::ReadWrite,
             import: ImportOptions::new(),
@@ -146,6 +149,18 @@ impl GroupOptions {
     /// server: 10 s without this.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
+        self
+    }
+
+    /// How long the server that this rank starts goes on in the background when its [`Group`] is
+    /// dropped instead of [left](Group::leave), for the ranks that stay: a minute without this, at
+    /// most [`Limits::wait`](Limits). It ends within seconds of the last rank that leaves or is lost.
+    ///
+    /// The rank's own memory is let go at the drop; only the fds of it that the server passes on,
+    /// where the ranks share by those, are held for [`Limits::request`](Limits) and a lease from
+    /// the exchange on, or until the server ends. The group's address is in use as long.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
         self
     }
 

@@ -93,11 +93,13 @@ impl Inner {
     }
 
     pub(super) fn stats(&self) -> ServerStats {
+        let groups = self.groups.len() as u64;
         let state = self.state();
         let padded = |one: &publication::Registered| one.publication.description.padded();
         ServerStats {
             sessions: state.sessions.len() as u64,
             leases: state.leases.live() as u64,
+            groups,
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
             tasks: self.tasks.count() as u64,
