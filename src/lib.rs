@@ -71,6 +71,7 @@ pub mod host;
 pub mod interop;
 pub mod kernels;
 pub mod memory;
+mod per_driver;
 pub mod plain;
 pub mod pool;
 pub mod proof;
