@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use super::access::Granting;
 use super::{Pool, PoolBuffer};
 use crate::driver::{
     Access, AccessDesc, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
-use crate::explain::explain_access;
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log, log_lost};
@@ -110,6 +110,11 @@ impl ImportedPool {
         Ok(pool)
     }
 
+    fn granting(&self) -> Granting<'_> {
+        // SAFETY: `self` keeps the pool alive.
+        unsafe { Granting::new(&self.0.driver, PoolApi::Driver, self.0.handle) }
+    }
+
     /// Changes what GPUs may do with all of the pool's memory, in this process.
     ///
     /// Source: `cuMemPoolSetAccess`.
@@ -117,14 +122,7 @@ impl ImportedPool {
     /// # Errors
     /// As [`Pool::set_access`].
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        super::check_grant(access)?;
-        if access.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: `self` keeps the handle alive; the CPU's access is never taken away, as just
-        // checked, so views stay valid.
-        unsafe { self.0.calls()?.pool_set_access(self.0.handle, access) }
-            .map_err(|error| explain_access(self.driver(), error, access))
+        self.granting().set(access)
     }
 
     /// What `location` may do with the pool's memory.
@@ -134,11 +132,7 @@ impl ImportedPool {
     /// # Errors
     /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        let calls = self.0.calls()?;
-        // SAFETY: `self` keeps the handle alive.
-        let flags = unsafe { calls.pool_get_access(self.0.handle, location.into())? };
-        Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+        self.granting().get(location.into())
     }
 
     /// Where the pool's memory lies, on its exporter's word.

@@ -4,6 +4,7 @@
 //! that stream, and may be given to somebody else after the free. [`PoolBuffer`] keeps that order
 //! for other streams and for the CPU too.
 
+mod access;
 mod buffer;
 mod current;
 #[cfg(feature = "share")]
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use access::Granting;
 pub use buffer::PoolBuffer;
 pub use current::DevicePoolGuard;
 #[cfg(feature = "share")]
@@ -23,7 +25,7 @@ pub use options::{PoolOptions, Reuse};
 use crate::driver::{
     Access, AccessDesc, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
 };
-use crate::explain::{explain_access, explain_pool};
+use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log};
@@ -85,29 +87,6 @@ pub struct PoolStats {
     pub used_high: u64,
 }
 
-/// What pools can be granted at all.
-fn check_grant(access: &[AccessDesc]) -> Result<()> {
-    if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
-        return Err(Error::invalid(
-            "access",
-            format!(
-                "a pool cannot be granted to {} for reading alone",
-                desc.location
-            ),
-        ));
-    }
-    if let Some(desc) = access
-        .iter()
-        .find(|desc| desc.location.is_host() && desc.access == Access::None)
-    {
-        return Err(Error::invalid(
-            "access",
-            format!("{} keeps its access to a host pool", desc.location),
-        ));
-    }
-    Ok(())
-}
-
 impl Pool {
     /// Options for a pool at `location`: a node's id, or any [`Location`].
     pub fn options(location: impl Into<Location>) -> PoolOptions {
@@ -147,6 +126,11 @@ impl Pool {
         }
     }
 
+    fn granting(&self) -> Granting<'_> {
+        // SAFETY: `self` keeps the pool alive.
+        unsafe { Granting::new(&self.0.driver, self.0.api, self.0.handle) }
+    }
+
     /// Changes what GPUs may do with all of the pool's memory, present and future.
     ///
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be taken away.
@@ -155,13 +139,7 @@ impl Pool {
     /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for reading alone, which
     /// pools do not know, and for the CPU's access to a host pool, which stays.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        check_grant(access)?;
-        if access.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the CPU's access is never taken away, as just checked, so views stay valid.
-        unsafe { self.0.calls()?.pool_set_access(self.0.handle, access) }
-            .map_err(|error| explain_access(self.driver(), error, access))
+        self.granting().set(access)
     }
 
     /// What `location` may do with the pool's memory.
@@ -171,11 +149,7 @@ impl Pool {
     /// # Errors
     /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        let calls = self.0.calls()?;
-        // SAFETY: `self` keeps the handle alive.
-        let flags = unsafe { calls.pool_get_access(self.0.handle, location.into())? };
-        Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+        self.granting().get(location.into())
     }
 
     /// Gives free memory back to the system until `keep` bytes are held, or no more is free.

@@ -1,0 +1,70 @@
+//! What may be done with a pool's memory, whether the pool is this process's or another's.
+
+use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle};
+use crate::explain::explain_access;
+use crate::{Error, Result};
+
+/// What a pool is asked by: its driver, the API that it belongs to, its handle.
+#[derive(Clone, Copy)]
+pub(super) struct Granting<'a> {
+    driver: &'a Driver,
+    api: PoolApi,
+    handle: PoolHandle,
+}
+
+impl<'a> Granting<'a> {
+    /// # Safety
+    /// The pool of this handle lives for `'a`.
+    pub(super) unsafe fn new(driver: &'a Driver, api: PoolApi, handle: PoolHandle) -> Self {
+        Self {
+            driver,
+            api,
+            handle,
+        }
+    }
+
+    /// As [`Pool::set_access`](super::Pool::set_access).
+    pub(super) fn set(self, access: &[AccessDesc]) -> Result<()> {
+        check(access)?;
+        if access.is_empty() {
+            return Ok(());
+        }
+        let calls = self.driver.pools(self.api)?;
+        // SAFETY: the pool lives, as `new` asks; the CPU's access is never taken away, as just
+        // checked, so views stay valid.
+        unsafe { calls.pool_set_access(self.handle, access) }
+            .map_err(|error| explain_access(self.driver, error, access))
+    }
+
+    /// As [`Pool::access`](super::Pool::access).
+    pub(super) fn get(self, location: Location) -> Result<Access> {
+        let calls = self.driver.pools(self.api)?;
+        // SAFETY: the pool lives, as `new` asks.
+        let flags = unsafe { calls.pool_get_access(self.handle, location)? };
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+    }
+}
+
+/// What pools can be granted at all.
+fn check(access: &[AccessDesc]) -> Result<()> {
+    if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
+        return Err(Error::invalid(
+            "access",
+            format!(
+                "a pool cannot be granted to {} for reading alone",
+                desc.location
+            ),
+        ));
+    }
+    if let Some(desc) = access
+        .iter()
+        .find(|desc| desc.location.is_host() && desc.access == Access::None)
+    {
+        return Err(Error::invalid(
+            "access",
+            format!("{} keeps its access to a host pool", desc.location),
+        ));
+    }
+    Ok(())
+}
