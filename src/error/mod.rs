@@ -1,31 +1,26 @@
 //! The one error type: what failed, why, and what to do.
 
+mod driver;
 mod end;
 mod refusal;
 mod remedy;
+mod words;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use driver::DriverError;
 pub use end::End;
 pub use refusal::Refusal;
+pub use words::Explained;
 
-use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
+use self::words::{list, ranks};
+
+use crate::driver::{Access, CudaVersion, Location, NodeId};
 use crate::size::Bytes;
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// A driver call that failed, and the code it failed with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed: {code}")]
-pub struct DriverError {
-    /// The call.
-    pub call: Call,
-    /// Its result.
-    pub code: Code,
-}
 
 /// What failed and why; [`Error::remedy`] says what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -352,11 +347,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// A failed driver call.
-    pub const fn driver(call: Call, code: Code) -> Self {
-        Self::Driver(DriverError { call, code })
-    }
-
     /// An argument that cannot be right.
     pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Self::InvalidArgument {
@@ -371,67 +361,5 @@ impl Error {
             what: what.into(),
             detail: error.to_string(),
         }
-    }
-
-    /// The failed driver call behind the error, where there is one.
-    pub const fn driver_error(&self) -> Option<DriverError> {
-        match self {
-            Self::Driver(source)
-            | Self::NoImexChannel { source, .. }
-            | Self::OutOfMemory { source, .. }
-            | Self::ContextLost { source, .. } => Some(*source),
-            Self::PlatformUnsupported { source, .. } => *source,
-            Self::Import { source, .. } => source.driver_error(),
-            _ => None,
-        }
-    }
-
-    /// The result code behind the error, where a driver call failed.
-    pub const fn code(&self) -> Option<Code> {
-        match self.driver_error() {
-            Some(source) => Some(source.code),
-            None => None,
-        }
-    }
-}
-
-fn list(nodes: &[NodeId]) -> String {
-    nodes
-        .iter()
-        .map(NodeId::to_string)
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-fn ranks(missing: &[u32]) -> String {
-    const SHOWN: usize = 16;
-    let mut text = missing
-        .iter()
-        .take(SHOWN)
-        .map(u32::to_string)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if missing.len() > SHOWN {
-        text += &format!(" and {} more", missing.len() - SHOWN);
-    }
-    text
-}
-
-/// An error with its remedy, for people: `{error}; {remedy}`.
-#[derive(Debug)]
-pub struct Explained<'a>(pub &'a Error);
-
-impl fmt::Display for Explained<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        // Some of them show it themselves.
-        let shown = matches!(
-            self.0,
-            Error::Driver(_) | Error::ContextLost { .. } | Error::Import { .. }
-        );
-        if let (Some(source), false) = (self.0.driver_error(), shown) {
-            write!(f, " ({source})")?;
-        }
-        write!(f, "; {}", self.0.remedy())
     }
 }

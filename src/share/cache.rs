@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::Result;
+use crate::per_driver::lock;
 
 /// Values by key, each alive as long as somebody uses it. Clones are the same cache.
 #[derive(Debug)]
@@ -114,11 +115,6 @@ impl<K: Eq + Hash, V> Drop for Seat<K, V> {
         // Outside the lock, since giving memory back takes the driver's time.
         drop(gone);
     }
-}
-
-/// A panic while making leaves no value, which is a state as good as any.
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

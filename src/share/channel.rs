@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,74 +12,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS};
 use super::frame::{self, Body};
-use super::socket::{self, SocketFile};
-use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin, Peers, Shared};
+use super::socket;
+use super::{Credentials, Offer, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
-use crate::{Driver, Error, Result};
+use crate::{Error, Result};
 
 /// How long one operation of a [`Channel`] may take, unless it is told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A Unix socket at which other processes of this machine connect.
-///
-/// Its file is for this process's user alone, unless the policy admits others; a file that a dead
-/// process has left is replaced. It is removed when the listener is dropped.
-#[derive(Debug)]
-pub struct Listener {
-    socket: UnixListener,
-    peers: Peers,
-    timeout: Option<Duration>,
-    _file: SocketFile,
-}
-
-impl Listener {
-    /// Listens at `path`.
-    ///
-    /// # Errors
-    /// [`Error::System`] that names the path, also where somebody listens there already.
-    pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
-        let (socket, file) = socket::listen(path.as_ref(), &peers)?;
-        Ok(Self {
-            socket: socket.into(),
-            peers,
-            timeout: None,
-            _file: file,
-        })
-    }
-
-    /// How long [`accept`](Self::accept) waits; without this, for ever.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for no time at all.
-    pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
-        set_socket_timeout(&self.socket, Timeout::Recv, Some(timeout))
-            .map_err(|error| Error::invalid("timeout", error.to_string()))?;
-        self.timeout = Some(timeout);
-        Ok(())
-    }
-
-    /// Waits for the next process that connects.
-    ///
-    /// # Errors
-    /// [`Error::NotTrusted`] for one that the policy does not admit, which is disconnected;
-    /// [`Error::TimedOut`]; the system's. The listener goes on after each.
-    pub fn accept(&self) -> Result<Channel> {
-        let accepted = loop {
-            match self.socket.accept() {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => break result,
-            }
-        };
-        let (stream, _) = accepted.map_err(|error| match (error.kind(), self.timeout) {
-            (io::ErrorKind::WouldBlock, Some(after)) => Error::TimedOut {
-                what: "waiting for a connection".into(),
-                after,
-            },
-            _ => Error::system("accepting a connection", &error),
-        })?;
-        Channel::new(stream, &self.peers)
-    }
-}
 
 /// A connection with another process of this machine, over which memory is shared.
 ///
@@ -119,46 +58,8 @@ pub struct Channel {
     closed: bool,
 }
 
-/// Memory that another process offers: its description and its handles, not imported yet.
-/// Dropped, the handles are closed.
-#[derive(Debug)]
-pub struct Offer {
-    description: Description,
-    handles: Vec<ShareableHandle>,
-    peer: Credentials,
-}
-
-impl Offer {
-    /// What the memory is, on the other's word.
-    pub fn description(&self) -> &Description {
-        &self.description
-    }
-
-    /// Who offers it.
-    pub fn peer(&self) -> Credentials {
-        self.peer
-    }
-
-    /// Imports it, by default as memory of the other process's user: see [`Origin`].
-    ///
-    /// # Errors
-    /// As [`ImportOptions::import`].
-    pub fn import(self, driver: &Driver, options: ImportOptions) -> Result<ImportedBuffer> {
-        options.or_origin(Origin::User(self.peer.uid)).import(
-            driver,
-            &self.description,
-            self.handles,
-        )
-    }
-
-    /// The description and the handles, to import them by other means.
-    pub fn into_parts(self) -> (Description, Vec<ShareableHandle>) {
-        (self.description, self.handles)
-    }
-}
-
 impl Channel {
-    /// Connects to a [`Listener`]'s socket at `path`, if it is of a process that `peers` admits.
+    /// Connects to a [`Listener`](super::Listener)'s socket at `path`, if it is of a process that `peers` admits.
     ///
     /// # Errors
     /// [`Error::PeerLost`] where nobody listens, [`Error::NotTrusted`], [`Error::TimedOut`], the

@@ -1,13 +1,13 @@
 //! What a process has imported, so that the same memory is imported once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, Weak};
 
 use super::Identity;
-use super::cache::{Cache, lock};
-use super::import::Mapped;
+use super::cache::Cache;
+use super::imported::Mapped;
 use crate::Driver;
-use crate::driver::{AccessDesc, Backend};
+use crate::driver::AccessDesc;
+use crate::per_driver::PerDriver;
 use crate::vmm::PhysicalMemory;
 
 /// Who sent a description, as far as that is proved: by the kernel, or by a certificate.
@@ -68,21 +68,10 @@ pub(super) struct Imports {
     pub(super) mapped: Cache<MappedKey, Mapped>,
 }
 
-/// The drivers of this process that have imported. Weak, so that the registry keeps no driver alive;
-/// and a dead driver's address is not used again before its entry is gone.
-static REGISTRY: Mutex<Vec<(Weak<dyn Backend>, Imports)>> = Mutex::new(Vec::new());
-
 impl Imports {
     /// Those of `driver`.
     pub(super) fn of(driver: &Driver) -> Self {
-        let key = driver.downgrade();
-        let mut registry = lock(&REGISTRY);
-        registry.retain(|(driver, _)| driver.strong_count() > 0);
-        if let Some((_, imports)) = registry.iter().find(|(driver, _)| driver.ptr_eq(&key)) {
-            return imports.clone();
-        }
-        let imports = Self::default();
-        registry.push((key, imports.clone()));
-        imports
+        static IMPORTS: PerDriver<Imports> = PerDriver::new();
+        IMPORTS.of(driver)
     }
 }

@@ -22,7 +22,10 @@ pub(crate) mod fd;
 mod frame;
 mod identity;
 mod import;
+mod imported;
 mod imports;
+mod listener;
+mod offer;
 mod peers;
 mod pools;
 mod shared;
@@ -30,11 +33,14 @@ pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
 
-pub use channel::{Channel, DEFAULT_TIMEOUT, Listener, Offer};
+pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};
 pub use identity::{BootId, Identity, InstanceId};
-pub use import::{ImportOptions, ImportedBuffer};
+pub use import::ImportOptions;
+pub use imported::ImportedBuffer;
 pub use imports::Origin;
+pub use listener::Listener;
+pub use offer::Offer;
 pub use peers::{Credentials, Peers};
 pub use pools::LentPoolBuffer;
 pub use shared::{Shareable, Shared, best_handle_types};

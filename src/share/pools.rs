@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::cache::lock;
 use super::channel::posix;
 use super::frame::{Body, Pointer};
 use super::{Channel, Credentials};
 use crate::driver::{HandleType, ShareableHandle};
+use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
 use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 

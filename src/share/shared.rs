@@ -6,13 +6,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use super::cache::lock;
 use super::{Description, MAX_PARTS, Part};
 use crate::capability::{Capabilities, Path};
 use crate::driver::{
     Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
 };
 use crate::memory::CpuView;
+use crate::per_driver::lock;
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Buffer, Error, Result};
 

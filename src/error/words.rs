@@ -1,0 +1,47 @@
+//! Errors in words, for people.
+
+use std::fmt;
+
+use super::Error;
+use crate::driver::NodeId;
+
+pub(super) fn list(nodes: &[NodeId]) -> String {
+    nodes
+        .iter()
+        .map(NodeId::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+pub(super) fn ranks(missing: &[u32]) -> String {
+    const SHOWN: usize = 16;
+    let mut text = missing
+        .iter()
+        .take(SHOWN)
+        .map(u32::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if missing.len() > SHOWN {
+        text += &format!(" and {} more", missing.len() - SHOWN);
+    }
+    text
+}
+
+/// An error with its remedy, for people: `{error}; {remedy}`.
+#[derive(Debug)]
+pub struct Explained<'a>(pub &'a Error);
+
+impl fmt::Display for Explained<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        // Some of them show it themselves.
+        let shown = matches!(
+            self.0,
+            Error::Driver(_) | Error::ContextLost { .. } | Error::Import { .. }
+        );
+        if let (Some(source), false) = (self.0.driver_error(), shown) {
+            write!(f, " ({source})")?;
+        }
+        write!(f, "; {}", self.0.remedy())
+    }
+}

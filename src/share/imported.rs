@@ -1,0 +1,191 @@
+//! Memory of another process, mapped and granted here.
+
+use std::sync::Arc;
+
+use super::cache::Cached;
+use super::imports::{MappedKey, PartKey};
+use super::{Description, MAX_PARTS};
+use crate::accessors::cpu_accessors;
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location};
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::{Error, Result};
+
+/// Imported memory at one range of addresses.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    // In this order: unmapped first, then released.
+    mappings: Vec<Mapping>,
+    parts: Vec<Cached<PartKey, PhysicalMemory>>,
+}
+
+impl Mapped {
+    pub(super) fn new(
+        driver: &Driver,
+        parts: Vec<Cached<PartKey, PhysicalMemory>>,
+        access: &[AccessDesc],
+        optional_host: bool,
+    ) -> Result<Self> {
+        debug_assert!(parts.len() <= MAX_PARTS);
+        let total = parts.iter().map(|part| part.size().padded()).sum();
+        let range = Arc::new(Reservation::options().reserve(driver, total)?);
+        let mut mappings = Vec::with_capacity(parts.len());
+        let mut offset = 0;
+        for memory in &parts {
+            let mut mapping = range.map(offset, memory)?;
+            grant(&mut mapping, access, optional_host)?;
+            offset += memory.size().padded();
+            mappings.push(mapping);
+        }
+        Ok(Self { mappings, parts })
+    }
+
+    fn padded(&self) -> u64 {
+        self.parts.iter().map(|part| part.size().padded()).sum()
+    }
+}
+
+/// Memory of another node may be out of the CPU's reach, and good for the GPUs all the same.
+fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> Result<()> {
+    let result = mapping.set_access(access);
+    let gpus = match access {
+        [host, gpus @ ..] if host.location.is_host() && !gpus.is_empty() => gpus,
+        _ => return result,
+    };
+    // The first error tells more, if the second try fails too.
+    result.or_else(|error| match mapping.set_access(gpus) {
+        Ok(()) if optional_host => Ok(()),
+        Ok(()) if error.code() == Some(Code::INVALID_VALUE) => Err(Error::PlatformUnsupported {
+            what: "the CPU's access to this memory as it is shared now (drivers measured allow some \
+                   254 exports, imports and CPU mappings of one memory together)",
+            source: error.driver_error(),
+        }),
+        _ => Err(error),
+    })
+}
+
+/// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are
+/// the same mapping; with the last one it is unmapped and then released.
+///
+/// It stays valid, with its bytes, whatever becomes of the exporter. Before the last clone is
+/// dropped, GPU work that uses it must have finished.
+///
+/// Made by [`ImportOptions::import`](super::ImportOptions::import), where an example is, and by
+/// [`Offer`](super::Offer).
+#[derive(Clone, Debug)]
+pub struct ImportedBuffer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    mapped: Cached<MappedKey, Mapped>,
+    description: Description,
+    via: HandleType,
+}
+
+impl ImportedBuffer {
+    pub(super) fn new(
+        mapped: Cached<MappedKey, Mapped>,
+        description: Description,
+        via: HandleType,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            mapped,
+            description,
+            via,
+        }))
+    }
+
+    /// What the exporter said of the memory.
+    pub fn description(&self) -> &Description {
+        &self.0.description
+    }
+
+    /// By which type of handle it came.
+    pub fn via(&self) -> HandleType {
+        self.0.via
+    }
+
+    /// What `location` may do, as the driver tells.
+    ///
+    /// # Errors
+    /// As [`Mapping::access`].
+    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+        self.first().access(location.into())
+    }
+
+    /// The CPU's window on the memory.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.description.len)
+    }
+
+    /// The CPU's window on all of it, padding included.
+    fn padded_cpu(&self) -> Result<CpuView<'_>> {
+        Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.mapped.padded())
+    }
+
+    cpu_accessors!();
+
+    /// The word at `offset` bytes, read by the CPU; it may lie in the padding beyond
+    /// [`len`](Self::len).
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`], [`Error::OutOfRange`].
+    pub fn word(&self, offset: u64) -> Result<u64> {
+        self.padded_cpu()?.get(offset)
+    }
+
+    /// Writes a word, as [`word`](Self::word) reads one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_word(&self, offset: u64, word: u64) -> Result<()> {
+        self.padded_cpu()?.put(offset, word)
+    }
+
+    /// The mappings of the parts, in the order of addresses.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.0.mapped.mappings
+    }
+
+    fn first(&self) -> &Mapping {
+        // Never empty: the description was checked.
+        &self.0.mapped.mappings[0]
+    }
+
+    /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
+    /// another has other addresses for the same memory.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.first().device_ptr()
+    }
+
+    /// The usable bytes.
+    pub fn len(&self) -> u64 {
+        self.0.description.len
+    }
+
+    /// Never: shared memory has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Sealed for ImportedBuffer {}
+
+impl Memory for ImportedBuffer {
+    fn driver(&self) -> &Driver {
+        self.first().driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.first().device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.0.description.len
+    }
+    /// Of the first part, as this machine's driver tells.
+    fn location(&self) -> Location {
+        self.first().location()
+    }
+}
