@@ -288,6 +288,58 @@ fn import_of_the_wrong_size_is_refused(driver: &Driver) {
     nothing_held(driver);
 }
 
+/// What is refused for having too many references says so, and what to do.
+#[test]
+fn memory_that_is_shared_too_often_is_the_gpus_alone() {
+    let mut machine = Machine::h200x8();
+    machine.memory_references = Some(3);
+    let driver = Driver::simulated(machine).unwrap();
+    let physical = shareable(&driver, 0);
+    let _shared = physical.export(HandleType::PosixFd).unwrap();
+    let everyone = [
+        grant(Location::Host, Access::ReadWrite),
+        grant(Location::Device(0), Access::ReadWrite),
+    ];
+    let mut granted = [(); 2].map(|()| physical.map().unwrap());
+    for mapping in &mut granted {
+        mapping.set_access(&everyone).unwrap();
+    }
+    let mut refused = physical.map().unwrap();
+    for access in [&everyone[..], &everyone[..1]] {
+        let error = refused.set_access(access).unwrap_err();
+        assert!(matches!(error, Error::TooManyReferences { .. }), "{error}");
+        assert_eq!(error.code(), Some(Code::INVALID_VALUE));
+        assert!(error.remedy().contains("duplicates"));
+        assert!(refused.cpu().is_err());
+    }
+    refused.set_access(&everyone[1..]).unwrap();
+    let [first, _second] = granted;
+    drop(first);
+    refused.set_access(&everyone).unwrap();
+    refused.cpu().unwrap().put(0, 1_u8).unwrap();
+}
+
+/// The driver's INVALID_VALUE is not always the host's fault, and what is refused changes nothing.
+#[test]
+fn a_refusal_that_is_not_the_hosts_keeps_its_code_and_the_hosts_access() {
+    let driver = grace();
+    let sim = driver.sim().unwrap();
+    let physical = shareable(&driver, 0);
+    let mut mapping = physical.map().unwrap();
+    for before in [Access::None, Access::Read] {
+        mapping
+            .set_access(&[grant(Location::Host, before)])
+            .unwrap();
+        sim.fail(Call::MemSetAccess, 1, Code::INVALID_VALUE);
+        let error = mapping
+            .set_access(&[grant(Location::Host, Access::ReadWrite)])
+            .unwrap_err();
+        assert!(matches!(error, Error::Driver(_)), "{error}");
+        assert_eq!(mapping.access(Location::Host).unwrap(), before);
+        assert_eq!(mapping.cpu().is_ok(), before == Access::Read);
+    }
+}
+
 fn mappings_lie_side_by_side_in_one_reservation(driver: &Driver) {
     let range = Reservation::options()
         .alignment(1 << 30)

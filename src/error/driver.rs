@@ -25,6 +25,7 @@ impl Error {
             Self::Driver(source)
             | Self::NoImexChannel { source, .. }
             | Self::OutOfMemory { source, .. }
+            | Self::TooManyReferences { source }
             | Self::ContextLost { source, .. } => Some(*source),
             Self::PlatformUnsupported { source, .. } => *source,
             Self::Import { source, .. } => source.driver_error(),

@@ -77,6 +77,17 @@ pub enum Error {
         /// The refused call, where there was one.
         source: Option<DriverError>,
     },
+    /// The CPU cannot be granted a memory once more: its exports, imports and CPU mappings, in all
+    /// processes together, are too many. The driver grants it to GPUs still.
+    #[error(
+        "the driver refuses the CPU one more mapping of this memory: its exports, imports and CPU \
+         mappings in all processes count together, and drivers measured grant the CPU nothing beyond \
+         254 of them"
+    )]
+    TooManyReferences {
+        /// The refused call.
+        source: DriverError,
+    },
     /// The driver had no memory left.
     #[error("out of memory: {} asked for at {location}", Bytes(*requested))]
     OutOfMemory {

@@ -24,6 +24,11 @@ impl Error {
             Self::PlatformUnsupported { .. } => {
                 "use another path: `egmem doctor` lists those that work"
             }
+            Self::TooManyReferences { .. } => {
+                "drop imports and CPU mappings of it that are not needed, export an fd once and send \
+                 duplicates (share::Shared does), import it once per process (with an origin), or grant \
+                 it to GPUs alone: access(Location::Host, Access::None)"
+            }
             Self::OutOfMemory { .. } => {
                 "ask for less, free memory on the node, or choose another node"
             }

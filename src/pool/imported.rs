@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use super::access::Granting;
 use super::{Pool, PoolBuffer};
 use crate::driver::{
-    Access, AccessDesc, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
+    Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
 use crate::memory::{CpuView, Memory, Sealed};
@@ -172,15 +172,20 @@ impl ImportedPool {
         let start = {
             let mut live = live();
             // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
-            let start = unsafe {
-                self.0
-                    .calls()?
-                    .pool_import_pointer(self.0.handle, pointer)?
+            let start = unsafe { self.0.calls()?.pool_import_pointer(self.0.handle, pointer) };
+            let again = || {
+                let why = "it is imported in this process already, and not freed yet: use the buffer \
+                           that was received first, or free it before the next one is received";
+                Error::invalid("pool allocation", why)
             };
+            let start = start.map_err(|error| match error.code() {
+                Some(Code::ALREADY_MAPPED) => again(),
+                _ => error,
+            })?;
             if !live.insert((driver.address(), start)) {
-                // Freed for one of two owners, it would be gone for the other as well.
-                let why = "it is imported here already, and not freed yet";
-                return Err(Error::invalid("pool allocation", why));
+                // A driver that gives the same address again: freed for one of two owners, it would
+                // be gone for the other as well.
+                return Err(again());
             }
             start
         };
@@ -324,5 +329,41 @@ impl Memory for ImportedPoolBuffer {
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {
         log_lost("another process's pool memory", self.free_once());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::Machine;
+    use crate::driver::{HandleTypes, NodeId};
+
+    #[test]
+    fn an_allocation_is_imported_once_at_a_time() {
+        let driver = Driver::simulated(Machine::h200x8()).unwrap();
+        let pool = Pool::options(NodeId(0)).handle_types(HandleTypes::POSIX_FD);
+        let pool = pool.create(&driver).unwrap();
+        let fd = pool.export(HandleType::PosixFd).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let own = pool.allocate(3 << 20, &stream).unwrap();
+        let pointer = own.export_pointer().unwrap();
+
+        let node = Location::HostNuma(0);
+        let pools = [(); 2].map(|()| ImportedPool::import(&driver, &fd, node).unwrap());
+        let import = |pool: &ImportedPool| {
+            let (_, tether) = std::io::pipe().unwrap();
+            pool.import_pointer(&pointer, 3 << 20, &stream, tether.into())
+        };
+        let first = import(&pools[0]).unwrap();
+        for pool in &pools {
+            let error = import(pool).unwrap_err();
+            let found = matches!(&error, Error::InvalidArgument { what: "pool allocation", why }
+                if why.contains("free it before"));
+            assert!(found, "{error}");
+        }
+        first.cpu().unwrap().put(0, 7_u8).unwrap();
+        assert_eq!(own.cpu().unwrap().get::<u8>(0).unwrap(), 7);
+        first.free().unwrap();
+        import(&pools[1]).unwrap().free().unwrap();
     }
 }

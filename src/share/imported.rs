@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::cache::Cached;
 use super::imports::{MappedKey, PartKey};
 use super::{Description, MAX_PARTS};
+use crate::Result;
 use crate::accessors::cpu_accessors;
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location};
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
-use crate::{Error, Result};
 
 /// Imported memory at one range of addresses.
 #[derive(Debug)]
@@ -55,11 +55,6 @@ fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> R
     // The first error tells more, if the second try fails too.
     result.or_else(|error| match mapping.set_access(gpus) {
         Ok(()) if optional_host => Ok(()),
-        Ok(()) if error.code() == Some(Code::INVALID_VALUE) => Err(Error::PlatformUnsupported {
-            what: "the CPU's access to this memory as it is shared now (drivers measured allow some \
-                   254 exports, imports and CPU mappings of one memory together)",
-            source: error.driver_error(),
-        }),
         _ => Err(error),
     })
 }
@@ -116,7 +111,7 @@ impl ImportedBuffer {
     /// The CPU's window on the memory.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read.
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.description.len)
     }
@@ -132,7 +127,7 @@ impl ImportedBuffer {
     /// [`len`](Self::len).
     ///
     /// # Errors
-    /// [`Error::NotAccessible`], [`Error::OutOfRange`].
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible), [`Error::OutOfRange`](crate::Error::OutOfRange).
     pub fn word(&self, offset: u64) -> Result<u64> {
         self.padded_cpu()?.get(offset)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::PhysicalMemory;
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::memory::{CpuView, Memory, Sealed, check_range};
 use crate::size::{Granularity, PaddedSize};
@@ -138,7 +138,8 @@ impl Mapping {
     /// cannot reach the memory is refused.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot
+    /// [`Error::NoSuchGpu`]; [`Error::TooManyReferences`] where the host is refused because the memory
+    /// is shared too often; or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot
     /// reach the memory, NOT_SUPPORTED for the host where it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
@@ -153,11 +154,8 @@ impl Mapping {
             .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
             .map(|(_, desc)| self.own_terms(desc))
             .collect();
-        // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
-        let result = unsafe {
-            self.driver()
-                .mem_set_access(self.start, self.size.padded(), &own)
-        };
+        let result = self.grant(&own);
+        let before = self.host;
         if let Some(host) = host {
             self.host = match &result {
                 Ok(()) => access[host].access,
@@ -165,7 +163,52 @@ impl Mapping {
                 Err(_) => self.access(Location::Host).unwrap_or(Access::None),
             };
         }
-        result.map_err(|error| explain_access(self.driver(), error, access))
+        result.map_err(|error| {
+            let wanted = host.map(|host| access[host]);
+            match explain_access(self.driver(), error, access) {
+                Error::Driver(source) if self.is_refused_to_host(source.code, wanted, before) => {
+                    Error::TooManyReferences { source }
+                }
+                other => other,
+            }
+        })
+    }
+
+    fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
+        // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
+        unsafe {
+            self.driver()
+                .mem_set_access(self.start, self.size.padded(), access)
+        }
+    }
+
+    /// Whether it is the host alone that is refused this access with INVALID_VALUE, which drivers
+    /// say for host memory only where it is shared too often (docs/driver-behaviour.md).
+    fn is_refused_to_host(
+        &mut self,
+        code: Code,
+        wanted: Option<AccessDesc>,
+        before: Access,
+    ) -> bool {
+        let Some(wanted) = wanted.filter(|desc| desc.access != Access::None) else {
+            return false;
+        };
+        if code != Code::INVALID_VALUE || !self.location.is_host() {
+            return false;
+        }
+        let terms = self.own_terms(&wanted);
+        match self.grant(&[terms]) {
+            Err(error) => error.code() == Some(code),
+            Ok(()) => {
+                // A GPU was the reason: what is refused changes nothing.
+                let undone = self.grant(&[AccessDesc {
+                    access: before,
+                    ..terms
+                }]);
+                self.host = undone.map_or(wanted.access, |()| before);
+                false
+            }
+        }
     }
 
     /// What `location` may do with the mapping, as the driver tells.

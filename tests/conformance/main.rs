@@ -14,6 +14,7 @@ mod physical;
 mod pointers;
 mod pools;
 mod raw;
+mod references;
 mod runtime_pools;
 mod sharing;
 mod streams;
@@ -88,6 +89,13 @@ cases! {
         import_in_a_second_process_shares_the_bytes,
         an_import_outlives_its_killed_exporter,
     }
+    references {
+        one_handle_is_mapped_for_the_cpu_254_times,
+        an_imported_handle_is_mapped_for_the_cpu_252_times,
+        imports_of_one_fd_are_mapped_for_the_cpu_126_times,
+        a_gpu_is_granted_what_the_cpu_is_refused,
+        separate_exports_count_and_duplicates_do_not,
+    }
     pointers {
         pointer_attributes_of_a_host_numa_mapping,
         address_range_of_a_host_numa_mapping_has_base_0,
@@ -117,6 +125,7 @@ cases! {
         a_pool_keeps_to_its_max_size_and_counts_what_is_used,
         a_host_pool_becomes_a_devices_pool_only_where_the_platform_lets_it,
         a_pool_and_its_pointers_export_as_posix_fd,
+        a_pool_pointer_is_imported_once_at_a_time,
         pool_export_as_fabric_is_not_permitted_without_an_imex_channel,
         memset_of_pool_memory_without_access_is_invalid,
         pool_memory_is_shared_by_host_and_every_gpu,
@@ -153,6 +162,11 @@ fn child_process() {
         ("importer", sharing::importer),
         ("exporter", sharing::exporter),
         ("orphan", sharing::orphan),
+        ("maps_an_import", references::maps_an_import),
+        ("maps_imports", references::maps_imports),
+        ("imports_for_a_gpu", references::imports_for_a_gpu),
+        ("exports_and_duplicates", references::exports_and_duplicates),
+        ("imports_a_pointer_twice", pools::imports_a_pointer_twice),
         ("memset_ungranted_pool", pools::memset_ungranted_pool),
     ]);
 }

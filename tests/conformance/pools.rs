@@ -1,5 +1,8 @@
 //! Stream-ordered pools through the driver API.
 
+use std::os::fd::AsFd;
+use std::process::Stdio;
+
 use egmem::driver::*;
 
 use crate::harness::{Ctx, fails};
@@ -121,6 +124,68 @@ pub fn a_pool_and_its_pointers_export_as_posix_fd(ctx: &Ctx) {
     calls.pool_export_pointer(ptr).unwrap();
     ctx.pool_free(calls, ptr, stream).unwrap();
     ctx.stream_synchronize(stream).unwrap();
+    ctx.destroy_pool(calls, pool).unwrap();
+    ctx.destroy_stream(stream).unwrap();
+}
+
+const POINTER: &str = "EGMEM_CONFORMANCE_POINTER";
+
+/// Row: cuMemPoolImportPointer of the same allocation again, not freed yet. In another process than
+/// the exporter's.
+pub fn a_pool_pointer_is_imported_once_at_a_time(ctx: &Ctx) {
+    let calls = ctx.driver_pools();
+    let stream = ctx.stream_create(0).unwrap();
+    let shared = props(ctx.home(), HandleTypes::POSIX_FD, 0);
+    let pool = calls.pool_create(&shared).unwrap();
+    let exported = match calls.pool_export(pool, HandleType::PosixFd).unwrap() {
+        ShareableHandle::PosixFd(fd) => fd,
+        ShareableHandle::Fabric(_) => panic!("an fd was asked for"),
+    };
+    let ptr = calls.alloc_from_pool_async(pool, 4096, stream).unwrap();
+    ctx.stream_synchronize(stream).unwrap();
+    poke(ptr, 41);
+    let pointer = calls.pool_export_pointer(ptr).unwrap().0;
+    let pointer: String = pointer.iter().map(|byte| format!("{byte:02x}")).collect();
+    let child = ctx
+        .child("imports_a_pointer_twice")
+        .env(POINTER, pointer)
+        .stdin(Stdio::from(exported))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{}\n{errors}", child.status);
+    assert_eq!(peek(ptr), 42);
+    ctx.pool_free(calls, ptr, stream).unwrap();
+    ctx.stream_synchronize(stream).unwrap();
+    ctx.destroy_pool(calls, pool).unwrap();
+    ctx.destroy_stream(stream).unwrap();
+}
+
+pub fn imports_a_pointer_twice(ctx: &Ctx) {
+    let calls = ctx.driver_pools();
+    let stream = ctx.stream_create(0).unwrap();
+    let fd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let pool = calls.pool_import(&ShareableHandle::PosixFd(fd)).unwrap();
+    let text = std::env::var(POINTER).unwrap();
+    let byte = |i: usize| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap();
+    let pointer = PoolPtrExport(std::array::from_fn(byte));
+    let ptr = calls.pool_import_pointer(pool, &pointer).unwrap();
+    for _ in 0..2 {
+        let again = calls.pool_import_pointer(pool, &pointer);
+        fails(again, Code::ALREADY_MAPPED);
+    }
+    // The first is as it was.
+    assert_eq!(peek(ptr), 41);
+    poke(ptr, 42);
+    ctx.pool_free(calls, ptr, stream).unwrap();
+    ctx.stream_synchronize(stream).unwrap();
+    if ctx.simulated() {
+        // What follows was not tried on a real driver.
+        let next = calls.pool_import_pointer(pool, &pointer).unwrap();
+        assert_eq!(peek(next), 42);
+        ctx.pool_free(calls, next, stream).unwrap();
+        ctx.stream_synchronize(stream).unwrap();
+    }
     ctx.destroy_pool(calls, pool).unwrap();
     ctx.destroy_stream(stream).unwrap();
 }

@@ -147,6 +147,7 @@ pools! {
     pool_trim_to(pool: PoolHandle, keep: u64) -> ();
     pool_get_access(pool: PoolHandle, location: Location) -> u64;
     pool_export(pool: PoolHandle, kind: HandleType) -> ShareableHandle;
+    pool_import_pointer(pool: PoolHandle, export: &PoolPtrExport) -> DevicePtr;
     alloc_from_pool_async(pool: PoolHandle, size: u64, stream: StreamHandle) -> DevicePtr;
     alloc_async(size: u64, stream: StreamHandle) -> DevicePtr;
 }

@@ -50,6 +50,12 @@ pub struct Machine {
     /// 2 MiB.
     #[serde(default = "default_chunk", deserialize_with = "bytes")]
     pub pool_chunk: u64,
+    /// How many references one physical memory can have, over all processes, for a CPU mapping
+    /// still to be granted: exports (fds not closed), imports and CPU mappings count together, that
+    /// mapping among them. 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the
+    /// default: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_references: Option<u32>,
     /// Answers of `cuDeviceGetAttribute` that differ from what the rest implies, by the attribute's
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -200,6 +206,7 @@ impl Default for Machine {
             imex_channel: false,
             host_pool_for_device: false,
             pool_chunk: default_chunk(),
+            memory_references: None,
             attributes: BTreeMap::new(),
             topology_xml: None,
         }

@@ -7,10 +7,11 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use super::capacity::Charge;
+use super::references::Bytes;
 use crate::driver::random;
 use crate::driver::{Code, HandleTypes, Location};
 
@@ -81,6 +82,8 @@ impl Label {
 pub(super) struct Memory {
     file: File,
     pub(super) label: Label,
+    /// What this process's references of it lock.
+    pub(super) bytes: Bytes,
     /// The capacity it takes; `None` for imported memory, which its exporter paid for, and for
     /// pools, which pay by the chunk.
     _charge: Option<Charge>,
@@ -126,6 +129,7 @@ impl Memory {
         Ok(Self {
             file,
             label,
+            bytes: Bytes::new()?,
             _charge: charge,
         })
     }
@@ -133,22 +137,39 @@ impl Memory {
     /// The memory behind an fd that a simulator exported, in this process or another; `None` for
     /// any other fd.
     pub(super) fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
-        let file = File::from(fd.try_clone_to_owned().ok()?);
-        let label = Self::label_of(&file).filter(|label| label.purpose == purpose)?;
+        let given = File::from(fd.try_clone_to_owned().ok()?);
+        let label = Self::label_of(&given).filter(|label| label.purpose == purpose)?;
         // SAFETY: plain integers; the fd is open.
         let (seals, flags) = unsafe {
             (
-                libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS),
-                libc::fcntl(file.as_raw_fd(), libc::F_GETFL),
+                libc::fcntl(given.as_raw_fd(), libc::F_GET_SEALS),
+                libc::fcntl(given.as_raw_fd(), libc::F_GETFL),
             )
         };
         let sealed = seals != -1 && seals & libc::F_SEAL_SHRINK != 0;
         let writable = flags & libc::O_ACCMODE == libc::O_RDWR;
-        (sealed && writable).then_some(Self {
-            file,
+        if !sealed || !writable {
+            return None;
+        }
+        Some(Self {
+            // Its own: the exporter's keeps the export's lock.
+            file: open_again(&given).ok()?,
             label,
+            bytes: Bytes::new().ok()?,
             _charge: None,
         })
+    }
+
+    /// The memory as a file of its own, not a duplicate: its locks are its own too.
+    pub(super) fn open_again(&self) -> io::Result<File> {
+        open_again(&self.file)
+    }
+
+    /// An fd for others: a reference until its last duplicate is closed, in whatever process.
+    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+        let file = self.open_again()?;
+        Bytes::new()?.lock(&file);
+        Ok(file.into())
     }
 
     /// What an open file's name says, where it is a simulator's memory.
@@ -275,6 +296,11 @@ impl Memory {
 }
 
 const FAULT: Code = Code::ILLEGAL_ADDRESS;
+
+fn open_again(file: &File) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options().read(true).write(true).open(path)
+}
 
 fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Result<(), Code> {
     let mut at = 0;

@@ -14,6 +14,7 @@ mod memory;
 mod pool;
 mod presets;
 mod ranges;
+mod references;
 mod share;
 mod space;
 mod state;

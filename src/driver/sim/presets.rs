@@ -6,6 +6,8 @@ use super::{GpuSpec, Machine, NodeSpec};
 use crate::{Error, Result};
 
 const GIB: u64 = 1 << 30;
+/// References of one memory, as measured.
+const H200_REFERENCES: u32 = 254;
 /// The CPUs of a Grace socket.
 const GRACE_CPUS: i32 = 72;
 /// SLIT distances as Grace machines report them: another socket, and GPU memory.
@@ -110,6 +112,7 @@ impl Machine {
                 distances: BTreeMap::from([(0, 10)]),
             }],
             gpus,
+            memory_references: Some(H200_REFERENCES),
             ..Self::default()
         }
     }
@@ -196,12 +199,13 @@ mod tests {
     #[test]
     fn contradictions_are_named() {
         type Break = fn(&mut Machine);
-        let broken: [(&str, Break); 8] = [
+        let broken: [(&str, Break); 9] = [
             ("no host NUMA node", |m| m.nodes.clear()),
             ("used twice", |m| m.nodes[1].id = 0),
             ("no memory", |m| m.gpus[0].memory = 0),
             ("does not exist", |m| m.gpus[0].host_numa = 7),
             ("used twice", |m| m.gpus[1].numa_id = 4),
+            ("memory_references", |m| m.memory_references = Some(0)),
             ("PCI", |m| m.gpus[0].pci_bus_id = "1:2".into()),
             ("list", |m| m.nodes[0].cpus = "7-3".into()),
             ("cannot be", |m| {

@@ -15,9 +15,7 @@ const MAGIC: [u8; 8] = *b"egmemsim";
 
 pub(super) fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableHandle> {
     Ok(match kind {
-        HandleType::PosixFd => {
-            ShareableHandle::PosixFd(memory.file().as_fd().try_clone_to_owned()?)
-        }
+        HandleType::PosixFd => ShareableHandle::PosixFd(memory.export()?),
         HandleType::Fabric => {
             let mut bytes = [0; 64];
             bytes[..8].copy_from_slice(&MAGIC);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use super::capacity::{Capacity, Charge};
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
+use super::references::Counted;
 use super::space::{Range, Window};
 use super::stream::{Event, Stream, StreamKey};
 use super::{GRANULARITY, Machine};
@@ -48,6 +49,8 @@ pub(super) struct Physical {
     pub(super) handle_types: HandleTypes,
     pub(super) gpu_direct_rdma: bool,
     pub(super) size: u64,
+    /// For an import, which is one until its last mapping is gone too.
+    pub(super) _counted: Option<Counted>,
 }
 
 /// Handles given out and not yet released.
@@ -74,6 +77,8 @@ pub(super) enum Kind {
     Mapping {
         physical: Arc<Physical>,
         host: Access,
+        /// Where the host has access.
+        counted: Option<Counted>,
         devices: Box<[Access]>,
     },
     /// A pool's chunk.

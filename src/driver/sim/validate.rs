@@ -31,6 +31,9 @@ impl Machine {
                 self.pool_chunk
             ));
         }
+        if self.memory_references == Some(0) {
+            return bad("memory_references is 0: no CPU could map anything".into());
+        }
         let mut ids = BTreeSet::new();
         for node in &self.nodes {
             if node.id < 0 || !ids.insert(node.id) {

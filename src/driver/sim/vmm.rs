@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::memory::{Memory, Purpose};
+use super::references::Counted;
 use super::share;
 use super::space::{Range, Window};
 use super::state::{
@@ -42,7 +43,8 @@ impl State {
         self.check_fabric(props.location, props.handle_types)?;
         let memory =
             self.new_memory(Purpose::Physical, props.location, props.handle_types, size)?;
-        Ok(self.hand_out(memory, size, props.handle_types, props.gpu_direct_rdma))
+        let rdma = props.gpu_direct_rdma;
+        Ok(self.hand_out(memory, size, props.handle_types, rdma, None))
     }
 
     /// Checks that memory can lie at a location and that the handle types exist.
@@ -82,6 +84,7 @@ impl State {
         size: u64,
         handle_types: HandleTypes,
         gpu_direct_rdma: bool,
+        counted: Option<Counted>,
     ) -> PhysicalHandle {
         let handle = PhysicalHandle(self.number());
         let physical = Arc::new(Physical {
@@ -91,6 +94,7 @@ impl State {
             handle_types,
             gpu_direct_rdma,
             size,
+            _counted: counted,
         });
         self.references
             .insert(handle.0, Reference { physical, count: 1 });
@@ -233,6 +237,7 @@ impl State {
             kind: Kind::Mapping {
                 physical,
                 host: Access::None,
+                counted: None,
                 devices: self.nobody(),
             },
         };
@@ -315,7 +320,9 @@ impl State {
         }
         let host = descs.iter().rev().find(|desc| desc.location.is_host());
         if let Some(desc) = host {
+            let counted = self.count_cpu(&starts, desc.access)?;
             self.protect(&starts, desc.access)?;
+            self.keep_counted(counted);
         }
         for start in starts {
             if let Some(region) = self.regions.get_mut(&start)
@@ -329,6 +336,42 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Counts the CPU mappings that a grant to the host makes, by their starts; where one of them
+    /// would be too many, none. `None` for what is a CPU mapping no more.
+    fn count_cpu(&self, starts: &[u64], access: Access) -> Answer<Vec<(u64, Option<Counted>)>> {
+        let limit = self.machine.memory_references;
+        let mut changes = Vec::new();
+        for &start in starts {
+            let Some(Region {
+                memory,
+                kind: Kind::Mapping { counted, .. },
+                ..
+            }) = self.regions.get(&start)
+            else {
+                continue;
+            };
+            match (access, counted) {
+                (Access::None, _) => changes.push((start, None)),
+                (_, Some(_)) => {}
+                (_, None) => {
+                    let counted = Counted::within(memory, limit).ok_or(Code::INVALID_VALUE)?;
+                    changes.push((start, Some(counted)));
+                }
+            }
+        }
+        Ok(changes)
+    }
+
+    fn keep_counted(&mut self, changes: Vec<(u64, Option<Counted>)>) {
+        for (start, change) in changes {
+            if let Some(region) = self.regions.get_mut(&start)
+                && let Kind::Mapping { counted, .. } = &mut region.kind
+            {
+                *counted = change;
+            }
+        }
     }
 
     /// Changes what the CPU may do with mappings: all of them or, where the kernel refuses, none.
@@ -445,10 +488,12 @@ impl State {
             .get(&imported.label.id)
             .and_then(|m| m.upgrade());
         let memory = known.unwrap_or_else(|| Arc::new(imported));
+        self.remember(&memory);
         let size = memory.size();
         if !is_granular(size) {
             return fail(Code::INVALID_VALUE);
         }
-        Ok(self.hand_out(memory, size, HandleTypes::NONE, false))
+        let counted = Counted::new(&memory);
+        Ok(self.hand_out(memory, size, HandleTypes::NONE, false, Some(counted)))
     }
 }

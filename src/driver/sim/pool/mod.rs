@@ -168,6 +168,23 @@ impl Pool {
         );
     }
 
+    /// Whether an import of what starts at `offset` in the file is not freed yet.
+    pub(super) fn has_imported(&self, offset: u64) -> bool {
+        let freed = self
+            .freed
+            .iter()
+            .map(|freed| (freed.start, freed.allocation));
+        let live = self
+            .live
+            .iter()
+            .map(|(&start, &allocation)| (start, allocation));
+        self.imported
+            && live.chain(freed).any(|(start, allocation)| {
+                let chunk = self.chunks.get(&allocation.chunk);
+                chunk.is_some_and(|it| it.offset + (start - allocation.chunk) == offset)
+            })
+    }
+
     fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
         self.chunks.iter_mut().find_map(|(&chunk, it)| {

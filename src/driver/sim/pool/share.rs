@@ -127,6 +127,12 @@ impl State {
         let (Some(end), true) = (end, same && pool.imported && len > 0) else {
             return fail(Code::INVALID_VALUE);
         };
+        let memory = pool.memory.label.id;
+        let imports = |pool: &Pool| pool.memory.label.id == memory && pool.has_imported(offset);
+        if self.pools.values().any(imports) {
+            return fail(Code::ALREADY_MAPPED);
+        }
+        let pool = self.pool(handle)?;
         // Whole granules around it are mapped, as pages cannot be divided.
         let first = offset - offset % GRANULARITY;
         let whole = end.next_multiple_of(GRANULARITY) - first;

@@ -4,6 +4,7 @@ mod leaks;
 mod own;
 mod pools;
 mod processes;
+mod references;
 mod streams;
 mod vmm;
 

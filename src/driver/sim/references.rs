@@ -1,0 +1,197 @@
+//! How often a memory is exported, imported and mapped for CPUs, counted over all processes.
+//!
+//! Each such reference is a lock on a byte far beyond the memory's end. The lock goes with the open
+//! file that took it, as the reference does: duplicates of an exported fd are one reference, and a
+//! process that dies gives its own back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::memory::Memory;
+use crate::driver::random;
+
+/// Where the bytes to lock start: no memory is as large.
+const FIRST: i64 = 1 << 62;
+/// How many tries for a byte that nobody has, of which the first all but always hits.
+const TRIES: usize = 8;
+
+/// The bytes that one open file locks, from a random one on, so that no two files meet.
+#[derive(Debug)]
+pub(super) struct Bytes(AtomicI64);
+
+impl Bytes {
+    pub(super) fn new() -> io::Result<Self> {
+        let start = i64::from_ne_bytes(random()?) & (FIRST / 2 - 1);
+        Ok(Self(AtomicI64::new(FIRST + start)))
+    }
+
+    /// Locks the next one, through `file`. `None` where the system has no such locks or no room for
+    /// one: then the reference is not counted.
+    pub(super) fn lock(&self, file: &File) -> Option<i64> {
+        (0..TRIES).find_map(|_| {
+            let at = self.0.fetch_add(1, Ordering::Relaxed);
+            lock(file, libc::F_WRLCK, at).is_ok().then_some(at)
+        })
+    }
+}
+
+/// An import or a CPU mapping, counted until dropped.
+#[derive(Debug)]
+pub(super) struct Counted {
+    memory: Arc<Memory>,
+    at: Option<i64>,
+}
+
+impl Counted {
+    /// Counts a reference of this process, whatever the limit.
+    pub(super) fn new(memory: &Arc<Memory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            at: memory.bytes.lock(memory.file()),
+        }
+    }
+
+    /// Counts a reference unless there are `limit` of them; where processes race for the last one,
+    /// it may be nobody's.
+    pub(super) fn within(memory: &Arc<Memory>, limit: Option<u32>) -> Option<Self> {
+        let counted = Self::new(memory);
+        let over = |limit: u32| exceeds(memory, limit.into()).unwrap_or(false);
+        (!limit.is_some_and(over)).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(at) = self.at {
+            // If it fails, it goes with the file.
+            let _ = lock(self.memory.file(), libc::F_UNLCK, at);
+        }
+    }
+}
+
+/// Whether a memory has more than `limit` references.
+fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
+    // Of its own locks an open file is told nothing, so a fresh one asks.
+    let asker = memory.open_again()?;
+    let mut open = vec![(FIRST, i64::MAX)];
+    let mut found = 0;
+    while let Some((start, end)) = open.pop() {
+        if start >= end {
+            continue;
+        }
+        // Any lock there; neighbours of one file are told as one.
+        let Some((first, last)) = locked(&asker, start, end)? else {
+            continue;
+        };
+        let (first, last) = (first.max(start), last.min(end));
+        found += last.saturating_sub(first).max(1) as u64;
+        if found > limit {
+            return Ok(true);
+        }
+        open.extend([(start, first), (last, end)]);
+    }
+    Ok(false)
+}
+
+fn range(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: all zero is a valid value: numbers only.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as _;
+    range.l_whence = libc::SEEK_SET as _;
+    range.l_start = start;
+    range.l_len = len;
+    range
+}
+
+fn lock(file: &File, kind: i32, at: i64) -> io::Result<()> {
+    let range = range(kind, at, 1);
+    // SAFETY: the fd is open, and `range` lives during the call, which reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A lock of another open file on some of the bytes from `start` up to `end`.
+fn locked(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
+    let mut range = range(libc::F_WRLCK, start, end - start);
+    // SAFETY: the fd is open, and `range` lives during the call, which writes it.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let end = match range.l_len {
+        0 => i64::MAX, // To the end of all files.
+        len => range.l_start.saturating_add(len),
+    };
+    let free = i32::from(range.l_type) == libc::F_UNLCK;
+    Ok((!free).then_some((range.l_start, end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::memory::Purpose;
+    use super::*;
+    use crate::driver::{HandleTypes, Location};
+
+    fn memory() -> Arc<Memory> {
+        let types = HandleTypes::POSIX_FD;
+        let memory = Memory::create(Purpose::Physical, Location::Host, types, 2 << 20, None);
+        Arc::new(memory.unwrap())
+    }
+
+    fn count(memory: &Memory) -> u64 {
+        (0..).find(|&n| !exceeds(memory, n).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn references_count_together_until_they_end() {
+        let memory = memory();
+        assert_eq!(count(&memory), 0);
+        let mut counted: Vec<_> = (0..5).map(|_| Counted::new(&memory)).collect();
+        assert_eq!(count(&memory), 5);
+        counted.remove(2);
+        assert_eq!(count(&memory), 4);
+        let export = memory.export().unwrap();
+        assert_eq!(count(&memory), 5);
+        // Another open file, as in another process.
+        let import = Memory::import(export.as_fd(), Purpose::Physical).unwrap();
+        let import = Arc::new(import);
+        assert_eq!(count(&memory), 5, "counted by who imports, not by looking");
+        let theirs = Counted::new(&import);
+        assert_eq!((count(&memory), count(&import)), (6, 6));
+        drop((theirs, counted));
+        assert_eq!(count(&import), 1);
+    }
+
+    #[test]
+    fn a_duplicate_is_no_reference_and_separate_exports_are() {
+        let memory = memory();
+        let first = memory.export().unwrap();
+        let copies: Vec<_> = (0..20).map(|_| first.try_clone().unwrap()).collect();
+        assert_eq!(count(&memory), 1);
+        drop(first);
+        assert_eq!(count(&memory), 1, "the copies keep it");
+        let more: Vec<_> = (0..20).map(|_| memory.export().unwrap()).collect();
+        assert_eq!(count(&memory), 21);
+        drop((copies, more));
+    }
+
+    #[test]
+    fn the_limit_is_the_last_that_is_granted() {
+        let memory = memory();
+        let _export = memory.export().unwrap();
+        let mut counted: Vec<_> =
+            std::iter::from_fn(|| Counted::within(&memory, Some(7))).collect();
+        assert_eq!(counted.len(), 6);
+        assert_eq!(count(&memory), 7, "what is refused is not counted");
+        assert!(Counted::within(&memory, None).is_some());
+        counted.pop();
+        assert!(Counted::within(&memory, Some(7)).is_some());
+    }
+}
