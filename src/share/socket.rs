@@ -112,7 +112,13 @@ pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)
     Ok((socket, file))
 }
 
-/// Whether there is a socket at which nobody listens.
+/// Whether there is a socket at `path` at which nobody listens any more.
+#[cfg(feature = "exchange")]
+pub(crate) fn nobody_listens(path: &Path) -> bool {
+    address(path).is_ok_and(|address| is_dead(path, &address))
+}
+
+/// The same, with the path as an address.
 fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = || {

@@ -200,3 +200,33 @@ fn a_killed_importers_lease_ends_by_itself() {
     owner.must("drop weights");
     owner.finish();
 }
+
+/// The folder with the socket for fds, where nobody has named one.
+#[test]
+fn what_a_killed_owner_leaves_the_next_one_removes() {
+    let place = tempfile::tempdir().expect("a folder");
+    let setup = Setup::owner(ANY_PORT, None).place(place.path());
+    let start = || {
+        let (owner, ready) = Role::start(&setup);
+        let (address, instance) = parts(&ready);
+        let folder = place.path().join(format!("egmem-{instance}"));
+        assert!(folder.join("door").exists());
+        (owner, address, folder)
+    };
+    let (mut living, address, livings) = start();
+    let (killed, _, left) = start();
+    killed.kill();
+    assert!(left.join("door").exists());
+    let (next, _, nexts) = start();
+    assert!(!left.exists());
+    // Those of the living are there, and of use.
+    living.must("publish weights 3000000 1");
+    let (mut peer, _) = Role::start(&Setup::peer(&address, None));
+    let fetched = peer.must("fetch weights fd");
+    assert!(fetched.starts_with("PosixFd"), "{fetched}");
+    peer.finish();
+    next.finish();
+    assert!(!nexts.exists() && livings.exists());
+    living.finish();
+    assert!(!livings.exists());
+}

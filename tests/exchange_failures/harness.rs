@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,8 @@ pub struct Setup {
     pub files: Option<Files>,
     /// The owner's Unix socket for fds.
     pub door: Option<PathBuf>,
+    /// The place for temporary files; none: one of its own.
+    pub place: Option<PathBuf>,
     pub heartbeat: Duration,
     pub lease: Duration,
     /// How long each step of a connection may take, and a crowd's limits; none: the default.
@@ -82,6 +84,7 @@ impl Setup {
             address: address.into(),
             files: files.cloned(),
             door: None,
+            place: None,
             heartbeat: heartbeat(),
             lease: lease(),
             step: None,
@@ -98,6 +101,11 @@ impl Setup {
 
     pub fn on(mut self, driver: &str) -> Self {
         self.driver = driver.into();
+        self
+    }
+
+    pub fn place(mut self, path: &Path) -> Self {
+        self.place = Some(path.to_owned());
         self
     }
 
@@ -165,7 +173,7 @@ impl Role {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env("TMPDIR", folder.path())
+            .env("TMPDIR", setup.place.as_deref().unwrap_or(folder.path()))
             .env_remove("XDG_RUNTIME_DIR")
             .env(ROLE, serde_json::to_string(setup).expect("JSON"))
             .stdin(Stdio::piped())

@@ -1,15 +1,15 @@
 //! The door: a Unix socket, in a directory of its own, at which tickets are redeemed for fds.
 
-use std::fs::{self, DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
 use std::sync::Arc;
 
 use tokio::time::timeout;
 
 use super::accept::{self, OfPeer, Open};
 use super::connection::{Outcome, answer};
+use super::folder::{self, DOOR, Folder};
 use super::options::DoorAt;
 use super::state::No;
 use super::stats::count;
@@ -27,7 +27,7 @@ const MAX_PATH: usize = 107;
 #[derive(Debug)]
 pub(in crate::exchange) struct DoorPath {
     pub path: PathBuf,
-    directory: Option<PathBuf>,
+    _folder: Option<Folder>,
 }
 
 impl DoorPath {
@@ -43,16 +43,16 @@ impl DoorPath {
                 // Clients are elsewhere in the file system.
                 path: std::path::absolute(path)
                     .map_err(|e| Error::system(format!("finding {}", path.display()), &e))?,
-                directory: None,
+                _folder: None,
             })),
             DoorAt::Anywhere => Self::private(instance, peers).map(Some),
         }
     }
 
-    /// A path in a directory of its own, which only `peers` can reach.
+    /// A path in a directory of its own, which only `peers` can reach. Those that killed servers have
+    /// left beside it are removed.
     pub fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
         let others = peers.reach_beyond_own_user();
-        let name = format!("egmem-{instance}");
         // Other users cannot get into the runtime directory of this one.
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !others);
         let places = [
@@ -61,45 +61,36 @@ impl DoorPath {
             Some("/tmp".into()),
         ];
         let mut last = Error::invalid("door", "there is no place for a socket: name one");
-        for directory in places.into_iter().flatten().map(|place| place.join(&name)) {
-            let path = directory.join("door");
+        for place in places.into_iter().flatten() {
+            let path = Folder::path_in(&place, instance).join(DOOR);
             if !path.is_absolute() || path.as_os_str().len() > MAX_PATH {
                 continue;
             }
-            // Who made a directory of this random name before us would own it: that is an error.
-            if let Err(error) = DirBuilder::new().mode(0o700).create(&directory) {
-                last = Error::system(format!("creating {}", directory.display()), &error);
-                continue;
-            }
-            let door = Self {
-                path,
-                directory: Some(directory),
+            folder::sweep(&place);
+            let folder = match Folder::create(&place, instance) {
+                Ok(folder) => folder,
+                Err(error) => {
+                    last = error;
+                    continue;
+                }
             };
-            if others && let Some(directory) = &door.directory {
+            if others {
                 // Just enough to reach the socket by its name.
-                fs::set_permissions(directory, Permissions::from_mode(0o711)).map_err(|e| {
-                    Error::system(format!("letting others into {}", directory.display()), &e)
+                let path = folder.path();
+                fs::set_permissions(path, Permissions::from_mode(0o711)).map_err(|e| {
+                    Error::system(format!("letting others into {}", path.display()), &e)
                 })?;
             }
-            return Ok(door);
+            return Ok(Self {
+                path,
+                _folder: Some(folder),
+            });
         }
         Err(last)
     }
 
     pub fn path(&self) -> &Path {
         &self.path
-    }
-}
-
-impl Drop for DoorPath {
-    fn drop(&mut self) {
-        // A socket at a path that somebody named is removed by whoever bound it.
-        if let Some(directory) = &self.directory {
-            let _ = fs::remove_file(&self.path);
-            if let Err(error) = fs::remove_dir(directory) {
-                tracing::warn!(%error, directory = %directory.display(), "left behind");
-            }
-        }
     }
 }
 

@@ -11,6 +11,7 @@ mod connection;
 pub(super) mod door;
 mod events;
 mod fetch;
+mod folder;
 mod inner;
 mod janitor;
 mod leases;

@@ -112,7 +112,8 @@ impl ServerOptions {
     /// clients that come over TCP then get fabric handles or nothing.
     ///
     /// By default it is in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for
-    /// temporary files. It is removed when the server ends.
+    /// temporary files. It is removed when the server ends; if that is killed, by the next server of
+    /// the same user that makes one there, before the machine restarts.
     pub fn door(mut self, path: Option<PathBuf>) -> Self {
         self.door = path.map_or(DoorAt::Nowhere, DoorAt::At);
         self
