@@ -37,6 +37,8 @@ pub struct Limits {
     pub list_page: usize,
     /// Groups.
     pub groups: usize,
+    /// Groups in which one peer has ranks: half of all, so that none holds all of them.
+    pub groups_per_peer: usize,
     /// Ranks of a group.
     pub group_size: u32,
     /// From the connection to the end of the greeting.
@@ -72,6 +74,7 @@ impl Default for Limits {
             tickets_per_peer: 1024,
             list_page: 256,
             groups: 256,
+            groups_per_peer: 128,
             group_size: 1024,
             handshake: Duration::from_secs(10),
             request: Duration::from_secs(30),

@@ -1,11 +1,11 @@
 //! A round gathers: ranks join until all have, and one handle type is decided.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agree::{Rank, agree, cut};
 use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay, Told, Waiter, refused};
-use super::rounds::{Rounds, unlist};
+use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::exchange::protocol::{Agreed, Join, Refused, check_name};
@@ -54,10 +54,7 @@ impl Rounds {
             seat.cannot
                 .push("it joined over TCP, which carries no fds".into());
         }
-        self.sessions
-            .entry(seat.asker.session)
-            .or_default()
-            .insert(id);
+        self.present.enter(&seat.asker, id);
         self.waiting.insert(waiter, (id, ask.rank));
         round.seats.insert(ask.rank, seat);
         if round.seats.len() == round.size as usize {
@@ -89,7 +86,7 @@ impl Rounds {
         if let Some(Err(error)) = ask.memory.as_ref().map(Description::check) {
             return invalid(error.to_string());
         }
-        let held = self.sessions.get(&asker.session).map_or(0, BTreeSet::len);
+        let held = self.present.of_session(asker.session);
         if held >= self.rules.groups_per_session {
             return Err(refused(
                 Refusal::Limit,
@@ -152,8 +149,11 @@ impl Rounds {
         if parts > self.rules.parts {
             return Err(self.too_many_parts());
         }
-        if let Some(seat) = round.seats.remove(&ask.rank) {
-            unlist(&mut self.sessions, seat.asker.session, id);
+        self.check_peer(asker, Some(id))?;
+        if let Some(round) = self.rounds.get_mut(&id)
+            && let Some(seat) = round.seats.remove(&ask.rank)
+        {
+            self.present.remove(&seat, id);
             if let Some(waiter) = seat.waiter {
                 self.waiting.remove(&waiter);
                 let why = format!("rank {} has joined once more since", ask.rank);
@@ -162,6 +162,16 @@ impl Rounds {
             }
         }
         Ok(Some(id))
+    }
+
+    /// Whether a peer may be in one round more, or in this one.
+    fn check_peer(&self, asker: &Asker, round: Option<u64>) -> Result<(), Refused> {
+        let others = self.present.of_peer(&asker.peer, round);
+        if others >= self.rules.groups_per_peer {
+            let why = format!("{others} groups of this peer");
+            return Err(refused(Refusal::Limit, why));
+        }
+        Ok(())
     }
 
     fn too_many_parts(&self) -> Refused {
@@ -185,6 +195,7 @@ impl Rounds {
         {
             return Err(self.too_many_parts());
         }
+        self.check_peer(asker, None)?;
         self.last += 1;
         let id = self.last;
         tracing::debug!(

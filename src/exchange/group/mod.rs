@@ -30,6 +30,7 @@ mod join;
 mod local;
 mod member;
 mod options;
+mod present;
 mod roster;
 mod round;
 mod rounds;

@@ -26,6 +26,8 @@ pub(super) const MAX_REASONS: usize = 8;
 pub(crate) struct Rules {
     /// Rounds at once, those included whose ranks have not left yet.
     pub groups: usize,
+    /// Rounds at once in which one peer has ranks that have not left.
+    pub groups_per_peer: usize,
     /// Rounds at once of one session.
     pub groups_per_session: usize,
     /// Ranks of a group.
@@ -53,6 +55,7 @@ impl Rules {
     pub fn new(limits: &Limits, lease: Duration) -> Self {
         Self {
             groups: limits.groups,
+            groups_per_peer: limits.groups_per_peer,
             groups_per_session: 64,
             size: limits.group_size,
             parts: 1 << 16,

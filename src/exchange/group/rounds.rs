@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::present::Present;
 use super::round::{Ended, Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
 use crate::Refusal;
 use crate::exchange::protocol::{Incomplete, Lost, Refused};
@@ -20,7 +21,7 @@ pub(super) struct Rounds {
     pub(super) rounds: HashMap<u64, Round>,
     /// The round of a group that can be joined.
     pub(super) open: HashMap<String, u64>,
-    pub(super) sessions: HashMap<u64, BTreeSet<u64>>,
+    pub(super) present: Present,
     pub(super) waiting: HashMap<Waiter, (u64, u32)>,
     pub(super) deadlines: BTreeSet<(Duration, u64)>,
     /// The last rounds that ended as they should, oldest first.
@@ -36,7 +37,7 @@ impl Rounds {
             last: 0,
             rounds: HashMap::new(),
             open: HashMap::new(),
-            sessions: HashMap::new(),
+            present: Present::default(),
             waiting: HashMap::new(),
             deadlines: BTreeSet::new(),
             ended: VecDeque::new(),
@@ -181,7 +182,7 @@ impl Rounds {
             return;
         };
         if let Some(seat) = round.seats.remove(&rank) {
-            unlist(&mut self.sessions, seat.asker.session, id);
+            self.present.remove(&seat, id);
         }
         if round.seats.is_empty() {
             self.remove(id);
@@ -195,7 +196,7 @@ impl Rounds {
             return;
         };
         for seat in round.seats.values() {
-            unlist(&mut self.sessions, seat.asker.session, id);
+            self.present.remove(seat, id);
             if let Some(waiter) = seat.waiter {
                 self.waiting.remove(&waiter);
             }
@@ -221,15 +222,6 @@ impl Rounds {
                 self.deadlines.insert((at, id));
             }
             round.scheduled = next;
-        }
-    }
-}
-
-pub(super) fn unlist(sessions: &mut HashMap<u64, BTreeSet<u64>>, session: u64, id: u64) {
-    if let Some(rounds) = sessions.get_mut(&session) {
-        rounds.remove(&id);
-        if rounds.is_empty() {
-            sessions.remove(&session);
         }
     }
 }

@@ -162,7 +162,7 @@ impl Story {
     fn nothing_left(&self) {
         assert_eq!(self.rounds.len(), 0);
         assert!(self.rounds.open.is_empty());
-        assert!(self.rounds.sessions.is_empty());
+        assert!(self.rounds.present.is_empty());
         assert!(self.rounds.waiting.is_empty());
         assert!(self.rounds.deadlines.is_empty());
     }
@@ -326,6 +326,61 @@ fn what_cannot_be_is_refused() {
     let third = story.join(at(0), 2, ask(2, 4));
     assert_eq!(story.reason(third).0, "limit", "three parts");
     assert!(!story.told.contains_key(&first));
+}
+
+#[test]
+fn one_peer_with_many_sessions_does_not_hold_all_groups() {
+    let rules = Rules {
+        groups: 9,
+        groups_per_peer: 2,
+        ..Rules::default()
+    };
+    let mut story = Story::new(rules);
+    let join = |story: &mut Story, session, peer: &str, group: &str, rank| {
+        let asker = Asker {
+            peer: peer.into(),
+            ..asker(session)
+        };
+        let group = group.into();
+        let waiter = story.join_as(
+            at(0),
+            asker,
+            Join {
+                group,
+                ..ask(rank, 2)
+            },
+        );
+        story
+            .told
+            .contains_key(&waiter)
+            .then(|| shown(story.told.get(&waiter)))
+    };
+    assert_eq!(join(&mut story, 0, "a", "g", 0), None);
+    assert_eq!(join(&mut story, 1, "a", "h", 0), None);
+    let limit =
+        |told: Option<String>| told.is_some_and(|told| told.contains("2 groups of this peer"));
+    assert!(limit(join(&mut story, 2, "a", "i", 0)));
+    // Neither in a group that another has begun, which is not harmed.
+    assert_eq!(join(&mut story, 3, "b", "i", 0), None);
+    assert!(limit(join(&mut story, 4, "a", "i", 1)));
+    // Its own it may join, and join again.
+    assert_eq!(join(&mut story, 5, "a", "h", 0), None);
+    assert!(join(&mut story, 6, "a", "g", 1).unwrap().contains("Agreed"));
+    // Who has left is not held to be there, whoever stays.
+    let round = story.rounds.open["g"];
+    for session in [0, 6] {
+        story.offer(at(0), session, handles(round));
+    }
+    story.leave(at(0), 0, round, 60_000);
+    story.leave(at(0), 0, round, 60_000);
+    assert!(limit(join(&mut story, 7, "a", "j", 0)));
+    story.gone(at(0), 6);
+    assert_eq!(join(&mut story, 7, "a", "j", 0), None);
+    assert!(limit(join(&mut story, 8, "a", "k", 0)));
+    for session in [1, 3, 5, 7] {
+        story.gone(at(0), session);
+    }
+    story.nothing_left();
 }
 
 #[test]

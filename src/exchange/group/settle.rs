@@ -153,10 +153,14 @@ impl Rounds {
         };
         match (&round.phase, round.seats.get_mut(&rank)) {
             (Phase::Complete(_), Some(seat)) => {
+                let leaves = (seat.stay == Stay::Here).then(|| seat.asker.clone());
                 seat.stay = Stay::Left;
                 seat.deadline = now.saturating_add(wait);
                 let before = seat.waiter.replace(waiter);
                 self.waiting.insert(waiter, (ask.round, rank));
+                if let Some(asker) = leaves {
+                    self.present.leave(&asker, ask.round);
+                }
                 if let Some(before) = before {
                     self.waiting.remove(&before);
                     let no = refused(Refusal::Stale, "the rank has asked again since");
@@ -222,7 +226,7 @@ impl Rounds {
     /// A session is over: its process may be dead.
     pub fn gone(&mut self, now: Duration, session: u64) {
         self.tick(now);
-        for id in self.sessions.get(&session).cloned().unwrap_or_default() {
+        for id in self.present.gone(session) {
             let Some(rank) = self
                 .rounds
                 .get(&id)
@@ -232,7 +236,6 @@ impl Rounds {
             };
             self.abandon(id, rank, now, "is lost");
         }
-        self.sessions.remove(&session);
     }
 
     /// A waiter does not wait any more: its connection is broken.
@@ -286,6 +289,7 @@ impl Rounds {
                     }
                     if seat.stay == Stay::Here {
                         seat.stay = Stay::Lost;
+                        self.present.leave(&seat.asker, id);
                         let here = round.seats.values().filter(|seat| seat.stay == Stay::Here);
                         self.news
                             .extend(here.map(|seat| (seat.asker.session, news.clone())));
