@@ -315,7 +315,10 @@ pub struct FabricHandle(Box<[u8; 64]>);
 impl FabricHandle {
     /// The handle with these bytes.
     pub fn from_bytes(bytes: &[u8; 64]) -> Self {
-        Self(Box::new(*bytes))
+        // Copied where it is wiped later, and not by way of the stack.
+        let mut own = Box::new([0; 64]);
+        own.copy_from_slice(bytes);
+        Self(own)
     }
 
     /// The handle's bytes: a secret.

@@ -172,9 +172,13 @@ async fn redial(session: &Session, broken: Error) -> Option<Established> {
             let deadline = deadline(session.dial.options.limits.handshake);
             match greet::establish(&session.dial, Some(session.resume()), deadline).await {
                 Ok(established) => return established,
-                Err(error) => {
-                    tracing::debug!(address = %session.dial.options.address, %error, "not connected");
-                    session.still_down(error);
+                Err(why) => {
+                    tracing::debug!(
+                        address = %session.dial.options.address,
+                        error = %why.error,
+                        "not connected"
+                    );
+                    session.still_down(why);
                 }
             }
         }

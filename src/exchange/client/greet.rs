@@ -10,7 +10,7 @@ use super::options::ClientOptions;
 use super::text;
 use crate::exchange::PeerName;
 use crate::exchange::protocol::{Greeting, Hello, MAGIC, OLDEST, Secret, VERSION, decode, encode};
-use crate::exchange::transport::{self, FrameReader, FrameWriter};
+use crate::exchange::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
 
@@ -94,7 +94,7 @@ pub(super) async fn establish(
     dial: &Dial,
     resume: Option<Resume>,
     deadline: Instant,
-) -> Result<Established> {
+) -> Result<Established, Unconnected> {
     let options = &dial.options;
     let address = &options.address;
     let left = deadline.saturating_duration_since(Instant::now());
@@ -133,20 +133,17 @@ pub(super) async fn establish(
             })?;
         let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
             Greeting::Welcome(welcome) => welcome,
-            Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why)),
+            Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
         };
         let broken = |detail: String| Error::Protocol {
             peer: peer.clone(),
             detail,
         };
         if !(OLDEST..=VERSION).contains(&welcome.version) {
-            return Err(broken(format!(
-                "version {} was not offered",
-                welcome.version
-            )));
+            return Err(broken(format!("version {} was not offered", welcome.version)).into());
         }
         if welcome.resumed && !resuming {
-            return Err(broken("a session was resumed that was not named".into()));
+            return Err(broken("a session was resumed that was not named".into()).into());
         }
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
         Ok(Established {
@@ -173,7 +170,8 @@ pub(super) async fn establish(
         Err(Error::TimedOut {
             what: format!("connecting to {address}"),
             after: left,
-        })
+        }
+        .into())
     })
 }
 
@@ -184,16 +182,6 @@ fn fitting(mut hello: Hello, most: u32) -> Zeroizing<Vec<u8>> {
         return bytes;
     }
     encode(&hello)
-}
-
-/// Whether the machine is there and nothing listens at the address: then the server has ended.
-pub(super) fn nobody_listens(error: &Error) -> bool {
-    let Error::PeerLost { why, .. } = error else {
-        return false;
-    };
-    [libc::ECONNREFUSED, libc::ENOENT]
-        .into_iter()
-        .any(|code| why.ends_with(&std::io::Error::from_raw_os_error(code).to_string()))
 }
 
 #[cfg(test)]

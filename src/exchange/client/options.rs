@@ -164,7 +164,7 @@ impl ClientOptions {
         loop {
             match greet::establish(&dial, None, deadline).await {
                 Ok(established) => return Ok(session::start(dial, established, driver)),
-                Err(error) if dial.options.patient && greet::may_pass(&error) => {
+                Err(why) if dial.options.patient && greet::may_pass(&why.error) => {
                     let pause = dial
                         .options
                         .reconnect
@@ -172,11 +172,11 @@ impl ClientOptions {
                         .max(Duration::from_millis(1));
                     attempt += 1;
                     if tokio::time::Instant::now() + pause >= deadline {
-                        return Err(error);
+                        return Err(why.error);
                     }
                     tokio::time::sleep(pause).await;
                 }
-                Err(error) => return Err(error),
+                Err(why) => return Err(why.error),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What a client's task and its users share: requests, leases, and how things stand.
 
+mod link;
 mod task;
 
 use std::collections::{HashMap, VecDeque};
@@ -16,6 +17,7 @@ use super::greet::{Dial, Established, Terms};
 use super::lease::{Held, Lease, LeaseKey, LeaseState};
 use super::{Client, actor, text};
 use crate::exchange::protocol::{Answer, Ask, Entry, Lost, Release};
+use crate::exchange::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
 /// The most words about leases that are kept for leases not heard of yet.
@@ -65,7 +67,7 @@ pub(super) enum Own {
 /// How things stand with the connection.
 enum Link {
     Up,
-    Down(Error),
+    Down(Unconnected),
     Over(Error),
 }
 
@@ -230,7 +232,7 @@ impl Session {
                 what: format!("{what} ({})", self.dial.options.address),
                 after,
             },
-            Link::Down(error) | Link::Over(error) => error.clone(),
+            Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
         }
     }
 
@@ -241,7 +243,7 @@ impl Session {
                 peer: self.dial.options.address.to_string(),
                 why: "the client's runtime has ended".into(),
             },
-            Link::Down(error) | Link::Over(error) => error.clone(),
+            Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
         }
     }
 

@@ -1,33 +1,28 @@
 //! How a rank joins: connect, agree, offer, map.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use super::agree::cut;
 use super::group::{Group, Parts};
+use super::handles::{blocking, enough_fds, export, take, tidy};
 use super::host::Hosted;
 use super::local::connect_local;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
-use crate::driver::{Driver, FabricHandle, HandleType, HandleTypes, ShareableHandle};
+use crate::driver::{Driver, HandleType, HandleTypes};
 use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{
-    Agreed, Answer, Ask, Handles, Incomplete, Join, Leave, Member, Offer, Secret, check_name,
-};
+use crate::exchange::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
 use crate::exchange::{Address, Client};
-use crate::share::{BootId, Description, best_handle_types};
+use crate::share::{BootId, best_handle_types};
 use crate::{Error, Refusal, Result};
 
 /// How much longer than the deadline the server is given to say who is missing.
 const SLACK: Duration = Duration::from_secs(5);
 /// The pause before asking again over a connection that broke.
 const PAUSE: Duration = Duration::from_millis(50);
-/// File descriptors that a process should have left for other things.
-const SPARE: u64 = 32;
 
 pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
     check_name(&options.name)?;
@@ -259,7 +254,7 @@ impl Joining<'_> {
         loop {
             // Whoever asks for the rest has offered.
             let (fabric, fds) = match slots.is_empty() {
-                true => self.export(agreed.via).await?,
+                true => export(self.options.memory.clone(), agreed.via).await?,
                 false => (Vec::new(), Vec::new()),
             };
             let ask = Ask::Offer(Offer {
@@ -283,7 +278,9 @@ impl Joining<'_> {
                 _ => return Err(self.broken("another answer than members")),
             };
             let more = members.more && !members.members.is_empty();
-            self.take(agreed.via, members.members, answered.fds, &mut slots)?;
+            let size = self.options.size;
+            take(agreed.via, size, members.members, answered.fds, &mut slots)
+                .map_err(|wrong| self.broken(&wrong))?;
             if !more {
                 break;
             }
@@ -292,56 +289,6 @@ impl Joining<'_> {
             return Err(self.broken("members of another group's size"));
         }
         Ok(slots)
-    }
-
-    async fn export(&self, via: HandleType) -> Result<(Vec<Secret>, Vec<OwnedFd>)> {
-        let Some(memory) = self.options.memory.clone() else {
-            return Ok((Vec::new(), Vec::new()));
-        };
-        let handles = blocking(move || memory.export(via)).await??;
-        let (mut fabric, mut fds) = (Vec::new(), Vec::new());
-        for handle in handles {
-            match handle {
-                ShareableHandle::PosixFd(fd) => fds.push(fd),
-                ShareableHandle::Fabric(handle) => {
-                    fabric.extend(Secret::new(handle.expose_bytes()))
-                }
-            }
-        }
-        Ok((fabric, fds))
-    }
-
-    /// Checks a page of members, and takes their handles over.
-    fn take(
-        &self,
-        via: HandleType,
-        members: Vec<Member>,
-        fds: Vec<OwnedFd>,
-        slots: &mut Vec<Slot>,
-    ) -> Result<()> {
-        let mut fds = fds.into_iter();
-        for member in members {
-            if slots.len() == self.options.size as usize {
-                return Err(self.broken("more members than the group's size"));
-            }
-            let handles: Option<Vec<_>> = match (&member.memory, member.handles) {
-                (None, None) => Some(Vec::new()),
-                (Some(memory), Some(handles)) => {
-                    let handles = own_handles(via, memory, &handles, &mut fds);
-                    handles.filter(|_| memory.check().is_ok())
-                }
-                _ => None,
-            };
-            let Some(handles) = handles else {
-                let rank = slots.len();
-                return Err(self.broken(&format!("rank {rank} without a handle for each part")));
-            };
-            slots.push(Slot::new(tidy(&member.peer), member.memory, handles));
-        }
-        match fds.next() {
-            Some(_) => Err(self.broken("more fds than members have")),
-            None => Ok(()),
-        }
     }
 
     /// Maps all others' memory.
@@ -413,60 +360,4 @@ pub(super) fn leave_behind(runtime: &Handle, client: Client, leave: Leave) {
     runtime.spawn(async move {
         let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
     });
-}
-
-/// A member's handles, one for each part of its memory, or nothing.
-fn own_handles(
-    via: HandleType,
-    memory: &Description,
-    handles: &Handles,
-    fds: &mut impl Iterator<Item = OwnedFd>,
-) -> Option<Vec<ShareableHandle>> {
-    let parts = memory.parts.len();
-    match (via, handles) {
-        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => secrets
-            .iter()
-            .map(|secret| {
-                let bytes = secret.expose().try_into().ok()?;
-                Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
-            })
-            .collect(),
-        (HandleType::PosixFd, Handles::Fds(count)) if count.count as usize == parts => {
-            let own: Vec<_> = fds.take(parts).map(ShareableHandle::PosixFd).collect();
-            (own.len() == parts).then_some(own)
-        }
-        _ => None,
-    }
-}
-
-/// Whether this process may have so many file descriptors more: past the limit, the kernel would
-/// drop those that come too many.
-fn enough_fds(more: u64) -> Result<()> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |list| list.count() as u64);
-    match limit {
-        Some(limit) if open + more + SPARE > limit => Err(Error::LimitReached {
-            what: "open files (RLIMIT_NOFILE), too few for a file descriptor of every rank",
-            limit,
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// A peer's words, without control characters.
-fn tidy(text: &str) -> String {
-    cut(text)
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
-}
-
-/// Driver calls run off the runtime.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::System {
-            what: "work on another thread".into(),
-            detail: error.to_string(),
-        })
 }

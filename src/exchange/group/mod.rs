@@ -25,6 +25,7 @@ mod coordinator;
 mod gather;
 #[allow(clippy::module_inception, reason = "it holds the type of that name")]
 mod group;
+mod handles;
 mod host;
 mod join;
 mod local;

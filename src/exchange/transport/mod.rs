@@ -12,6 +12,7 @@ pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use listen::{Incoming, Listening};
 
+use std::io;
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
@@ -86,6 +87,45 @@ impl Connection {
     }
 }
 
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) struct Unconnected {
+    pub error: Error,
+    /// Whether the machine is there and nobody listens at the address: a server has ended then.
+    pub nobody: bool,
+}
+
+impl Unconnected {
+    /// The operating system's word on a connection that was asked for; there is no socket at all
+    /// under a path that is not found.
+    fn by_system(remote: &str, error: &io::Error, path: bool) -> Self {
+        let nobody = match error.kind() {
+            io::ErrorKind::ConnectionRefused => true,
+            io::ErrorKind::NotFound => path,
+            _ => false,
+        };
+        Self {
+            error: tls::explain(remote, "connecting", error),
+            nobody,
+        }
+    }
+}
+
+impl From<Error> for Unconnected {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            nobody: false,
+        }
+    }
+}
+
+impl From<Unconnected> for Error {
+    fn from(why: Unconnected) -> Self {
+        why.error
+    }
+}
+
 /// Connects, within `limits.handshake` in all. At a Unix socket the listening process's user must
 /// be one of `peers`.
 ///
@@ -97,14 +137,15 @@ pub(crate) async fn connect(
     security: &Security,
     peers: &Peers,
     limits: &Limits,
-) -> Result<Connection> {
+) -> Result<Connection, Unconnected> {
     let connecting = connect_now(address, security, peers, limits);
     match timeout(limits.handshake, connecting).await {
         Ok(result) => result,
         Err(_) => Err(Error::TimedOut {
             what: format!("connecting to {address}"),
             after: limits.handshake,
-        }),
+        }
+        .into()),
     }
 }
 
@@ -113,14 +154,14 @@ async fn connect_now(
     security: &Security,
     peers: &Peers,
     limits: &Limits,
-) -> Result<Connection> {
+) -> Result<Connection, Unconnected> {
     let remote = address.to_string();
     let (host, port) = match address {
         Address::Unix(path) => {
             let stream = UnixStream::connect(path)
                 .await
-                .map_err(|error| tls::explain(&remote, "connecting", &error))?;
-            return Connection::unix(stream, peers, &remote, limits);
+                .map_err(|error| Unconnected::by_system(&remote, &error, true))?;
+            return Ok(Connection::unix(stream, peers, &remote, limits)?);
         }
         Address::Tcp { host, port } => (host.as_str(), *port),
     };

@@ -8,8 +8,8 @@ use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
-use super::Security;
-use crate::exchange::{Address, Limits, tls};
+use super::{Security, Unconnected};
+use crate::exchange::{Address, Limits};
 use crate::{Error, Result};
 
 /// How many connections wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
@@ -46,20 +46,21 @@ async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketA
     Ok(found)
 }
 
-/// Connects to the first of a host's addresses that answers.
+/// Connects to the first of a host's addresses that answers. Nobody listens where that is so at all
+/// of them.
 pub(super) async fn connect(
     address: &Address,
     host: &str,
     port: u16,
     security: &Security,
-) -> Result<TcpStream> {
-    let mut last = None;
+) -> Result<TcpStream, Unconnected> {
+    let (mut last, mut nobody) = (None, true);
     for real in resolve(host, port, address).await? {
         let tried = match check(address, real, security) {
             Ok(()) => TcpStream::connect(real)
                 .await
-                .map_err(|error| tls::explain(&address.to_string(), "connecting", &error)),
-            Err(error) => Err(error),
+                .map_err(|error| Unconnected::by_system(&address.to_string(), &error, false)),
+            Err(error) => Err(error.into()),
         };
         match tried {
             Ok(stream) => {
@@ -68,12 +69,19 @@ pub(super) async fn connect(
                 check(address, real, security)?;
                 return Ok(stream);
             }
-            // That it is not allowed says more than that another address did not answer.
-            Err(error) if !matches!(last, Some(Error::Insecure { .. })) => last = Some(error),
-            Err(_) => {}
+            Err(why) => {
+                nobody &= why.nobody;
+                // That it is not allowed says more than that another address did not answer.
+                if !matches!(last, Some(Error::Insecure { .. })) {
+                    last = Some(why.error);
+                }
+            }
         }
     }
-    Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
+    match last {
+        Some(error) => Err(Unconnected { error, nobody }),
+        None => Err(Error::invalid("address", "its name has no address").into()),
+    }
 }
 
 /// Listens at the first of a host's addresses that can be had.

@@ -209,7 +209,8 @@ async fn without_tls_only_the_loopback_interface_is_open() {
         assert!(matches!(bound, Err(Error::Insecure { .. })), "{host}");
         let error = connect(&address, &Security::Plain, &peers, &limits)
             .await
-            .unwrap_err();
+            .unwrap_err()
+            .error;
         assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}");
     }
     let any = "0.0.0.0:0".parse().unwrap();
@@ -267,7 +268,8 @@ async fn another_user_is_not_admitted() {
     // Nor does a client talk to another user's server.
     let error = connect(&address, &Security::Plain, &others, &quick())
         .await
-        .unwrap_err();
+        .unwrap_err()
+        .error;
     assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
 }
 
@@ -282,6 +284,16 @@ async fn where_nobody_listens_the_peer_is_lost() {
         let error = connect(&address, &Security::Plain, &peers, &quick())
             .await
             .unwrap_err();
-        assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+        assert!(matches!(error.error, Error::PeerLost { .. }), "{error:?}");
+        assert!(error.nobody, "{error:?}");
     }
+    // Where there is something, and it is no listener that can be reached, that is not known.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file/socket");
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let (address, peers) = (Address::Unix(file), Peers::same_user());
+    let error = connect(&address, &Security::Plain, &peers, &quick())
+        .await
+        .unwrap_err();
+    assert!(!error.nobody, "{error:?}");
 }

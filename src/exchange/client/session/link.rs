@@ -1,0 +1,183 @@
+//! How the connection stands: silence, breaks, and what comes of the leases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change};
+use crate::exchange::client::greet::{Established, Resume};
+use crate::exchange::transport::Unconnected;
+use crate::{Error, Refusal};
+
+impl Session {
+    /// A frame has come.
+    pub(in crate::exchange::client) fn heard(&self) {
+        let mut state = self.lock();
+        state.silence.last = Instant::now();
+        state.silence.total = Duration::ZERO;
+    }
+
+    /// Time goes by, a part of `tick` at least: how long the server has been silent. After the time
+    /// of a lease, the leases are lost.
+    pub(in crate::exchange::client) fn tick(&self, tick: Duration) -> Duration {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let gone = now.saturating_duration_since(state.silence.last);
+        state.silence.total += gone.min(tick * 2);
+        state.silence.last = now;
+        let silent = state.silence.total;
+        if silent >= state.terms.lease {
+            let last = match &state.link {
+                Link::Down(Unconnected { error, .. }) | Link::Over(error) => format!("; {error}"),
+                Link::Up => String::new(),
+            };
+            let why = Error::PeerLost {
+                peer: state.terms.peer.clone(),
+                why: format!("not a word for {silent:?}{last}"),
+            };
+            self.lose_all(&state, &why);
+        }
+        // Not only when it is dialled: by then that may be rare.
+        self.lose_if_gone(&state);
+        silent
+    }
+
+    /// An attempt to dial again has failed.
+    ///
+    /// Where nobody listens at the address for the time of a heartbeat, the server is gone, and its
+    /// leases with it: there is no need to wait for their end.
+    pub(in crate::exchange::client) fn still_down(&self, why: Unconnected) {
+        let mut state = self.lock();
+        state.link = Link::Down(why);
+        self.lose_if_gone(&state);
+    }
+
+    fn lose_if_gone(&self, state: &State) {
+        if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
+            && state.silence.total >= state.terms.heartbeat
+        {
+            let why = Error::PeerLost {
+                peer: state.terms.peer.clone(),
+                why: "nobody listens at its address any more".into(),
+            };
+            self.lose_all(state, &why);
+        }
+    }
+
+    /// A ping is due, unless the last one is not answered yet.
+    pub(in crate::exchange::client) fn ping(&self) {
+        self.lock().ping_due = true;
+        self.wake.notify_one();
+    }
+
+    /// The connection is broken: what was asked is not answered any more.
+    pub(in crate::exchange::client) fn broken(&self, why: &Error) {
+        let mut state = self.lock();
+        state.link = Link::Down(why.clone().into());
+        state.ping_sent = false;
+        state.ping_due = false;
+        state.releases_sent = 0;
+        let waiting = std::mem::take(&mut state.waiting);
+        let mut replies = Vec::new();
+        for (_, waiting) in waiting {
+            match waiting {
+                Waiting::User { reply, .. } => replies.push(reply),
+                Waiting::Release(key) => state.releases.push_front(key),
+                Waiting::Ping => {}
+            }
+        }
+        drop(state);
+        for reply in replies {
+            drop(reply.send(Err(why.clone())));
+        }
+    }
+
+    /// What resumes the session, and the leases that this end knows of.
+    pub(in crate::exchange::client) fn resume(&self) -> Resume {
+        let state = self.lock();
+        let own = |key: &&LeaseKey| key.epoch == state.epoch;
+        Resume {
+            session: state.terms.session.clone(),
+            server: state.terms.server.clone(),
+            held: state
+                .leases
+                .keys()
+                .filter(own)
+                .map(|key| key.lease)
+                .collect(),
+        }
+    }
+
+    /// The session is lost, with all that depends on it.
+    fn lose_all(&self, state: &State, why: &Error) {
+        for held in state.leases.values() {
+            change(&held.state, &LeaseState::Lost(why.clone()));
+        }
+        let _ = self.notices.send(Notified::SessionLost(why.clone()));
+    }
+
+    /// There is a connection again.
+    pub(in crate::exchange::client) fn resumed(&self, established: &Established) {
+        let mut state = self.lock();
+        if !established.resumed {
+            let why = if established.terms.instance == state.terms.instance {
+                Error::Refused {
+                    peer: established.terms.peer.clone(),
+                    what: "to go on with the session".into(),
+                    reason: Refusal::Expired,
+                    detail: "it had no sign of life for too long".into(),
+                }
+            } else {
+                Error::Stale {
+                    what: format!("a lease from {}", established.terms.peer),
+                    why: "the server has been restarted since".into(),
+                }
+            };
+            self.lose_all(&state, &why);
+            state.epoch += 1;
+            state.early.clear();
+            // A server that lives on wants to know what is unmapped; of another's leases nobody
+            // knows any more.
+            for key in std::mem::take(&mut state.releases) {
+                match state.leases.get(&key) {
+                    Some(held) if held.instance == established.terms.instance => {
+                        state.releases.push_back(key);
+                    }
+                    Some(_) => {
+                        if let Some(done) = state.leases.remove(&key).and_then(|held| held.done) {
+                            let _ = done.send(Err(why.clone()));
+                        }
+                    }
+                    None => {}
+                }
+            }
+        }
+        state.terms = Arc::new(established.terms.clone());
+        state.link = Link::Up;
+        state.silence.last = Instant::now();
+        state.silence.total = Duration::ZERO;
+        drop(state);
+        let _ = self.notices.send(Notified::Fresh);
+    }
+
+    /// The task ends.
+    pub(in crate::exchange::client) fn over(&self, why: &Error) {
+        self.broken(why);
+        self.permits.close();
+        let mut state = self.lock();
+        self.lose_all(&state, why);
+        state.link = Link::Over(why.clone());
+        for key in std::mem::take(&mut state.releases) {
+            if let Some(Held {
+                done: Some(done), ..
+            }) = state.leases.remove(&key)
+            {
+                let _ = done.send(Err(why.clone()));
+            }
+        }
+        drop(state);
+        let _ = self.notices.send(Notified::Over);
+        self.over.send_replace(true);
+    }
+}

@@ -1,0 +1,201 @@
+//! A rank's handles on their way out, and everybody's on their way in.
+
+use std::os::fd::OwnedFd;
+
+use super::agree::cut;
+use super::member::Slot;
+use crate::driver::{FabricHandle, HandleType, ShareableHandle};
+use crate::exchange::protocol::{Handles, Member, Secret};
+use crate::share::{Description, Shared};
+use crate::{Error, Result};
+
+/// File descriptors that a process should have left for other things.
+const SPARE: u64 = 32;
+
+/// The own memory's handles.
+pub(super) async fn export(
+    memory: Option<Shared>,
+    via: HandleType,
+) -> Result<(Vec<Secret>, Vec<OwnedFd>)> {
+    let Some(memory) = memory else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    let handles = blocking(move || memory.export(via)).await??;
+    let (mut fabric, mut fds) = (Vec::new(), Vec::new());
+    for handle in handles {
+        match handle {
+            ShareableHandle::PosixFd(fd) => fds.push(fd),
+            ShareableHandle::Fabric(handle) => fabric.extend(Secret::new(handle.expose_bytes())),
+        }
+    }
+    Ok((fabric, fds))
+}
+
+/// Checks a page of members of a group of `size` ranks, and takes their handles over.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn take(
+    via: HandleType,
+    size: u32,
+    members: Vec<Member>,
+    fds: Vec<OwnedFd>,
+    slots: &mut Vec<Slot>,
+) -> Result<(), String> {
+    let mut fds = fds.into_iter();
+    for member in members {
+        if slots.len() == size as usize {
+            return Err("more members than the group's size".into());
+        }
+        let handles: Option<Vec<_>> = match (&member.memory, member.handles) {
+            (None, None) => Some(Vec::new()),
+            (Some(memory), Some(handles)) => {
+                let handles = own_handles(via, memory, &handles, &mut fds);
+                handles.filter(|_| memory.check().is_ok())
+            }
+            _ => None,
+        };
+        let Some(handles) = handles else {
+            let rank = slots.len();
+            return Err(format!("rank {rank} without a handle for each part"));
+        };
+        slots.push(Slot::new(tidy(&member.peer), member.memory, handles));
+    }
+    match fds.next() {
+        Some(_) => Err("more fds than members have".into()),
+        None => Ok(()),
+    }
+}
+
+/// A member's handles, one for each part of its memory, or nothing.
+fn own_handles(
+    via: HandleType,
+    memory: &Description,
+    handles: &Handles,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Option<Vec<ShareableHandle>> {
+    let parts = memory.parts.len();
+    match (via, handles) {
+        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => secrets
+            .iter()
+            .map(|secret| {
+                let bytes = secret.expose().try_into().ok()?;
+                Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
+            })
+            .collect(),
+        (HandleType::PosixFd, Handles::Fds(count)) if count.count as usize == parts => {
+            let own: Vec<_> = fds.take(parts).map(ShareableHandle::PosixFd).collect();
+            (own.len() == parts).then_some(own)
+        }
+        _ => None,
+    }
+}
+
+/// Whether this process may have so many file descriptors more: past the limit, the kernel would
+/// drop those that come too many.
+pub(super) fn enough_fds(more: u64) -> Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |list| list.count() as u64);
+    match limit {
+        Some(limit) if open + more + SPARE > limit => Err(Error::LimitReached {
+            what: "open files (RLIMIT_NOFILE), too few for a file descriptor of every rank",
+            limit,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// A peer's words, without control characters.
+pub(super) fn tidy(text: &str) -> String {
+    cut(text)
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// Driver calls run off the runtime.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::System {
+            what: "work on another thread".into(),
+            detail: error.to_string(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Access, NodeId};
+    use crate::exchange::protocol::Fds;
+    use crate::{Buffer, Driver, Machine};
+
+    fn member(parts: u32, handles: Option<Handles>) -> Member {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let buffer = Buffer::on(NodeId(0)).bytes(1).shareable();
+        let buffer = Shared::from(buffer.allocate(&driver).unwrap());
+        let memory = buffer.describe(Access::ReadWrite).unwrap();
+        Member {
+            peer: "a\nb".into(),
+            memory: (parts > 0).then_some(memory),
+            handles,
+        }
+    }
+
+    fn fds(count: usize) -> Vec<OwnedFd> {
+        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        (0..count).map(|_| fd()).collect()
+    }
+
+    fn fabric(bytes: usize) -> Option<Handles> {
+        Some(Handles::Fabric(vec![
+            Secret::new(&[7; 64][..bytes]).unwrap(),
+        ]))
+    }
+
+    fn count(count: u32) -> Option<Handles> {
+        Some(Handles::Fds(Fds { count }))
+    }
+
+    #[test]
+    fn each_part_has_a_handle() {
+        let mut slots = Vec::new();
+        let members = vec![member(1, count(1)), member(0, None), member(1, count(1))];
+        assert_eq!(
+            take(HandleType::PosixFd, 4, members, fds(2), &mut slots),
+            Ok(())
+        );
+        assert_eq!((slots.len(), slots[0].peer()), (3, "a b"));
+        let members = vec![member(1, fabric(64))];
+        assert_eq!(
+            take(HandleType::Fabric, 4, members, fds(0), &mut slots),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_right_is_refused() {
+        let fd = HandleType::PosixFd;
+        for (via, members, given, wrong) in [
+            (fd, vec![member(1, count(1))], 0, "rank 0"),
+            (fd, vec![member(1, count(2))], 2, "rank 0"),
+            (fd, vec![member(1, None)], 0, "rank 0"),
+            (fd, vec![member(0, count(1))], 1, "rank 0"),
+            (fd, vec![member(1, fabric(64))], 0, "rank 0"),
+            (fd, vec![member(1, count(1))], 2, "more fds"),
+            (HandleType::Fabric, vec![member(1, fabric(63))], 0, "rank 0"),
+            (HandleType::Fabric, vec![member(1, count(1))], 1, "rank 0"),
+            (
+                fd,
+                vec![member(0, None), member(0, None)],
+                0,
+                "more members",
+            ),
+        ] {
+            let error = take(via, 1, members, fds(given), &mut Vec::new()).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}
