@@ -1,0 +1,152 @@
+//! Names and leases over time: listed, watched, withdrawn, restarted.
+
+use egmem::exchange::server::ServerEvent;
+use egmem::exchange::{LeaseState, Server, WatchEvent};
+use egmem::{Error, Refusal};
+
+use super::{LONG, buffer, client, fabric, ms, nothing_held, server, within};
+
+#[tokio::test]
+async fn names_are_listed_waited_for_watched_and_withdrawn() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let mut watch = within(client.watch("a/")).await.unwrap();
+    let late = async {
+        tokio::time::sleep(ms(50)).await;
+        server
+            .publish("a/late", buffer(&own, 1 << 20))
+            .now()
+            .unwrap()
+    };
+    let (entry, published) =
+        within(async { tokio::join!(client.wait("a/late", LONG), late) }).await;
+    assert_eq!(entry.unwrap().name, "a/late");
+    let error = within(client.wait("never", ms(40))).await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    match within(watch.recv()).await.unwrap() {
+        WatchEvent::Published(entry) => assert_eq!(entry.name, "a/late"),
+        other => panic!("{other:?}"),
+    }
+    let names: Vec<_> = (0..600).map(|i| format!("b/{i:03}")).collect();
+    let shared = egmem::share::Shared::from(buffer(&own, 1 << 20));
+    let all: Vec<_> = names
+        .iter()
+        .map(|name| server.publish(name, shared.clone()).now().unwrap())
+        .collect();
+    let list = within(client.list("b/")).await.unwrap();
+    assert!(list.iter().map(|entry| &entry.name).eq(&names));
+    drop(all);
+
+    let remote = within(client.fetch("a/late").go()).await.unwrap();
+    let holder = async {
+        let state = remote.changed().await;
+        assert!(matches!(state, LeaseState::Withdrawing { .. }), "{state}");
+        remote.release().await.unwrap();
+    };
+    let (taken, ()) = within(async { tokio::join!(published.withdraw(LONG), holder) }).await;
+    taken.unwrap();
+    assert_eq!(
+        within(watch.recv()).await.unwrap(),
+        WatchEvent::Gone("a/late".into())
+    );
+    drop(published);
+    assert!(within(client.list("")).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_holder_that_stays_loses_its_lease() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    let error = within(published.withdraw(ms(50))).await.unwrap_err();
+    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    remote.put(0, 5_u64).unwrap();
+    drop(published);
+    within(async { while !remote.changed().await.is_lost() {} }).await;
+    assert_eq!(remote.get::<u64>(0).unwrap(), 5);
+    drop(remote);
+    nothing_held(&other).await;
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_another_one() {
+    let (own, other) = (fabric(), fabric());
+    let first = server().await;
+    let address = first.addresses().remove(0);
+    let client = client(&first, &other).await;
+    let published = first.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    remote.put(0, 9_u64).unwrap();
+    let before = client.instance();
+    drop(published);
+    assert!(within(remote.changed()).await.is_lost());
+    drop(first);
+    let second = within(async {
+        loop {
+            match Server::options().listen(address.clone()).start().await {
+                Ok(server) => break server,
+                Err(_) => tokio::time::sleep(ms(10)).await,
+            }
+        }
+    })
+    .await;
+    let _published = second.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let again = within(client.wait("x", LONG)).await;
+    assert_eq!(again.unwrap().name, "x");
+    assert_ne!(client.instance(), before);
+    let error = within(client.fetch("x").instance(before).go())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            &error,
+            Error::Refused {
+                reason: Refusal::Stale,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(remote.get::<u64>(0).unwrap(), 9);
+    assert_eq!(
+        within(client.fetch("x").go())
+            .await
+            .unwrap()
+            .get::<u64>(0)
+            .unwrap(),
+        0
+    );
+}
+
+#[tokio::test]
+async fn the_exporter_sees_who_comes_and_goes() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let mut events = server.events();
+    let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let client = client(&server, &other).await;
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    drop(remote);
+    drop(client);
+    let mut seen = Vec::new();
+    within(async {
+        loop {
+            match events.recv().await.unwrap() {
+                ServerEvent::Fetched { name, .. } => seen.push(format!("fetched {name}")),
+                ServerEvent::Released { name, .. } => {
+                    seen.push(format!("released {name}"));
+                    break;
+                }
+                _ => {}
+            }
+        }
+    })
+    .await;
+    assert_eq!(seen, ["fetched x", "released x"]);
+    within(server.close(LONG)).await.unwrap();
+    assert_eq!(server.stats().tasks, 0);
+    drop(published);
+}
