@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use super::op::{Memory, SlotRef};
+use super::addr::Memory;
+use super::slots::SlotRef;
 use super::{Op, Outcome, Record, Sequence, Value};
 use crate::driver::Code;
 

@@ -1,7 +1,8 @@
 //! Making sequences from a seed.
 
 use super::Sequence;
-use super::model::{Model, Random};
+use super::model::Model;
+use super::random::Random;
 
 /// What sequences to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,23 +19,30 @@
 //! # Ok::<(), egmem::Error>(())
 //! ```
 
+mod addr;
 mod compare;
 mod generate;
+mod make_pool;
 mod make_vmm;
 mod make_work;
 mod model;
 mod op;
 mod pools;
+mod random;
 mod run;
+mod slots;
 mod state;
+mod vmm;
 mod work;
 
 use serde::{Deserialize, Serialize};
 
+pub use addr::{Addr, Memory, Slot};
 pub use compare::{Difference, Report, compare, history};
 pub use generate::{Shape, generate};
-pub use op::{Addr, Memory, Op, Query, Slot, SlotRef, Source};
+pub use op::{Op, Query, Source};
 pub use run::{Runner, run};
+pub use slots::SlotRef;
 
 /// Operations to run one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,53 +3,16 @@
 //! A driver that answers otherwise makes operations be skipped, nothing worse: the runner keeps
 //! its own account.
 
-use super::op::{Addr, Memory, Op, Slot, Source};
+use super::addr::{Addr, Memory, Slot};
+use super::op::{Op, Source};
+use super::random::Random;
 use crate::driver::{Access, AccessDesc, AllocationProps, HandleType, HandleTypes, Location};
-use crate::kernels::pattern;
 
 pub(super) const UNIT: u64 = 2 << 20;
 /// The most physical memory that a sequence holds by its own account.
 const BUDGET: u64 = 384 << 20;
 /// No machine has a device or node of this number.
 pub(super) const NOBODY: i32 = 99;
-
-/// SplitMix64.
-#[derive(Debug)]
-pub(super) struct Random {
-    seed: u64,
-    drawn: u64,
-}
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self { seed, drawn: 0 }
-    }
-
-    pub fn word(&mut self) -> u64 {
-        self.drawn += 1;
-        pattern(self.seed, self.drawn)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.word() % end
-    }
-
-    /// True `n` times in 100.
-    pub fn percent(&mut self, n: u64) -> bool {
-        self.below(100) < n
-    }
-
-    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-
-    pub fn some<T: Clone>(&mut self, choices: &[T]) -> Option<T> {
-        match choices {
-            [] => None,
-            _ => Some(choices[self.below(choices.len() as u64) as usize].clone()),
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct Handle {

@@ -1,90 +1,12 @@
 //! What a trace is made of: operations with slot numbers in place of addresses and handles.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 
+use super::addr::{Addr, Slot};
 use crate::driver::{
     AccessDesc, AllocationProps, DeviceAttribute, GranularityKind, HandleType, Location,
     PointerAttribute, PoolAttribute, PoolProps,
 };
-use crate::{Error, Result};
-
-/// The number of a handle, range, pool, stream … of a sequence, counted per kind from 0.
-pub type Slot = u16;
-
-/// The memory that an [`Addr`] is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Memory {
-    /// A reserved address range: `r`.
-    Range(Slot),
-    /// An allocation from a pool: `a`.
-    Pooled(Slot),
-    /// An allocation of [`Op::Alloc`] or [`Op::HostAlloc`]: `m`.
-    Plain(Slot),
-    /// None: the offset is the address itself.
-    Nowhere,
-}
-
-/// An address, as an offset in bytes into memory of the sequence: `r3+4096` in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Addr {
-    /// The memory.
-    pub of: Memory,
-    /// Bytes from its start.
-    pub offset: u64,
-}
-
-impl fmt::Display for Addr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.of {
-            Memory::Range(slot) => write!(f, "r{slot}")?,
-            Memory::Pooled(slot) => write!(f, "a{slot}")?,
-            Memory::Plain(slot) => write!(f, "m{slot}")?,
-            Memory::Nowhere => {}
-        }
-        write!(f, "+{}", self.offset)
-    }
-}
-
-impl From<Addr> for String {
-    fn from(addr: Addr) -> String {
-        addr.to_string()
-    }
-}
-
-impl TryFrom<String> for Addr {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
-
-impl FromStr for Addr {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let bad = || Error::invalid("address of a trace", format!("'{text}'"));
-        let (of, offset) = text.split_once('+').ok_or_else(bad)?;
-        let offset = offset.parse().map_err(|_| bad())?;
-        let slot = |prefix| of.strip_prefix(prefix)?.parse::<Slot>().ok();
-        let of = if of.is_empty() {
-            Memory::Nowhere
-        } else if let Some(slot) = slot('r') {
-            Memory::Range(slot)
-        } else if let Some(slot) = slot('a') {
-            Memory::Pooled(slot)
-        } else if let Some(slot) = slot('m') {
-            Memory::Plain(slot)
-        } else {
-            return Err(bad());
-        };
-        Ok(Self { of, offset })
-    }
-}
 
 /// What is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -306,18 +228,6 @@ pub enum Op {
     CpuRead { at: Addr, words: u64 },
 }
 
-/// A kind of slot with its number, to find what an operation depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)]
-pub enum SlotRef {
-    Handle(Slot),
-    Memory(Memory),
-    Exported(Slot),
-    Pool(Slot),
-    Stream(Slot),
-    Event(Slot),
-}
-
 impl Op {
     /// The operation's kind, as files name it.
     pub fn kind(&self) -> &'static str {
@@ -388,111 +298,10 @@ impl Op {
             }
         )
     }
-
-    /// The slots that the operation names.
-    pub fn slots(&self) -> Vec<SlotRef> {
-        use SlotRef::{Event, Exported, Handle, Memory as Mem, Pool, Stream};
-        let on = |stream: &Option<Slot>, mut slots: Vec<SlotRef>| {
-            slots.extend(stream.map(Stream));
-            slots
-        };
-        match self {
-            Self::DeviceAttribute { .. }
-            | Self::DeviceQuery { .. }
-            | Self::CanAccessPeer { .. }
-            | Self::Granularity { .. }
-            | Self::DevicePool { .. } => Vec::new(),
-            Self::Create { out: handle, .. }
-            | Self::Release { handle, .. }
-            | Self::Properties { handle } => vec![Handle(*handle)],
-            Self::Reserve { out, hint, .. } => {
-                let mut slots = vec![Mem(Memory::Range(*out))];
-                slots.extend(hint.map(|hint| Mem(Memory::Range(hint))));
-                slots
-            }
-            Self::AddressFree { range, .. } => vec![Mem(Memory::Range(*range))],
-            Self::Map { at, handle, .. } => vec![Mem(at.of), Handle(*handle)],
-            Self::Unmap { at, .. }
-            | Self::SetAccess { at, .. }
-            | Self::GetAccess { at, .. }
-            | Self::PointerAttribute { at, .. }
-            | Self::AddressRange { at }
-            | Self::DmaBuf { at, .. }
-            | Self::CpuWrite { at, .. }
-            | Self::CpuRead { at, .. } => vec![Mem(at.of)],
-            Self::Export { out, handle, .. } => vec![Exported(*out), Handle(*handle)],
-            Self::Import { out, from } => match from {
-                Source::Exported(fd) => vec![Handle(*out), Exported(*fd)],
-                _ => vec![Handle(*out)],
-            },
-            Self::Retain { out, at } => vec![Handle(*out), Mem(at.of)],
-            Self::Alloc { out: plain, .. }
-            | Self::HostAlloc { out: plain, .. }
-            | Self::FreePlain { plain, .. } => vec![Mem(Memory::Plain(*plain))],
-            Self::PoolCreate { out: pool, .. }
-            | Self::PoolDestroy { pool }
-            | Self::PoolSet { pool, .. }
-            | Self::PoolGet { pool, .. }
-            | Self::PoolTrim { pool, .. }
-            | Self::PoolSetAccess { pool, .. }
-            | Self::PoolGetAccess { pool, .. }
-            | Self::PoolExport { pool }
-            | Self::SetDevicePool { pool, .. } => vec![Pool(*pool)],
-            Self::PoolExportPointer { alloc } => vec![Mem(Memory::Pooled(*alloc))],
-            Self::PoolAlloc {
-                out, pool, stream, ..
-            } => {
-                let mut slots = vec![Mem(Memory::Pooled(*out))];
-                slots.extend(pool.map(Pool));
-                on(stream, slots)
-            }
-            Self::PoolFree { alloc, stream } => on(stream, vec![Mem(Memory::Pooled(*alloc))]),
-            Self::StreamCreate { out: stream, .. } | Self::StreamDestroy { stream } => {
-                vec![Stream(*stream)]
-            }
-            Self::StreamSynchronize { stream } | Self::StreamQuery { stream } => {
-                on(stream, Vec::new())
-            }
-            Self::StreamWaitEvent { stream, event } | Self::EventRecord { event, stream } => {
-                on(stream, vec![Event(*event)])
-            }
-            Self::EventCreate { out: event, .. }
-            | Self::EventDestroy { event }
-            | Self::EventSynchronize { event }
-            | Self::EventQuery { event } => vec![Event(*event)],
-            Self::EventElapsed { start, end } => vec![Event(*start), Event(*end)],
-            Self::Memset { at, stream, .. }
-            | Self::WriteKernel { at, stream, .. }
-            | Self::CheckKernel { at, stream, .. }
-            | Self::ReadKernel { at, stream, .. } => on(stream, vec![Mem(at.of)]),
-            Self::Memcpy {
-                dst, src, stream, ..
-            } => on(stream, vec![Mem(dst.of), Mem(src.of)]),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_read_back_as_written() {
-        for (text, of, offset) in [
-            ("r3+4096", Memory::Range(3), 4096),
-            ("a0+0", Memory::Pooled(0), 0),
-            ("m65535+8", Memory::Plain(u16::MAX), 8),
-            ("+18446744073709551615", Memory::Nowhere, u64::MAX),
-        ] {
-            let addr = Addr { of, offset };
-            assert_eq!(addr.to_string(), text);
-            assert_eq!(text.parse::<Addr>().unwrap(), addr);
-        }
-        for text in ["", "r3", "r+0", "x3+0", "r65536+0", "r3+-1", "r3+4 096"] {
-            assert!(text.parse::<Addr>().is_err(), "{text}");
-        }
-    }
-
     #[test]
     fn files_name_kinds_as_reports_do() {
         let ops = crate::trace::generate(

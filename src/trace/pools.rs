@@ -1,17 +1,12 @@
 //! The pool operations of a run.
 
 use super::Value;
-use super::op::{Addr, Memory, Op, Slot};
-use super::run::Run;
+use super::addr::{Addr, Memory, Slot};
+use super::op::Op;
+use super::run::{Run, Step, done};
 use super::state::{Grants, Pool, Pooled};
 use crate::Result;
 use crate::driver::{HandleType, PoolHandle, StreamHandle};
-
-type Step = Option<Result<Vec<Value>>>;
-
-fn done<T>(result: Result<T>) -> Step {
-    Some(result.map(|_| Vec::new()))
-}
 
 impl Run<'_> {
     fn pool(&self, slot: Slot) -> Option<PoolHandle> {

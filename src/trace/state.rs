@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::op::{Addr, Memory, Slot};
+use super::addr::{Addr, Memory, Slot};
 use crate::driver::{
     Access, AccessDesc, DevicePtr, EventHandle, Location, PhysicalHandle, PoolHandle,
     ShareableHandle, StreamHandle,

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::Value;
-use super::op::{Addr, Memory, Op};
-use super::run::Run;
+use super::addr::{Addr, Memory};
+use super::op::Op;
+use super::run::{Run, Step};
 use crate::Result;
 use crate::driver::{
     Access, DevicePtr, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle, StreamHandle,
 };
 use crate::kernels::{CHECK_REWRITE, PTX, READ, WRITE, pattern};
-
-type Step = Option<Result<Vec<Value>>>;
 
 /// The kernels and a scratch page for their reports, per device.
 #[derive(Debug)]

@@ -5,11 +5,12 @@ use std::io;
 use std::sync::{Arc, Weak};
 
 use super::capacity::{Capacity, Charge};
+use super::event::Event;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
 use super::references::Counted;
 use super::space::{Range, Window};
-use super::stream::{Event, Stream, StreamKey};
+use super::stream::{Stream, StreamKey};
 use super::{GRANULARITY, Machine};
 use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
 

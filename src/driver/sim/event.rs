@@ -1,0 +1,107 @@
+//! Events: points in streams that others wait for.
+
+use super::state::{Answer, State, fail};
+use super::stream::{Point, StreamKey, Work};
+use crate::driver::{Code, EventHandle, StreamHandle};
+
+#[derive(Debug)]
+pub(super) struct Event {
+    device: i32,
+    timing: bool,
+    recorded: Option<Point>,
+}
+
+impl State {
+    pub(super) fn stream_wait_event(
+        &mut self,
+        handle: StreamHandle,
+        event: EventHandle,
+    ) -> Answer<()> {
+        let key = self.stream(handle)?;
+        let event = self.events.get(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        let Some(point) = event.recorded else {
+            return Ok(());
+        };
+        let streams = &self.streams;
+        let alive: Vec<StreamKey> = streams.keys().copied().collect();
+        if let Some(stream) = self.streams.get_mut(&key) {
+            if stream.waited.len() > 2 * alive.len() + 16 {
+                stream.waited.retain(|other, _| alive.contains(other));
+            }
+            let seq = stream.waited.entry(point.0).or_default();
+            *seq = point.1.max(*seq);
+        }
+        if !self.is_complete(point) {
+            self.submit(key, Work::Wait(point));
+        }
+        Ok(())
+    }
+
+    pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
+        self.context(device)?;
+        let event = self.number();
+        self.events.insert(
+            event,
+            Event {
+                device,
+                timing,
+                recorded: None,
+            },
+        );
+        Ok(EventHandle(event))
+    }
+
+    pub(super) fn event_destroy(&mut self, event: EventHandle) -> Answer<()> {
+        match self.events.remove(&event.0) {
+            Some(event) => self.context(event.device).map(drop),
+            None => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    fn event(&self, event: EventHandle) -> Answer<&Event> {
+        match self.events.get(&event.0) {
+            Some(event) => self.context(event.device).map(|_| event),
+            None => fail(Code::INVALID_HANDLE),
+        }
+    }
+
+    pub(super) fn event_record(&mut self, event: EventHandle, stream: StreamHandle) -> Answer<()> {
+        let key = self.stream(stream)?;
+        if self.event(event)?.device != stream.device {
+            return fail(Code::INVALID_HANDLE);
+        }
+        let point = self.submit(key, Work::Record);
+        if let Some(event) = self.events.get_mut(&event.0) {
+            event.recorded = Some(point);
+        }
+        Ok(())
+    }
+
+    pub(super) fn event_synchronize(&mut self, handle: EventHandle) -> Answer<()> {
+        let event = self.event(handle)?;
+        let device = event.device;
+        if let Some(point) = event.recorded {
+            self.run(point);
+            self.release_pools();
+        }
+        self.context(device).map(drop)
+    }
+
+    pub(super) fn event_query(&mut self, event: EventHandle) -> Answer<bool> {
+        self.event_synchronize(event).map(|()| true)
+    }
+
+    pub(super) fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Answer<f32> {
+        let (start, end) = (self.event(start)?, self.event(end)?);
+        match (start.recorded, end.recorded) {
+            (Some(from), Some(to)) if start.timing && end.timing => {
+                if !self.is_complete(from) || !self.is_complete(to) {
+                    fail(Code::NOT_READY)
+                } else {
+                    Ok(0.0) // Simulated work takes no time that would mean anything.
+                }
+            }
+            _ => fail(Code::INVALID_HANDLE),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Physical memory: created, released, asked about, exported and imported.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use super::memory::{Memory, Purpose};
+use super::references::Counted;
+use super::share;
+use super::state::{Answer, Kind, Physical, Reference, State, exhausted, fail, is_granular};
+use crate::driver::{
+    AllocationProps, Code, CudaVersion, DevicePtr, HandleType, HandleTypes, Location, NodeId,
+    PhysicalHandle, ShareableHandle,
+};
+
+impl State {
+    pub(super) fn mem_create(
+        &mut self,
+        size: u64,
+        props: &AllocationProps,
+    ) -> Answer<PhysicalHandle> {
+        if !is_granular(size) {
+            return fail(Code::INVALID_VALUE);
+        }
+        self.check_location(props.location, props.handle_types)?;
+        match props.location {
+            Location::Host if props.handle_types != HandleTypes::NONE => {
+                return fail(Code::INVALID_VALUE);
+            }
+            Location::Device(_) => {}
+            _ if props.gpu_direct_rdma => return fail(Code::INVALID_VALUE),
+            _ => {}
+        }
+        if size > self.capacity.largest(props.location) {
+            return fail(Code::OUT_OF_MEMORY); // Before the handle types are looked at.
+        }
+        self.check_fabric(props.location, props.handle_types)?;
+        let memory =
+            self.new_memory(Purpose::Physical, props.location, props.handle_types, size)?;
+        let rdma = props.gpu_direct_rdma;
+        Ok(self.hand_out(memory, size, props.handle_types, rdma, None))
+    }
+
+    /// Checks that memory can lie at a location and that the handle types exist.
+    pub(super) fn check_location(&self, location: Location, types: HandleTypes) -> Answer<()> {
+        let version = self.machine.driver_version;
+        let known = match version {
+            CudaVersion(12030..) => HandleTypes::POSIX_FD | HandleTypes::FABRIC,
+            _ => HandleTypes::POSIX_FD,
+        };
+        if !known.contains(types) {
+            return fail(Code::INVALID_VALUE);
+        }
+        match location {
+            Location::Device(device) => self.device(device).map(drop),
+            Location::HostNuma(node) if self.machine.node(NodeId(node)).is_some() => Ok(()),
+            Location::Host if version >= CudaVersion(13000) => Ok(()),
+            _ => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Checks that FABRIC, where it is asked for, can be had.
+    pub(super) fn check_fabric(&self, location: Location, types: HandleTypes) -> Answer<()> {
+        if !types.contains(HandleTypes::FABRIC) {
+            Ok(())
+        } else if !self.machine.imex_channel {
+            fail(Code::NOT_PERMITTED)
+        } else if location.is_host() && !self.machine.gpus.iter().all(|gpu| gpu.coherent) {
+            fail(Code::NOT_SUPPORTED)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn hand_out(
+        &mut self,
+        memory: Arc<Memory>,
+        size: u64,
+        handle_types: HandleTypes,
+        gpu_direct_rdma: bool,
+        counted: Option<Counted>,
+    ) -> PhysicalHandle {
+        let handle = PhysicalHandle(self.number());
+        let physical = Arc::new(Physical {
+            handle,
+            location: memory.label.location,
+            memory,
+            handle_types,
+            gpu_direct_rdma,
+            size,
+            _counted: counted,
+        });
+        self.references
+            .insert(handle.0, Reference { physical, count: 1 });
+        handle
+    }
+
+    pub(super) fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
+        match self.references.get(&handle.0) {
+            Some(reference) => Ok(&reference.physical),
+            None => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Answer<()> {
+        let Some(reference) = self.references.get_mut(&handle.0) else {
+            return fail(Code::INVALID_VALUE);
+        };
+        reference.count -= 1;
+        if reference.count == 0 {
+            self.references.remove(&handle.0);
+        }
+        Ok(())
+    }
+
+    pub(super) fn mem_retain(&mut self, ptr: DevicePtr) -> Answer<PhysicalHandle> {
+        let physical = match self.region(ptr.0) {
+            Some((_, region)) => match &region.kind {
+                Kind::Mapping { physical, .. } => Arc::clone(physical),
+                _ => return fail(Code::INVALID_VALUE),
+            },
+            None => return fail(Code::INVALID_VALUE),
+        };
+        let handle = physical.handle;
+        self.references
+            .entry(handle.0)
+            .or_insert(Reference { physical, count: 0 })
+            .count += 1;
+        Ok(handle)
+    }
+
+    pub(super) fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
+        let physical = self.physical(handle)?;
+        // Memory of the host as a whole reads back as that of its first node.
+        let location = match physical.location {
+            Location::Host => Location::HostNuma(self.machine.nodes[0].id),
+            location => location,
+        };
+        Ok(AllocationProps {
+            location,
+            handle_types: physical.handle_types,
+            gpu_direct_rdma: physical.gpu_direct_rdma,
+        })
+    }
+
+    pub(super) fn mem_export(
+        &mut self,
+        handle: PhysicalHandle,
+        kind: HandleType,
+    ) -> Answer<ShareableHandle> {
+        let physical = Arc::clone(self.physical(handle)?);
+        if !physical.handle_types.contains(kind.into()) {
+            return fail(Code::INVALID_VALUE);
+        }
+        let shareable = share::export(&physical.memory, kind).map_err(exhausted)?;
+        self.remember(&physical.memory);
+        Ok(shareable)
+    }
+
+    pub(super) fn mem_import(&mut self, handle: &ShareableHandle) -> Answer<PhysicalHandle> {
+        let imported = match handle {
+            ShareableHandle::PosixFd(fd) => {
+                Memory::import(fd.as_fd(), Purpose::Physical).ok_or(Code::UNKNOWN)?
+            }
+            ShareableHandle::Fabric(handle) => {
+                share::import(handle, Purpose::Physical, self.machine.imex_channel)?
+            }
+        };
+        let known = self
+            .exported
+            .get(&imported.label.id)
+            .and_then(|m| m.upgrade());
+        let memory = known.unwrap_or_else(|| Arc::new(imported));
+        self.remember(&memory);
+        let size = memory.size();
+        if !is_granular(size) {
+            return fail(Code::INVALID_VALUE);
+        }
+        let counted = Counted::new(&memory);
+        Ok(self.hand_out(memory, size, HandleTypes::NONE, false, Some(counted)))
+    }
+}

@@ -1,0 +1,164 @@
+//! Buffers: who is granted what, and that all see the same bytes.
+
+use egmem::driver::{Access, Location, NodeId};
+use egmem::proof::Prover;
+use egmem::topology::Placement;
+use egmem::{Buffer, Driver, Error, Memory};
+
+use crate::{MIB, grace, grant, last, node, nothing_held};
+
+pub fn one_call_grants_the_host_and_every_gpu(driver: &Driver) {
+    let topology = egmem::Topology::discover(driver).unwrap();
+    for gpu in topology.gpus() {
+        let buffer = Buffer::near(driver, gpu.ordinal, 3 * MIB + 1).unwrap();
+        assert_eq!(buffer.location(), gpu.host_node().unwrap().into());
+        assert_eq!(buffer.len(), 3 * MIB + 1);
+        assert_eq!(buffer.physical()[0].size().padded(), 4 * MIB);
+        for who in [
+            Location::Host,
+            Location::Device(0),
+            Location::Device(last(driver)),
+        ] {
+            assert_eq!(buffer.access(who).unwrap(), Access::ReadWrite, "{who}");
+        }
+        buffer.put(3 * MIB, 7_u8).unwrap();
+        assert_eq!(buffer.get::<u8>(3 * MIB).unwrap(), 7);
+        assert!(matches!(
+            buffer.put(3 * MIB + 1, 7_u8),
+            Err(Error::OutOfRange { .. })
+        ));
+    }
+    nothing_held(driver);
+}
+
+pub fn cpu_and_gpus_see_the_same_bytes(driver: &Driver) {
+    let buffer = Buffer::near(driver, last(driver), MIB + 40).unwrap();
+    for gpu in 0..=last(driver) {
+        let prover = Prover::new(driver, gpu).unwrap();
+        prover
+            .prove(&buffer, &buffer.cpu().unwrap(), 11 + gpu as u64)
+            .unwrap();
+    }
+}
+
+pub fn a_spread_buffer_is_one_range(driver: &Driver) {
+    let topology = egmem::Topology::discover(driver).unwrap();
+    let shares = Placement::Spread
+        .request(11 * MIB + 8)
+        .place(&topology)
+        .unwrap();
+    let mut buffer = Buffer::spread(&shares).allocate(driver).unwrap();
+    assert_eq!(buffer.physical().len(), topology.nodes().len());
+    assert_eq!(buffer.len(), 11 * MIB + 8);
+    for gpu in topology.gpus() {
+        let prover = Prover::new(driver, gpu.ordinal).unwrap();
+        prover.prove(&buffer, &buffer.cpu().unwrap(), 5).unwrap();
+    }
+    buffer
+        .set_access(&[grant(Location::Host, Access::None)])
+        .unwrap();
+    assert!(matches!(buffer.cpu(), Err(Error::NotAccessible { .. })));
+    drop(buffer);
+    assert!(matches!(
+        Buffer::spread(&[]).allocate(driver),
+        Err(Error::InvalidArgument { .. })
+    ));
+    nothing_held(driver);
+}
+
+pub fn a_wrong_word_is_found_and_named(driver: &Driver) {
+    let buffer = Buffer::near(driver, 0, MIB).unwrap();
+    let prover = Prover::new(driver, 0).unwrap();
+    prover.write(&buffer, 5).unwrap();
+    buffer.put(4096, 0xbad_u64).unwrap();
+    let error = prover.check_rewrite(&buffer, 5, 6).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::WrongBytes {
+                by: Location::Device(0),
+                offset: 4096,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = egmem::proof::check_pattern(&buffer.cpu().unwrap(), 6).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::WrongBytes {
+                by: Location::Host,
+                offset: 4096,
+                found: 0xbad,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gpu_without_access_loses_its_context_and_says_so() {
+    let driver = grace();
+    let buffer = Buffer::on(NodeId(0))
+        .access_by([Location::Device(0)])
+        .bytes(MIB)
+        .allocate(&driver)
+        .unwrap();
+    let stranger = Prover::new(&driver, 1).unwrap();
+    let error = stranger.write(&buffer, 1).unwrap_err();
+    assert!(
+        matches!(error, Error::ContextLost { device: 1, .. }),
+        "{error}"
+    );
+    Prover::new(&driver, 0).unwrap().write(&buffer, 1).unwrap();
+}
+
+pub fn access_changes_and_reads_back(driver: &Driver) {
+    let mut buffer = Buffer::near(driver, 0, 2 * MIB).unwrap();
+    let (host, gpu) = (Location::Host, Location::Device(last(driver)));
+    buffer
+        .set_access(&[grant(host, Access::Read), grant(gpu, Access::None)])
+        .unwrap();
+    assert_eq!(buffer.access(host).unwrap(), Access::Read);
+    assert_eq!(buffer.access(gpu).unwrap(), Access::None);
+    assert_eq!(buffer.get::<u8>(0).unwrap(), 0);
+    assert!(matches!(
+        buffer.put(0, 1_u8),
+        Err(Error::NotAccessible { .. })
+    ));
+    buffer.set_access(&[grant(host, Access::None)]).unwrap();
+    assert!(matches!(
+        buffer.get::<u8>(0),
+        Err(Error::NotAccessible { .. })
+    ));
+    buffer
+        .set_access(&[grant(node(driver, last(driver)).into(), Access::ReadWrite)])
+        .unwrap();
+    buffer.put(0, 9_u8).unwrap();
+    assert_eq!(buffer.get::<u8>(0).unwrap(), 9);
+}
+
+pub fn device_memory_is_shared_with_chosen_peers(driver: &Driver) {
+    let peers = [0, last(driver)];
+    let buffer = Buffer::on(Location::Device(0))
+        .access_by(peers.map(Location::Device))
+        .bytes(MIB)
+        .allocate(driver)
+        .unwrap();
+    assert!(matches!(buffer.cpu(), Err(Error::NotAccessible { .. })));
+    Prover::new(driver, 0).unwrap().write(&buffer, 3).unwrap();
+    Prover::new(driver, last(driver))
+        .unwrap()
+        .check_rewrite(&buffer, 3, 4)
+        .unwrap();
+    if driver.is_simulated() {
+        let stranger = Prover::new(driver, 2).unwrap();
+        let error = stranger.read(&buffer).unwrap_err();
+        assert!(
+            matches!(error, Error::ContextLost { device: 2, .. }),
+            "{error}"
+        );
+    }
+}

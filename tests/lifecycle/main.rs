@@ -1,0 +1,95 @@
+//! Memory's life through the public API: rules of access, any drop order, nothing left behind.
+
+mod buffers;
+mod objects;
+mod pools;
+mod streams;
+mod vmm;
+
+use egmem::driver::{Access, AccessDesc, Location, NodeId};
+use egmem::{Driver, Machine};
+
+const MIB: u64 = 1 << 20;
+
+fn grace() -> Driver {
+    Driver::simulated(Machine::gh200x4()).unwrap()
+}
+
+/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
+fn cuda() -> Option<Driver> {
+    match Driver::open() {
+        Ok(driver) => Some(driver),
+        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("skipped on CUDA: {error}");
+            None
+        }
+    }
+}
+
+/// The last GPU: another than the first where there are two.
+fn last(driver: &Driver) -> i32 {
+    driver.device_count().unwrap() - 1
+}
+
+/// The host node of a GPU.
+fn node(driver: &Driver, gpu: i32) -> NodeId {
+    egmem::Topology::discover(driver)
+        .unwrap()
+        .gpu(gpu)
+        .unwrap()
+        .host_node()
+        .unwrap()
+}
+
+fn nothing_held(driver: &Driver) {
+    if let Some(sim) = driver.sim() {
+        let held = sim.held();
+        assert!(held.is_empty(), "still held: {held}");
+    }
+}
+
+/// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
+macro_rules! on_both {
+    ($($module:ident { $($name:ident,)* })*) => {
+        mod simulated {
+            $($(#[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
+        }
+        mod cuda {
+            $($(#[test] fn $name() {
+                if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
+            })*)*
+        }
+    };
+}
+
+on_both! {
+    buffers {
+        one_call_grants_the_host_and_every_gpu,
+        cpu_and_gpus_see_the_same_bytes,
+        a_wrong_word_is_found_and_named,
+        a_spread_buffer_is_one_range,
+        access_changes_and_reads_back,
+        device_memory_is_shared_with_chosen_peers,
+    }
+    vmm {
+        exported_memory_outlives_its_maker,
+        import_of_the_wrong_size_is_refused,
+        mappings_lie_side_by_side_in_one_reservation,
+    }
+    streams {
+        streams_copy_in_all_directions,
+        events_order_streams,
+    }
+    pools {
+        pool_memory_is_ordered_across_streams,
+        pools_keep_to_their_largest_size_and_their_grants,
+    }
+    objects {
+        objects_go_back_in_any_order,
+    }
+}
+
+fn grant(location: Location, access: Access) -> AccessDesc {
+    AccessDesc { location, access }
+}
