@@ -1,7 +1,7 @@
 //! The peer: finds the memory, imports it, verifies what the owner wrote, and writes itself.
 
 use egmem::driver::{HandleType, Location};
-use egmem::exchange::{Client, Security};
+use egmem::exchange::{Address, Client, Security};
 use egmem::proof::Prover;
 use egmem::{Error, Result};
 
@@ -14,6 +14,16 @@ pub async fn visit(args: &Args) -> Result<Report> {
     let driver = driver(args)?;
     let security = security(args)?;
     let tls = matches!(security, Security::Tls(_));
+    if matches!(args.address, Address::Tcp { port: 0, .. }) {
+        return Err(Error::invalid(
+            "--address",
+            "the peer needs the one at which the owner says that it is listening",
+        ));
+    }
+    eprintln!(
+        "fabric-exchange: waiting for the owner at {}, up to {} s",
+        args.address, args.wait
+    );
     let client = Client::options(args.address.clone())
         .security(security)
         .timeout(args.patience())

@@ -1,7 +1,6 @@
 //! How the commands reach an exchange's server.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -94,21 +93,33 @@ impl Connect {
 }
 
 /// The service of this machine: one's own below XDG_RUNTIME_DIR, if there is one, else the system's.
-pub fn default_address() -> Address {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|folder| socket_in(&folder));
-    match own.filter(|own| own.exists()) {
-        Some(own) => Address::Unix(own),
-        None => Address::Unix(Path::new("/run").join(SOCKET)),
+pub fn default_address() -> Result<Address> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let folders = own.into_iter().chain([PathBuf::from("/run")]);
+    let sockets: Vec<_> = folders.map(|folder| folder.join(SOCKET)).collect();
+    match sockets.iter().find(|socket| socket.exists()) {
+        Some(socket) => Ok(Address::Unix(socket.clone())),
+        None => {
+            let tried: Vec<_> = sockets
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            Err(Error::invalid(
+                "ADDRESS",
+                format!(
+                    "none is given, and there is no service at {}; start `egmem serve`, or say where it is",
+                    tried.join(" or ")
+                ),
+            ))
+        }
     }
 }
 
-fn socket_in(folder: &OsString) -> PathBuf {
-    Path::new(folder).join(SOCKET)
-}
-
-/// Runs `work` on a runtime of its own.
+/// Runs `work` on a runtime of its own. Leases are kept up by a thread beside this one, which may
+/// read or write gigabytes meanwhile, or wait for a slow disk or pipe.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::runtime::Builder::new_current_thread()
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|error| Error::system("cannot start a runtime", &error))?

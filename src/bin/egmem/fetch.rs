@@ -1,7 +1,7 @@
 //! `egmem fetch`: takes a lease on memory, maps it here, and uses it.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,7 @@ impl Fetch {
             say(to_stdout, format!("  copied to {}\n", file.display()))?;
         }
         if self.hold {
-            hold(&memory).await?;
+            hold(&memory, to_stdout).await?;
         }
         match memory.release().await {
             Ok(()) => say(to_stdout, "  released\n".into()),
@@ -265,7 +265,8 @@ fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
 
 fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
     let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
-    let mut file: Box<dyn Write> = match path.as_os_str() == "-" {
+    let to_stdout = path.as_os_str() == "-";
+    let mut file: Box<dyn Write> = match to_stdout {
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(File::create(path).map_err(fail)?),
     };
@@ -274,25 +275,29 @@ fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
     while done < cpu.len() {
         let count = (cpu.len() - done).min(PIECE as u64) as usize;
         cpu.read_at(done, &mut piece[..count])?;
-        file.write_all(&piece[..count]).map_err(fail)?;
+        match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
+            // Whoever reads wants no more.
+            Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            written => written.map_err(fail)?,
+        }
         done += count as u64;
     }
-    file.flush().map_err(fail)
+    Ok(())
 }
 
 /// Until a signal, or until the server wants it back; the memory being lost is an error.
-async fn hold(memory: &RemoteBuffer) -> Result<()> {
+async fn hold(memory: &RemoteBuffer, to_stdout: bool) -> Result<()> {
     let fail = |error| Error::system("cannot wait for signals", &error);
     let mut end = signal(SignalKind::terminate()).map_err(fail)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
-    print("  holding\n")?;
+    say(to_stdout, "  holding\n".into())?;
     loop {
         let state = tokio::select! {
             _ = end.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
             state = memory.changed() => state,
         };
-        print(&format!("  {state}\n"))?;
+        say(to_stdout, format!("  {state}\n"))?;
         match state {
             LeaseState::Lost(error) => return Err(error),
             LeaseState::Withdrawing { .. } => return Ok(()),

@@ -3,10 +3,12 @@
 mod certs;
 mod children;
 mod connect;
+mod delete;
 mod doctor;
 mod fetch;
 mod host;
 mod ls;
+mod names;
 mod output;
 mod probe;
 mod render;
@@ -57,6 +59,10 @@ enum Command {
     Ls(ls::Ls),
     /// Fetch memory by name: import, map and grant it, then check, read, write or hold it
     Fetch(fetch::Fetch),
+    /// Delete memory that this peer had made, by name
+    ///
+    /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held when the time was over.
+    Delete(delete::Delete),
     /// Show names as they come and go
     Watch(watch::Watch),
     /// Make certificates: an authority of one's own, and from it one for each node and user
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
         Command::Serve(serve) => (serve.run(), 1),
         Command::Ls(ls) => (ls.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Fetch(fetch) => (fetch.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Delete(delete) => (delete.run(), 1),
         Command::Watch(watch) => (watch.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Certs(certs) => (certs.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),

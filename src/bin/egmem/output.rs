@@ -7,12 +7,16 @@ use egmem::{Error, Result};
 /// Writes `text` to standard output. A reader that has gone away (`egmem topo | head -1`) is no
 /// error.
 pub fn print(text: &str) -> Result<()> {
+    print_while_read(text).map(drop)
+}
+
+/// The same, for what has no end of its own; `false` when the reader has gone away.
+pub fn print_while_read(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::system("cannot write to standard output", &error))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::system("cannot write to standard output", &error)),
     }
 }
 

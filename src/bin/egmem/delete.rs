@@ -1,0 +1,64 @@
+//! `egmem delete`: ends a name that this peer had made.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use egmem::exchange::Address;
+use egmem::{Error, Refusal, Result};
+
+use crate::connect::{Connect, block_on};
+use crate::output::print;
+
+/// Somebody held it when the time was over.
+const STILL_HELD: u8 = 3;
+
+/// `egmem delete`
+#[derive(Args, Debug)]
+pub struct Delete {
+    /// The service: unix:/path or tcp://host:port
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+    /// The memory's name
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Wait so many seconds for its holders to release it; they are asked to at once. The service
+    /// may wait less
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    wait: u64,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+impl Delete {
+    /// Deletes it, and says what came of that.
+    pub fn run(&self) -> Result<ExitCode> {
+        let deleted = block_on(async {
+            let client = self.connect.onlooker(&self.address).await?;
+            let wait = Duration::from_secs(self.wait);
+            let deleted = client.delete(self.name.as_str(), wait).await;
+            client.close().await;
+            deleted
+        });
+        match deleted {
+            Ok(()) => {
+                print(&format!("deleted {}\n", self.name))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(Error::Refused {
+                reason: Refusal::TimedOut,
+                detail,
+                ..
+            }) => {
+                eprintln!(
+                    "error: {} is still {}; what to do: end those programs; nobody else gets the memory \
+                     meanwhile, and it goes with the last of them",
+                    self.name,
+                    if detail.is_empty() { "held" } else { &detail },
+                );
+                Ok(ExitCode::from(STILL_HELD))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What the commands that show names have in common: which names, of which server, and how.
+
+use clap::Args;
+use egmem::Result;
+use egmem::driver::{Access, Location};
+use egmem::exchange::protocol::Entry;
+use egmem::exchange::{Address, Client};
+use serde_json::{Value, json};
+
+use crate::connect::{Connect, default_address};
+
+/// Which names are shown, and how.
+#[derive(Args, Debug)]
+pub struct Names {
+    /// The server: unix:/path or tcp://host:port; by default this machine's service
+    #[arg(value_name = "ADDRESS")]
+    address: Option<Address>,
+    /// Only names that begin so
+    #[arg(long, default_value = "")]
+    pub prefix: String,
+    /// Print JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+impl Names {
+    /// Connects to the server, to look.
+    pub async fn client(&self) -> Result<Client> {
+        let address = self.address.clone().map_or_else(default_address, Ok)?;
+        self.connect.onlooker(&address).await
+    }
+}
+
+/// An entry for programs.
+pub fn value(entry: &Entry) -> Value {
+    json!({
+        "name": entry.name,
+        "bytes": entry.memory.len,
+        "padded_bytes": entry.memory.padded(),
+        "access": entry.memory.access,
+        "locations": locations(entry),
+        "parts": entry.memory.parts.len(),
+        "identity": entry.memory.parts.first().map(|part| part.identity.to_string()),
+        "leases": entry.leases,
+    })
+}
+
+/// Where its parts lie, each place once.
+fn locations(entry: &Entry) -> Vec<Location> {
+    let mut locations: Vec<_> = entry
+        .memory
+        .parts
+        .iter()
+        .map(|part| part.location)
+        .collect();
+    locations.sort_unstable();
+    locations.dedup();
+    locations
+}
+
+/// The same for people.
+pub fn places(entry: &Entry) -> String {
+    let places: Vec<_> = locations(entry)
+        .iter()
+        .map(|location| match location {
+            Location::HostNuma(node) => format!("node {node}"),
+            other => other.to_string(),
+        })
+        .collect();
+    places.join(", ")
+}
+
+/// Access in two letters or one.
+pub fn access(access: Access) -> &'static str {
+    match access {
+        Access::None => "-",
+        Access::Read => "r",
+        Access::ReadWrite => "rw",
+    }
+}

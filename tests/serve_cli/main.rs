@@ -1,0 +1,8 @@
+//! `egmem serve`, `ls`, `fetch`, `watch`, `delete` and `certs`: real processes over real sockets.
+#![cfg(feature = "cli")]
+
+mod certs;
+mod commands;
+mod harness;
+mod leases;
+mod service;
