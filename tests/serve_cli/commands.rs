@@ -114,6 +114,19 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
     gone.sort();
     assert_eq!(gone, ["weights", "work"]);
     assert_eq!(service.running.end().code(), Some(0));
+    // Both wait for another service at that address, and tell its names.
+    let why = watch.line("? ");
+    assert!(why.contains("nobody listens"), "{why}");
+    while !json.line("{").contains("\"away\"") {}
+    let config = USUAL.replace("scratch", "word");
+    let again = Service::start_in(service.folder, &config, |_| {});
+    let mut back = [watch.line("+ "), watch.line("+ ")];
+    back.sort();
+    assert_eq!(
+        back,
+        ["weights  3 MiB  node 0  r", "word  4.77 MiB  node 0  rw"]
+    );
+    again.drained();
 }
 
 #[test]

@@ -64,6 +64,8 @@ enum Command {
     /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held when the time was over.
     Delete(delete::Delete),
     /// Show names as they come and go
+    ///
+    /// It says when the server goes away, waits for it, and goes on.
     Watch(watch::Watch),
     /// Make certificates: an authority of one's own, and from it one for each node and user
     Certs(certs::Certs),

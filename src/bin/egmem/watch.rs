@@ -18,7 +18,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Shows events until it is ended, the server is, or nobody reads them any more.
+    /// Shows events until it is ended, or nobody reads them any more. While the server is away it waits.
     pub fn run(&self) -> Result<()> {
         block_on(async {
             let client = self.names.client().await?;
@@ -47,6 +47,7 @@ fn text(event: &WatchEvent) -> String {
             names::access(entry.memory.access),
         ),
         WatchEvent::Gone(name) => format!("- {name}\n"),
+        WatchEvent::Away(why) => format!("? {why}; what to do: wait for it, or end this\n"),
         WatchEvent::Missed(count) => format!("? at least {count} events were missed\n"),
         other => format!("? {other:?}\n"),
     }
@@ -56,6 +57,7 @@ fn value(event: &WatchEvent) -> serde_json::Value {
     match event {
         WatchEvent::Published(entry) => json!({"event": "published", "entry": names::value(entry)}),
         WatchEvent::Gone(name) => json!({"event": "gone", "name": name}),
+        WatchEvent::Away(why) => json!({"event": "away", "why": why}),
         WatchEvent::Missed(count) => json!({"event": "missed", "count": count}),
         other => json!({"event": "other", "detail": format!("{other:?}")}),
     }

@@ -21,6 +21,9 @@ pub enum WatchEvent {
     /// connection was broken: names that came and went meanwhile are not told. What follows are
     /// the differences between then and now.
     Missed(u64),
+    /// The server is gone, silent for longer than a lease, or has been restarted, and how that is known.
+    /// Said once; the watch goes on when it is there again, and tells the differences then.
+    Away(String),
 }
 
 /// Events about names that begin with a prefix: first all that are there, then what changes.
@@ -36,6 +39,8 @@ pub struct Watch {
     events: VecDeque<WatchEvent>,
     /// How many events were missed before the next look at everything, if one is due.
     stale: Option<u64>,
+    /// Whether it was told that the server is away.
+    away: bool,
 }
 
 impl Watch {
@@ -48,6 +53,7 @@ impl Watch {
             known: BTreeMap::new(),
             events: VecDeque::new(),
             stale: None,
+            away: false,
         };
         watch.look().await?;
         Ok(watch)
@@ -82,8 +88,17 @@ impl Watch {
             match self.notices.recv().await {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
                 Ok(Notified::Gone(name)) => self.gone(&name),
-                Ok(Notified::Lost(_) | Notified::SessionLost(_)) => {}
-                Ok(Notified::Fresh) => self.stale = Some(self.stale.unwrap_or(0)),
+                Ok(Notified::Lost(_)) => {}
+                Ok(Notified::SessionLost(why)) => {
+                    if !std::mem::replace(&mut self.away, true) && self.client.0.session().is_open()
+                    {
+                        self.events.push_back(WatchEvent::Away(why.to_string()));
+                    }
+                }
+                Ok(Notified::Fresh) => {
+                    self.away = false;
+                    self.stale = Some(self.stale.unwrap_or(0));
+                }
                 Err(RecvError::Lagged(missed)) => self.stale = Some(missed),
                 Ok(Notified::Over) | Err(RecvError::Closed) => {
                     return Err(self.client.0.session().down());
