@@ -190,9 +190,9 @@ async fn etcd_is_killed_and_comes_back() {
             _ => {}
         }
     }
-    // And the lease is kept alive again.
+    // And the lease is kept alive again; on a busy machine it may end and be had anew.
     sleep(LEASE + Duration::from_secs(1)).await;
-    assert_eq!(directory.resolve("a").await.unwrap(), [first]);
+    becomes(&directory, "a", &[&first]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,6 +7,7 @@ use super::*;
 use crate::exchange::protocol::*;
 use crate::share::BootId;
 
+mod imports;
 mod leases;
 mod wire;
 

@@ -227,5 +227,5 @@ impl Rounds {
 }
 
 #[cfg(test)]
-#[path = "rounds_tests.rs"]
+#[path = "rounds_tests/mod.rs"]
 mod tests;

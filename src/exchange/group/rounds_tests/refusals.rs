@@ -1,0 +1,165 @@
+//! What is refused, and to whom.
+
+use super::*;
+
+#[test]
+fn a_rank_twice_while_gathering() {
+    let mut story = Story::new(Rules::default());
+    let first = story.join(at(0), 1, ask(0, 2));
+    let second = story.join(at(0), 2, ask(0, 2));
+    assert_eq!(story.reason(first).0, "exists");
+    let stranger = Asker {
+        peer: "other".into(),
+        ..asker(3)
+    };
+    let third = story.join_as(at(0), stranger, ask(0, 2));
+    assert_eq!(story.reason(third).0, "exists");
+    let both = story.join(at(0), 2, ask(1, 2));
+    assert_eq!(story.reason(both).0, "exists");
+    assert!(!story.told.contains_key(&second));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let rules = Rules {
+        groups: 1,
+        size: 8,
+        parts: 2,
+        ..Rules::default()
+    };
+    let mut story = Story::new(rules);
+    let first = story.join(at(0), 0, ask(0, 4));
+    let join = |change: fn(&mut Join)| {
+        let mut join = ask(1, 4);
+        change(&mut join);
+        join
+    };
+    for (reason, wrong) in [
+        ("invalid", join(|join| join.size = 5)),
+        ("invalid", join(|join| join.rank = 4)),
+        ("invalid", join(|join| join.size = 0)),
+        ("limit", join(|join| join.size = 9)),
+        ("invalid", join(|join| join.group = String::new())),
+        ("invalid", join(|join| join.group = "a b".into())),
+        ("limit", join(|join| join.group = "another".into())),
+        (
+            "invalid",
+            join(|join| join.memory.as_mut().unwrap().len = 0),
+        ),
+        ("invalid", join(|join| join.cannot = vec![String::new(); 9])),
+    ] {
+        let waiter = story.join(at(0), 1, wrong);
+        assert_eq!(story.reason(waiter).0, reason);
+    }
+    story.join(at(0), 1, ask(1, 4));
+    let third = story.join(at(0), 2, ask(2, 4));
+    assert_eq!(story.reason(third).0, "limit", "three parts");
+    assert!(!story.told.contains_key(&first));
+}
+
+#[test]
+fn one_peer_with_many_sessions_does_not_hold_all_groups() {
+    let rules = Rules {
+        groups: 9,
+        groups_per_peer: 2,
+        ..Rules::default()
+    };
+    let mut story = Story::new(rules);
+    let join = |story: &mut Story, session, peer: &str, group: &str, rank| {
+        let asker = Asker {
+            peer: peer.into(),
+            ..asker(session)
+        };
+        let group = group.into();
+        let waiter = story.join_as(
+            at(0),
+            asker,
+            Join {
+                group,
+                ..ask(rank, 2)
+            },
+        );
+        story
+            .told
+            .contains_key(&waiter)
+            .then(|| shown(story.told.get(&waiter)))
+    };
+    assert_eq!(join(&mut story, 0, "a", "g", 0), None);
+    assert_eq!(join(&mut story, 1, "a", "h", 0), None);
+    let limit =
+        |told: Option<String>| told.is_some_and(|told| told.contains("2 groups of this peer"));
+    assert!(limit(join(&mut story, 2, "a", "i", 0)));
+    // Neither in a group that another has begun, which is not harmed.
+    assert_eq!(join(&mut story, 3, "b", "i", 0), None);
+    assert!(limit(join(&mut story, 4, "a", "i", 1)));
+    // Its own it may join, and join again.
+    assert_eq!(join(&mut story, 5, "a", "h", 0), None);
+    assert!(join(&mut story, 6, "a", "g", 1).unwrap().contains("Agreed"));
+    // Who has left is not held to be there, whoever stays.
+    let round = story.rounds.open["g"];
+    for session in [0, 6] {
+        story.offer(at(0), session, handles(round));
+    }
+    story.leave(at(0), 0, round, 60_000);
+    story.leave(at(0), 0, round, 60_000);
+    assert!(limit(join(&mut story, 7, "a", "j", 0)));
+    story.gone(at(0), 6);
+    assert_eq!(join(&mut story, 7, "a", "j", 0), None);
+    assert!(limit(join(&mut story, 8, "a", "k", 0)));
+    for session in [1, 3, 5, 7] {
+        story.gone(at(0), session);
+    }
+    story.nothing_left();
+}
+
+#[test]
+fn wrong_handles_fail_all_alike() {
+    for wrong in [Vec::new(), vec![Secret::new(&[7; 63]).unwrap()]] {
+        let mut story = Story::new(Rules::default());
+        let joins: Vec<_> = (0..2)
+            .map(|rank| story.join(at(0), rank.into(), ask(rank, 2)))
+            .collect();
+        let round = story.agreed(joins[0]);
+        let good = story.offer(at(0), 0, handles(round));
+        let mut offer = handles(round);
+        offer.fabric = wrong;
+        let bad = story.offer(at(0), 1, offer);
+        for waiter in [good, bad] {
+            assert_eq!(story.reason(waiter), ("invalid".into(), vec![1]));
+        }
+        story.nothing_left();
+    }
+}
+
+#[test]
+fn over_tcp_there_are_no_fds() {
+    let mut story = Story::new(Rules::default());
+    let far = Asker {
+        local: false,
+        ..asker(1)
+    };
+    let mut fd = ask(1, 2);
+    fd.can = vec![HandleType::PosixFd];
+    story.join(at(0), 0, ask(0, 2));
+    let waiter = story.join_as(at(0), far, fd);
+    let Some(Told::Incomplete(why)) = story.told.get(&waiter) else {
+        panic!("{}", shown(story.told.get(&waiter)));
+    };
+    assert_eq!(why.reason, "no_common_handle");
+    assert!(why.reasons[0].contains("over TCP"), "{:?}", why.reasons);
+}
+
+#[test]
+fn members_are_for_their_ranks_alone() {
+    let mut story = Story::new(Rules::default());
+    let joins: Vec<_> = (0..2)
+        .map(|rank| story.join(at(0), rank.into(), ask(rank, 2)))
+        .collect();
+    let round = story.agreed(joins[0]);
+    let stranger = story.offer(at(0), 9, handles(round));
+    assert_eq!(story.reason(stranger).0, "not_found");
+    story.offer(at(0), 0, handles(round));
+    story.offer(at(0), 1, handles(round));
+    let stranger = story.offer(at(0), 9, handles(round));
+    assert_eq!(story.reason(stranger).0, "not_found");
+}
