@@ -112,7 +112,7 @@ impl ImportOptions {
     /// [`Error::InvalidArgument`] for a description that cannot be, and for handles that are not as
     /// many, or not of one type; [`Error::NotAccessible`] where more access is wanted than the
     /// description allows; [`Error::NoImexChannel`]; those of [`PhysicalMemory::import`] and
-    /// [`Mapping::set_access`], [`Error::TooManyReferences`] among them.
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access), [`Error::TooManyReferences`] among them.
     ///
     /// ```
     /// use egmem::driver::{Access, HandleType, NodeId};

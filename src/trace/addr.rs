@@ -17,7 +17,7 @@ pub enum Memory {
     Range(Slot),
     /// An allocation from a pool: `a`.
     Pooled(Slot),
-    /// An allocation of [`Op::Alloc`] or [`Op::HostAlloc`]: `m`.
+    /// An allocation of [`Op::Alloc`](super::Op::Alloc) or [`Op::HostAlloc`](super::Op::HostAlloc): `m`.
     Plain(Slot),
     /// None: the offset is the address itself.
     Nowhere,
