@@ -17,12 +17,23 @@ pub struct Limits {
     pub hello_bytes: u32,
     /// File descriptors that come with a frame.
     pub frame_fds: u32,
-    /// Connections, those that have said nothing yet among them.
+    /// File descriptors that a server has open for one connection: those that came over it and are
+    /// kept for a group, and those on their way to the client.
+    pub fds_per_connection: usize,
+    /// The same for all connections of one peer, and after their end. For all peers together it is
+    /// three quarters of what the process may have open (`RLIMIT_NOFILE`).
+    pub fds_per_peer: usize,
+    /// Connections at one address that have not been greeted yet, at least 1. Where there are more,
+    /// the oldest is dropped, once it has had a tenth of `handshake`, at most a second.
+    pub handshakes: usize,
+    /// Connections that have been greeted.
     pub connections: usize,
-    /// Connections of one peer.
+    /// Those of one peer.
     pub connections_per_peer: usize,
     /// Sessions, those without a connection among them.
     pub sessions: usize,
+    /// Those of one peer.
+    pub sessions_per_peer: usize,
     /// Published names.
     pub names: usize,
     /// Leases of one peer.
@@ -64,9 +75,13 @@ impl Default for Limits {
             frame_bytes: 4 << 20,
             hello_bytes: 256 << 10,
             frame_fds: 1024,
+            fds_per_connection: 4096,
+            fds_per_peer: 16_384,
+            handshakes: 1024,
             connections: 4096,
             connections_per_peer: 2048,
             sessions: 8192,
+            sessions_per_peer: 4096,
             names: 65_536,
             leases_per_peer: 65_536,
             requests_in_flight: 64,

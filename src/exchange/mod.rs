@@ -9,6 +9,7 @@ mod limits;
 mod peer;
 pub mod protocol;
 pub mod server;
+mod tally;
 mod tls;
 mod transport;
 

@@ -46,6 +46,12 @@ impl State {
             ),
             ("connections", "Open connections", stats.connections),
             (
+                "handshakes",
+                "Open connections that have not been greeted yet",
+                stats.handshakes,
+            ),
+            ("fds", "File descriptors open for peers", stats.fds),
+            (
                 "sessions",
                 "Sessions, with and without a connection",
                 stats.sessions,
@@ -82,6 +88,11 @@ impl State {
                     "failed_handshakes",
                     "Connections that did not get to a welcome",
                     stats.failed_handshakes,
+                ),
+                (
+                    "dropped_handshakes",
+                    "Connections that gave way to newer ones before a welcome",
+                    stats.dropped_handshakes,
                 ),
                 (
                     "protocol_errors",

@@ -80,7 +80,7 @@ async fn serve(
 async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
     let limit = session.dial.options.limits.frame_bytes;
     loop {
-        let Some(frame) = reader.read(limit).await? else {
+        let Some(mut frame) = reader.read(limit).await? else {
             return Err(Error::PeerLost {
                 peer: session.peer(),
                 why: "it closed the connection".into(),
@@ -88,7 +88,9 @@ async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
         };
         session.heard();
         match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
-            FromServer::Reply(Reply { id, answer }) => session.answered(id, answer, frame.fds)?,
+            FromServer::Reply(Reply { id, answer }) => {
+                session.answered(id, answer, frame.uncounted_fds())?;
+            }
             FromServer::Notice(Notice(event)) => session.notice(event),
         }
     }

@@ -53,7 +53,7 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
         let limit = dial.options.limits.frame_bytes;
         loop {
             let frame = door.reader.read(limit).await?;
-            let frame = frame.ok_or_else(|| Error::PeerLost {
+            let mut frame = frame.ok_or_else(|| Error::PeerLost {
                 peer: peer.clone(),
                 why: "it closed its door".into(),
             })?;
@@ -62,7 +62,9 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
                 FromServer::Reply(Reply {
                     id: 1,
                     answer: Some(Answer::Fds(fds)),
-                }) if fds.count as usize == frame.fds.len() => return Ok(frame.fds),
+                }) if fds.count as usize == frame.fds.len() => {
+                    return Ok(frame.uncounted_fds());
+                }
                 FromServer::Reply(Reply {
                     id: 1,
                     answer: Some(Answer::Refused(why)),

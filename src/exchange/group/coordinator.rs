@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::round::{Asker, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::exchange::protocol::{Answer, Empty, Event, Join, Leave, Offer};
+use crate::exchange::transport::HeldFd;
 use crate::exchange::{PeerName, Who};
 use crate::share::BootId;
 
@@ -132,7 +133,7 @@ impl Groups {
         &self,
         session: u64,
         ask: Offer,
-        fds: Vec<OwnedFd>,
+        fds: Vec<HeldFd>,
     ) -> Result<MembersPage, Answer> {
         let told = self
             .ask(None, |rounds, now, waiter| {

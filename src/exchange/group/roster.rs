@@ -1,11 +1,12 @@
 //! A completed round's members, encoded once for all its ranks.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use zeroize::Zeroizing;
 
 use crate::exchange::protocol::{Handles, Member, Members, encode};
+use crate::exchange::transport::HeldFd;
 
 /// How big a page may be.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ pub(super) struct PageLimits {
 /// made once and shared by the replies to all ranks.
 pub(super) struct Roster {
     pages: Vec<Page>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<HeldFd>,
 }
 
 struct Page {
@@ -31,7 +32,7 @@ struct Page {
 
 impl Roster {
     /// The members in order, and their fds in the order of members and parts.
-    pub fn new(mut members: Vec<Member>, fds: Vec<OwnedFd>, limits: PageLimits) -> Self {
+    pub fn new(mut members: Vec<Member>, fds: Vec<HeldFd>, limits: PageLimits) -> Self {
         let total = members.len();
         let (mut first, mut fd) = (0, 0);
         let mut pages = Vec::new();
@@ -173,7 +174,10 @@ mod tests {
             memory: None,
             handles: Some(Handles::Fds(Fds { count })),
         };
-        let fd = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let fd = || {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            HeldFd::from(std::os::fd::OwnedFd::from(file))
+        };
         let roster = Roster::new(
             vec![member(3), member(1), member(2), member(6), member(0)],
             (0..12).map(|_| fd()).collect(),

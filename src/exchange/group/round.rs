@@ -1,7 +1,6 @@
 //! What a round is made of.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use crate::Refusal;
 use crate::driver::HandleType;
 use crate::exchange::Limits;
 use crate::exchange::protocol::{Agreed, Incomplete, Refused, Secret};
+use crate::exchange::transport::HeldFd;
 use crate::share::{BootId, Description};
 
 /// A request that waits for its answer.
@@ -109,7 +109,8 @@ pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
 
 pub(super) enum Given {
     Fabric(Vec<Secret>),
-    Fds(Vec<OwnedFd>),
+    /// Counted as their peer's as long as the round keeps them.
+    Fds(Vec<HeldFd>),
 }
 
 /// Where a rank of a complete round is.

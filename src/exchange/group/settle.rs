@@ -1,6 +1,5 @@
 //! A round after the agreement: ranks offer, are told their members, leave or are lost.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::exchange::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
+use crate::exchange::transport::HeldFd;
 
 impl Rounds {
     /// A rank's handles, or its wish for another page of members.
@@ -19,7 +19,7 @@ impl Rounds {
         waiter: Waiter,
         session: u64,
         ask: Offer,
-        fds: Vec<OwnedFd>,
+        fds: Vec<HeldFd>,
     ) {
         self.tick(now);
         let first = ask.first;
@@ -311,7 +311,7 @@ fn given(
     via: HandleType,
     parts: usize,
     fabric: Vec<Secret>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<HeldFd>,
 ) -> Result<Given, String> {
     let (right, given) = match via {
         HandleType::Fabric => (

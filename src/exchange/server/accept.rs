@@ -1,11 +1,12 @@
 //! Taking connections: handshake, hello, and a session to go with it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::time::timeout_at;
 
+use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
+use super::handshakes::{GiveWay, Handshakes};
 use super::session::Session;
 use super::state::{No, State, millis};
 use super::stats::count;
@@ -14,7 +15,7 @@ use crate::exchange::protocol::{
     Ended, Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing,
     decode, encode,
 };
-use crate::exchange::transport::{Connection, Incoming, Listening};
+use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
 use crate::exchange::{PeerName, limits};
 use crate::share::BootId;
 use crate::{Error, Refusal, Result};
@@ -27,30 +28,47 @@ pub(super) struct Link {
     pub session: Arc<Session>,
     /// Over a Unix socket: fds go with frames.
     pub local: bool,
+    /// The fds that the connection has here.
+    pub fds: Arc<FdShare>,
     /// The client's machine, as it says.
     pub boot: BootId,
 }
 
 /// Accepts connections until the server ends.
 pub(super) async fn run(inner: Arc<Inner>, listening: Listening) {
-    while let Some(incoming) = next(&inner, &listening).await {
-        let Some(open) = Open::enter(&inner) else {
-            continue;
-        };
-        inner.tasks.spawn(serve(Arc::clone(&inner), incoming, open));
+    let handshakes = Handshakes::new(&inner.limits);
+    while let Some((newcomer, give_way)) = next(&inner, &listening, &handshakes).await {
+        let serve = serve(Arc::clone(&inner), newcomer, give_way);
+        inner.tasks.spawn(serve);
     }
 }
 
 /// The next connection; `None` when the server has ended, or the socket is of no use any more.
-pub(super) async fn next(inner: &Inner, listening: &Listening) -> Option<Incoming> {
+pub(super) async fn next(
+    inner: &Arc<Inner>,
+    listening: &Listening,
+    handshakes: &Handshakes,
+) -> Option<(Newcomer, GiveWay)> {
+    let accept = async {
+        let incoming = listening.accept().await?;
+        let open = Open::enter(inner);
+        Ok::<_, Error>((incoming, open, handshakes.enter().await))
+    };
     let accepted = tokio::select! {
         () = inner.ending() => return None,
-        accepted = listening.accept() => accepted,
+        accepted = accept => accepted,
     };
     match accepted {
-        Ok(incoming) => {
+        Ok((incoming, open, room)) => {
+            let (handshake, give_way) = room?;
             count(&inner.counters.accepted);
-            Some(incoming)
+            let shaking = Shaking::enter(inner, handshake);
+            let newcomer = Newcomer {
+                incoming,
+                open,
+                shaking,
+            };
+            Some((newcomer, give_way))
         }
         Err(error) => {
             tracing::error!(%error, address = %listening.address(), "nobody can connect any more");
@@ -59,62 +77,17 @@ pub(super) async fn next(inner: &Inner, listening: &Listening) -> Option<Incomin
     }
 }
 
-/// Counts as an open connection until it is dropped.
-pub(super) struct Open(Arc<Inner>);
-
-impl Open {
-    /// `None`, and the connection is to be dropped, if there are too many.
-    pub fn enter(inner: &Arc<Inner>) -> Option<Self> {
-        let before = inner.counters.connections.fetch_add(1, Relaxed);
-        let open = Self(Arc::clone(inner));
-        if before >= inner.limits.connections as u64 {
-            inner.counters.refused(&Refusal::Limit);
-            tracing::warn!(limit = inner.limits.connections, "too many connections");
-            return None;
-        }
-        Some(open)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.counters.connections.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Counts as a connection of its peer until it is dropped.
-pub(super) struct OfPeer(Arc<Inner>, PeerName);
-
-impl OfPeer {
-    pub fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
-        let mut state = inner.state();
-        let count = state.connections.entry(peer.clone()).or_default();
-        let limit = inner.limits.connections_per_peer;
-        if *count >= limit {
-            return Err((Refusal::Limit, format!("{limit} connections of this peer")));
-        }
-        *count += 1;
-        Ok(Self(Arc::clone(inner), peer.clone()))
-    }
-}
-
-impl Drop for OfPeer {
-    fn drop(&mut self) {
-        let mut state = self.0.state();
-        if let Some(count) = state.connections.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                state.connections.remove(&self.1);
-            }
-        }
-    }
-}
-
 /// One connection from its first byte to its last.
-async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
+async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
+    let Newcomer {
+        incoming,
+        open,
+        shaking,
+    } = newcomer;
     let greeted = tokio::select! {
         () = inner.ending() => return,
-        greeted = greet(&inner, incoming) => greeted,
+        Ok(()) = give_way => Err(gave_way(&inner)),
+        greeted = greet(&inner, incoming, shaking) => greeted,
     };
     match greeted {
         Ok((connection, link, of_peer)) => {
@@ -130,7 +103,11 @@ async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
 }
 
 /// Handshake and hello, under one deadline.
-async fn greet(inner: &Arc<Inner>, incoming: Incoming) -> Result<(Connection, Link, OfPeer)> {
+async fn greet(
+    inner: &Arc<Inner>,
+    incoming: Incoming,
+    shaking: Shaking,
+) -> Result<(Connection, Link, OfPeer)> {
     let deadline = limits::deadline(inner.limits.handshake);
     let (mut connection, hello) = hello(inner, incoming, deadline).await?;
     let peer = connection.peer.clone();
@@ -140,8 +117,11 @@ async fn greet(inner: &Arc<Inner>, incoming: Incoming) -> Result<(Connection, Li
     });
     match begun {
         Ok((link, welcome, of_peer)) => {
-            let sent = send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await;
-            if let Err(error) = sent {
+            let greeted = match shaking.finish() {
+                Ok(()) => send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = greeted {
                 inner.detach(&link, Instant::now());
                 return Err(error);
             }
@@ -159,6 +139,7 @@ pub(super) async fn hello(
 ) -> Result<(Connection, Hello)> {
     let left = deadline.saturating_duration_since(tokio::time::Instant::now());
     let mut connection = incoming.handshake(left).await?;
+    connection.reader.forbid_fds();
     let peer = connection.label.to_string();
     let limit = inner.limits.hello_bytes;
     let Ok(frame) = timeout_at(deadline, connection.reader.read(limit)).await else {
@@ -173,7 +154,7 @@ pub(super) async fn hello(
         peer: peer.clone(),
         detail: detail.into(),
     };
-    if hello.magic != MAGIC || !frame.fds.is_empty() {
+    if hello.magic != MAGIC {
         return Err(wrong("it begins with something else than a hello"));
     }
     if hello.agent.len() > 255 || hello.oldest > hello.newest {
@@ -257,7 +238,7 @@ impl Inner {
         let mut state = self.state();
         let id = state.next_number();
         let named = hello.resume.as_ref().and_then(|token| {
-            let session = state.sessions.get(&token::key(token)?)?;
+            let session = state.sessions.get(token::key(token)?)?;
             (session.token == *token && session.peer == *peer).then(|| Arc::clone(session))
         });
         let session = match named {
@@ -272,6 +253,10 @@ impl Inner {
             _ if state.sessions.len() >= self.limits.sessions => {
                 return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
             }
+            _ if state.sessions.of(peer) >= self.limits.sessions_per_peer => {
+                let limit = self.limits.sessions_per_peer;
+                return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
+            }
             _ => {
                 let number = state.next_number();
                 let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
@@ -281,7 +266,7 @@ impl Inner {
                 let session = Session::new(number, peer.clone(), token, id, notices);
                 let session = Arc::new(session);
                 state.leases.open(number, peer.clone());
-                state.sessions.insert(number, Arc::clone(&session));
+                state.sessions.insert(Arc::clone(&session));
                 session
             }
         };
@@ -302,6 +287,7 @@ impl Inner {
             id,
             session,
             local: connection.local,
+            fds: self.fds.share(&connection.peer),
             boot: hello.boot,
         };
         Ok((link, welcome))
@@ -348,7 +334,7 @@ impl Inner {
         let until = last_word + self.lease;
         let ended = state.leases.detach(session.id, until, session.is_kept());
         if ended {
-            state.sessions.remove(&session.id);
+            state.sessions.remove(session.id);
         }
         drop(state);
         if ended {

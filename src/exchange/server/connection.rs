@@ -1,6 +1,6 @@
 //! Serving a connection: requests, answers, notices, and silence.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,20 @@ use super::{Inner, requests};
 use crate::exchange::group::MembersPage;
 use crate::exchange::protocol::{Answer, Event, FromServer, Gone, Notice, Refused, Reply, Request};
 use crate::exchange::protocol::{decode, encode};
-use crate::exchange::transport::{Connection, Frame, FrameWriter};
+use crate::exchange::transport::{Connection, Frame, FrameWriter, HeldFd};
 use crate::{Error, Refusal, Result};
 
 /// What is answered to a request.
 #[derive(Debug)]
 pub(super) enum Content {
     /// An answer, and the fds that go with it.
-    Answer(Answer, Vec<OwnedFd>),
+    Answer(Answer, Vec<HeldFd>),
     /// Members of a group, encoded once for all of its ranks.
     Members(MembersPage),
 }
 
 impl Content {
-    pub fn with_fds(answer: Answer, fds: Vec<OwnedFd>) -> Self {
+    pub fn with_fds(answer: Answer, fds: Vec<HeldFd>) -> Self {
         Self::Answer(answer, fds)
     }
 }
@@ -60,6 +60,9 @@ impl From<Error> for End {
     }
 }
 
+/// How many notices are told before requests have their turn.
+const NOTICES_AT_ONCE: usize = 16;
+
 /// Serves a connection to its end.
 pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: &Link) {
     let mut last_word = Instant::now();
@@ -72,7 +75,9 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
             // What has to be said last: what has been decided before, that leases have ended.
             let writer = &mut connection.writer;
             if answer_done(inner, writer, &mut jobs).await.is_ok() {
-                let _ = notify(inner, writer, link).await;
+                let telling = async { while let Ok(true) = notify(inner, writer, link).await {} };
+                // Who tells without end is not waited for.
+                let _ = tokio::time::timeout(inner.limits.write, telling).await;
             }
         }
         Err(End::Dropped(why)) => {
@@ -110,7 +115,11 @@ async fn converse(
     tokio::pin!(ended);
     let mut excused = Duration::ZERO;
     loop {
-        notify(inner, writer, link).await?;
+        let more = notify(inner, writer, link).await?;
+        let expected = requests::takes_fds(link).then_some(&link.fds);
+        reader.count_fds(expected);
+        // In this order, since there may be news without end: who is told it is heard, too, and
+        // dropped when he is silent.
         tokio::select! {
             biased;
             () = &mut ended => return Err(End::Server),
@@ -120,7 +129,6 @@ async fn converse(
                     answer(inner, writer, id, outcome).await?;
                 }
             }
-            () = session.wake.notified() => {}
             frame = reader.read(limit) => {
                 let Some(frame) = frame? else {
                     return Ok(());
@@ -142,6 +150,9 @@ async fn converse(
                 }
                 quiet.as_mut().reset(until.into());
             }
+            () = session.wake.notified(), if !more => {}
+            // Others on this thread have their turn as well, and so has the poll for what came.
+            () = tokio::task::yield_now(), if more => {}
         }
     }
 }
@@ -164,7 +175,7 @@ async fn request(
     let request: Request = decode(&frame.bytes)?;
     count(&inner.counters.requests);
     let id = request.id;
-    let outcome = match requests::begin(inner, link, request.ask, frame.fds) {
+    let outcome = match requests::begin(inner, link, request.ask, frame.fds, frame.declined) {
         Step::Now(outcome) => outcome,
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
             Refusal::Limit,
@@ -224,11 +235,11 @@ pub(super) async fn answer(
     }
 }
 
-/// Tells the client what it is to be told.
-async fn notify(inner: &Inner, writer: &mut FrameWriter, link: &Link) -> Result<(), End> {
-    loop {
+/// Tells the client a part of what it is to be told, and whether there may be more.
+async fn notify(inner: &Inner, writer: &mut FrameWriter, link: &Link) -> Result<bool, End> {
+    for _ in 0..NOTICES_AT_ONCE {
         let event = match link.session.next(link.id) {
-            Next::Nothing => return Ok(()),
+            Next::Nothing => return Ok(false),
             Next::TakenOver => return Err(End::Quietly),
             Next::Overflown => return Err(End::Dropped("it does not read")),
             Next::Notice(event) => event,
@@ -246,4 +257,5 @@ async fn notify(inner: &Inner, writer: &mut FrameWriter, link: &Link) -> Result<
         let notice = FromServer::Notice(Notice(Some(event)));
         writer.write(&encode(&notice), &[]).await?;
     }
+    Ok(true)
 }

@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::accept::{self, OfPeer, Open};
+use super::accept;
+use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
 use super::connection::{Outcome, answer};
 use super::folder::{self, DOOR, Folder};
+use super::handshakes::{GiveWay, Handshakes};
 use super::options::DoorAt;
 use super::state::No;
 use super::stats::count;
 use super::{Inner, requests};
-use crate::exchange::limits;
 use crate::exchange::protocol::{Ask, Greeting, Request, decode};
-use crate::exchange::transport::{Connection, Incoming, Listening};
+use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
+use crate::exchange::{PeerName, limits};
 use crate::share::{InstanceId, Peers};
 use crate::{Error, Refusal, Result};
 
@@ -96,10 +98,10 @@ impl DoorPath {
 
 /// Serves the door until the server ends.
 pub(super) async fn run(inner: Arc<Inner>, listening: Listening, path: DoorPath) {
-    while let Some(incoming) = accept::next(&inner, &listening).await {
-        if let Some(open) = Open::enter(&inner) {
-            inner.tasks.spawn(serve(Arc::clone(&inner), incoming, open));
-        }
+    let handshakes = Handshakes::new(&inner.limits);
+    while let Some((newcomer, give_way)) = accept::next(&inner, &listening, &handshakes).await {
+        let serve = serve(Arc::clone(&inner), newcomer, give_way);
+        inner.tasks.spawn(serve);
     }
     // First the socket, then the directory that it is in.
     drop(listening);
@@ -107,10 +109,19 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening, path: DoorPath)
 }
 
 /// One who comes to the door.
-async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
+async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
+    let Newcomer {
+        incoming,
+        open,
+        shaking,
+    } = newcomer;
     let served = tokio::select! {
         () = inner.ending() => Ok(()),
-        served = converse(&inner, incoming) => served,
+        Ok(()) = give_way => {
+            count(&inner.counters.failed_handshakes);
+            Err(gave_way(&inner))
+        }
+        served = converse(&inner, incoming, shaking) => served,
     };
     if let Err(error) = served {
         tracing::info!(%error, "at the door");
@@ -119,7 +130,7 @@ async fn serve(inner: Arc<Inner>, incoming: Incoming, open: Open) {
 }
 
 /// Hello, welcome, then one request after the other; there is no session.
-async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
+async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> Result<()> {
     let deadline = limits::deadline(inner.limits.handshake);
     let greeted = async {
         let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
@@ -127,6 +138,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
             .and_then(|of_peer| Ok((inner.welcome(&hello, &connection.peer)?, of_peer)));
         match begun {
             Ok((welcome, of_peer)) => {
+                shaking.finish()?;
                 let welcome = Greeting::Welcome(welcome);
                 accept::send(inner, &mut connection, welcome, deadline).await?;
                 Ok((connection, of_peer))
@@ -144,6 +156,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
             return Err(error);
         }
     };
+    let share = inner.fds.share(&connection.peer);
     let silence = inner.silence();
     let limit = inner.limits.hello_bytes;
     loop {
@@ -159,22 +172,21 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming) -> Result<()> {
             count(&inner.counters.protocol_errors);
         })?;
         count(&inner.counters.requests);
-        let outcome = at_the_door(inner, &connection, request.ask, !frame.fds.is_empty()).await;
+        let outcome = at_the_door(inner, &connection.peer, &share, request.ask).await;
         answer(inner, &mut connection.writer, request.id, outcome).await?;
     }
 }
 
 async fn at_the_door(
     inner: &Inner,
-    connection: &Connection,
+    peer: &PeerName,
+    share: &Arc<FdShare>,
     ask: Option<Ask>,
-    with_fds: bool,
 ) -> Outcome {
     let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
     match ask {
-        _ if with_fds => Err(no(Refusal::Invalid)),
         Some(Ask::Ping(_)) => requests::done(),
-        Some(Ask::Redeem(redeem)) => inner.redeem(&connection.peer, &redeem.ticket).await,
+        Some(Ask::Redeem(redeem)) => inner.redeem(peer, share, &redeem.ticket).await,
         _ => Err(no(Refusal::Unsupported)),
     }
 }

@@ -1,6 +1,5 @@
 //! Granting memory: which handles, and a lease.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use crate::Refusal;
 use crate::driver::{Access, HandleType};
 use crate::exchange::PeerName;
 use crate::exchange::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::exchange::transport::{FdShare, HeldFd, Reserved};
 
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
@@ -22,14 +22,14 @@ const MAX_ACCEPT: usize = 16;
 /// What had to be asked of the driver for one fetch.
 #[derive(Default)]
 struct Prepared {
-    fds: Option<Result<Vec<OwnedFd>, String>>,
+    fds: Option<Result<Vec<HeldFd>, String>>,
     fabric: Option<String>,
 }
 
 /// How the memory goes to the client.
 enum Choice {
     Fabric,
-    Fds(Vec<OwnedFd>),
+    Fds(Vec<HeldFd>),
     Ticket,
     /// That has to be asked of the driver first.
     Ask(Need),
@@ -59,7 +59,9 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
     Step::later(async move {
         let mut need = need;
         loop {
-            inner.prepare(&publication, need, &mut prepared).await?;
+            inner
+                .prepare(&link, &publication, need, &mut prepared)
+                .await?;
             match inner.choose(&link, &ask, &publication, &mut prepared)? {
                 (Choice::Ask(next), _) => need = next,
                 (choice, no_fabric) => {
@@ -68,6 +70,12 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
             }
         }
     })
+}
+
+/// Room for a publication's fds, taken before there are any.
+fn room(share: &Arc<FdShare>, publication: &Publication) -> Result<Reserved, No> {
+    let parts = publication.description.parts.len();
+    share.reserve(parts).map_err(|why| (Refusal::Limit, why))
 }
 
 impl Inner {
@@ -152,6 +160,7 @@ impl Inner {
     /// Asks the driver. What it refuses is kept as the reason for the next choice.
     async fn prepare(
         &self,
+        link: &Link,
         publication: &Arc<Publication>,
         need: Need,
         prepared: &mut Prepared,
@@ -159,7 +168,11 @@ impl Inner {
         let publication = Arc::clone(publication);
         match need {
             Need::Fds => {
-                let export = move || Ok(publication.export_fds().map_err(|e| e.to_string()));
+                let room = room(&link.fds, &publication)?;
+                let export = move || {
+                    let fds = publication.export_fds();
+                    Ok(fds.map(|fds| room.hold(fds)).map_err(|e| e.to_string()))
+                };
                 prepared.fds = Some(self.driver_call(export).await?);
             }
             Need::Fabric => {
@@ -248,11 +261,18 @@ impl Inner {
     }
 
     /// The fds for a ticket, which is then used up.
-    pub(super) async fn redeem(&self, at_door: &PeerName, ticket: &Secret) -> Outcome {
+    pub(super) async fn redeem(
+        &self,
+        at_door: &PeerName,
+        share: &Arc<FdShare>,
+        ticket: &Secret,
+    ) -> Outcome {
         let redeemed = self.state().tickets.redeem(ticket, Instant::now());
         let (publication, peer) = redeemed.ok_or_else(not_found)?;
         let name = Arc::clone(&publication.name);
-        let fds = self.driver_call(move || publication.export_fds()).await?;
+        let room = room(share, &publication)?;
+        let export = move || publication.export_fds().map(|fds| room.hold(fds));
+        let fds = self.driver_call(export).await?;
         count(&self.counters.redeemed);
         tracing::info!(%peer, by = %at_door, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;

@@ -10,6 +10,7 @@ use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, publication, publish, stats, tasks};
 use crate::exchange::directory::Registration;
 use crate::exchange::group::Groups;
+use crate::exchange::transport::FdTable;
 use crate::exchange::{Limits, PeerName};
 use crate::share::{BootId, InstanceId};
 
@@ -18,6 +19,7 @@ pub(super) struct Inner {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
     pub(super) limits: Limits,
+    pub(super) fds: Arc<FdTable>,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     pub(super) ticket: Duration,
@@ -102,6 +104,7 @@ impl Inner {
             groups,
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
+            fds: self.fds.count() as u64,
             tasks: self.tasks.count() as u64,
             ..self.counters.read()
         }
@@ -113,7 +116,7 @@ impl Inner {
         state.tickets.expire(now);
         let ended = state.leases.expire(now);
         for session in &ended {
-            state.sessions.remove(&session.session);
+            state.sessions.remove(session.session);
             state.unwatch(session.session);
             for lease in &session.leases {
                 state.tickets.forget(lease.holder.lease);

@@ -6,12 +6,14 @@
 //! something is awaited.
 
 mod accept;
+mod admission;
 mod allocate;
 mod connection;
 pub(super) mod door;
 mod events;
 mod fetch;
 mod folder;
+mod handshakes;
 mod inner;
 mod janitor;
 mod leases;
@@ -50,7 +52,7 @@ use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
 use crate::exchange::protocol::{Closing, Event};
-use crate::exchange::transport::Listening;
+use crate::exchange::transport::{FdTable, Listening};
 use crate::share::{BootId, InstanceId, Shared};
 use crate::{Error, Result};
 use inner::Inner;
@@ -157,12 +159,13 @@ impl Server {
                 move |session, notice| {
                     let inner = inner.upgrade();
                     let session =
-                        inner.and_then(|inner| inner.state().sessions.get(&session).cloned());
+                        inner.and_then(|inner| inner.state().sessions.get(session).cloned());
                     if let Some(session) = session {
                         session.tell(notice);
                     }
                 }
             }),
+            fds: FdTable::new(&options.limits),
             limits: options.limits,
             heartbeat: options.heartbeat.min(LONGEST),
             lease: options.lease.min(LONGEST),
@@ -274,7 +277,9 @@ impl Server {
                 after: grace,
             });
         }
-        inner.state().clear();
+        let sessions = inner.state().clear();
+        // Nobody comes back for what groups keep.
+        sessions.iter().for_each(|id| inner.groups.gone(*id));
         tracing::info!(instance = %inner.instance, "closed");
         match held.is_empty() {
             true => Ok(()),

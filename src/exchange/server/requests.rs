@@ -1,7 +1,6 @@
 //! What is answered to a request.
 
 use std::future::Future;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +16,7 @@ use crate::exchange::protocol::{
     Answer, Ask, Create, Delete, Empty, Entry, Join, List, Names, Probe, Probed, Release, Wait,
     Watch, check_name, check_prefix,
 };
+use crate::exchange::transport::HeldFd;
 use crate::share::MAX_PARTS;
 
 /// How many names are looked at while all others wait for the lock.
@@ -50,11 +50,24 @@ fn invalid(error: crate::Error) -> No {
     (Refusal::Invalid, error.to_string())
 }
 
-/// Begins to answer a request. Nothing here blocks.
-pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<OwnedFd>) -> Step {
+/// Begins to answer a request, with which fds came, or came and were `declined`. Nothing here
+/// blocks.
+pub(super) fn begin(
+    inner: &Arc<Inner>,
+    link: &Link,
+    ask: Option<Ask>,
+    fds: Vec<HeldFd>,
+    declined: Option<String>,
+) -> Step {
     let with_fds = matches!(ask, Some(Ask::Offer(_)));
-    if !with_fds && !fds.is_empty() {
+    if !with_fds && (declined.is_some() || !fds.is_empty()) {
         return Step::Now(Err((Refusal::Invalid, "fds came with it".into())));
+    }
+    if let Some(why) = declined {
+        return Step::Now(match takes_fds(link) {
+            true => Err((Refusal::Limit, why)),
+            false => Err((Refusal::NotFound, "no group of this session's".into())),
+        });
     }
     let Some(ask) = ask else {
         return Step::Now(Err((Refusal::Unsupported, String::new())));
@@ -87,11 +100,18 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Option<Ask>, fds: Vec<
         }
         Ask::Redeem(redeem) if link.local => {
             let inner = Arc::clone(inner);
-            let peer = link.session.peer.clone();
-            Step::later(async move { inner.redeem(&peer, &redeem.ticket).await })
+            let link = link.clone();
+            Step::later(async move {
+                (inner.redeem(&link.session.peer, &link.fds, &redeem.ticket)).await
+            })
         }
         _ => Step::Now(Err((Refusal::Unsupported, String::new()))),
     }
+}
+
+/// Whether a frame of the session may carry fds: who has asked to join a group may offer some.
+pub(super) fn takes_fds(link: &Link) -> bool {
+    link.session.is_kept()
 }
 
 /// Has the janitor look at its deadlines, dropped.

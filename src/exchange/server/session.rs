@@ -1,6 +1,6 @@
 //! A session: what a client has beyond one connection, and what it is to be told.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use crate::exchange::PeerName;
 use crate::exchange::protocol::{Event, Secret};
+use crate::exchange::tally::Tally;
 
 /// A client's session. It goes on without a connection for as long as its leases do.
 #[derive(Debug)]
@@ -143,6 +144,45 @@ impl Session {
     /// Whether it is kept without leases.
     pub fn is_kept(&self) -> bool {
         self.keep.load(Relaxed)
+    }
+}
+
+/// A server's sessions.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    sessions: HashMap<u64, Arc<Session>>,
+    tally: Tally,
+}
+
+impl Sessions {
+    pub fn insert(&mut self, session: Arc<Session>) {
+        self.tally.add(&session.peer, 1);
+        if let Some(before) = self.sessions.insert(session.id, session) {
+            self.tally.take(&before.peer, 1);
+        }
+    }
+
+    pub fn get(&self, id: u64) -> Option<&Arc<Session>> {
+        self.sessions.get(&id)
+    }
+
+    pub fn remove(&mut self, id: u64) {
+        if let Some(session) = self.sessions.remove(&id) {
+            self.tally.take(&session.peer, 1);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// How many a peer has.
+    pub fn of(&self, peer: &PeerName) -> usize {
+        self.tally.of(peer)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Session>> {
+        self.sessions.values()
     }
 }
 

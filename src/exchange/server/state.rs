@@ -9,11 +9,12 @@ use tokio::sync::Notify;
 use super::leases::{Lease, Leases, NoLease};
 use super::names::Names;
 use super::publication::{Publication, Registered};
-use super::session::Session;
+use super::session::{Session, Sessions};
 use super::tickets::Tickets;
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::protocol::{Ended, Entry, Event, Refused, Withdrawing};
+use crate::exchange::tally::Tally;
 
 /// A refusal: why, for programs and for people.
 pub(super) type No = (Refusal, String);
@@ -34,11 +35,11 @@ pub(super) struct State {
     pub names: Names<u64>,
     pub publications: HashMap<u64, Registered>,
     pub leases: Leases,
-    pub sessions: HashMap<u64, Arc<Session>>,
+    pub sessions: Sessions,
     /// By lease.
     pub tickets: Tickets<Arc<Publication>>,
-    /// Connections of each peer.
-    pub connections: HashMap<PeerName, usize>,
+    /// Connections that have been greeted.
+    pub connections: Tally,
     watchers: HashMap<u64, Watcher>,
     /// Who waits for a name to come.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
@@ -119,7 +120,7 @@ impl State {
         });
         let ms = millis(within);
         for (session, lease) in self.leases.withdraw(id) {
-            if let Some(session) = self.sessions.get(&session) {
+            if let Some(session) = self.sessions.get(session) {
                 session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
             }
         }
@@ -132,7 +133,7 @@ impl State {
         self.names.remove(&publication.name, |&held| held == id);
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
-            if let Some(session) = self.sessions.get(&lease.session) {
+            if let Some(session) = self.sessions.get(lease.session) {
                 let why = Refused {
                     reason: Refusal::Closing.word().into(),
                     detail: detail.into(),
@@ -235,17 +236,18 @@ impl State {
         }
     }
 
-    /// Forgets sessions, leases and tickets: no connection is left.
-    pub fn clear(&mut self) {
-        self.sessions.clear();
+    /// Forgets sessions, leases and tickets: no connection is left. Tells which sessions there were.
+    pub fn clear(&mut self) -> Vec<u64> {
+        let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases = Leases::default();
         self.tickets = Tickets::default();
+        sessions.iter().map(|session| session.id).collect()
     }
 
     /// Tells all sessions.
     pub fn tell_all(&self, notice: &Event) {
-        for session in self.sessions.values() {
+        for session in self.sessions.iter() {
             session.tell(notice.clone());
         }
     }

@@ -12,6 +12,8 @@ use crate::Refusal;
 pub struct ServerStats {
     /// Open connections, those that have not said hello yet too.
     pub connections: u64,
+    /// Those of them that have not been greeted yet.
+    pub handshakes: u64,
     /// Sessions, with and without a connection.
     pub sessions: u64,
     /// Live leases.
@@ -22,12 +24,16 @@ pub struct ServerStats {
     pub names: u64,
     /// Published memory in bytes, padding included.
     pub bytes: u64,
+    /// File descriptors that came from peers or are on their way to them, and are open here.
+    pub fds: u64,
     /// Tasks and blocking calls of the server that run. 0 after [`close`](super::Server::close).
     pub tasks: u64,
     /// Connections accepted.
     pub accepted: u64,
     /// Connections that failed before their hello was answered by a welcome.
     pub failed_handshakes: u64,
+    /// Those of them that gave way to newer ones.
+    pub dropped_handshakes: u64,
     /// Connections ended because the peer broke the protocol.
     pub protocol_errors: u64,
     /// Connections ended because the peer was silent, or did not read in time.
@@ -52,8 +58,10 @@ pub struct ServerStats {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub connections: AtomicU64,
+    pub handshakes: AtomicU64,
     pub accepted: AtomicU64,
     pub failed_handshakes: AtomicU64,
+    pub dropped_handshakes: AtomicU64,
     pub protocol_errors: AtomicU64,
     pub dropped_peers: AtomicU64,
     pub resumed: AtomicU64,
@@ -86,8 +94,10 @@ impl Counters {
         let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         ServerStats {
             connections: self.connections.load(Relaxed),
+            handshakes: self.handshakes.load(Relaxed),
             accepted: self.accepted.load(Relaxed),
             failed_handshakes: self.failed_handshakes.load(Relaxed),
+            dropped_handshakes: self.dropped_handshakes.load(Relaxed),
             protocol_errors: self.protocol_errors.load(Relaxed),
             dropped_peers: self.dropped_peers.load(Relaxed),
             resumed: self.resumed.load(Relaxed),

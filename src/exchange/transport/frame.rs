@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
+use super::held::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
 use crate::exchange::limits::deadline;
 use crate::exchange::{Limits, tls};
@@ -22,12 +23,35 @@ const FIRST: usize = 16 << 10;
 pub(crate) struct Frame {
     /// Wiped when dropped.
     pub bytes: Zeroizing<Vec<u8>>,
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<HeldFd>,
+    /// Fds came that were closed at once, and why.
+    pub declined: Option<String>,
+}
+
+/// What becomes of fds that come.
+#[derive(Debug)]
+enum FdRule {
+    /// They were asked for.
+    Take,
+    /// They break the protocol.
+    Forbid,
+    /// They are closed: no frame may carry any yet.
+    Decline,
+    /// They are taken as far as there is room.
+    Count(Arc<FdShare>),
+}
+
+impl Frame {
+    /// The fds, for a client, who asked for them.
+    pub fn uncounted_fds(&mut self) -> Vec<OwnedFd> {
+        let fds = std::mem::take(&mut self.fds);
+        fds.into_iter().map(HeldFd::uncounted).collect()
+    }
 }
 
 impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, fds } = self;
+        let Self { bytes, fds, .. } = self;
         write!(f, "Frame({} bytes, {} fds)", bytes.len(), fds.len())
     }
 }
@@ -87,7 +111,11 @@ pub(crate) struct FrameReader {
     stream: Reading,
     peer: Arc<str>,
     assembly: Assembly,
-    fds: Vec<OwnedFd>,
+    fds: Vec<HeldFd>,
+    declined: Option<String>,
+    rule: FdRule,
+    /// How many fds have come with the present frame, and how many may.
+    came: usize,
     max_fds: usize,
     /// A frame's longest time, and when the present one must be whole.
     within: Duration,
@@ -102,6 +130,9 @@ impl FrameReader {
             peer,
             assembly: Assembly::default(),
             fds: Vec::new(),
+            declined: None,
+            rule: FdRule::Take,
+            came: 0,
             max_fds: limits.frame_fds as usize,
             within: limits.frame,
             until: None,
@@ -113,6 +144,20 @@ impl FrameReader {
     #[cfg(test)]
     pub(super) fn max_fds(&mut self, max: usize) {
         self.max_fds = max;
+    }
+
+    /// From now on no fds may come.
+    pub(crate) fn forbid_fds(&mut self) {
+        self.rule = FdRule::Forbid;
+    }
+
+    /// From now on fds are counted as the share's, and closed at once where there is no room for
+    /// them; all are without a share.
+    pub(crate) fn count_fds(&mut self, share: Option<&Arc<FdShare>>) {
+        self.rule = match share {
+            Some(share) => FdRule::Count(Arc::clone(share)),
+            None => FdRule::Decline,
+        };
     }
 
     /// The next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end
@@ -134,6 +179,7 @@ impl FrameReader {
         if !matches!(result, Ok(Some(_))) {
             self.broken = result.is_err();
             self.fds.clear();
+            self.declined = None;
         }
         result
     }
@@ -145,7 +191,10 @@ impl FrameReader {
                 peer: self.peer.to_string(),
                 detail,
             })?;
-            let left = self.max_fds - self.fds.len();
+            let left = match self.rule {
+                FdRule::Forbid => 0,
+                _ => self.max_fds - self.came,
+            };
             let reading = self.stream.read(room, left);
             let result = match self.until {
                 None => reading.await,
@@ -168,7 +217,7 @@ impl FrameReader {
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
-            self.fds.extend(fds);
+            self.take(fds);
             if count == 0 {
                 return match self.assembly.have {
                     0 => Ok(None),
@@ -180,12 +229,34 @@ impl FrameReader {
             }
             if self.assembly.came(count) {
                 self.until = None;
+                self.came = 0;
                 return Ok(Some(Frame {
                     bytes: self.assembly.take(),
                     fds: std::mem::take(&mut self.fds),
+                    declined: self.declined.take(),
                 }));
             }
         }
+    }
+
+    /// Keeps the fds that came, or closes them: then the frame's others too, which alone are of no
+    /// use.
+    fn take(&mut self, fds: Vec<OwnedFd>) {
+        if fds.is_empty() {
+            return;
+        }
+        self.came += fds.len();
+        let why = match &self.rule {
+            _ if self.declined.is_some() => return,
+            FdRule::Take => return self.fds.extend(fds.into_iter().map(HeldFd::from)),
+            FdRule::Count(share) => match share.reserve(fds.len()) {
+                Ok(room) => return self.fds.extend(room.hold(fds)),
+                Err(why) => why,
+            },
+            FdRule::Forbid | FdRule::Decline => "no frame may carry fds yet".into(),
+        };
+        self.fds.clear();
+        self.declined = Some(why);
     }
 
     fn lost(&self, why: &str) -> Error {

@@ -1,6 +1,7 @@
 //! Connections: TCP, TLS over TCP, Unix sockets. Frames travel over all of them alike.
 
 mod frame;
+mod held;
 mod listen;
 mod net;
 mod stream;
@@ -10,6 +11,7 @@ mod tests;
 #[cfg(fuzzing)]
 pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
+pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening};
 
 use std::io;

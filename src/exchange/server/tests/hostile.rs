@@ -4,7 +4,7 @@ use tokio::net::TcpStream;
 use super::*;
 use crate::exchange::server::ServerStats;
 
-async fn tcp(server: &Server) -> TcpStream {
+pub(super) async fn tcp(server: &Server) -> TcpStream {
     let Address::Tcp { host, port } = &server.addresses()[0] else {
         panic!()
     };
@@ -12,13 +12,13 @@ async fn tcp(server: &Server) -> TcpStream {
 }
 
 /// Reads until the server hangs up; whatever it says meanwhile.
-async fn hung_up(stream: &mut TcpStream) {
+pub(super) async fn hung_up(stream: &mut TcpStream) {
     let mut sink = [0; 4096];
     let read = async { while let Ok(1..) = stream.read(&mut sink).await {} };
     tokio::time::timeout(LONG, read).await.expect("it is kept");
 }
 
-fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     let mut frame = (bytes.len() as u32).to_be_bytes().to_vec();
     frame.extend_from_slice(bytes);
     frame
@@ -185,47 +185,6 @@ async fn who_does_not_read_is_dropped() {
     drop(stream);
 }
 
-#[tokio::test]
-async fn there_are_so_many_connections_and_sessions() {
-    let driver = driver();
-    let mut limits = limits();
-    limits.connections_per_peer = 2;
-    limits.connections = 4;
-    limits.sessions = 3;
-    limits.leases_per_peer = 1;
-    let (_directory, address) = at_unix();
-    let server = loopback().listen(address.clone()).limits(limits);
-    let server = server.start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let refused = async |at: &Address| {
-        let mut raw = Raw::connect(at, &Security::Plain).await;
-        let greeting = raw.greet(&hello()).await;
-        let Greeting::Refused(refused) = greeting else {
-            panic!("{greeting:?}")
-        };
-        assert_eq!(refused.reason, Refusal::Limit.word());
-        raw.hung_up().await;
-    };
-    let tcp_address = server.addresses()[0].clone();
-    let mut one = Raw::open(&server).await;
-    let two = Raw::open(&server).await;
-    refused(&tcp_address).await;
-    let (granted, _) = one.fetch(fetch("a")).await.unwrap();
-    assert_eq!(one.fetch(fetch("a")).await.unwrap_err(), Refusal::Limit);
-    until("it is gone", || server.stats().connections == 2).await;
-    let three = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    refused(&address).await;
-    until("it is gone", || server.stats().connections == 3).await;
-    // The fifth is closed without a word.
-    let fourth = tcp(&server).await;
-    until("it is there", || server.stats().connections == 4).await;
-    let mut fifth = tcp(&server).await;
-    hung_up(&mut fifth).await;
-    one.release(granted.lease).await;
-    drop((published, one, two, three, fourth));
-    close(server, &driver).await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_at_once() {
     // Both ends of each are here, and other tests run meanwhile.
@@ -270,25 +229,10 @@ async fn two_hundred_at_once() {
 #[cfg(feature = "certs")]
 #[tokio::test]
 async fn over_tls_lists_go_by_certificates() {
-    use crate::certs::{Authority, CertRequest};
-    use crate::exchange::{Tls, TlsPem, Who};
+    use crate::exchange::Who;
 
-    let authority = Authority::create("test", 1).unwrap();
-    let tls = |name: &str| {
-        let issued = authority.issue(&CertRequest::new(name)).unwrap();
-        let pem = TlsPem {
-            ca: authority.cert_pem().as_bytes(),
-            cert: issued.cert_pem.as_bytes(),
-            key: issued.key_pem.as_bytes(),
-            crl: None,
-        };
-        Security::Tls(
-            Tls::from_pem(pem)
-                .unwrap()
-                .expect_peer("server.test")
-                .unwrap(),
-        )
-    };
+    let authority = crate::certs::Authority::create("test", 1).unwrap();
+    let tls = |name: &str| tls(&authority, name);
     let driver = driver();
     let server = loopback().security(tls("server.test")).start();
     let server = server.await.unwrap();

@@ -1,5 +1,6 @@
 //! A server on loopback, spoken to by a raw client over the codec.
 
+mod crowding;
 mod door;
 mod fetching;
 mod hostile;
@@ -55,9 +56,10 @@ async fn close(server: Server, driver: &Driver) {
     server.close(LONG).await.unwrap();
     let stats = server.stats();
     assert_eq!(
-        (stats.tasks, stats.connections, stats.names, stats.leases),
+        (stats.tasks, stats.connections, stats.handshakes, stats.fds),
         (0, 0, 0, 0)
     );
+    assert_eq!((stats.names, stats.leases), (0, 0));
     drop(server);
     gone(driver);
 }
@@ -102,7 +104,10 @@ struct Raw {
 
 impl Raw {
     async fn connect(address: &Address, security: &Security) -> Self {
-        let limits = Limits::default();
+        let limits = Limits {
+            handshake: LONG,
+            ..Limits::default()
+        };
         let connection = connect(address, security, &Peers::same_user(), &limits).await;
         Self {
             connection: connection.unwrap(),
@@ -155,7 +160,9 @@ impl Raw {
     async fn read(&mut self) -> Option<(zeroize::Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
         let frame = tokio::time::timeout(LONG, self.connection.reader.read(u32::MAX));
         let frame = frame.await.expect("the server says nothing");
-        frame.ok().flatten().map(|frame| (frame.bytes, frame.fds))
+        let mut frame = frame.ok().flatten()?;
+        let fds = frame.uncounted_fds();
+        Some((frame.bytes, fds))
     }
 
     async fn send(&mut self, ask: Ask) -> u64 {
@@ -234,6 +241,22 @@ impl Raw {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// TLS as this name, for a server of the name `server.test`.
+#[cfg(feature = "certs")]
+fn tls(authority: &crate::certs::Authority, name: &str) -> Security {
+    use crate::exchange::{Tls, TlsPem};
+    let request = crate::certs::CertRequest::new(name);
+    let issued = authority.issue(&request).unwrap();
+    let pem = TlsPem {
+        ca: authority.cert_pem().as_bytes(),
+        cert: issued.cert_pem.as_bytes(),
+        key: issued.key_pem.as_bytes(),
+        crl: None,
+    };
+    let tls = Tls::from_pem(pem).unwrap();
+    Security::Tls(tls.expect_peer("server.test").unwrap())
 }
 
 /// Wants fabric handles, then fds.

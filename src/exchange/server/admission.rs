@@ -1,0 +1,94 @@
+//! What a connection counts as, from its first byte on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Inner;
+use super::handshakes::Handshake;
+use super::state::No;
+use super::stats::count;
+use crate::exchange::PeerName;
+use crate::exchange::transport::Incoming;
+use crate::{Error, Refusal, Result};
+
+/// A connection that has not been greeted yet.
+pub(super) struct Newcomer {
+    pub incoming: Incoming,
+    pub open: Open,
+    pub shaking: Shaking,
+}
+
+/// Counts as an open connection until it is dropped.
+pub(super) struct Open(Arc<Inner>);
+
+impl Open {
+    pub fn enter(inner: &Arc<Inner>) -> Self {
+        count(&inner.counters.connections);
+        Self(Arc::clone(inner))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.counters.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counts as a connection that has not been greeted yet until it is dropped.
+pub(super) struct Shaking(Arc<Inner>, Option<Handshake>);
+
+impl Shaking {
+    pub fn enter(inner: &Arc<Inner>, handshake: Handshake) -> Self {
+        count(&inner.counters.handshakes);
+        Self(Arc::clone(inner), Some(handshake))
+    }
+
+    /// It may be greeted, unless it has had to give way.
+    pub fn finish(mut self) -> Result<()> {
+        match self.1.take().is_some_and(Handshake::finish) {
+            true => Ok(()),
+            false => Err(gave_way(&self.0)),
+        }
+    }
+}
+
+impl Drop for Shaking {
+    fn drop(&mut self) {
+        self.0.counters.handshakes.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A connection that had to give way.
+pub(super) fn gave_way(inner: &Inner) -> Error {
+    count(&inner.counters.dropped_handshakes);
+    let limit = inner.limits.handshakes;
+    Error::PeerLost {
+        peer: "a connection without a hello".into(),
+        why: format!("it gave way to newer ones: {limit} go at once (`handshakes`)"),
+    }
+}
+
+/// Counts as a greeted connection, and one of its peer, until it is dropped.
+pub(super) struct OfPeer(Arc<Inner>, PeerName);
+
+impl OfPeer {
+    pub fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
+        let mut state = inner.state();
+        let (all, each) = (inner.limits.connections, inner.limits.connections_per_peer);
+        if state.connections.of(peer) >= each {
+            return Err((Refusal::Limit, format!("{each} connections of this peer")));
+        }
+        if state.connections.all() >= all {
+            tracing::warn!(limit = all, "too many connections");
+            return Err((Refusal::Limit, format!("{all} connections")));
+        }
+        state.connections.add(peer, 1);
+        Ok(Self(Arc::clone(inner), peer.clone()))
+    }
+}
+
+impl Drop for OfPeer {
+    fn drop(&mut self) {
+        self.0.state().connections.take(&self.1, 1);
+    }
+}

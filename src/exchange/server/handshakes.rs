@@ -1,0 +1,188 @@
+//! Connections that have not been greeted yet: so many at an address, and the oldest gives way.
+//!
+//! Who they are is not known, so no limit of a peer holds them. If newcomers were turned away
+//! instead, a few silent connections would keep everybody out for the time of a handshake; as it is,
+//! they would have to be made anew all the time. The oldest goes rather than any one, since a right
+//! client is through within some round trips. A burst of right clients does not push each other out:
+//! a connection has a moment of its own, in which newcomers wait to be accepted.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::exchange::Limits;
+
+/// The longest moment that a connection has of its own.
+const LONGEST_GRACE: Duration = Duration::from_secs(1);
+
+/// The connections at an address that have not been greeted yet.
+#[derive(Debug)]
+pub(super) struct Handshakes {
+    slots: Arc<Semaphore>,
+    queue: Arc<Mutex<Queue>>,
+    grace: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    last: u64,
+    /// Oldest first.
+    waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection that has not been greeted yet, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    id: u64,
+    queue: Arc<Mutex<Queue>>,
+    _slot: OwnedSemaphorePermit,
+}
+
+/// `Ok` when the connection is to give way; an error once it has been greeted.
+pub(super) type GiveWay = oneshot::Receiver<()>;
+
+impl Handshakes {
+    pub fn new(limits: &Limits) -> Self {
+        let most = limits.handshakes.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            slots: Arc::new(Semaphore::new(most)),
+            queue: Arc::default(),
+            grace: (limits.handshake / 10).min(LONGEST_GRACE),
+        }
+    }
+
+    /// One more, when the oldest of too many has given way.
+    pub async fn enter(&self) -> Option<(Handshake, GiveWay)> {
+        let slot = self.slot().await?;
+        let (tell, give_way) = oneshot::channel();
+        let mut queue = lock(&self.queue);
+        queue.last += 1;
+        let id = queue.last;
+        queue.waiting.insert(id, (Instant::now(), tell));
+        drop(queue);
+        let handshake = Handshake {
+            id,
+            queue: Arc::clone(&self.queue),
+            _slot: slot,
+        };
+        Some((handshake, give_way))
+    }
+
+    async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            let slot = Arc::clone(&self.slots).acquire_owned();
+            match self.make_room() {
+                // Its task has yet to end.
+                None => return slot.await.ok(),
+                Some(later) => {
+                    if let Ok(slot) = timeout_at(later, slot).await {
+                        return slot.ok();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the oldest to give way where there is no room, or when it can be told.
+    fn make_room(&self) -> Option<Instant> {
+        if self.slots.available_permits() > 0 {
+            return None;
+        }
+        let mut queue = lock(&self.queue);
+        let oldest = queue.waiting.first_entry()?;
+        let until = oldest.get().0 + self.grace;
+        if until > Instant::now() {
+            return Some(until);
+        }
+        let (_, tell) = oldest.remove();
+        drop(queue);
+        // It may be ending by itself.
+        let _ = tell.send(());
+        None
+    }
+}
+
+impl Handshake {
+    /// It has been greeted, unless it has been told to give way meanwhile.
+    pub fn finish(self) -> bool {
+        lock(&self.queue).waiting.remove(&self.id).is_some()
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        lock(&self.queue).waiting.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two at once, and a second of grace.
+    fn two() -> Handshakes {
+        let mut limits = Limits::default();
+        limits.handshakes = 2;
+        Handshakes::new(&limits)
+    }
+
+    async fn enter(all: &Handshakes) -> (Handshake, GiveWay) {
+        all.enter().await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_gives_way_after_a_moment_of_its_own() {
+        let all = two();
+        let begun = Instant::now();
+        let (a, a_goes) = enter(&all).await;
+        let (b, mut b_goes) = enter(&all).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let ends = tokio::spawn(async move {
+            a_goes.await.unwrap();
+            assert!(!a.finish(), "it has been told");
+        });
+        let (c, mut c_goes) = enter(&all).await;
+        assert!(begun.elapsed() >= LONGEST_GRACE);
+        ends.await.unwrap();
+        assert!(b_goes.try_recv().is_err() && c_goes.try_recv().is_err());
+        assert!(b.finish() && c.finish());
+        assert!(lock(&all.queue).waiting.is_empty());
+        assert_eq!(all.slots.available_permits(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_greeted_makes_room_at_once() {
+        let all = two();
+        let begun = Instant::now();
+        let (a, a_goes) = enter(&all).await;
+        let (_b, _b_goes) = enter(&all).await;
+        let third = async { enter(&all).await };
+        let (_c, greeted) = tokio::join!(third, async { a.finish() });
+        assert!(greeted);
+        assert!(a_goes.await.is_err(), "it stays");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_newcomer_pushes_one_out() {
+        let all = two();
+        let (a, a_goes) = enter(&all).await;
+        let (_b, mut b_goes) = enter(&all).await;
+        tokio::time::advance(LONGEST_GRACE * 2).await;
+        let slow = async {
+            a_goes.await.unwrap();
+            // However long its task takes to end.
+            tokio::time::sleep(LONGEST_GRACE * 5).await;
+            drop(a);
+        };
+        let (_c, ()) = tokio::join!(enter(&all), slow);
+        assert!(b_goes.try_recv().is_err(), "only one had to go");
+    }
+}

@@ -1,0 +1,65 @@
+//! How much each peer has of something.
+
+use std::collections::HashMap;
+
+use super::PeerName;
+
+/// Counts for each peer and in all; nothing is kept of who has none.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    peers: HashMap<PeerName, usize>,
+    all: usize,
+}
+
+impl Tally {
+    /// How much all peers have.
+    pub fn all(&self) -> usize {
+        self.all
+    }
+
+    /// How much a peer has.
+    pub fn of(&self, peer: &PeerName) -> usize {
+        self.peers.get(peer).copied().unwrap_or(0)
+    }
+
+    /// A peer has more.
+    pub fn add(&mut self, peer: &PeerName, count: usize) {
+        if count > 0 {
+            *self.peers.entry(peer.clone()).or_default() += count;
+            self.all += count;
+        }
+    }
+
+    /// A peer has less, at the least nothing.
+    pub fn take(&mut self, peer: &PeerName, count: usize) {
+        let Some(has) = self.peers.get_mut(peer) else {
+            return;
+        };
+        let count = count.min(*has);
+        *has -= count;
+        self.all -= count;
+        if *has == 0 {
+            self.peers.remove(peer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_who_has_none() {
+        let (one, other) = (PeerName::User(1), PeerName::User(2));
+        let mut tally = Tally::default();
+        tally.add(&one, 2);
+        tally.add(&other, 0);
+        tally.add(&one, 1);
+        assert_eq!((tally.of(&one), tally.of(&other), tally.all()), (3, 0, 3));
+        tally.take(&other, 1);
+        tally.take(&one, 2);
+        assert_eq!((tally.of(&one), tally.all(), tally.peers.len()), (1, 1, 1));
+        tally.take(&one, 9);
+        assert_eq!((tally.of(&one), tally.all(), tally.peers.len()), (0, 0, 0));
+    }
+}
