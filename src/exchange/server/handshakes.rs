@@ -128,9 +128,10 @@ mod tests {
 
     /// Two at once, and a second of grace.
     fn two() -> Handshakes {
-        let mut limits = Limits::default();
-        limits.handshakes = 2;
-        Handshakes::new(&limits)
+        Handshakes::new(&Limits {
+            handshakes: 2,
+            ..Limits::default()
+        })
     }
 
     async fn enter(all: &Handshakes) -> (Handshake, GiveWay) {
