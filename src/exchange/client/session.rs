@@ -288,6 +288,12 @@ impl Session {
         state.closing.is_none() && !matches!(state.link, Link::Over(_))
     }
 
+    /// Whether there is no connection, and one may come.
+    pub(super) fn is_down(&self) -> bool {
+        let state = self.lock();
+        state.closing.is_none() && matches!(state.link, Link::Down(_))
+    }
+
     /// Waits until the task has ended.
     pub(super) async fn closed(&self) {
         let mut over = self.over.subscribe();

@@ -21,8 +21,8 @@ pub enum WatchEvent {
     /// connection was broken: names that came and went meanwhile are not told. What follows are
     /// the differences between then and now.
     Missed(u64),
-    /// The server is gone, silent for longer than a lease, or has been restarted, and how that is known.
-    /// Said once; the watch goes on when it is there again, and tells the differences then.
+    /// The server is gone, or silent for longer than a lease, and how that is known. Said once; the
+    /// watch goes on when it is there again, and tells the differences then.
     Away(String),
 }
 
@@ -89,9 +89,10 @@ impl Watch {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
                 Ok(Notified::Gone(name)) => self.gone(&name),
                 Ok(Notified::Lost(_)) => {}
+                // Said often; and where only the session is lost, there is a connection already.
                 Ok(Notified::SessionLost(why)) => {
-                    if !std::mem::replace(&mut self.away, true) && self.client.0.session().is_open()
-                    {
+                    if !self.away && self.client.0.session().is_down() {
+                        self.away = true;
                         self.events.push_back(WatchEvent::Away(why.to_string()));
                     }
                 }
