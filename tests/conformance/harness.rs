@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use egmem::driver::{Code, DeviceAttribute, Location};
 use egmem::{Driver, Machine, Result};
 
+use crate::program::this_program;
+
 /// What a case is run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -118,17 +120,7 @@ impl Ctx {
             Backend::Preset(name) => name,
             Backend::Cuda => "cuda",
         };
-        let exe = std::env::current_exe().unwrap();
-        let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
-        let mut words = runner.split_whitespace();
-        let mut command = match words.next() {
-            Some(program) => {
-                let mut command = Command::new(program);
-                command.args(words).arg(exe);
-                command
-            }
-            None => Command::new(exe),
-        };
+        let mut command = this_program();
         command
             .args(["--exact", "child_process", "--nocapture"])
             .env("EGMEM_CONFORMANCE_CHILD", format!("{backend}/{role}"))

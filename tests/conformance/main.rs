@@ -13,6 +13,8 @@ mod mapping;
 mod physical;
 mod pointers;
 mod pools;
+#[path = "../common/program.rs"]
+mod program;
 mod raw;
 mod references;
 mod runtime_pools;

@@ -1,6 +1,5 @@
 //! Names fetched wherever they are, from real servers.
 
-use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use egmem::{Buffer, Driver, Error, Machine, Refusal};
 
 use super::{LONG, becomes_empty, directory, next_port};
 use crate::etcd::Etcd;
+use crate::frames::{read_frame, write_frame};
 
 fn driver() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
@@ -243,18 +243,4 @@ fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
         panic!("{:?}", granted.handles);
     };
     vec![welcome.session.expose().to_vec(), ticket.expose().to_vec()]
-}
-
-fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
-    let len = u32::try_from(bytes.len()).unwrap();
-    stream.write_all(&len.to_be_bytes()).unwrap();
-    stream.write_all(bytes).unwrap();
-}
-
-fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
-    let mut len = [0; 4];
-    stream.read_exact(&mut len).unwrap();
-    let mut bytes = vec![0; u32::from_be_bytes(len) as usize];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes
 }

@@ -6,9 +6,13 @@
 
 mod etcd;
 mod finder;
+#[path = "../common/frames.rs"]
+mod frames;
+#[path = "../common/program.rs"]
+mod program;
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use egmem::Error;
@@ -19,6 +23,7 @@ use egmem::exchange::directory::{
 };
 use egmem::share::{BootId, InstanceId};
 use etcd::{Etcd, Tls};
+use program::this_program;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Far beyond every deadline of these tests.
@@ -232,21 +237,6 @@ async fn child_exporter() {
     println!("registered {}", exporter.instance.unwrap());
     // Until it is killed, or its test is dead.
     sleep(Duration::from_secs(120)).await;
-}
-
-/// This test program, by way of the emulator where there is one.
-fn this_program() -> Command {
-    let program = std::env::current_exe().unwrap();
-    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
-    let mut words = runner.split_whitespace();
-    match words.next() {
-        Some(first) => {
-            let mut command = Command::new(first);
-            command.args(words).arg(program);
-            command
-        }
-        None => Command::new(program),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,12 @@
 //! Groups through the public interface: ranks as tasks, and as processes that are killed.
 #![cfg(feature = "exchange")]
 
+#[path = "../common/frames.rs"]
+mod frames;
 mod leaving;
 mod processes;
+#[path = "../common/program.rs"]
+mod program;
 mod refusals;
 
 use std::net::{Ipv4Addr, TcpListener};

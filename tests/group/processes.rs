@@ -1,6 +1,6 @@
 //! Ranks as processes.
 
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -14,21 +14,8 @@ use egmem::share::BootId;
 use egmem::{Driver, Error, Machine};
 
 use super::{LONG, buffer, free_address};
-
-/// This test program, by way of the emulator where there is one.
-fn this_program() -> Command {
-    let program = std::env::current_exe().unwrap();
-    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
-    let mut words = runner.split_whitespace();
-    match words.next() {
-        Some(first) => {
-            let mut command = Command::new(first);
-            command.args(words).arg(program);
-            command
-        }
-        None => Command::new(program),
-    }
-}
+use crate::frames::{read_frame, write_frame};
+use crate::program::this_program;
 
 /// A rank in a process of its own; killed when dropped.
 struct Rank {
@@ -268,20 +255,6 @@ fn child_that_only_joins() {
     let reply: FromServer = decode(&read_frame(&mut stream)).unwrap();
     println!("rank says {reply:?}");
     std::thread::sleep(LONG);
-}
-
-fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
-    let len = u32::try_from(bytes.len()).unwrap();
-    stream.write_all(&len.to_be_bytes()).unwrap();
-    stream.write_all(bytes).unwrap();
-}
-
-fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
-    let mut len = [0; 4];
-    stream.read_exact(&mut len).unwrap();
-    let mut bytes = vec![0; u32::from_be_bytes(len) as usize];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes
 }
 
 #[test]

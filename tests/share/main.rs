@@ -7,6 +7,8 @@ mod leftovers;
 mod memory;
 mod pools;
 mod process;
+#[path = "../common/program.rs"]
+mod program;
 
 use std::path::PathBuf;
 use std::time::Duration;

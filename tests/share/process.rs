@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use egmem::Driver;
 use egmem::share::{Channel, ImportOptions, ImportedBuffer, Listener, Peers};
 
 use super::PATIENCE;
+use crate::program::this_program;
 
 /// A folder of this test's own, with a socket in it.
 pub struct Place {
@@ -42,18 +43,7 @@ pub struct Process {
 
 impl Process {
     pub fn start(role: &str, socket: &Path) -> Self {
-        let exe = std::env::current_exe().unwrap();
-        let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
-        let mut words = runner.split_whitespace();
-        let mut command = match words.next() {
-            Some(program) => {
-                let mut command = Command::new(program);
-                command.args(words).arg(exe);
-                command
-            }
-            None => Command::new(exe),
-        };
-        let mut child = command
+        let mut child = this_program()
             .args([
                 "--exact",
                 "child_process",
