@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use egmem::Machine;
+use egmem::exchange::directory::Exporter;
 use egmem::exchange::protocol::encode;
+use egmem::share::{BootId, InstanceId};
 
 use crate::samples;
 
@@ -70,6 +72,17 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         let json = serde_json::to_string(&machine).expect("a machine");
         put("machine", name, json.as_bytes());
     }
+    let instance = InstanceId::from_bytes([0xab; 16]);
+    let exporter = Exporter {
+        addresses: ["tcp://node7:7420", "unix:/run/egmem.sock"]
+            .map(|text| text.parse().expect("an address"))
+            .to_vec(),
+        instance: Some(instance),
+        boot: Some(BootId::from_bytes([1; 16])),
+    };
+    let json = serde_json::to_string(&exporter).expect("an exporter");
+    let entry = format!("/egmem/v1/names/job-7/weights@{instance}\n{json}");
+    put("directory", "name", entry.as_bytes());
     put("config", "example", include_bytes!("../../docs/egmem.toml"));
     all
 }

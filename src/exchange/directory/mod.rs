@@ -15,7 +15,9 @@
 #[cfg(feature = "etcd")]
 mod etcd;
 mod finder;
-#[cfg(feature = "etcd")]
+// Fuzzed without etcd's client, which takes protoc to build.
+#[cfg(any(feature = "etcd", fuzzing))]
+#[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 mod keys;
 #[cfg(feature = "etcd")]
 mod options;
@@ -210,6 +212,30 @@ impl fmt::Display for Directory {
 impl fmt::Debug for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Directory({self})")
+    }
+}
+
+/// For tests/fuzz alone.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::keys::{Keys, read_value, value};
+
+    /// Reads an entry of etcd: the key, a line's end, the value. What is taken must be what would be
+    /// written.
+    pub fn entry(bytes: &[u8]) {
+        let line = bytes.iter().position(|&byte| byte == b'\n');
+        let (key, json) = bytes.split_at(line.unwrap_or(bytes.len()));
+        let keys = Keys::new("/egmem/v1/");
+        let Some((name, instance)) = keys.read(key) else {
+            return;
+        };
+        let own = keys.name(&name, instance);
+        assert!(own.starts_with(&keys.holders(&name)));
+        assert_eq!(keys.read(own.as_bytes()), Some((name, instance)));
+        if let Some(exporter) = json.get(1..).and_then(|json| read_value(json, instance)) {
+            assert_eq!(read_value(&value(&exporter), instance), Some(exporter));
+        }
     }
 }
 
