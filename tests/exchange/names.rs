@@ -1,10 +1,10 @@
 //! Names and leases over time: listed, watched, withdrawn, restarted.
 
 use egmem::exchange::server::ServerEvent;
-use egmem::exchange::{LeaseState, Server, WatchEvent};
+use egmem::exchange::{Address, LeaseState, Server, WatchEvent};
 use egmem::{Error, Refusal};
 
-use super::{LONG, buffer, client, fabric, ms, nothing_held, server, within};
+use super::{LONG, buffer, client, fabric, ms, nothing_held, server, server_at, within};
 
 #[tokio::test]
 async fn names_are_listed_waited_for_watched_and_withdrawn() {
@@ -74,7 +74,11 @@ async fn a_holder_that_stays_loses_its_lease() {
 #[tokio::test]
 async fn a_restarted_server_is_another_one() {
     let (own, other) = (fabric(), fabric());
-    let first = server().await;
+    // An address of its own: while nobody listens there, no other test takes the port, nor does one
+    // of the connections that are tried.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let host = std::net::Ipv4Addr::new(127, 0x80 | a, b, c).to_string();
+    let first = server_at(Address::Tcp { host, port: 0 }).await;
     let address = first.addresses().remove(0);
     let client = client(&first, &other).await;
     let published = first.publish("x", buffer(&own, 1 << 20)).now().unwrap();
