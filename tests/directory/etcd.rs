@@ -1,6 +1,6 @@
 //! A real etcd-server, which a test starts, kills and starts again.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -48,8 +48,15 @@ fn program(name: &str) -> Option<PathBuf> {
     found
 }
 
+/// This process's own loopback address: while nobody listens at a port of it, nobody takes that port,
+/// not even a connection that is tried, which comes from 127.0.0.1.
+pub fn host() -> Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 0x80 | a, b, c)
+}
+
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind((host(), 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
@@ -77,7 +84,7 @@ impl Etcd {
     /// Where clients connect.
     pub fn endpoint(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        format!("{scheme}://127.0.0.1:{}", self.client)
+        format!("{scheme}://{}:{}", host(), self.client)
     }
 
     /// Kills it, as a crash would.
@@ -96,7 +103,7 @@ impl Etcd {
 
     /// Whether it answers.
     fn run(&mut self) -> bool {
-        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let peer = format!("http://{}:{}", host(), self.peer);
         let log = std::fs::File::create(self.data.path().join("log")).unwrap();
         let mut command = Command::new(&self.program);
         command
@@ -146,7 +153,7 @@ impl Etcd {
             None => {
                 find("etcdctl").is_none_or(|_| self.ctl(None, &["endpoint", "health"]).is_some())
             }
-            Some(_) => std::net::TcpStream::connect(("127.0.0.1", self.client)).is_ok(),
+            Some(_) => std::net::TcpStream::connect((host(), self.client)).is_ok(),
         }
     }
 

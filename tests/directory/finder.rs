@@ -120,9 +120,8 @@ async fn names_are_found_through_etcd_and_while_it_is_away_what_is_open_goes_on(
     let directory = directory(&etcd);
     // An address of its own: while nobody listens there, no other test takes the port, nor does one
     // of the connections that are tried.
-    let [_, a, b, c] = std::process::id().to_be_bytes();
     let own = Address::Tcp {
-        host: std::net::Ipv4Addr::new(127, 0x80 | a, b, c).to_string(),
+        host: super::etcd::host().to_string(),
         port: 0,
     };
     let first = server(Some(&directory), own).await;

@@ -335,7 +335,7 @@ async fn with_certificates_and_a_user() {
     };
     let (cert, key) = issue(
         "server",
-        &["127.0.0.1", "localhost"],
+        &[&etcd::host().to_string(), "localhost"],
         ExtendedKeyUsagePurpose::ServerAuth,
     );
     let (my_cert, my_key) = issue("client", &["client"], ExtendedKeyUsagePurpose::ClientAuth);
