@@ -33,6 +33,8 @@
 //! ```
 
 mod config;
+mod create;
+mod ending;
 mod http;
 mod hygiene;
 mod metrics;
@@ -180,14 +182,7 @@ impl Service {
                 tracing::warn!("the directory does not answer: its lease on this service will end");
             }
         }
-        let mut asked = tokio::task::JoinSet::new();
-        for named in self.state.all() {
-            asked.spawn(async move { named.vacate(within).await });
-        }
-        let mut still = Vec::new();
-        while let Some(done) = asked.join_next().await {
-            still.extend(done.unwrap_or_default());
-        }
+        let still = self.state.vacate(until).await;
         let left = until.saturating_duration_since(tokio::time::Instant::now());
         // Those who hold names of the service are known already.
         let closed = match self.server.close(left).await {

@@ -22,6 +22,21 @@ pub(crate) struct Over(pub String);
 struct Charged {
     bytes: u64,
     names: u64,
+    /// Of the bytes, those of names that are gone while somebody may still have them mapped.
+    doubtful: u64,
+}
+
+impl Charged {
+    /// What of it is in doubt, for people.
+    fn doubt(&self) -> String {
+        match self.doubtful {
+            0 => String::new(),
+            bytes => format!(
+                "; {} of what counts was deleted, but a holder that fell silent may still have it mapped",
+                Bytes(bytes)
+            ),
+        }
+    }
 }
 
 /// Each peer's names and bytes. Peers that have none are not remembered, so the ledger is never
@@ -50,8 +65,9 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
         let have = self.peers.get(peer).copied().unwrap_or_default();
         if have.names >= self.quota.names {
             return Err(Over(format!(
-                "{} names, and no more are allowed",
-                have.names
+                "{} names, and no more are allowed{}",
+                have.names,
+                have.doubt()
             )));
         }
         match have.bytes.checked_add(bytes) {
@@ -59,15 +75,17 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
                 let charged = Charged {
                     bytes: sum,
                     names: have.names + 1,
+                    ..have
                 };
                 self.peers.insert(peer.clone(), charged);
                 Ok(())
             }
             _ => Err(Over(format!(
-                "{} of {} are taken, {} more were asked for",
+                "{} of {} are taken, {} more were asked for{}",
                 Bytes(have.bytes),
                 Bytes(self.quota.bytes),
-                Bytes(bytes)
+                Bytes(bytes),
+                have.doubt()
             ))),
         }
     }
@@ -81,6 +99,28 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
                 self.peers.remove(peer);
             }
         }
+    }
+
+    /// The name of a charge is gone, but its memory may still be mapped: it goes on counting, name
+    /// and bytes, until [`settle`](Self::settle).
+    pub fn doubt(&mut self, peer: &P, bytes: u64) {
+        if let Some(have) = self.peers.get_mut(peer) {
+            have.doubtful = have.doubtful.saturating_add(bytes);
+        }
+    }
+
+    /// Takes back a charge that was doubtful.
+    pub fn settle(&mut self, peer: &P, bytes: u64) {
+        if let Some(have) = self.peers.get_mut(peer) {
+            have.doubtful = have.doubtful.saturating_sub(bytes);
+        }
+        self.refund(peer, bytes);
+    }
+
+    /// All bytes in doubt.
+    pub fn doubtful(&self) -> u64 {
+        let all = self.peers.values();
+        all.fold(0, |sum, have| sum.saturating_add(have.doubtful))
     }
 
     /// How many peers have something.
@@ -98,31 +138,62 @@ mod tests {
     proptest! {
         #[test]
         fn nobody_ever_has_more_than_the_quota(
-            ops in proptest::collection::vec((0_u8..3, 0_u64..60, any::<bool>()), 0..200),
+            ops in proptest::collection::vec((0_u8..3, 0_u64..60, 0_u8..4), 0..200),
         ) {
             let quota = Quota { bytes: 100, names: 4 };
             let mut ledger = Ledger::new(quota);
             let mut held: Vec<(u8, u64)> = Vec::new();
+            let mut doubted: Vec<(u8, u64)> = Vec::new();
             let sum = |held: &[(u8, u64)], peer| {
                 let own = held.iter().filter(|(who, _)| *who == peer);
                 own.fold((0, 0), |(names, bytes), (_, more)| (names + 1, bytes + more))
             };
-            for (peer, bytes, give) in ops {
-                if give {
-                    let (names, sum) = sum(&held, peer);
+            for (peer, bytes, what) in ops {
+                let own = |list: &[(u8, u64)]| list.iter().position(|(who, _)| *who == peer);
+                if what == 0 {
+                    let both = [&held[..], &doubted].concat();
+                    let (names, sum) = sum(&both, peer);
                     let fits = names < quota.names && sum + bytes <= quota.bytes;
                     prop_assert_eq!(ledger.charge(&peer, bytes).is_ok(), fits);
                     if fits {
                         held.push((peer, bytes));
                     }
-                } else if let Some(at) = held.iter().position(|(who, _)| *who == peer) {
+                } else if let (1, Some(at)) = (what, own(&held)) {
                     let (_, bytes) = held.remove(at);
                     ledger.refund(&peer, bytes);
+                } else if let (2, Some(at)) = (what, own(&held)) {
+                    let (_, bytes) = held.remove(at);
+                    ledger.doubt(&peer, bytes);
+                    doubted.push((peer, bytes));
+                } else if let (3, Some(at)) = (what, own(&doubted)) {
+                    let (_, bytes) = doubted.remove(at);
+                    ledger.settle(&peer, bytes);
                 }
-                let peers = (0..3).filter(|&peer| sum(&held, peer).0 > 0).count();
+                let both = [&held[..], &doubted].concat();
+                let peers = (0..3).filter(|&peer| sum(&both, peer).0 > 0).count();
                 prop_assert_eq!(ledger.peers(), peers);
+                let bytes: u64 = doubted.iter().map(|(_, bytes)| bytes).sum();
+                prop_assert_eq!(ledger.doubtful(), bytes);
             }
         }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_in_doubt() {
+        let mut ledger = Ledger::new(Quota {
+            bytes: 4 << 20,
+            names: 2,
+        });
+        ledger.charge(&"a", 3 << 20).unwrap();
+        ledger.doubt(&"a", 3 << 20);
+        let Over(why) = ledger.charge(&"a", 2 << 20).unwrap_err();
+        assert!(why.contains("; 3 MiB of what counts"), "{why}");
+        ledger.charge(&"b", 4 << 20).unwrap();
+        ledger.charge(&"a", 1).unwrap();
+        let Over(why) = ledger.charge(&"a", 1).unwrap_err();
+        assert!(why.contains("2 names") && why.contains("3 MiB"), "{why}");
+        ledger.settle(&"a", 3 << 20);
+        ledger.charge(&"a", (4 << 20) - 1).unwrap();
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl State {
             .server()
             .map(|server| server.stats())
             .unwrap_or_default();
-        let (_, owners) = self.counts();
+        let (owners, doubtful) = self.counts();
         let asked = &self.asked;
         let mut gauges = Vec::new();
         if let Some(registered) = self.is_registered() {
@@ -64,6 +64,11 @@ impl State {
                 stats.bytes,
             ),
             ("owners", "Peers that have created names", owners as u64),
+            (
+                "doubtful_bytes",
+                "Bytes of deleted names that a silent holder may still have mapped",
+                doubtful,
+            ),
         ]);
         Snapshot {
             gauges,

@@ -9,9 +9,10 @@ use tokio::sync::watch;
 
 use super::Service;
 use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig};
+use super::create::{Abandoned, Wanted};
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
-use super::state::{Abandoned, State, Wanted};
+use super::state::State;
 use crate::driver::{Location, NodeId};
 #[cfg(feature = "etcd")]
 use crate::exchange::Address;

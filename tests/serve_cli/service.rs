@@ -76,7 +76,10 @@ fn a_drain_asks_the_holders_waits_and_tells_who_still_holds() {
     service.running.signal(Signal::INT);
     service.running.line("draining");
     service.running.signal(Signal::INT);
-    assert_eq!(service.running.end().code(), Some(4));
+    service
+        .running
+        .line("error: ended at once by a second SIGINT: holders were not waited for");
+    assert_eq!(service.running.end().code(), Some(128 + 2));
 }
 
 #[test]

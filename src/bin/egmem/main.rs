@@ -13,6 +13,7 @@ mod output;
 mod probe;
 mod render;
 mod serve;
+mod signals;
 mod source;
 mod topo;
 mod watch;
@@ -53,7 +54,8 @@ enum Command {
     ///
     /// SIGTERM or SIGINT drains it, a second one ends it at once, SIGHUP reads certificates and lists
     /// of peers again. Exit status: 0 drained, 1 failed, 2 for a wrong configuration or usage, 3 if
-    /// memory was still held when the drain's time was over, 4 if a second signal ended the drain.
+    /// memory was still held when the drain's time was over, 143 or 130 if a second signal (SIGTERM,
+    /// SIGINT) ended it at once.
     Serve(serve::Serve),
     /// List the names that a server shows
     Ls(ls::Ls),

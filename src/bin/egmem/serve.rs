@@ -7,15 +7,13 @@ use clap::Args;
 use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Error, Result};
 use sd_notify::NotifyState;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::output::print;
+use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
 
 /// Holders had not released everything when the drain's time was over.
 const STILL_HELD: u8 = 3;
-/// A second signal ended it in the middle of the drain.
-const CUT_SHORT: u8 = 4;
 
 /// `egmem serve`
 #[derive(Args, Debug)]
@@ -38,12 +36,14 @@ impl Serve {
             print("the configuration is good\n")?;
             return Ok(ExitCode::SUCCESS);
         }
+        // Before anything is made, so that no signal is lost or ends it the hard way.
+        let mut signals = Signals::new()?;
         let driver = self.source.open()?;
         tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .map_err(|error| Error::system("cannot start a runtime", &error))?
-            .block_on(self.serve(config, &driver))
+            .block_on(self.serve(config, &driver, &mut signals))
     }
 
     fn read(&self) -> Result<ServiceConfig> {
@@ -59,15 +59,19 @@ impl Serve {
         })
     }
 
-    async fn serve(&self, config: ServiceConfig, driver: &Driver) -> Result<ExitCode> {
-        // Before anything is made, so that no signal is lost or ends it the hard way.
-        let mut signals = Signals::new()?;
+    async fn serve(
+        &self,
+        config: ServiceConfig,
+        driver: &Driver,
+        signals: &mut Signals,
+    ) -> Result<ExitCode> {
         let mut deadline = config.drain.deadline;
         let start = Service::start(config, driver);
         let service = tokio::select! {
             started = start => started?,
             () = signals.end() => return Ok(ExitCode::SUCCESS),
         };
+        signals.leaves(Left::Drain);
         for address in service.addresses() {
             print(&format!("listening at {address}\n"))?;
         }
@@ -110,13 +114,8 @@ impl Serve {
         }
         notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
         print(&format!("draining for up to {deadline:?}\n"))?;
-        let drained = tokio::select! {
-            drained = service.drain(deadline) => drained,
-            () = signals.end() => {
-                print("ended in the middle of the drain\n")?;
-                return Ok(ExitCode::from(CUT_SHORT));
-            }
-        };
+        let drained = service.drain(deadline).await;
+        signals.leaves(Left::Driver);
         match drained {
             Ok(()) => {
                 print("drained\n")?;
@@ -128,47 +127,6 @@ impl Serve {
             }
             Err(error) => Err(error),
         }
-    }
-}
-
-/// What a signal asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// SIGTERM, SIGINT.
-    End,
-    /// SIGHUP.
-    Reload,
-}
-
-/// The signals that a service listens to.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    reload: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Error::system("cannot wait for signals", &error));
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            reload: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> Asked {
-        tokio::select! {
-            _ = self.terminate.recv() => Asked::End,
-            _ = self.interrupt.recv() => Asked::End,
-            _ = self.reload.recv() => Asked::Reload,
-        }
-    }
-
-    /// Waits for the next that asks for the end.
-    async fn end(&mut self) {
-        while self.next().await != Asked::End {}
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::time::timeout_at;
 
 use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
 use super::handshakes::{GiveWay, Handshakes};
+use super::process::Process;
 use super::session::Session;
 use super::state::{No, State, millis};
 use super::stats::count;
@@ -30,6 +31,8 @@ pub(super) struct Link {
     pub local: bool,
     /// The fds that the connection has here.
     pub fds: Arc<FdShare>,
+    /// Then, the process that connected.
+    pub process: Option<Process>,
     /// The client's machine, as it says.
     pub boot: BootId,
 }
@@ -288,6 +291,7 @@ impl Inner {
             session,
             local: connection.local,
             fds: self.fds.share(&connection.peer),
+            process: connection.pid.and_then(Process::of),
             boot: hello.boot,
         };
         Ok((link, welcome))

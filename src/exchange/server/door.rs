@@ -13,6 +13,7 @@ use super::connection::{Outcome, answer};
 use super::folder::{self, DOOR, Folder};
 use super::handshakes::{GiveWay, Handshakes};
 use super::options::DoorAt;
+use super::process::Process;
 use super::state::No;
 use super::stats::count;
 use super::{Inner, requests};
@@ -157,6 +158,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
         }
     };
     let share = inner.fds.share(&connection.peer);
+    let process = connection.pid.and_then(Process::of);
     let silence = inner.silence();
     let limit = inner.limits.hello_bytes;
     loop {
@@ -172,7 +174,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
             count(&inner.counters.protocol_errors);
         })?;
         count(&inner.counters.requests);
-        let outcome = at_the_door(inner, &connection.peer, &share, request.ask).await;
+        let outcome = at_the_door(inner, &connection.peer, process, &share, request.ask).await;
         answer(inner, &mut connection.writer, request.id, outcome).await?;
     }
 }
@@ -180,13 +182,14 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
 async fn at_the_door(
     inner: &Inner,
     peer: &PeerName,
+    process: Option<Process>,
     share: &Arc<FdShare>,
     ask: Option<Ask>,
 ) -> Outcome {
     let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
     match ask {
         Some(Ask::Ping(_)) => requests::done(),
-        Some(Ask::Redeem(redeem)) => inner.redeem(peer, share, &redeem.ticket).await,
+        Some(Ask::Redeem(redeem)) => inner.redeem(peer, process, share, &redeem.ticket).await,
         _ => Err(no(Refusal::Unsupported)),
     }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::accept::Link;
 use super::connection::{Content, Outcome};
+use super::process::Process;
 use super::publication::Publication;
 use super::requests::{Step, not_found};
 use super::state::No;
@@ -208,6 +209,9 @@ impl Inner {
         }
         let limit = self.limits.leases_per_peer;
         let (lease, probe) = state.grant(session, publication, ask.probe, now, limit)?;
+        if let Some(process) = link.process {
+            state.leases.set_process(lease, process);
+        }
         let mut sent = Vec::new();
         let handles = match choice {
             Choice::Fabric => {
@@ -260,21 +264,29 @@ impl Inner {
         Ok(Content::with_fds(Answer::Granted(granted), sent))
     }
 
-    /// The fds for a ticket, which is then used up.
+    /// The fds for a ticket, which is then used up: for the peer, and its process where that is known.
     pub(super) async fn redeem(
         &self,
-        at_door: &PeerName,
+        by: &PeerName,
+        process: Option<Process>,
         share: &Arc<FdShare>,
         ticket: &Secret,
     ) -> Outcome {
-        let redeemed = self.state().tickets.redeem(ticket, Instant::now());
-        let (publication, peer) = redeemed.ok_or_else(not_found)?;
+        let (publication, peer) = {
+            let mut state = self.state();
+            let redeemed = state.tickets.redeem(ticket, Instant::now());
+            let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
+            if let Some(process) = process {
+                state.leases.set_process(lease, process);
+            }
+            (publication, peer)
+        };
         let name = Arc::clone(&publication.name);
         let room = room(share, &publication)?;
         let export = move || publication.export_fds().map(|fds| room.hold(fds));
         let fds = self.driver_call(export).await?;
         count(&self.counters.redeemed);
-        tracing::info!(%peer, by = %at_door, name = &*name, "ticket redeemed");
+        tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;
         Ok(Content::with_fds(Answer::Fds(Fds { count }), fds))
     }

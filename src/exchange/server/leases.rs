@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
+use super::process::Process;
 use crate::exchange::PeerName;
 
 /// The most expired holders of a publication that are remembered one by one.
@@ -46,6 +47,8 @@ pub(super) struct Lease {
     pub holder: Holder,
     /// The place of its probe word, in bytes from the memory's start.
     pub probe: Option<u64>,
+    /// The process that got the fds, where the kernel says which.
+    pub process: Option<Process>,
 }
 
 /// A session that has ended, and the leases that ended with it.
@@ -164,9 +167,37 @@ impl Leases {
             publication,
             holder,
             probe,
+            process: None,
         };
         self.leases.insert(lease, new);
         Ok(lease)
+    }
+
+    /// The process that has what was granted.
+    pub fn set_process(&mut self, lease: u64, process: Process) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.process = Some(process);
+        }
+    }
+
+    /// Expired leases of a publication whose holders' processes are known.
+    pub fn silent(&self, publication: u64) -> Vec<(u64, Process)> {
+        let expired = self.publications.get(&publication).map(|h| &h.expired);
+        let known = |&lease: &u64| Some((lease, self.leases.get(&lease)?.process?));
+        expired.into_iter().flatten().filter_map(known).collect()
+    }
+
+    /// Forgets an expired lease: its holder is no more.
+    pub fn dismiss(&mut self, lease: u64) {
+        let expired = |entry: &Lease| entry.holder.state == HolderState::Expired;
+        if self.leases.get(&lease).is_some_and(expired) {
+            self.remove(lease);
+        }
+    }
+
+    /// Whether somebody holds a publication or may hold it.
+    pub fn is_held(&self, publication: u64) -> bool {
+        self.publications.contains_key(&publication)
     }
 
     /// A live lease of the session.

@@ -48,6 +48,25 @@ fn a_silent_holder_is_doubted_until_it_speaks() {
 }
 
 #[test]
+fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    let process = Process::of(std::process::id()).unwrap();
+    leases.open(1, peer(1));
+    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now, LIMIT).unwrap());
+    leases.set_process(known, process);
+    assert!(leases.silent(7).is_empty(), "it is alive");
+    leases.dismiss(known);
+    assert_eq!(leases.count(7), 2);
+    leases.end(1);
+    assert_eq!(leases.silent(7), [(known, process)]);
+    leases.dismiss(known);
+    assert!(leases.is_held(7));
+    assert!(leases.release(2, &peer(1), unknown).is_some());
+    assert!(!leases.is_held(7));
+}
+
+#[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::default();

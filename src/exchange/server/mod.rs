@@ -10,6 +10,7 @@ mod admission;
 mod allocate;
 mod connection;
 pub(super) mod door;
+mod doubt;
 mod events;
 mod fetch;
 mod folder;
@@ -20,6 +21,7 @@ mod leases;
 mod names;
 mod options;
 mod probe;
+mod process;
 mod publication;
 mod publish;
 mod requests;
@@ -39,6 +41,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast, watch};
+
+pub(crate) use doubt::Doubt;
 
 pub use allocate::{Allocate, Allocation};
 pub use events::ServerEvent;

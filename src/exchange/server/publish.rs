@@ -168,6 +168,18 @@ impl Published {
         state.change(self.publication.id, |registered| registered.who = who);
     }
 
+    pub(super) fn parts(&self) -> (&Arc<Inner>, u64) {
+        (&self.inner, self.publication.id)
+    }
+
+    /// What is to be done when its name is gone.
+    pub(super) fn left(&self) {
+        self.inner.unregister(self.name());
+        // Those who close the server wait for the last lease.
+        self.inner.released.notify_waiters();
+        tracing::info!(name = self.name(), "unpublished");
+    }
+
     /// Takes the name away from new importers, asks those who hold the memory to release it, and
     /// gives it back when all have.
     ///
@@ -218,10 +230,7 @@ impl Drop for Published {
             .unpublish(self.publication.id, detail)
             .is_some();
         if was_there {
-            self.inner.unregister(self.name());
-            // Those who close the server wait for the last lease.
-            self.inner.released.notify_waiters();
-            tracing::info!(name = self.name(), "unpublished");
+            self.left();
         }
     }
 }

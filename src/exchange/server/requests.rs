@@ -102,7 +102,7 @@ pub(super) fn begin(
             let inner = Arc::clone(inner);
             let link = link.clone();
             Step::later(async move {
-                (inner.redeem(&link.session.peer, &link.fds, &redeem.ticket)).await
+                (inner.redeem(&link.session.peer, link.process, &link.fds, &redeem.ticket)).await
             })
         }
         _ => Step::Now(Err((Refusal::Unsupported, String::new()))),

@@ -43,6 +43,9 @@ pub(super) struct State {
     watchers: HashMap<u64, Watcher>,
     /// Who waits for a name to come.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
+    /// Publications that are no more while it is asked who still has them mapped; woken when a holder
+    /// has come off.
+    pub doubts: HashMap<u64, Arc<Notify>>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     last: u64,
@@ -128,9 +131,22 @@ impl State {
 
     /// Takes a name away at once; its leases end.
     pub fn unpublish(&mut self, id: u64, detail: &str) -> Option<Arc<Publication>> {
+        let publication = self.take_away(id)?;
+        self.end_leases(id, detail);
+        publication.changed.notify_waiters();
+        Some(publication)
+    }
+
+    /// The same, but its leases stay as they are.
+    pub fn take_away(&mut self, id: u64) -> Option<Arc<Publication>> {
         self.change(id, |registered| registered.closing = true);
         let publication = self.publications.remove(&id)?.publication;
         self.names.remove(&publication.name, |&held| held == id);
+        Some(publication)
+    }
+
+    /// Ends the leases of a publication that is no more, and tells their holders.
+    pub fn end_leases(&mut self, id: u64, detail: &str) {
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
             if let Some(session) = self.sessions.get(lease.session) {
@@ -142,8 +158,6 @@ impl State {
                 session.tell(Event::Ended(Ended { lease, why }));
             }
         }
-        publication.changed.notify_waiters();
-        Some(publication)
     }
 
     /// A lease of a publication, with a place for a probe where one is wanted and there is room.
@@ -185,6 +199,9 @@ impl State {
     /// Cleans up after leases that their holders have given back.
     pub fn returned(&mut self, lease: &Lease) {
         self.tickets.forget(lease.holder.lease);
+        if let Some(changed) = self.doubts.get(&lease.publication) {
+            changed.notify_one();
+        }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
             if let Some(place) = lease.probe {
                 registered.places.give_back(place);

@@ -60,15 +60,15 @@ impl<T> Tickets<T> {
         Ok(Some(token))
     }
 
-    /// What the ticket stands for, and who was given it. A wrong guess leaves the right ticket as it
+    /// The ticket's key, what it stands for, and who was given it. A wrong guess leaves the right ticket as it
     /// is.
-    pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(T, PeerName)> {
+    pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(u64, T, PeerName)> {
         let key = token::key(token)?;
         if self.live.get(&key)?.token != *token {
             return None;
         }
         let ticket = self.remove(key)?;
-        (now < ticket.until).then_some((ticket.stands_for, ticket.peer))
+        (now < ticket.until).then_some((key, ticket.stands_for, ticket.peer))
     }
 
     /// Takes a ticket back.
@@ -119,7 +119,7 @@ mod tests {
         let now = Instant::now();
         let mut tickets = Tickets::default();
         let token = issue(&mut tickets, 1, now + LIFE, "memory");
-        assert_eq!(tickets.redeem(&token, now), Some(("memory", PEER)));
+        assert_eq!(tickets.redeem(&token, now), Some((1, "memory", PEER)));
         assert_eq!(tickets.redeem(&token, now), None);
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct Connection {
     pub peer: PeerName,
     /// Whether fds can be passed: a Unix socket.
     pub local: bool,
+    /// Of a Unix socket, the process that made the other end, where it can be seen from here.
+    pub pid: Option<u32>,
     /// The peer's name and where it is, for errors.
     pub label: Arc<str>,
 }
@@ -68,6 +70,7 @@ impl Connection {
         };
         Self {
             local: matches!(reading, Reading::Unix(_)),
+            pid: None,
             reader: FrameReader::new(reading, label.clone(), limits),
             writer: FrameWriter::new(writing, label.clone(), limits),
             peer,
@@ -85,7 +88,9 @@ impl Connection {
         let stream = Arc::new(stream);
         let (reading, writing) = (Reading::Unix(stream.clone()), Writing::Unix(stream));
         let peer = PeerName::User(who.uid);
-        Ok(Self::new(reading, writing, peer, &remote, limits))
+        let mut this = Self::new(reading, writing, peer, &remote, limits);
+        this.pid = who.pid;
+        Ok(this)
     }
 }
 

@@ -121,6 +121,14 @@ impl<P: Clone + Eq> Shared<P> {
             let result = scrub(&chunk.memory, self.plan.scrubber, self.plan.scrub_threads);
             state = self.state();
             state.dirty_bytes -= bytes;
+            if state.stop {
+                // The stock has been given back already: nobody would come for this.
+                state.pinned -= bytes;
+                drop(state);
+                drop(chunk);
+                state = self.state();
+                continue;
+            }
             match result {
                 Ok(()) => {
                     // Importers' caches must not take it for what it was.

@@ -22,7 +22,7 @@ impl<P: Clone + Eq> Shared<P> {
         let (warm, mut missing) = {
             let mut state = self.state();
             if state.stop {
-                return Err(Error::invalid("request", "the reserve has ended"));
+                return Err(ended());
             }
             state.taken = Some(Instant::now());
             state.stock.take(peer, padded, MAX_PARTS)
@@ -92,6 +92,9 @@ impl<P: Clone + Eq> Shared<P> {
         loop {
             let evicted = {
                 let mut state = self.state();
+                if state.stop {
+                    return Err(ended());
+                }
                 let need = state.pinned.saturating_add(bytes);
                 let evicted = match need.checked_sub(self.plan.cap) {
                     None | Some(0) => Vec::new(),
@@ -239,6 +242,10 @@ impl<P: Clone + Eq> Shared<P> {
         drop(discarded);
         self.changed.notify_all();
     }
+}
+
+fn ended() -> Error {
+    Error::invalid("request", "the reserve has ended")
 }
 
 pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {

@@ -342,3 +342,26 @@ fn an_extra_granule_takes_nothing_from_the_stock_and_is_not_kept() {
     drop(reserve);
     assert!(driver.sim().unwrap().held().is_empty());
 }
+
+#[test]
+fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
+    for _ in 0..4 {
+        let driver = driver();
+        let none = Plan {
+            target: 0,
+            ..plan()
+        };
+        let (reserve, _) = start(&driver, none);
+        let mut taken = reserve.take(Some(&"a"), 32 * MIB).unwrap();
+        for chunk in &mut taken {
+            chunk.past.shown(&"a", true);
+        }
+        let sim = driver.sim().unwrap();
+        let mapped = sim.count(Call::MemMap);
+        reserve.give_back(taken);
+        until(&reserve, |_| sim.count(Call::MemMap) > mapped);
+        reserve.stop();
+        assert_eq!(reserve.levels(), Levels::default());
+        assert!(sim.held().is_empty(), "still held: {}", sim.held());
+    }
+}

@@ -185,6 +185,59 @@ async fn a_silent_holder_expires_and_stays_doubted() {
 }
 
 #[tokio::test]
+async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    until("it is silent", || server.stats().expired == 1).await;
+    raw.hung_up().await;
+    let doubt = published.leave();
+    drop(published);
+    // The memory is the server's no more, and the name is free.
+    gone(&driver);
+    let again = server.publish("a", memory(&driver)).now().unwrap();
+    {
+        let resolved = std::pin::pin!(doubt.resolved());
+        let waited = tokio::time::timeout(Duration::ZERO, resolved).await;
+        waited.expect_err("it has said nothing, and its process runs");
+    }
+    let hear = async { tokio::time::timeout(LONG, doubt.resolved()).await.unwrap() };
+    let say = async {
+        let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+        raw.release(granted.lease).await;
+    };
+    let (heard, ()) = tokio::join!(hear, say);
+    assert!(heard);
+    drop((again, doubt));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn nobody_listens_any_more_when_the_server_has_ended() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    let doubt = published.leave();
+    drop(published);
+    // It holds it, and the server waits for that to change.
+    assert_eq!(server.stats().leases, 1);
+    let end = async {
+        server.close(Duration::ZERO).await.unwrap();
+    };
+    let (heard, ()) = tokio::join!(doubt.resolved(), end);
+    assert!(!heard);
+    drop((doubt, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn pings_keep_a_lease() {
     let driver = driver();
     let server = hasty().await;

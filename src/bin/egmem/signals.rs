@@ -1,0 +1,164 @@
+//! Signals of a service. A second one that asks for the end ends the process at once, whatever its
+//! other threads do: a driver call cannot be interrupted.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use egmem::{Error, Result};
+use rustix::process::{getpid, kill_process};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// How long what libraries do at a process's end may take, and a reader of standard error.
+const LAST: Duration = Duration::from_secs(1);
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// SIGTERM, SIGINT.
+    End,
+    /// SIGHUP.
+    Reload,
+}
+
+/// What a process that ends now leaves undone.
+#[derive(Clone, Copy, Debug)]
+pub enum Left {
+    /// It has not come up.
+    Start,
+    /// It waits for holders.
+    Drain,
+    /// The driver has not answered yet.
+    Driver,
+}
+
+impl Left {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Start => "what was made so far was not given back",
+            Self::Drain => {
+                "holders were not waited for and memory was not given back; what they have mapped stays"
+            }
+            Self::Driver => "a driver call was not waited for",
+        }
+    }
+}
+
+/// The signals that a service listens to, in a thread of its own.
+#[derive(Debug)]
+pub struct Signals {
+    asked: UnboundedReceiver<Asked>,
+    left: Arc<Mutex<Left>>,
+}
+
+impl Signals {
+    /// From now on none ends the process by itself.
+    pub fn new() -> Result<Self> {
+        let (tell, asked) = unbounded_channel();
+        let left = Arc::new(Mutex::new(Left::Start));
+        let (ready, is_ready) = mpsc::channel();
+        let watched = Arc::clone(&left);
+        std::thread::Builder::new()
+            .name("egmem-signals".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_io()
+                    .build();
+                let runtime = match runtime {
+                    Ok(runtime) => runtime,
+                    Err(error) => {
+                        let error = Error::system("cannot start a runtime", &error);
+                        let _ = ready.send(Err(error));
+                        return;
+                    }
+                };
+                runtime.block_on(async {
+                    match Kernel::new() {
+                        Ok(kernel) => {
+                            let _ = ready.send(Ok(()));
+                            kernel.watch(tell, &watched).await;
+                        }
+                        Err(error) => {
+                            let _ = ready.send(Err(error));
+                        }
+                    }
+                });
+            })
+            .map_err(|error| Error::system("cannot start a thread", &error))?;
+        let gone = |_| Error::System {
+            what: "waiting for signals".into(),
+            detail: "its thread has ended".into(),
+        };
+        is_ready.recv().map_err(gone)??;
+        Ok(Self { asked, left })
+    }
+
+    /// What a second signal would leave undone from now on.
+    pub fn leaves(&self, left: Left) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
+    }
+
+    /// The next.
+    pub async fn next(&mut self) -> Asked {
+        match self.asked.recv().await {
+            Some(asked) => asked,
+            // The thread does not end before the process.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for the next that asks for the end.
+    pub async fn end(&mut self) {
+        while self.next().await != Asked::End {}
+    }
+}
+
+struct Kernel {
+    terminate: Signal,
+    interrupt: Signal,
+    reload: Signal,
+}
+
+impl Kernel {
+    fn new() -> Result<Self> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Error::system("cannot wait for signals", &error));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            reload: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn watch(mut self, tell: UnboundedSender<Asked>, left: &Mutex<Left>) {
+        let mut ending = false;
+        loop {
+            let (name, kind) = tokio::select! {
+                _ = self.terminate.recv() => ("SIGTERM", SignalKind::terminate()),
+                _ = self.interrupt.recv() => ("SIGINT", SignalKind::interrupt()),
+                _ = self.reload.recv() => {
+                    let _ = tell.send(Asked::Reload);
+                    continue;
+                }
+            };
+            if ending {
+                let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
+                end_now(name, kind.as_raw_value(), left);
+            }
+            ending = true;
+            let _ = tell.send(Asked::End);
+        }
+    }
+}
+
+fn end_now(name: &str, number: i32, left: Left) -> ! {
+    // Standard error may be full, and what a driver's library does at the end may wait for the very
+    // call that hangs. Where no thread can be had, that is how it is.
+    let _ = std::thread::Builder::new().spawn(|| {
+        std::thread::sleep(LAST);
+        let _ = kill_process(getpid(), rustix::process::Signal::KILL);
+    });
+    eprintln!("error: ended at once by a second {name}: {}", left.text());
+    std::process::exit(128 + number)
+}

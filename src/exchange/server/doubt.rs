@@ -1,0 +1,83 @@
+//! Memory that is not published any more, and that somebody may still have mapped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::Inner;
+use super::publish::Published;
+
+/// How often it is looked whether the holders' processes still run.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Memory whose name is gone while holders are left. Dropped, nobody asks about these any more.
+///
+/// It keeps nothing of the memory itself.
+pub(crate) struct Doubt {
+    inner: Arc<Inner>,
+    publication: u64,
+    changed: Arc<Notify>,
+}
+
+impl Published {
+    /// Takes the name away at once, as dropping does, but goes on listening to the holders.
+    pub(crate) fn leave(&self) -> Doubt {
+        let (inner, publication) = self.parts();
+        let changed = Arc::new(Notify::new());
+        let mut state = inner.state();
+        state.doubts.insert(publication, Arc::clone(&changed));
+        let published = state.take_away(publication);
+        drop(state);
+        if published.is_some() {
+            self.left();
+        }
+        Doubt {
+            inner: Arc::clone(inner),
+            publication,
+            changed,
+        }
+    }
+}
+
+impl Doubt {
+    /// Waits until every holder has said that it released the memory, or its process is known to
+    /// have ended. Returns false when the server has ended before.
+    ///
+    /// # Cancel safety
+    /// It may be dropped and called again.
+    pub async fn resolved(&self) -> bool {
+        let ending = self.inner.ending();
+        tokio::pin!(ending);
+        while !self.is_resolved() {
+            tokio::select! {
+                () = &mut ending => return false,
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+        true
+    }
+
+    fn is_resolved(&self) -> bool {
+        let silent = self.inner.state().leases.silent(self.publication);
+        // The kernel is asked without the lock.
+        let ended = silent
+            .into_iter()
+            .filter(|(_, process)| process.has_ended());
+        let ended: Vec<u64> = ended.map(|(lease, _)| lease).collect();
+        let mut state = self.inner.state();
+        for lease in ended {
+            state.leases.dismiss(lease);
+        }
+        !state.leases.is_held(self.publication)
+    }
+}
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        let mut state = self.inner.state();
+        state.doubts.remove(&self.publication);
+        state.end_leases(self.publication, "the exporter has withdrawn it");
+    }
+}

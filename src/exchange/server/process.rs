@@ -1,0 +1,121 @@
+//! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it.
+
+use std::io::ErrorKind;
+
+/// A process, not mixed up with a later one of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pid: u32,
+    /// In ticks since the machine started.
+    started: u64,
+}
+
+/// What `/proc/PID/stat` says. Source: proc_pid_stat(5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    threads: u64,
+    started: u64,
+}
+
+impl Process {
+    /// The process with that number now; `None` where `/proc` does not show it.
+    pub fn of(pid: u32) -> Option<Self> {
+        let text = std::fs::read_to_string(path(pid)).ok()?;
+        let started = Stat::parse(&text)?.started;
+        Some(Self { pid, started })
+    }
+
+    /// Whether it has certainly ended. What cannot be read is taken to run.
+    pub fn has_ended(&self) -> bool {
+        match std::fs::read_to_string(path(self.pid)) {
+            Ok(text) => Stat::parse(&text).is_some_and(|now| self.has_ended_by(now)),
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        }
+    }
+
+    fn has_ended_by(&self, now: Stat) -> bool {
+        // The first thread of a process may end before the others, and looks like its corpse then.
+        let corpse = matches!(now.state, 'Z' | 'X') && now.threads <= 1;
+        corpse || now.started != self.started
+    }
+}
+
+fn path(pid: u32) -> String {
+    format!("/proc/{pid}/stat")
+}
+
+impl Stat {
+    fn parse(text: &str) -> Option<Self> {
+        // The name before may hold spaces and parentheses.
+        let (_, rest) = text.rsplit_once(')')?;
+        let mut fields = rest.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let threads = fields.nth(16)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        Some(Self {
+            state,
+            threads,
+            started,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LINE: &str = "42 (a) b (c)) S 1 42 42 0 -1 4194560 9 0 0 0 1 2 3 4 20 0 7 0 123456 8 9";
+
+    #[test]
+    fn a_line_is_read_behind_the_name() {
+        let stat = Stat::parse(LINE).unwrap();
+        let expected = Stat {
+            state: 'S',
+            threads: 7,
+            started: 123_456,
+        };
+        assert_eq!(stat, expected);
+        let process = Process {
+            pid: 42,
+            started: 123_456,
+        };
+        for (state, threads, started, ended) in [
+            ('S', 7, 123_456, false),
+            ('T', 7, 123_456, false),
+            ('Z', 7, 123_456, false),
+            ('Z', 1, 123_456, true),
+            ('S', 7, 123_457, true),
+        ] {
+            let now = Stat {
+                state,
+                threads,
+                started,
+            };
+            assert_eq!(process.has_ended_by(now), ended, "{now:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_not(text in "[0-9A-Z() -]{0,80}") {
+            let _ = Stat::parse(&text);
+        }
+    }
+
+    #[test]
+    fn a_child_runs_until_it_has_ended() {
+        let own = Process::of(std::process::id()).unwrap();
+        assert!(!own.has_ended());
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        assert!(!process.has_ended());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended());
+    }
+}

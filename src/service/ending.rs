@@ -1,0 +1,255 @@
+//! How names end, and what becomes of their memory.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::hygiene::Past;
+use super::named::{Named, let_go};
+use super::reserve::{Chunk, Reserve};
+use super::state::{Entry, No, State, lock};
+use crate::Refusal;
+use crate::exchange::PeerName;
+use crate::exchange::server::Doubt;
+use crate::vmm::PhysicalMemory;
+
+impl State {
+    /// Ends a name of `peer`'s. When the time is over the name stays closed, and it goes on ending.
+    pub async fn delete(
+        self: &Arc<Self>,
+        peer: &PeerName,
+        name: &str,
+        wait: Duration,
+    ) -> Result<(), No> {
+        let named = {
+            let table = lock(&self.table);
+            match table.names.get(name) {
+                Some(Entry::There(named)) if named.owner.as_ref() == Some(peer) => {
+                    Arc::clone(named)
+                }
+                // To whom a name is not shown it does not exist; whose it is not, is not told.
+                _ => {
+                    return Err((
+                        Refusal::NotFound,
+                        "this peer has created no such name".into(),
+                    ));
+                }
+            }
+        };
+        if let Some(directory) = &*lock(&self.directory) {
+            directory.remove(name);
+        }
+        self.end(&named, wait);
+        let mut ended = named.ended.subscribe();
+        let done = ended.wait_for(|ended| *ended);
+        match tokio::time::timeout(wait.max(Duration::from_millis(100)), done).await {
+            Ok(_) => {
+                self.asked.deleted.fetch_add(1, Relaxed);
+                Ok(())
+            }
+            Err(_) => Err((
+                Refusal::TimedOut,
+                format!("held by {}", named.holders().join(", ")),
+            )),
+        }
+    }
+
+    /// Begins to end a name, if that has not begun.
+    fn end(self: &Arc<Self>, named: &Arc<Named>, wait: Duration) {
+        if named.ending.swap(true, Relaxed) {
+            return;
+        }
+        let (state, named) = (Arc::clone(self), Arc::clone(named));
+        tokio::spawn(async move {
+            let clean = named.withdraw(wait).await;
+            state.take_back(&named, clean).await;
+            named.ended.send_replace(true);
+        });
+    }
+
+    /// What becomes of the memory of a name that has ended.
+    async fn take_back(self: &Arc<Self>, named: &Arc<Named>, clean: bool) {
+        let published = lock(&named.published).take();
+        let doubt = match &published {
+            Some(published) if !clean => Some(published.leave()),
+            _ => None,
+        };
+        let shared = published.map(|published| published.shared().clone());
+        let mut pasts = named.pasts.clone();
+        if !clean {
+            pasts.iter_mut().for_each(Past::taint);
+        }
+        let memories = match shared {
+            Some(shared) => let_go(shared).await,
+            None => None,
+        };
+        if let Some(reserve) = self.nodes.get(&named.node) {
+            match memories {
+                Some(memories) => give_back(reserve, chunks_of(memories, pasts), named.extra),
+                None => reserve.lost(named.pinned),
+            }
+        }
+        let mut table = lock(&self.table);
+        table.names.remove(&named.name);
+        let Some(owner) = &named.owner else {
+            return;
+        };
+        match doubt {
+            Some(doubt) => {
+                table.ledger.doubt(owner, named.charged);
+                drop(table);
+                let doubted = Arc::clone(self).in_doubt(Arc::clone(named), doubt);
+                tokio::spawn(doubted);
+            }
+            None => table.ledger.refund(owner, named.charged),
+        }
+    }
+
+    /// Lets the memory of a name that is gone count until nobody can have it mapped any more.
+    async fn in_doubt(self: Arc<Self>, named: Arc<Named>, doubt: Doubt) {
+        let (name, bytes) = (&named.name, named.charged);
+        let Some(owner) = &named.owner else {
+            return;
+        };
+        tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
+        if doubt.resolved().await {
+            lock(&self.table).ledger.settle(owner, bytes);
+            tracing::info!(name, %owner, bytes, "nobody has it mapped any more");
+        }
+    }
+
+    /// Asks all holders to let go by then, those of names that are still being made too, once these
+    /// are there. Tells who did not, for people.
+    pub async fn vacate(&self, until: Instant) -> Vec<String> {
+        let mut made = self.made.subscribe();
+        let mut asked = JoinSet::new();
+        let mut seen = HashSet::new();
+        loop {
+            made.borrow_and_update();
+            let (there, making) = self.all();
+            for named in there {
+                if seen.insert(named.name.clone()) {
+                    let left = until.saturating_duration_since(Instant::now());
+                    asked.spawn(async move { named.vacate(left).await });
+                }
+            }
+            if making == 0 {
+                break;
+            }
+            // What has not been made by then the server refuses to publish.
+            let Ok(Ok(())) = tokio::time::timeout_at(until, made.changed()).await else {
+                tracing::warn!(making, "names were still being made when the time was over");
+                break;
+            };
+        }
+        let mut still = Vec::new();
+        while let Some(done) = asked.join_next().await {
+            still.extend(done.unwrap_or_default());
+        }
+        still
+    }
+}
+
+/// Gives chunks back, of which the last was perhaps added for probes.
+pub(super) fn give_back(
+    reserve: &Reserve<PeerName>,
+    mut chunks: Vec<Chunk<PeerName>>,
+    extra: bool,
+) {
+    if let Some(chunk) = chunks.pop_if(|_| extra) {
+        reserve.discard_extra(chunk);
+    }
+    reserve.give_back(chunks);
+}
+
+pub(super) fn chunks_of(
+    memories: Vec<PhysicalMemory>,
+    pasts: Vec<Past<PeerName>>,
+) -> Vec<Chunk<PeerName>> {
+    let pairs = memories.into_iter().zip(pasts);
+    pairs.map(|(memory, past)| Chunk { memory, past }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::create::Wanted;
+    use super::super::{Service, ServiceConfig};
+    use super::*;
+    use crate::driver::{Access, NodeId};
+    use crate::exchange::server::HolderState;
+    use crate::exchange::{Client, Who};
+    use crate::{Driver, Error, Machine};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let text = r#"
+            listen = ["tcp://127.0.0.1:0"]
+            [[buffer]]
+            name = "late"
+            bytes = "1MiB"
+            gpu = 0
+            who = ["*"]
+        "#;
+        let config = ServiceConfig::from_toml(text).unwrap();
+        let service = Service::start(config, &driver).await.unwrap();
+        let address = service.addresses()[0].clone();
+        let client = Client::options(address).connect(&driver).await.unwrap();
+        let memory = client.fetch("late").go().await.unwrap();
+        let state = Arc::clone(&service.state);
+
+        // As it is while the memory is being made.
+        let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
+        let Some(Entry::There(named)) = insert(Entry::Making) else {
+            panic!()
+        };
+        state.draining.store(true, Relaxed);
+        let draining = Arc::clone(&state);
+        let until = Instant::now() + PATIENCE;
+        let mut vacate = Box::pin(async move { draining.vacate(until).await });
+        let waited = tokio::time::timeout(Duration::ZERO, &mut vacate).await;
+        waited.expect_err("there is a name to come");
+        insert(Entry::There(Arc::clone(&named)));
+        state.made.send_replace(());
+        let published = lock(&named.published).clone().unwrap();
+        let holder = async {
+            let end = Instant::now() + PATIENCE;
+            while published.importers()[0].state != HolderState::Withdrawing {
+                assert!(Instant::now() < end, "it is not asked back");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            memory.release().await.unwrap();
+        };
+        let (still, ()) = tokio::join!(vacate, holder);
+        assert!(still.is_empty(), "{still:?}");
+
+        // Nothing more is made.
+        let wanted = Wanted {
+            name: "later",
+            bytes: 1,
+            node: NodeId(0),
+            owner: None,
+            who: Who::anyone(),
+            open: true,
+            access: Access::ReadWrite,
+            probe: false,
+        };
+        let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+        let closing =
+            matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
+        assert!(closing, "{error}");
+        drop((published, named));
+        client.close().await;
+        service.drain(PATIENCE).await.unwrap();
+        drop(state);
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+}

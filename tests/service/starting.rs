@@ -1,0 +1,75 @@
+//! What a service leaves that does not start, or is dropped.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
+    let peers = Peers::new();
+    let driver = driver();
+    let twice = peers.config("[[buffer]]\nname = \"a\"\nbytes = \"4MiB\"\nnode = 0\nwho = []");
+    let mut none = twice.clone();
+    none.buffers[0].node = Some(NodeId(9));
+    let error = Service::start(none, &driver).await.unwrap_err();
+    assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
+    let mut large = twice.clone();
+    large.buffers[0].bytes = 1 << 50;
+    assert!(Service::start(large, &driver).await.is_err());
+    let service = Service::start(twice, &driver).await.unwrap();
+    service.ready().await;
+    assert!(service.is_ready());
+    let mut addresses = service.addresses();
+    drop(service);
+    // Its port is free again, and its memory, as soon as its tasks have seen it.
+    let address = addresses.pop().unwrap();
+    let end = Instant::now() + PATIENCE;
+    while Client::options(address.clone())
+        .security(peers.tls("a.test"))
+        .timeout(Duration::from_secs(1))
+        .connect(&driver)
+        .await
+        .is_ok()
+    {
+        assert!(Instant::now() < end, "it still listens");
+    }
+    if let Some(sim) = driver.sim() {
+        while !sim.held().is_empty() {
+            assert!(Instant::now() < end, "still held: {}", sim.held());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// A directory's password that is not there: noticed when the server is up.
+#[cfg(feature = "etcd")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_when_the_server_is_up_leaves_nothing() {
+    let peers = Peers::new();
+    let driver = driver();
+    let config = peers.config(
+        r#"
+metrics = { address = "127.0.0.1:0" }
+[[reserve]]
+node = 0
+bytes = "16MiB"
+[directory]
+endpoints = ["http://127.0.0.1:1"]
+advertise = "tcp://127.0.0.1:1"
+user = "u"
+password_file = "/nowhere/password"
+"#,
+    );
+    let error = Service::start(config, &driver).await.unwrap_err();
+    assert!(error.to_string().contains("/nowhere/password"), "{error}");
+    let end = Instant::now() + PATIENCE;
+    let door = peers.folder.path().join("door.sock");
+    while door.exists() {
+        assert!(Instant::now() < end, "it still listens");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    if let Some(sim) = driver.sim() {
+        while !sim.held().is_empty() {
+            assert!(Instant::now() < end, "still held: {}", sim.held());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
