@@ -14,6 +14,7 @@ use egmem::capability::{Path, Trial};
 use egmem::doctor::{Answer, Prober, Reason};
 use egmem::driver::HandleTypes;
 
+use crate::output::complain;
 use crate::probe::MARK;
 
 /// Tries each batch in a child; after a crash, what is left of it each in a child of its own.
@@ -129,7 +130,7 @@ impl Children {
     /// Tells a waiting person what takes so long.
     fn progress(&self, text: &str) {
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K{text}");
+            complain(&format!("\r\x1b[2K{text}"));
         }
     }
 }

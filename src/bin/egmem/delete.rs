@@ -8,7 +8,7 @@ use egmem::exchange::Address;
 use egmem::{Error, Refusal, Result};
 
 use crate::connect::{Connect, block_on};
-use crate::output::print;
+use crate::output::{complain, print};
 
 /// Somebody held it when the time was over.
 const STILL_HELD: u8 = 3;
@@ -50,12 +50,12 @@ impl Delete {
                 detail,
                 ..
             }) => {
-                eprintln!(
+                complain(&format!(
                     "error: {} is still {}; what to do: end those programs; nobody else gets the memory \
-                     meanwhile, and it goes with the last of them",
+                     meanwhile, and it goes with the last of them\n",
                     self.name,
                     if detail.is_empty() { "held" } else { &detail },
-                );
+                ));
                 Ok(ExitCode::from(STILL_HELD))
             }
             Err(error) => Err(error),

@@ -93,7 +93,10 @@ fn main() -> ExitCode {
     };
     done.unwrap_or_else(|error| {
         let reason = Reason::from(&error);
-        eprintln!("error: {}; what to do: {}", reason.message, reason.remedy);
+        output::complain(&format!(
+            "error: {}; what to do: {}\n",
+            reason.message, reason.remedy
+        ));
         match error {
             Error::InvalidArgument { .. } => ExitCode::from(2),
             _ => ExitCode::from(failure),
@@ -115,5 +118,7 @@ fn log_to_stderr(verbose: u8) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
+        // It would tell of a standard error that is closed there, and panic.
+        .log_internal_errors(false)
         .init();
 }

@@ -20,6 +20,12 @@ pub fn print_while_read(text: &str) -> Result<bool> {
     }
 }
 
+/// Writes `text` to standard error. Where nobody reads that any more, nothing else can be done; the
+/// macros of the standard library would end the process by a panic.
+pub fn complain(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 /// Writes `value` to standard output as JSON.
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)

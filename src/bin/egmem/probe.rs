@@ -12,6 +12,7 @@ use egmem::doctor::{Answer, Reason};
 use egmem::driver::HandleTypes;
 use egmem::{Error, Result};
 
+use crate::output::complain;
 use crate::source::Source;
 
 /// What the child's own lines start with: libraries may write lines of theirs.
@@ -89,7 +90,7 @@ fn say(answer: &Answer) -> io::Result<()> {
 fn die(fault: Fault) {
     match fault {
         Fault::Abort | Fault::AbortAtOpen | Fault::AbortAtEnd => {
-            eprintln!("simulated crash");
+            complain("simulated crash\n");
             std::process::abort()
         }
         Fault::Exit => std::process::exit(3),

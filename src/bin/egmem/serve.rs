@@ -8,7 +8,7 @@ use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Error, Result};
 use sd_notify::NotifyState;
 
-use crate::output::print;
+use crate::output::{complain, print};
 use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
 
@@ -101,10 +101,10 @@ impl Serve {
                     }) {
                         Ok(keys) if keys.is_empty() => print("reloaded\n")?,
                         Ok(keys) => print(&format!("reloaded; only a restart changes {}\n", keys.join(", ")))?,
-                        Err(error) => eprintln!(
-                            "error: not reloaded: {error}; what to do: {}",
+                        Err(error) => complain(&format!(
+                            "error: not reloaded: {error}; what to do: {}\n",
                             error.remedy()
-                        ),
+                        )),
                     }
                     if ready {
                         notify(&[NotifyState::Ready]);
@@ -122,7 +122,7 @@ impl Serve {
                 Ok(ExitCode::SUCCESS)
             }
             Err(error @ Error::StillHeld { .. }) => {
-                eprintln!("error: {error}; what to do: {}", error.remedy());
+                complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
                 Ok(ExitCode::from(STILL_HELD))
             }
             Err(error) => Err(error),

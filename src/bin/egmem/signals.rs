@@ -10,6 +10,8 @@ use rustix::process::{getpid, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::output::complain;
+
 /// How long what libraries do at a process's end may take, and a reader of standard error.
 const LAST: Duration = Duration::from_secs(1);
 
@@ -159,6 +161,9 @@ fn end_now(name: &str, number: i32, left: Left) -> ! {
         std::thread::sleep(LAST);
         let _ = kill_process(getpid(), rustix::process::Signal::KILL);
     });
-    eprintln!("error: ended at once by a second {name}: {}", left.text());
+    complain(&format!(
+        "error: ended at once by a second {name}: {}\n",
+        left.text()
+    ));
     std::process::exit(128 + number)
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use egmem::doctor::Reason;
 use egmem::{Error, Result, Topology};
 
-use crate::output::{print, print_json};
+use crate::output::{complain, print, print_json};
 use crate::source::Source;
 
 /// `egmem topo`
@@ -48,10 +48,10 @@ impl Topo {
                 if self.source.sim.is_none() =>
             {
                 let reason = Reason::from(error);
-                eprintln!(
-                    "warning: {}; what to do: {}\nOnly the host's nodes are shown.",
+                complain(&format!(
+                    "warning: {}; what to do: {}\nOnly the host's nodes are shown.\n",
                     reason.message, reason.remedy
-                );
+                ));
                 Ok(Topology::of_host())
             }
             Err(error) => Err(error),

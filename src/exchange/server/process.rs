@@ -1,9 +1,10 @@
 //! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it.
 
-use std::io::ErrorKind;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 /// A process, not mixed up with a later one of the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pid: u32,
     /// In ticks since the machine started.
@@ -26,12 +27,20 @@ impl Process {
         Some(Self { pid, started })
     }
 
-    /// Whether it has certainly ended. What cannot be read is taken to run.
+    /// Whether it has certainly ended. What cannot be found out is taken to run.
     pub fn has_ended(&self) -> bool {
         match std::fs::read_to_string(path(self.pid)) {
             Ok(text) => Stat::parse(&text).is_some_and(|now| self.has_ended_by(now)),
-            Err(error) => error.kind() == ErrorKind::NotFound,
+            // `/proc` may hide others' processes (hidepid), and this one can have changed its user
+            // since. A signal that is not sent finds all.
+            Err(_) => self.is_unknown(),
         }
+    }
+
+    /// Whether no process has its number.
+    fn is_unknown(&self) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 
     fn has_ended_by(&self, now: Stat) -> bool {
@@ -117,5 +126,24 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(process.has_ended());
+    }
+
+    #[test]
+    fn a_process_that_proc_hides_is_not_taken_for_ended() {
+        // Its own, and the first, which belongs to somebody else: a signal could not be sent.
+        for pid in [std::process::id(), 1] {
+            let hidden = Process { pid, started: 0 };
+            assert!(!hidden.is_unknown(), "{pid}");
+        }
+        for pid in [0, u32::MAX] {
+            let none = Process { pid, started: 0 };
+            assert!(!none.is_unknown(), "{pid} is no number of a process");
+        }
+        // Linux has no more than 2^22.
+        let none = Process {
+            pid: i32::MAX as u32,
+            started: 0,
+        };
+        assert!(none.is_unknown() && none.has_ended());
     }
 }

@@ -9,7 +9,7 @@ use crate::service::stock::HasBytes;
 use crate::share::MAX_PARTS;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
-use crate::{Error, Result};
+use crate::{Error, Refusal, Result};
 
 impl<P: Clone + Eq> Shared<P> {
     /// Adds chunks of `padded` bytes to `taken`; what was taken so far stays there after an error.
@@ -245,7 +245,12 @@ impl<P: Clone + Eq> Shared<P> {
 }
 
 fn ended() -> Error {
-    Error::invalid("request", "the reserve has ended")
+    Error::Refused {
+        peer: "the service".into(),
+        what: "memory of its reserve".into(),
+        reason: Refusal::Closing,
+        detail: "the service is ending".into(),
+    }
 }
 
 pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {

@@ -5,7 +5,7 @@ use super::*;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
 use crate::memory::Memory;
 use crate::topology::free_now;
-use crate::{Driver, Machine};
+use crate::{Driver, Machine, Refusal};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -363,5 +363,10 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
         reserve.stop();
         assert_eq!(reserve.levels(), Levels::default());
         assert!(sim.held().is_empty(), "still held: {}", sim.held());
+        // Who asks now is told that it ends, not that the request was wrong.
+        let error = reserve.take(Some(&"a"), MIB).map(drop).unwrap_err();
+        let closing =
+            matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
+        assert!(closing, "{error}");
     }
 }
