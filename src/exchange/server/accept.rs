@@ -7,6 +7,7 @@ use tokio::time::timeout_at;
 
 use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
 use super::handshakes::{GiveWay, Handshakes};
+use super::machines::Machine;
 use super::process::Process;
 use super::session::Session;
 use super::state::{No, State, millis};
@@ -269,6 +270,8 @@ impl Inner {
                 let session = Session::new(number, peer.clone(), token, id, notices);
                 let session = Arc::new(session);
                 state.leases.open(number, peer.clone());
+                let (ip, boot) = (connection.ip, hello.boot);
+                state.leases.set_machine(number, Machine { ip, boot });
                 state.sessions.insert(Arc::clone(&session));
                 session
             }

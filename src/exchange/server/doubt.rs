@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::Inner;
 use super::publish::Published;
+use super::{Inner, process};
 
 /// How often it is looked whether the holders' processes still run.
 const LOOK: Duration = Duration::from_secs(1);
@@ -42,14 +42,14 @@ impl Published {
 
 impl Doubt {
     /// Waits until every holder has said that it released the memory, or its process is known to
-    /// have ended. Returns false when the server has ended before.
+    /// have ended, or its machine to have started anew. Returns false when the server has ended before.
     ///
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
         let ending = self.inner.ending();
         tokio::pin!(ending);
-        while !self.is_resolved() {
+        while !self.is_resolved().await {
             tokio::select! {
                 () = &mut ending => return false,
                 () = self.changed.notified() => {}
@@ -59,16 +59,19 @@ impl Doubt {
         true
     }
 
-    fn is_resolved(&self) -> bool {
-        let silent = self.inner.state().leases.silent(self.publication);
-        // The kernel is asked without the lock.
-        let ended = silent
-            .into_iter()
-            .filter(|(_, process)| process.has_ended());
-        let ended: Vec<u64> = ended.map(|(lease, _)| lease).collect();
+    async fn is_resolved(&self) -> bool {
+        let silent = {
+            let mut state = self.inner.state();
+            state.leases.dismiss_restarted(self.publication);
+            state.leases.silent(self.publication)
+        };
+        // The kernel is asked without the lock, and once for each process.
+        let ended = process::ended(silent.iter().map(|&(_, process)| process).collect()).await;
         let mut state = self.inner.state();
-        for lease in ended {
-            state.leases.dismiss(lease);
+        for (lease, process) in silent {
+            if ended.contains(&process) {
+                state.leases.dismiss(lease);
+            }
         }
         !state.leases.is_held(self.publication)
     }

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, broadcast, watch};
 
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
-use super::{lock, publication, publish, stats, tasks};
+use super::{lock, process, publication, publish, stats, tasks};
 use crate::exchange::directory::Registration;
 use crate::exchange::group::Groups;
 use crate::exchange::transport::FdTable;
@@ -143,6 +143,20 @@ impl Inner {
             self.session_ended(session.session, &session.peer);
         }
         self.released.notify_waiters();
+    }
+
+    /// Remembers only so many expired leases of a publication: those of processes that have ended go
+    /// first, since nobody needs to hear of them any more.
+    pub(super) async fn thin_out(&self) {
+        let crowd = {
+            let state = self.state();
+            match state.leases.is_crowded() {
+                true => state.leases.crowd(),
+                false => return,
+            }
+        };
+        let ended = process::ended(crowd).await;
+        self.state().leases.thin_out(&ended);
     }
 
     /// A session is no more.

@@ -27,7 +27,10 @@ pub(super) async fn run(inner: Arc<Inner>) {
         tokio::select! {
             () = inner.ending() => return,
             () = inner.janitor.notified() => {}
-            () = sleep => inner.expire(Instant::now()),
+            () = sleep => {
+                inner.expire(Instant::now());
+                inner.thin_out().await;
+            }
         }
     }
 }

@@ -4,14 +4,15 @@
 //! still have the memory mapped (a stopped process cannot unmap), so it stays on the list of holders
 //! as [`HolderState::Expired`] until it says that it has released it, or nobody asks any more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
+use super::machines::{Machine, Machines};
 use super::process::Process;
 use crate::exchange::PeerName;
 
 /// The most expired holders of a publication that are remembered one by one.
-const MAX_EXPIRED: usize = 1024;
+pub(super) const MAX_EXPIRED: usize = 1024;
 
 /// What is known of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +50,8 @@ pub(super) struct Lease {
     pub probe: Option<u64>,
     /// The process that got the fds, where the kernel says which.
     pub process: Option<Process>,
+    /// The machine that the session began on.
+    pub machine: Option<Machine>,
 }
 
 /// A session that has ended, and the leases that ended with it.
@@ -71,6 +74,7 @@ pub(super) enum NoLease {
 #[derive(Debug)]
 struct Session {
     peer: PeerName,
+    machine: Option<Machine>,
     leases: BTreeSet<u64>,
     /// When it ends, while it has no connection.
     until: Option<Instant>,
@@ -82,6 +86,14 @@ struct Holders {
     expired: BTreeSet<u64>,
     /// Expired ones that are not remembered.
     more: usize,
+    /// Expired ones that are not remembered either, and whose processes have ended.
+    ended: usize,
+}
+
+impl Holders {
+    fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
+    }
 }
 
 /// The table.
@@ -93,6 +105,10 @@ pub(super) struct Leases {
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
     peers: HashMap<PeerName, usize>,
+    /// Where each peer's sessions are.
+    machines: Machines,
+    /// Publications with more expired leases than are to be remembered.
+    crowded: BTreeSet<u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     last: u64,
 }
@@ -102,10 +118,21 @@ impl Leases {
     pub fn open(&mut self, session: u64, peer: PeerName) {
         let new = Session {
             peer,
+            machine: None,
             leases: BTreeSet::new(),
             until: None,
         };
         self.sessions.insert(session, new);
+    }
+
+    /// Where a new session is.
+    pub fn set_machine(&mut self, session: u64, machine: Machine) {
+        if let Some(entry) = self.sessions.get_mut(&session)
+            && entry.machine.is_none()
+        {
+            entry.machine = Some(machine);
+            self.machines.add(&entry.peer, machine);
+        }
     }
 
     /// The session has a connection again; tells whether it is still there.
@@ -168,6 +195,7 @@ impl Leases {
             holder,
             probe,
             process: None,
+            machine: entry.machine,
         };
         self.leases.insert(lease, new);
         Ok(lease)
@@ -195,9 +223,66 @@ impl Leases {
         }
     }
 
-    /// Whether somebody holds a publication or may hold it.
+    /// Forgets the expired leases of a publication whose holders' machines have started anew.
+    pub fn dismiss_restarted(&mut self, publication: u64) {
+        let expired = self.publications.get(&publication).map(|h| &h.expired);
+        let restarted = |lease: &&u64| {
+            self.leases.get(lease).is_some_and(|entry| {
+                let machine = entry.machine.as_ref();
+                machine.is_some_and(|m| self.machines.have_restarted(&entry.holder.peer, m))
+            })
+        };
+        let gone: Vec<u64> = expired
+            .into_iter()
+            .flatten()
+            .filter(restarted)
+            .copied()
+            .collect();
+        gone.into_iter().for_each(|lease| self.dismiss(lease));
+    }
+
+    /// Whether somebody holds a publication or may hold it, for all that is known.
     pub fn is_held(&self, publication: u64) -> bool {
-        self.publications.contains_key(&publication)
+        let held = |h: &Holders| !h.live.is_empty() || !h.expired.is_empty() || h.more > 0;
+        self.publications.get(&publication).is_some_and(held)
+    }
+
+    /// Whether there are more expired leases than are to be remembered.
+    pub fn is_crowded(&self) -> bool {
+        !self.crowded.is_empty()
+    }
+
+    /// Processes of expired leases of which there are more than are to be remembered, each once.
+    pub fn crowd(&self) -> HashSet<Process> {
+        let silent = |&publication: &u64| self.silent(publication);
+        let all = self.crowded.iter().flat_map(silent);
+        all.map(|(_, process)| process).collect()
+    }
+
+    /// Remembers no more expired leases than are to be: first those of processes that have `ended` are
+    /// only counted, then the oldest.
+    pub fn thin_out(&mut self, ended: &HashSet<Process>) {
+        for publication in std::mem::take(&mut self.crowded) {
+            let Some(holders) = self.publications.get_mut(&publication) else {
+                continue;
+            };
+            let have_ended = |lease: &u64| {
+                let process = self.leases.get(lease).and_then(|entry| entry.process);
+                process.is_some_and(|process| ended.contains(&process))
+            };
+            let mut over: Vec<u64> = holders.expired.iter().copied().filter(have_ended).collect();
+            holders.expired.retain(|lease| !have_ended(lease));
+            holders.ended += over.len();
+            while holders.expired.len() > MAX_EXPIRED
+                && let Some(oldest) = holders.expired.pop_first()
+            {
+                over.push(oldest);
+                holders.more += 1;
+            }
+            for lease in over {
+                self.leases.remove(&lease);
+            }
+        }
     }
 
     /// A live lease of the session.
@@ -261,6 +346,7 @@ impl Leases {
             self.remove(lease);
         }
         self.publications.remove(&publication);
+        self.crowded.remove(&publication);
         live
     }
 
@@ -277,11 +363,15 @@ impl Leases {
         ended
     }
 
-    /// Ends a session whose holder says nothing any more: its leases expire.
+    /// Ends a session whose holder says nothing any more: its leases expire. Then they are to be
+    /// [thinned out](Self::thin_out).
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         if let Some(until) = entry.until {
             self.deadlines.remove(&(until, session));
+        }
+        if let Some(machine) = entry.machine {
+            self.machines.take(&entry.peer, machine);
         }
         let mut leases = Vec::with_capacity(entry.leases.len());
         for lease in entry.leases {
@@ -295,11 +385,8 @@ impl Leases {
             let holders = self.publications.entry(publication).or_default();
             holders.live.remove(&lease);
             holders.expired.insert(lease);
-            if holders.expired.len() > MAX_EXPIRED
-                && let Some(oldest) = holders.expired.pop_first()
-            {
-                self.leases.remove(&oldest);
-                holders.more += 1;
+            if holders.expired.len() > MAX_EXPIRED {
+                self.crowded.insert(publication);
             }
         }
         Some(EndedSession {
@@ -324,7 +411,7 @@ impl Leases {
         let list = all
             .filter_map(|lease| self.leases.get(lease))
             .map(|lease| lease.holder.clone());
-        (list.collect(), holders.more)
+        (list.collect(), holders.more + holders.ended)
     }
 
     /// How many live leases a publication has.
@@ -350,7 +437,7 @@ impl Leases {
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
             holders.expired.remove(&lease);
-            if holders.live.is_empty() && holders.expired.is_empty() && holders.more == 0 {
+            if holders.is_empty() {
                 self.publications.remove(&record.publication);
             }
         }

@@ -18,6 +18,7 @@ mod handshakes;
 mod inner;
 mod janitor;
 mod leases;
+mod machines;
 mod names;
 mod options;
 mod probe;

@@ -1,5 +1,7 @@
 //! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it.
 
+use std::collections::HashSet;
+
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -20,6 +22,15 @@ struct Stat {
 }
 
 impl Process {
+    /// One of many that are not there.
+    #[cfg(test)]
+    pub fn without(started: u32) -> Self {
+        Self {
+            pid: i32::MAX as u32,
+            started: started.into(),
+        }
+    }
+
     /// The process with that number now; `None` where `/proc` does not show it.
     pub fn of(pid: u32) -> Option<Self> {
         let text = std::fs::read_to_string(path(pid)).ok()?;
@@ -48,6 +59,21 @@ impl Process {
         let corpse = matches!(now.state, 'Z' | 'X') && now.threads <= 1;
         corpse || now.started != self.started
     }
+}
+
+/// Those of the processes that have ended. The kernel is asked in a thread of its own: with many
+/// processes that takes a while.
+pub(super) async fn ended(mut processes: HashSet<Process>) -> HashSet<Process> {
+    if processes.is_empty() {
+        return processes;
+    }
+    let look = move || {
+        processes.retain(Process::has_ended);
+        processes
+    };
+    let looked = tokio::task::spawn_blocking(look).await;
+    // Without an answer all are taken to run.
+    looked.unwrap_or_default()
 }
 
 fn path(pid: u32) -> String {

@@ -198,11 +198,14 @@ impl Incoming {
             Stream::Unix(stream) => return Connection::unix(stream, &peers, &remote, &limits),
             Stream::Tcp(stream) => stream,
         };
+        let ip = stream.peer_addr().ok().map(|from| from.ip().to_canonical());
         let Security::Tls(tls) = &security else {
             let (reading, writing) = stream.into_split();
             let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
             let peer = PeerName::Local;
-            return Ok(Connection::new(reading, writing, peer, &remote, &limits));
+            let mut connection = Connection::new(reading, writing, peer, &remote, &limits);
+            connection.ip = ip;
+            return Ok(connection);
         };
         let acceptor = TlsAcceptor::from(tls.server()?);
         let stream = match acceptor.accept(stream).into_fallible().await {
@@ -215,7 +218,9 @@ impl Incoming {
         let peer = tls::proved(&remote, stream.get_ref().1)?;
         let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
         let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
-        Ok(Connection::new(reading, writing, peer, &remote, &limits))
+        let mut connection = Connection::new(reading, writing, peer, &remote, &limits);
+        connection.ip = ip;
+        Ok(connection)
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening};
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
@@ -52,6 +53,8 @@ pub(crate) struct Connection {
     pub local: bool,
     /// Of a Unix socket, the process that made the other end, where it can be seen from here.
     pub pid: Option<u32>,
+    /// Over TCP, where the other end is.
+    pub ip: Option<IpAddr>,
     /// The peer's name and where it is, for errors.
     pub label: Arc<str>,
 }
@@ -71,6 +74,7 @@ impl Connection {
         Self {
             local: matches!(reading, Reading::Unix(_)),
             pid: None,
+            ip: None,
             reader: FrameReader::new(reading, label.clone(), limits),
             writer: FrameWriter::new(writing, label.clone(), limits),
             peer,

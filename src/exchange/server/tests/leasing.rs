@@ -1,5 +1,7 @@
 use super::*;
 use crate::Error;
+use crate::exchange::server::leases::MAX_EXPIRED;
+use crate::exchange::server::process::Process;
 use crate::exchange::server::{HolderState, ServerEvent};
 
 /// A server whose leases end soon after their holder's last word.
@@ -213,6 +215,81 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
     let (heard, ()) = tokio::join!(hear, say);
     assert!(heard);
     drop((again, doubt));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_doubt_ends_with_the_processes_however_many_there_were() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let count = MAX_EXPIRED as u32 + 1;
+    for n in 0..count {
+        let ask = Fetch {
+            probe: false,
+            ..fetch("a")
+        };
+        let (granted, _) = raw.fetch(ask).await.unwrap();
+        let process = Process::without(n);
+        let inner = &server.handle.inner;
+        (inner.state().leases).set_process(granted.lease, process);
+    }
+    drop(raw);
+    until("it is silent", || {
+        server.stats().expired == u64::from(count)
+    })
+    .await;
+    assert!(published.withdraw(Duration::ZERO).await.is_err());
+    let doubt = published.leave();
+    drop(published);
+    let resolved = tokio::time::timeout(LONG, doubt.resolved()).await;
+    assert!(resolved.unwrap());
+    drop(doubt);
+    close(server, &driver).await;
+}
+
+/// Only a machine that starts anew has certainly nothing mapped of what it had before.
+#[cfg(feature = "certs")]
+#[tokio::test]
+async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
+    let driver = driver();
+    let authority = crate::certs::Authority::create("test", 1).unwrap();
+    let options = loopback().security(tls(&authority, "server.test"));
+    // Nobody is silent for as long as the test takes.
+    let options = options.heartbeat(LONG).lease(LONG);
+    let server = options.start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let address = server.addresses()[0].clone();
+    let boot = |n| Hello {
+        boot: BootId::from_bytes([n; 16]),
+        ..hello()
+    };
+    let [node, other] = ["node.test", "other.test"].map(|name| tls(&authority, name));
+    let mut raw = Raw::open_at(&address, &node, &boot(1)).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    drop(raw);
+    until("it is noticed", || server.stats().connections == 0).await;
+    (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
+    assert_eq!(server.stats().expired, 1);
+    let doubt = published.leave();
+    drop(published);
+    let unresolved = async |why| {
+        let waited = tokio::time::timeout(Duration::ZERO, doubt.resolved()).await;
+        waited.expect_err(why);
+    };
+    unresolved("nobody came").await;
+    let other = Raw::open_at(&address, &other, &boot(2)).await;
+    unresolved("somebody else came").await;
+    let before = Raw::open_at(&address, &node, &boot(1)).await;
+    let after = Raw::open_at(&address, &node, &boot(2)).await;
+    unresolved("the same machine is there still").await;
+    drop(before);
+    let resolved = tokio::time::timeout(LONG, doubt.resolved()).await;
+    assert!(resolved.unwrap());
+    drop((doubt, other, after));
     close(server, &driver).await;
 }
 
