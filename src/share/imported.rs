@@ -49,14 +49,11 @@ impl Mapped {
 fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> Result<()> {
     let result = mapping.set_access(access);
     let gpus = match access {
-        [host, gpus @ ..] if host.location.is_host() && !gpus.is_empty() => gpus,
+        [host, gpus @ ..] if optional_host && host.location.is_host() && !gpus.is_empty() => gpus,
         _ => return result,
     };
     // The first error tells more, if the second try fails too.
-    result.or_else(|error| match mapping.set_access(gpus) {
-        Ok(()) if optional_host => Ok(()),
-        _ => Err(error),
-    })
+    result.or_else(|error| mapping.set_access(gpus).map_err(|_| error))
 }
 
 /// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are
