@@ -60,8 +60,8 @@ impl<T> Tickets<T> {
         Ok(Some(token))
     }
 
-    /// The ticket's key, what it stands for, and who was given it. A wrong guess leaves the right ticket as it
-    /// is.
+    /// The ticket's key, what it stands for, and who was given it. A wrong guess leaves the right
+    /// ticket as it is.
     pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(u64, T, PeerName)> {
         let key = token::key(token)?;
         if self.live.get(&key)?.token != *token {
