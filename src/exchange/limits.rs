@@ -6,6 +6,12 @@ use serde::{Deserialize, Serialize};
 
 /// The limits of a server or a client. Whoever reaches one is refused with `limit`, or dropped.
 ///
+/// A server lowers some of them when it starts, where its process may have too few file descriptors
+/// (the soft `RLIMIT_NOFILE`): of N, N/8 are for connections that have not been greeted yet, at all
+/// addresses together, N/4 for those that have, half of it for those of one peer, and N/2 for fds of
+/// peers. The rest is left to everything else. The defaults need N = 32 768 with three addresses, of
+/// which the door is one; under the usual 1024 they become 42, 256 and 128.
+///
 /// In a configuration file durations are whole milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -21,14 +27,15 @@ pub struct Limits {
     /// kept for a group, and those on their way to the client.
     pub fds_per_connection: usize,
     /// The same for all connections of one peer, and after their end. For all peers together it is
-    /// three quarters of what the process may have open (`RLIMIT_NOFILE`).
+    /// half of `RLIMIT_NOFILE`.
     pub fds_per_peer: usize,
-    /// Connections at one address that have not been greeted yet, at least 1. Where there are more,
+    /// Connections at one address that have not been greeted yet, at least 1; at all addresses
+    /// together at most an eighth of `RLIMIT_NOFILE`. Where there are more, or no fd is left for one,
     /// the oldest is dropped, once it has had a tenth of `handshake`, at most a second.
     pub handshakes: usize,
-    /// Connections that have been greeted.
+    /// Connections that have been greeted; at most a quarter of `RLIMIT_NOFILE`.
     pub connections: usize,
-    /// Those of one peer.
+    /// Those of one peer; at most an eighth of it.
     pub connections_per_peer: usize,
     /// Sessions, those without a connection among them.
     pub sessions: usize,

@@ -73,6 +73,8 @@ pub struct Setup {
     pub lease: Duration,
     /// How long each step of a connection may take, and a crowd's limits; none: the default.
     pub step: Option<Duration>,
+    /// How many file descriptors it may have; none: as many as a crowd needs.
+    pub fds: Option<u64>,
 }
 
 impl Setup {
@@ -88,6 +90,7 @@ impl Setup {
             heartbeat: heartbeat(),
             lease: lease(),
             step: None,
+            fds: None,
         }
     }
 

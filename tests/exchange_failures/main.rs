@@ -14,6 +14,7 @@ mod network;
 mod pki;
 mod raw;
 mod role;
+mod silent;
 mod stop;
 mod trust;
 mod withdraw;

@@ -38,10 +38,9 @@ pub(super) struct Link {
     pub boot: BootId,
 }
 
-/// Accepts connections until the server ends.
-pub(super) async fn run(inner: Arc<Inner>, listening: Listening) {
-    let handshakes = Handshakes::new(&inner.limits);
-    while let Some((newcomer, give_way)) = next(&inner, &listening, &handshakes).await {
+/// Accepts connections at the address of that number until the server ends.
+pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) {
+    while let Some((newcomer, give_way)) = next(&inner, &listening, number).await {
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
         inner.tasks.spawn(serve);
     }
@@ -51,12 +50,17 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening) {
 pub(super) async fn next(
     inner: &Arc<Inner>,
     listening: &Listening,
-    handshakes: &Handshakes,
+    number: usize,
 ) -> Option<(Newcomer, GiveWay)> {
     let accept = async {
-        let incoming = listening.accept().await?;
+        let incoming = incoming(inner, listening).await?;
         let open = Open::enter(inner);
-        Ok::<_, Error>((incoming, open, handshakes.enter().await))
+        let handshakes = inner.handshakes.get(number);
+        let room = match handshakes {
+            Some(handshakes) => handshakes.enter().await,
+            None => None,
+        };
+        Ok::<_, Error>((incoming, open, room))
     };
     let accepted = tokio::select! {
         () = inner.ending() => return None,
@@ -78,6 +82,22 @@ pub(super) async fn next(
             tracing::error!(%error, address = %listening.address(), "nobody can connect any more");
             None
         }
+    }
+}
+
+/// A connection, for which others give way where the process has no fd for it.
+async fn incoming(inner: &Inner, listening: &Listening) -> Result<Incoming> {
+    let mut told = false;
+    loop {
+        if let Some(incoming) = listening.accept().await? {
+            return Ok(incoming);
+        }
+        if !told {
+            let address = listening.address();
+            tracing::warn!(%address, "a connection must wait: no file descriptor or memory for it");
+            told = true;
+        }
+        Handshakes::make_way(&inner.handshakes).await;
     }
 }
 

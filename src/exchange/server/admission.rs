@@ -64,7 +64,10 @@ pub(super) fn gave_way(inner: &Inner) -> Error {
     let limit = inner.limits.handshakes;
     Error::PeerLost {
         peer: "a connection without a hello".into(),
-        why: format!("it gave way to newer ones: {limit} go at once (`handshakes`)"),
+        why: format!(
+            "it gave way to newer ones: {limit} go at once (`handshakes`), fewer where file \
+             descriptors run out"
+        ),
     }
 }
 

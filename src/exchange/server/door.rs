@@ -11,7 +11,7 @@ use super::accept;
 use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
 use super::connection::{Outcome, answer};
 use super::folder::{self, DOOR, Folder};
-use super::handshakes::{GiveWay, Handshakes};
+use super::handshakes::GiveWay;
 use super::options::DoorAt;
 use super::process::Process;
 use super::state::No;
@@ -98,9 +98,8 @@ impl DoorPath {
 }
 
 /// Serves the door until the server ends.
-pub(super) async fn run(inner: Arc<Inner>, listening: Listening, path: DoorPath) {
-    let handshakes = Handshakes::new(&inner.limits);
-    while let Some((newcomer, give_way)) = accept::next(&inner, &listening, &handshakes).await {
+pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize, path: DoorPath) {
+    while let Some((newcomer, give_way)) = accept::next(&inner, &listening, number).await {
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
         inner.tasks.spawn(serve);
     }

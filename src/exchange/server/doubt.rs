@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::publish::Published;
+use super::state::Doubted;
 use super::{Inner, process};
 
 /// How often it is looked whether the holders' processes still run.
@@ -26,7 +27,11 @@ impl Published {
         let (inner, publication) = self.parts();
         let changed = Arc::new(Notify::new());
         let mut state = inner.state();
-        state.doubts.insert(publication, Arc::clone(&changed));
+        let doubted = Doubted {
+            name: self.name().into(),
+            changed: Arc::clone(&changed),
+        };
+        state.doubts.insert(publication, doubted);
         let published = state.take_away(publication);
         drop(state);
         if published.is_some() {
@@ -51,12 +56,14 @@ impl Doubt {
         tokio::pin!(ending);
         while !self.is_resolved().await {
             tokio::select! {
+                biased;
                 () = &mut ending => return false,
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
-        true
+        // A server that has ended knows of no holders.
+        !*self.inner.ended.borrow()
     }
 
     async fn is_resolved(&self) -> bool {

@@ -10,13 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::exchange::Limits;
 
 /// The longest moment that a connection has of its own.
 const LONGEST_GRACE: Duration = Duration::from_secs(1);
+/// How long to wait before it is looked again whether the process has an fd for a connection.
+const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// The connections at an address that have not been greeted yet.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(super) struct Handshakes {
     slots: Arc<Semaphore>,
     queue: Arc<Mutex<Queue>>,
     grace: Duration,
+    /// Woken when one at any address is not waiting for its greeting any more.
+    left: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +46,7 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
 pub(super) struct Handshake {
     id: u64,
     queue: Arc<Mutex<Queue>>,
+    left: Arc<Notify>,
     _slot: OwnedSemaphorePermit,
 }
 
@@ -49,13 +54,42 @@ pub(super) struct Handshake {
 pub(super) type GiveWay = oneshot::Receiver<()>;
 
 impl Handshakes {
-    pub fn new(limits: &Limits) -> Self {
+    /// One for each address.
+    pub fn at_each(limits: &Limits, addresses: usize) -> Vec<Self> {
         let most = limits.handshakes.clamp(1, Semaphore::MAX_PERMITS);
-        Self {
+        let left = Arc::<Notify>::default();
+        let one = || Self {
             slots: Arc::new(Semaphore::new(most)),
             queue: Arc::default(),
             grace: (limits.handshake / 10).min(LONGEST_GRACE),
+            left: Arc::clone(&left),
+        };
+        std::iter::repeat_with(one).take(addresses).collect()
+    }
+
+    /// Where the process has no fd for a connection: the oldest one at any address gives way, if it
+    /// has had its moment. Waits until there may be an fd.
+    pub async fn make_way(all: &[Self]) {
+        let Some(first) = all.first() else {
+            return;
+        };
+        let left = first.left.notified();
+        tokio::pin!(left);
+        left.as_mut().enable();
+        let oldest = |one: &Self| {
+            let queue = lock(&one.queue);
+            let (&id, &(since, _)) = queue.waiting.first_key_value()?;
+            (since + one.grace <= Instant::now()).then_some((since, id))
+        };
+        let each = all.iter().filter_map(|one| Some((oldest(one)?, one)));
+        if let Some(((_, id), one)) = each.min_by_key(|(oldest, _)| *oldest)
+            && let Some((_, tell)) = lock(&one.queue).waiting.remove(&id)
+        {
+            // It may be ending by itself.
+            let _ = tell.send(());
         }
+        // Whoever else has the fds may close some, too.
+        let _ = timeout(BACK_OFF, left).await;
     }
 
     /// One more, when the oldest of too many has given way.
@@ -70,6 +104,7 @@ impl Handshakes {
         let handshake = Handshake {
             id,
             queue: Arc::clone(&self.queue),
+            left: Arc::clone(&self.left),
             _slot: slot,
         };
         Some((handshake, give_way))
@@ -119,6 +154,7 @@ impl Handshake {
 impl Drop for Handshake {
     fn drop(&mut self) {
         lock(&self.queue).waiting.remove(&self.id);
+        self.left.notify_waiters();
     }
 }
 
@@ -128,10 +164,15 @@ mod tests {
 
     /// Two at once, and a second of grace.
     fn two() -> Handshakes {
-        Handshakes::new(&Limits {
+        at_each(1).remove(0)
+    }
+
+    fn at_each(addresses: usize) -> Vec<Handshakes> {
+        let limits = Limits {
             handshakes: 2,
             ..Limits::default()
-        })
+        };
+        Handshakes::at_each(&limits, addresses)
     }
 
     async fn enter(all: &Handshakes) -> (Handshake, GiveWay) {
@@ -169,6 +210,31 @@ mod tests {
         assert!(greeted);
         assert!(a_goes.await.is_err(), "it stays");
         assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_fds_the_oldest_of_all_addresses_gives_way() {
+        let all = at_each(2);
+        let (young, mut young_goes) = enter(&all[0]).await;
+        let begun = Instant::now();
+        Handshakes::make_way(&all).await;
+        assert_eq!(begun.elapsed(), BACK_OFF);
+        assert!(young_goes.try_recv().is_err(), "it has a moment of its own");
+        drop(young);
+        let (old, old_goes) = enter(&all[1]).await;
+        tokio::time::advance(LONGEST_GRACE).await;
+        let (_a, mut a_goes) = enter(&all[0]).await;
+        tokio::time::advance(LONGEST_GRACE).await;
+        let begun = Instant::now();
+        let goes = async {
+            old_goes.await.unwrap();
+            assert!(!old.finish(), "it has been told");
+        };
+        tokio::join!(Handshakes::make_way(&all), goes);
+        assert_eq!(begun.elapsed(), Duration::ZERO, "its fd is free");
+        assert!(a_goes.try_recv().is_err(), "only one had to go");
+        Handshakes::make_way(&all).await;
+        assert!(a_goes.try_recv().is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, broadcast, watch};
 
+use super::handshakes::Handshakes;
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, process, publication, publish, stats, tasks};
@@ -18,8 +19,11 @@ use crate::share::{BootId, InstanceId};
 pub(super) struct Inner {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
+    /// As far as the process's fds allow for them.
     pub(super) limits: Limits,
     pub(super) fds: Arc<FdTable>,
+    /// Of each address, the door the last.
+    pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     pub(super) ticket: Duration,
@@ -76,7 +80,9 @@ impl Inner {
         {
             let mut state = self.state();
             state.closing = true;
-            let mut ids: Vec<u64> = state.publications.keys().copied().collect();
+            let published = state.publications.keys();
+            // What is in doubt has no name any more, and holders all the same.
+            let mut ids: Vec<u64> = published.chain(state.doubts.keys()).copied().collect();
             ids.sort_unstable();
             for id in ids {
                 let (mut holders, _) = state.leases.holders(id);
@@ -120,11 +126,14 @@ impl Inner {
             state.unwatch(session.session);
             for lease in &session.leases {
                 state.tickets.forget(lease.holder.lease);
-                let Some(registered) = state.publications.get(&lease.publication) else {
-                    continue;
+                // Of memory that is not published any more it is as true.
+                let name = match state.publications.get(&lease.publication) {
+                    Some(registered) => {
+                        registered.publication.changed.notify_waiters();
+                        registered.publication.name.to_string()
+                    }
+                    None => state.doubted_name(lease.publication),
                 };
-                registered.publication.changed.notify_waiters();
-                let name = registered.publication.name.to_string();
                 let held = now.saturating_duration_since(lease.holder.since);
                 let lease = lease.holder.lease;
                 tracing::warn!(peer = %session.peer, name, lease, "lease expired");

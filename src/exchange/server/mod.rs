@@ -57,9 +57,10 @@ use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
 use crate::exchange::protocol::{Closing, Event};
-use crate::exchange::transport::{FdTable, Listening};
+use crate::exchange::transport::{FdRoom, FdTable, Listening};
 use crate::share::{BootId, InstanceId, Shared};
 use crate::{Error, Result};
+use handshakes::Handshakes;
 use inner::Inner;
 
 /// Events that wait for a receiver which does not keep up.
@@ -119,7 +120,7 @@ impl Server {
         ServerOptions::new()
     }
 
-    async fn start(options: ServerOptions) -> Result<Self> {
+    async fn start(mut options: ServerOptions) -> Result<Self> {
         let instance = InstanceId::random()?;
         let mut listening = Vec::new();
         for address in &options.addresses {
@@ -141,6 +142,8 @@ impl Server {
             }
             None => None,
         };
+        let places = listening.len() + usize::from(door.is_some());
+        FdRoom::of_process().cap(&mut options.limits, places);
         let boot = BootId::current()?;
         let rules = Rules::new(&options.limits, options.lease.min(LONGEST));
         let exporter = Exporter {
@@ -171,6 +174,7 @@ impl Server {
                 }
             }),
             fds: FdTable::new(&options.limits),
+            handshakes: Handshakes::at_each(&options.limits, places),
             limits: options.limits,
             heartbeat: options.heartbeat.min(LONGEST),
             lease: options.lease.min(LONGEST),
@@ -186,11 +190,13 @@ impl Server {
             released: Notify::new(),
             ended: watch::channel(false).0,
         });
-        for one in listening {
-            inner.tasks.spawn(accept::run(Arc::clone(&inner), one));
+        for (number, one) in listening.into_iter().enumerate() {
+            let run = accept::run(Arc::clone(&inner), one, number);
+            inner.tasks.spawn(run);
         }
         if let (Some(door), Some(path)) = (door, door_path) {
-            inner.tasks.spawn(door::run(Arc::clone(&inner), door, path));
+            let run = door::run(Arc::clone(&inner), door, places - 1, path);
+            inner.tasks.spawn(run);
         }
         inner.tasks.spawn(janitor::run(Arc::clone(&inner)));
         for address in &addresses {

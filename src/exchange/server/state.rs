@@ -29,6 +29,15 @@ struct Watcher {
     prefixes: Vec<String>,
 }
 
+/// A publication that is no more, of which it is asked who still has it mapped.
+#[derive(Debug)]
+pub(super) struct Doubted {
+    /// The name that it had.
+    pub name: Arc<str>,
+    /// Woken when a holder has come off.
+    pub changed: Arc<Notify>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Publications by name.
@@ -43,9 +52,7 @@ pub(super) struct State {
     watchers: HashMap<u64, Watcher>,
     /// Who waits for a name to come.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
-    /// Publications that are no more while it is asked who still has them mapped; woken when a holder
-    /// has come off.
-    pub doubts: HashMap<u64, Arc<Notify>>,
+    pub doubts: HashMap<u64, Doubted>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     last: u64,
@@ -145,6 +152,14 @@ impl State {
         Some(publication)
     }
 
+    /// The name that a publication had, while it is asked about.
+    pub fn doubted_name(&self, id: u64) -> String {
+        let doubted = self.doubts.get(&id);
+        doubted
+            .map(|doubted| doubted.name.to_string())
+            .unwrap_or_default()
+    }
+
     /// Ends the leases of a publication that is no more, and tells their holders.
     pub fn end_leases(&mut self, id: u64, detail: &str) {
         for lease in self.leases.forget(id) {
@@ -199,8 +214,8 @@ impl State {
     /// Cleans up after leases that their holders have given back.
     pub fn returned(&mut self, lease: &Lease) {
         self.tickets.forget(lease.holder.lease);
-        if let Some(changed) = self.doubts.get(&lease.publication) {
-            changed.notify_one();
+        if let Some(doubted) = self.doubts.get(&lease.publication) {
+            doubted.changed.notify_one();
         }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
             if let Some(place) = lease.probe {

@@ -4,8 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::process::{Resource, getrlimit};
-
+use super::FdRoom;
 use crate::exchange::tally::Tally;
 use crate::exchange::{Limits, PeerName};
 
@@ -68,7 +67,7 @@ impl FdShare {
             return refused(table.per_peer, "this peer");
         }
         // Without fds for connections and files, a server serves nobody.
-        let most = most_of_all();
+        let most = FdRoom::of_process().held;
         if tally.all().saturating_add(count) > most {
             return refused(most, "all peers");
         }
@@ -77,12 +76,6 @@ impl FdShare {
         let share = Arc::clone(self);
         Ok(Reserved { share, count })
     }
-}
-
-/// All peers' fds together: three quarters of what this process may have open.
-fn most_of_all() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit - limit / 4).unwrap_or(usize::MAX)
 }
 
 /// Room for fds, until it is dropped.
@@ -179,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_process_is_left() {
+    fn all_peers_together_have_their_share_of_the_process() {
         let mut limits = Limits::default();
         (limits.fds_per_connection, limits.fds_per_peer) = (usize::MAX, usize::MAX);
         let share = FdTable::new(&limits).share(&PeerName::User(1));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::stream::{Reading, Writing};
@@ -16,8 +16,6 @@ use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
 use crate::{Error, Result};
 
-/// How long to wait where the process has no fd left for a connection.
-const BACK_OFF: Duration = Duration::from_millis(100);
 /// How much of a refused peer is still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
 
@@ -84,14 +82,14 @@ impl Listening {
         &self.address
     }
 
-    /// The next connection. Where there are no fds for it, it waits until there are.
+    /// The next connection, or `None` where there is no fd or memory for it: ask again later.
     ///
     /// # Errors
     /// [`Error::System`] where the socket itself is of no use any more.
     ///
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
-    pub(crate) async fn accept(&self) -> Result<Incoming> {
+    pub(crate) async fn accept(&self) -> Result<Option<Incoming>> {
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.map(|(stream, from)| {
@@ -105,21 +103,21 @@ impl Listening {
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    return Ok(Incoming {
+                    return Ok(Some(Incoming {
                         stream,
                         remote,
                         security: self.security.clone(),
                         peers: self.peers.clone(),
                         limits: self.limits.clone(),
-                    });
+                    }));
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-                        tracing::warn!(
+                        tracing::debug!(
                             target: "egmem::exchange",
                             address = %self.address, %error, "a connection must wait"
                         );
-                        sleep(BACK_OFF).await;
+                        return Ok(None);
                     }
                     Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => {
                         let what = format!("accepting at {}", self.address);

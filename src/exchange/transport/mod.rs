@@ -4,6 +4,7 @@ mod frame;
 mod held;
 mod listen;
 mod net;
+mod room;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening};
+pub(crate) use room::FdRoom;
 
 use std::io;
 use std::net::IpAddr;

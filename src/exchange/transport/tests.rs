@@ -27,7 +27,7 @@ async fn pair_with(security: Security, address: Address) -> (Connection, Connect
     let listening = listening(&address, &security).await;
     let limits = quick();
     let server = async {
-        let incoming = listening.accept().await.unwrap();
+        let incoming = listening.accept().await.unwrap().unwrap();
         incoming.handshake(limits.handshake).await.unwrap()
     };
     let peers = Peers::same_user();
@@ -59,7 +59,7 @@ async fn raw(limits: &Limits) -> (Connection, TcpStream) {
         panic!("it is TCP")
     };
     let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    let incoming = listening.accept().await.unwrap();
+    let incoming = listening.accept().await.unwrap().unwrap();
     (incoming.handshake(limits.handshake).await.unwrap(), client)
 }
 
@@ -261,7 +261,7 @@ async fn another_user_is_not_admitted() {
         .await
         .unwrap();
     let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();
-    let incoming = listening.accept().await.unwrap();
+    let incoming = listening.accept().await.unwrap().unwrap();
     let error = incoming.handshake(quick().handshake).await.unwrap_err();
     assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "it is closed");

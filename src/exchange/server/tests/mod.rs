@@ -2,6 +2,7 @@
 
 mod crowding;
 mod door;
+mod doubts;
 mod fetching;
 mod hostile;
 mod leasing;

@@ -1,0 +1,193 @@
+//! Holders that say nothing any more, of memory that may be published no more.
+
+use super::*;
+use crate::Error;
+use crate::exchange::server::ServerEvent;
+use crate::exchange::server::leases::MAX_EXPIRED;
+use crate::exchange::server::process::Process;
+
+#[tokio::test]
+async fn a_silent_holder_expires_and_stays_doubted() {
+    let driver = driver();
+    // A peer with a name: any local process could be another one over plain TCP.
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let mut events = server.events();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    // It neither speaks nor hangs up.
+    loop {
+        let event = tokio::time::timeout(LONG, events.recv()).await.unwrap();
+        if let ServerEvent::LeaseExpired { lease, name, .. } = event.unwrap() {
+            assert_eq!((lease, &*name), (granted.lease, "a"));
+            break;
+        }
+    }
+    raw.hung_up().await;
+    assert_eq!(server.stats().dropped_peers, 1);
+    let error = published.withdraw(LONG).await.unwrap_err();
+    assert!(error.to_string().contains("may still have it"), "{error}");
+    // Its session is no more, but it can say that it has unmapped the memory.
+    let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+    assert!(!raw.welcome().resumed);
+    raw.release(granted.lease).await;
+    published.withdraw(Duration::ZERO).await.unwrap();
+    drop((published, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    until("it is silent", || server.stats().expired == 1).await;
+    raw.hung_up().await;
+    let doubt = published.leave();
+    drop(published);
+    // The memory is the server's no more, and the name is free.
+    gone(&driver);
+    let again = server.publish("a", memory(&driver)).now().unwrap();
+    {
+        let resolved = std::pin::pin!(doubt.resolved());
+        let waited = tokio::time::timeout(Duration::ZERO, resolved).await;
+        waited.expect_err("it has said nothing, and its process runs");
+    }
+    let hear = async { tokio::time::timeout(LONG, doubt.resolved()).await.unwrap() };
+    let say = async {
+        let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+        raw.release(granted.lease).await;
+    };
+    let (heard, ()) = tokio::join!(hear, say);
+    assert!(heard);
+    drop((again, doubt));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_doubt_ends_with_the_processes_however_many_there_were() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let count = MAX_EXPIRED as u32 + 1;
+    for n in 0..count {
+        let ask = Fetch {
+            probe: false,
+            ..fetch("a")
+        };
+        let (granted, _) = raw.fetch(ask).await.unwrap();
+        let process = Process::without(n);
+        let inner = &server.handle.inner;
+        (inner.state().leases).set_process(granted.lease, process);
+    }
+    drop(raw);
+    until("it is silent", || {
+        server.stats().expired == u64::from(count)
+    })
+    .await;
+    assert!(published.withdraw(Duration::ZERO).await.is_err());
+    let doubt = published.leave();
+    drop(published);
+    let resolved = tokio::time::timeout(LONG, doubt.resolved()).await;
+    assert!(resolved.unwrap());
+    drop(doubt);
+    close(server, &driver).await;
+}
+
+/// Only a machine that starts anew has certainly nothing mapped of what it had before.
+#[cfg(feature = "certs")]
+#[tokio::test]
+async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
+    let driver = driver();
+    let authority = crate::certs::Authority::create("test", 1).unwrap();
+    let options = loopback().security(tls(&authority, "server.test"));
+    // Nobody is silent for as long as the test takes.
+    let options = options.heartbeat(LONG).lease(LONG);
+    let server = options.start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let address = server.addresses()[0].clone();
+    let boot = |n| Hello {
+        boot: BootId::from_bytes([n; 16]),
+        ..hello()
+    };
+    let [node, other] = ["node.test", "other.test"].map(|name| tls(&authority, name));
+    let mut raw = Raw::open_at(&address, &node, &boot(1)).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    drop(raw);
+    until("it is noticed", || server.stats().connections == 0).await;
+    (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
+    assert_eq!(server.stats().expired, 1);
+    let doubt = published.leave();
+    drop(published);
+    let unresolved = async |why| {
+        let waited = tokio::time::timeout(Duration::ZERO, doubt.resolved()).await;
+        waited.expect_err(why);
+    };
+    unresolved("nobody came").await;
+    let other = Raw::open_at(&address, &other, &boot(2)).await;
+    unresolved("somebody else came").await;
+    let before = Raw::open_at(&address, &node, &boot(1)).await;
+    let after = Raw::open_at(&address, &node, &boot(2)).await;
+    unresolved("the same machine is there still").await;
+    drop(before);
+    let resolved = tokio::time::timeout(LONG, doubt.resolved()).await;
+    assert!(resolved.unwrap());
+    drop((doubt, other, after));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_holder_goes_silent_after_the_name() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    let server = options.lease(LEASE).start().await.unwrap();
+    let mut events = server.events();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let doubt = published.leave();
+    drop(published);
+    loop {
+        let event = tokio::time::timeout(LONG, events.recv()).await.unwrap();
+        if let ServerEvent::LeaseExpired { lease, name, .. } = event.unwrap() {
+            assert_eq!((lease, &*name), (granted.lease, "a"));
+            break;
+        }
+    }
+    assert_eq!(server.stats().expired, 1);
+    drop((doubt, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn nobody_listens_any_more_when_the_server_has_ended() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address).start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    let doubt = published.leave();
+    drop(published);
+    // It holds it, and the server waits for that to change.
+    assert_eq!(server.stats().leases, 1);
+    let (heard, ended) = tokio::join!(doubt.resolved(), server.close(Duration::ZERO));
+    assert!(!heard);
+    let Err(Error::StillHeld { holders, .. }) = ended else {
+        panic!("{ended:?}")
+    };
+    assert_eq!(holders.len(), 1, "{holders:?}");
+    assert!(!doubt.resolved().await, "that it is forgotten says nothing");
+    drop((doubt, raw));
+    close(server, &driver).await;
+}

@@ -1,0 +1,103 @@
+//! How a server divides what file descriptors its process may have (`RLIMIT_NOFILE`).
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::exchange::Limits;
+
+/// Shares of a server, so that none of them takes the fds that another needs: half for fds of peers,
+/// a quarter for greeted connections, an eighth for those that are not. The last eighth is for
+/// everything else: its sockets, files, memory, the directory, and the rest of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FdRoom {
+    /// Fds that came from peers and are kept, and those on their way to them.
+    pub held: usize,
+    /// Connections that have been greeted.
+    pub greeted: usize,
+    /// Those of one peer.
+    pub greeted_per_peer: usize,
+    /// Connections at all addresses that have not been greeted yet.
+    pub handshakes: usize,
+}
+
+impl FdRoom {
+    /// With the limit as it is now.
+    pub fn of_process() -> Self {
+        let limit = getrlimit(Resource::Nofile).current;
+        Self::of(limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX)))
+    }
+
+    /// Lowers the limits on connections to what there is room for, with so many addresses.
+    pub fn cap(&self, limits: &mut Limits, addresses: usize) {
+        let at_each = (self.handshakes / addresses.max(1)).max(1);
+        let caps = [
+            (&mut limits.handshakes, at_each, "handshakes"),
+            (&mut limits.connections, self.greeted, "connections"),
+            (
+                &mut limits.connections_per_peer,
+                self.greeted_per_peer,
+                "connections_per_peer",
+            ),
+        ];
+        for (limit, most, name) in caps {
+            if *limit > most {
+                tracing::info!(
+                    target: "egmem::exchange",
+                    limit = name, configured = *limit, lowered = most, "lowered for RLIMIT_NOFILE"
+                );
+                *limit = most;
+            }
+        }
+    }
+
+    fn of(limit: usize) -> Self {
+        Self {
+            held: limit / 2,
+            greeted: (limit / 4).max(1),
+            greeted_per_peer: (limit / 8).max(1),
+            handshakes: (limit / 8).max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn under_the_usual_limit() {
+        let room = FdRoom {
+            held: 512,
+            greeted: 256,
+            greeted_per_peer: 128,
+            handshakes: 128,
+        };
+        assert_eq!(FdRoom::of(1024), room);
+    }
+
+    #[test]
+    fn limits_are_lowered_and_never_raised() {
+        let mut limits = Limits::default();
+        FdRoom::of(usize::MAX).cap(&mut limits, 3);
+        assert_eq!(limits, Limits::default());
+        limits.connections = 7;
+        FdRoom::of(1024).cap(&mut limits, 3);
+        let lowered = Limits {
+            handshakes: 42,
+            connections: 7,
+            connections_per_peer: 128,
+            ..Limits::default()
+        };
+        assert_eq!(limits, lowered);
+    }
+
+    proptest! {
+        #[test]
+        fn an_eighth_is_left_and_everyone_has_some(limit in 8..=usize::MAX) {
+            let room = FdRoom::of(limit);
+            let taken = room.held + room.greeted + room.handshakes;
+            prop_assert!(limit - taken >= limit / 8);
+            prop_assert!(room.handshakes > 0 && room.greeted_per_peer <= room.greeted);
+        }
+    }
+}
