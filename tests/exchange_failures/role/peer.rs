@@ -16,11 +16,14 @@ pub async fn peer(
     driver: &Driver,
     commands: &mut mpsc::Receiver<String>,
 ) -> Result<()> {
-    let client = Client::options(setup.address.parse()?)
+    let options = Client::options(setup.address.parse()?)
         .security(security(setup)?)
-        .limits(limits(setup))
-        .connect(driver)
-        .await?;
+        .limits(limits(setup));
+    let options = match setup.step {
+        Some(step) => options.timeout(step),
+        None => options,
+    };
+    let client = options.connect(driver).await?;
     let mut held: HashMap<String, RemoteBuffer> = HashMap::new();
     let mut crowd = Vec::new();
     say("ready", client.instance());
