@@ -17,6 +17,9 @@ use crate::exchange::PeerName;
 use crate::exchange::server::Doubt;
 use crate::vmm::PhysicalMemory;
 
+/// How often it is looked whether the configuration is another.
+const RELOADED: Duration = Duration::from_secs(1);
+
 impl State {
     /// Ends a name of `peer`'s. When the time is over the name stays closed, and it goes on ending.
     pub async fn delete(
@@ -109,16 +112,42 @@ impl State {
         }
     }
 
-    /// Lets the memory of a name that is gone count until nobody can have it mapped any more.
+    /// Lets the memory of a name that is gone count until nobody can have it mapped any more, or for as
+    /// long as the configuration says.
     async fn in_doubt(self: Arc<Self>, named: Arc<Named>, doubt: Doubt) {
         let (name, bytes) = (&named.name, named.charged);
         let Some(owner) = &named.owner else {
             return;
         };
         tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
-        if doubt.resolved().await {
-            lock(&self.table).ledger.settle(owner, bytes);
-            tracing::info!(name, %owner, bytes, "nobody has it mapped any more");
+        tokio::select! {
+            resolved = doubt.resolved() => {
+                if resolved {
+                    lock(&self.table).ledger.settle(owner, bytes);
+                    tracing::info!(name, %owner, bytes, "nobody has it mapped any more");
+                }
+            }
+            after = self.forgiven() => {
+                lock(&self.table).ledger.settle(owner, bytes);
+                self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
+                tracing::warn!(
+                    name, %owner, bytes, ?after,
+                    "it counts no more, though its silent holders were not heard of: they may have it mapped"
+                );
+            }
+        }
+    }
+
+    /// Waits for as long as a doubt beginning now counts; the configuration can be changed meanwhile.
+    async fn forgiven(&self) -> Duration {
+        let begun = Instant::now();
+        loop {
+            let after = self.forgive_after();
+            let left = after.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return after;
+            }
+            tokio::time::sleep(left.min(RELOADED)).await;
         }
     }
 
@@ -182,6 +211,7 @@ mod tests {
     use super::super::{Service, ServiceConfig};
     use super::*;
     use crate::driver::{Access, NodeId};
+    use crate::exchange::protocol::Create;
     use crate::exchange::server::HolderState;
     use crate::exchange::{Client, Who};
     use crate::{Driver, Error, Machine};
@@ -230,6 +260,27 @@ mod tests {
         };
         let (still, ()) = tokio::join!(vacate, holder);
         assert!(still.is_empty(), "{still:?}");
+
+        // A reserve that has ended says just that.
+        let ask = Create {
+            name: "more".into(),
+            bytes: 1,
+            node: Some(NodeId(0)),
+            peers: vec![],
+        };
+        let create = Some(super::super::CreateConfig {
+            who: Who::anyone(),
+            node: None,
+            peer_bytes: 1 << 30,
+            peer_names: 9,
+            forgive_after: PATIENCE,
+        });
+        state.set_create(create);
+        state.draining.store(false, Relaxed);
+        state.nodes.values().for_each(Reserve::stop);
+        let refused = state.create(&PeerName::Local, &ask, &AtomicBool::new(false));
+        assert_eq!(refused.unwrap_err().0, Refusal::Closing);
+        state.draining.store(true, Relaxed);
 
         // Nothing more is made.
         let wanted = Wanted {

@@ -88,6 +88,11 @@ impl State {
                     "Requests for memory that were refused",
                     asked.refused.load(Relaxed),
                 ),
+                (
+                    "forgiven_bytes",
+                    "Bytes in doubt that count no more since nothing was heard for too long",
+                    asked.forgiven_bytes.load(Relaxed),
+                ),
                 ("accepted", "Connections accepted", stats.accepted),
                 (
                     "failed_handshakes",

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::config::CreateConfig;
+use super::config::{CreateConfig, forgive_after};
 use super::named::Named;
 use super::quota::{Ledger, Quota};
 use super::reserve::Reserve;
@@ -38,6 +39,8 @@ pub(super) struct Asked {
     pub created: AtomicU64,
     pub deleted: AtomicU64,
     pub refused: AtomicU64,
+    /// Bytes in doubt that count no more for want of news.
+    pub forgiven_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -123,6 +126,14 @@ impl State {
             .ledger
             .set_quota(quota_of(create.as_ref()));
         *lock(&self.create) = create;
+    }
+
+    /// After how long what is in doubt counts no more.
+    pub fn forgive_after(&self) -> Duration {
+        let create = lock(&self.create);
+        create
+            .as_ref()
+            .map_or_else(forgive_after, |create| create.forgive_after)
     }
 
     /// Changes who may fetch a name of the configuration.

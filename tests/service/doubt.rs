@@ -2,9 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::channel;
 
+use egmem::driver::HandleType;
 use egmem::exchange::Address;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -12,6 +13,11 @@ use super::*;
 
 /// A service at a Unix socket in a folder, whose peers are this user's processes.
 async fn start(folder: &TempDir, driver: &Driver) -> Service {
+    start_with("", folder, driver).await
+}
+
+/// The same, with more about who creates memory.
+async fn start_with(create: &str, folder: &TempDir, driver: &Driver) -> Service {
     let text = format!(
         r#"
 listen = ["unix:{}/egmem.sock"]
@@ -19,6 +25,7 @@ listen = ["unix:{}/egmem.sock"]
 who = ["*"]
 peer_bytes = "32MiB"
 peer_names = 4
+{create}
 [node]
 headroom = "0"
 quiet = "0s"
@@ -28,6 +35,7 @@ expiry = "2s"
 "#,
         folder.path().display()
     );
+    std::fs::write(folder.path().join("egmem.toml"), &text).unwrap();
     let config = ServiceConfig::from_toml(&text).unwrap();
     Service::start(config, driver).await.unwrap()
 }
@@ -35,6 +43,16 @@ expiry = "2s"
 async fn connect(address: Address, driver: &Driver) -> Client {
     let options = Client::options(address).timeout(PATIENCE);
     options.connect(driver).await.unwrap()
+}
+
+/// Waits until a lease has been lost.
+async fn until_expired(service: &Service) {
+    let end = Instant::now() + PATIENCE;
+    // A holder on a busy machine may have lost one more before it was stopped.
+    while metric(service, "egmem_expired_total") == 0 {
+        assert!(Instant::now() < end, "{}", service.metrics());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,31 +123,30 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
 struct Holder(Child);
 
 impl Holder {
-    /// When it holds what it has created.
-    fn start(socket: &Path) -> Self {
-        let exe = std::env::current_exe().unwrap();
-        let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
-        let mut words = runner.split_whitespace();
-        let mut command = match words.next() {
-            Some(program) => {
-                let mut command = Command::new(program);
-                command.args(words).arg(exe);
-                command
-            }
-            None => Command::new(exe),
-        };
-        let child = command
+    /// When it holds what it has created; with a folder of certificates, over TLS.
+    async fn start(address: &Address, tls: Option<&Path>) -> Self {
+        let mut command = program::this_program();
+        command
             .args(["--exact", "doubt::holder", "--nocapture"])
-            .env("EGMEM_SERVICE_SOCKET", socket)
+            .env("EGMEM_SERVICE_ADDRESS", address.to_string())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut this = Self(child);
-        let output = BufReader::new(this.0.stdout.take().unwrap());
-        let mut lines = output.lines().map_while(std::result::Result::ok);
-        assert!(lines.any(|line| line == "held"), "it holds nothing");
-        this
+            .stdout(Stdio::piped());
+        if let Some(folder) = tls {
+            command.env("EGMEM_SERVICE_TLS", folder);
+        }
+        let start = move || {
+            let mut this = Self(command.spawn().unwrap());
+            let output = BufReader::new(this.0.stdout.take().unwrap());
+            let mut lines = output.lines().map_while(std::result::Result::ok);
+            assert!(lines.any(|line| line == "held"), "it holds nothing");
+            this
+        };
+        tokio::task::spawn_blocking(start).await.unwrap()
+    }
+
+    /// A process that is stopped cannot unmap anything.
+    fn stop(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::STOP).unwrap();
     }
 }
 
@@ -142,8 +159,22 @@ impl Drop for Holder {
 
 #[test]
 fn holder() {
-    let Ok(socket) = std::env::var("EGMEM_SERVICE_SOCKET") else {
+    let Ok(address) = std::env::var("EGMEM_SERVICE_ADDRESS") else {
         return;
+    };
+    let security = match std::env::var_os("EGMEM_SERVICE_TLS") {
+        Some(folder) => {
+            let [ca, cert, key] = ["ca.pem", "holder.pem", "holder.key"]
+                .map(|name| std::fs::read(Path::new(&folder).join(name)).unwrap());
+            let pem = TlsPem {
+                ca: &ca,
+                cert: &cert,
+                key: &key,
+                crl: None,
+            };
+            Security::Tls(Tls::from_pem(pem).unwrap())
+        }
+        None => Security::Plain,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -152,9 +183,13 @@ fn holder() {
         .unwrap();
     runtime.block_on(async {
         let driver = driver();
-        let address = format!("unix:{socket}").parse().unwrap();
-        let client = connect(address, &driver).await;
-        let memory = create(&client, "one", 8 * MIB).await.unwrap();
+        let options = Client::options(address.parse().unwrap()).security(security);
+        let client = options.timeout(PATIENCE).connect(&driver).await.unwrap();
+        let new = CreateOptions::new("one", 8 * MIB).node(NodeId(0));
+        client.create(new).await.unwrap();
+        // The kernel tells who takes an fd.
+        let fetch = client.fetch("one").via(HandleType::PosixFd).probe(false);
+        let memory = fetch.go().await.unwrap();
         memory.fill(0xaa).unwrap();
         println!("\nheld");
         // Until whoever started it is gone.
@@ -163,27 +198,79 @@ fn holder() {
     });
 }
 
+/// Memory of a process that is stopped and then killed counts until then; `a` is the same peer.
+async fn it_counts_until_it_has_ended(service: &Service, holder: Holder, a: &Client) {
+    holder.stop();
+    until_expired(service).await;
+    let memory = a.fetch("one").probe(false).go().await.unwrap();
+    assert_eq!(only_byte(&memory), 0xaa);
+    memory.release().await.unwrap();
+    a.delete("one", PATIENCE).await.unwrap();
+    assert_eq!(metric(service, "egmem_doubtful_bytes"), 8 * MIB);
+    // One that was killed has nothing mapped any more.
+    drop(holder);
+    until(service, "egmem_doubtful_bytes", 0).await;
+    assert_eq!(metric(service, "egmem_owners"), 0);
+    assert_eq!(metric(service, "egmem_forgiven_bytes_total"), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_counts_until_the_holders_process_has_ended() {
     let folder = tempfile::tempdir().unwrap();
     let driver = driver();
     let service = start(&folder, &driver).await;
-    let socket = folder.path().join("egmem.sock");
-    let holder = tokio::task::spawn_blocking(move || Holder::start(&socket));
-    let holder = holder.await.unwrap();
-    // A process that is stopped cannot unmap anything.
-    kill_process(Pid::from_child(&holder.0), Signal::STOP).unwrap();
-    until(&service, "egmem_expired_total", 1).await;
-    let a = connect(service.addresses()[0].clone(), &driver).await;
-    let memory = a.fetch("one").probe(false).go().await.unwrap();
-    assert_eq!(only_byte(&memory), 0xaa);
-    memory.release().await.unwrap();
+    let address = service.addresses()[0].clone();
+    let holder = Holder::start(&address, None).await;
+    let a = connect(address, &driver).await;
+    it_counts_until_it_has_ended(&service, holder, &a).await;
+    a.close().await;
+    service.drain(PATIENCE).await.unwrap();
+    nothing_held(&driver);
+}
+
+/// Over TCP the server learns of the process at the door, where it redeems its ticket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_does_a_process_count_that_got_its_fds_at_the_door() {
+    let peers = Peers::new();
+    let (cert, key) = peers.certificate("a.test");
+    std::fs::write(peers.folder.path().join("holder.pem"), cert).unwrap();
+    std::fs::write(peers.folder.path().join("holder.key"), key).unwrap();
+    let driver = driver();
+    let mut config = peers.config("");
+    config.lease.heartbeat = Duration::from_millis(200);
+    config.lease.expiry = Duration::from_secs(2);
+    let service = Service::start(config, &driver).await.unwrap();
+    let address = service.addresses()[0].clone();
+    let holder = Holder::start(&address, Some(peers.folder.path())).await;
+    assert_eq!(service.stats().redeemed, 1);
+    let a = peers.client(&service, "a.test", &driver).await;
+    it_counts_until_it_has_ended(&service, holder, &a).await;
+    a.close().await;
+    service.drain(PATIENCE).await.unwrap();
+    nothing_held(&driver);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_counts_no_longer_than_the_configuration_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = driver();
+    let service = start_with("forgive_after = \"1h\"", &folder, &driver).await;
+    let address = service.addresses()[0].clone();
+    let holder = Holder::start(&address, None).await;
+    holder.stop();
+    until_expired(&service).await;
+    let a = connect(address, &driver).await;
     a.delete("one", PATIENCE).await.unwrap();
     assert_eq!(metric(&service, "egmem_doubtful_bytes"), 8 * MIB);
-    // One that was killed has nothing mapped any more.
-    drop(holder);
-    until(&service, "egmem_doubtful_bytes", 0).await;
+    assert_eq!(metric(&service, "egmem_forgiven_bytes_total"), 0);
+    // What is in doubt already goes by a new configuration too.
+    let text = std::fs::read_to_string(folder.path().join("egmem.toml")).unwrap();
+    let config = ServiceConfig::from_toml(&text.replace("1h", "1ms")).unwrap();
+    assert!(service.reload(config).unwrap().is_empty());
+    until(&service, "egmem_forgiven_bytes_total", 8 * MIB).await;
+    assert_eq!(metric(&service, "egmem_doubtful_bytes"), 0);
     assert_eq!(metric(&service, "egmem_owners"), 0);
+    drop(holder);
     a.close().await;
     service.drain(PATIENCE).await.unwrap();
     nothing_held(&driver);

@@ -5,6 +5,8 @@
 mod doubt;
 mod memory;
 mod names;
+#[path = "../common/program.rs"]
+mod program;
 mod starting;
 
 use std::time::Duration;

@@ -23,6 +23,7 @@ impl ServiceConfig {
         if let Some(create) = &self.create {
             some(&create.peer_bytes, "create.peer_bytes")?;
             some(&create.peer_names, "create.peer_names")?;
+            between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
         }
         let mut names: Vec<&str> = Vec::new();
         for buffer in &self.buffers {

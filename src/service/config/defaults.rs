@@ -11,6 +11,11 @@ pub fn peer_bytes() -> u64 {
 pub fn peer_names() -> u64 {
     256
 }
+/// Longer than a debugger stops a program, and than most jobs run; short enough that a node whose
+/// clients crash is not without quota until somebody looks.
+pub fn forgive_after() -> Duration {
+    Duration::from_secs(86_400)
+}
 pub fn chunk() -> u64 {
     512 << 20
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use check::wrong;
+pub(super) use defaults::forgive_after;
 
 use super::units::{bytes, duration, maybe_bytes};
 use super::{Reuse, Scrubber};
@@ -117,6 +118,10 @@ pub struct CreateConfig {
     /// The most names of one peer.
     #[serde(default = "defaults::peer_names")]
     pub peer_names: u64,
+    /// After how long deleted memory counts no more that a silent holder may still have mapped, if
+    /// nothing was heard of it: from 1 ms to 8784 h (366 days), 24 h by default.
+    #[serde(with = "duration", default = "defaults::forgive_after")]
+    pub forgive_after: Duration,
 }
 
 /// A name that is there from the start.

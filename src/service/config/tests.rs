@@ -46,6 +46,14 @@ fn what_is_wrong_is_named() {
         ("@[reuse]\nthreads = 0", "reuse.threads"),
         ("@[node]\nmax_bytes = \"12 XB\"", "XB"),
         ("@[create]\nwho = [\"*\"]\npeer_names = 0", "peer_names"),
+        (
+            "@[create]\nwho = []\nforgive_after = \"0s\"",
+            "create.forgive_after",
+        ),
+        (
+            "@[create]\nwho = []\nforgive_after = \"8785h\"",
+            "create.forgive_after",
+        ),
         ("@[[reserve]]\nnode = 0\nbytes = \"0\"", "`bytes`"),
         (
             "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"3MiB\"",
