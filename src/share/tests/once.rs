@@ -63,6 +63,20 @@ fn a_mapping_without_the_host_is_not_shared_with_who_needs_it() {
     with_host.put(0, 1_u8).unwrap();
 }
 
+/// Without the host it would be of no use.
+#[test]
+fn who_needs_the_host_asks_for_access_once() {
+    let driver = driver();
+    let shared = shared(&driver);
+    let description = shared.describe(Access::ReadWrite).unwrap();
+    let before = count(&driver, Call::MemSetAccess);
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemSetAccess, 1, Code::OUT_OF_MEMORY);
+    let refused = ours().import(&driver, &description, fds(&shared));
+    assert_eq!(refused.unwrap_err().code(), Some(Code::OUT_OF_MEMORY));
+    assert_eq!(count(&driver, Call::MemSetAccess), before + 1);
+}
+
 /// They are not even looked at.
 #[test]
 fn handles_of_what_is_imported_already_are_closed() {
