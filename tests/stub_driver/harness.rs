@@ -77,7 +77,7 @@ impl Installed {
     }
 
     /// Writes the libraries to `folder`; `false` if there is no C compiler.
-    fn install(&self, folder: &Path) -> bool {
+    pub fn install(&self, folder: &Path) -> bool {
         self.files.iter().all(|(name, content)| {
             let path = folder.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -91,6 +91,25 @@ impl Installed {
             };
             library.is_some_and(|library| fs::write(path, library).map(|()| true).unwrap())
         })
+    }
+}
+
+impl Installed {
+    /// Lets a program find what was installed in `folder`.
+    pub fn show(&self, folder: &Path, command: &mut Command) {
+        let mut paths = vec![folder.to_path_buf()];
+        if let Some(path) = env::var_os("LD_LIBRARY_PATH") {
+            paths.extend(env::split_paths(&path));
+        }
+        command
+            .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
+            .env_remove("CUDA_HOME")
+            .env_remove("CUDA_PATH")
+            .envs(
+                (self.env.iter()).map(|(name, value)| {
+                    (name, value.replace("@FOLDER@", &folder.to_string_lossy()))
+                }),
+            );
     }
 }
 
@@ -146,10 +165,6 @@ pub fn in_child(test: &str, installed: Installed, body: impl FnOnce()) {
         eprintln!("SKIPPED {test}: there is no C compiler");
         return;
     }
-    let mut paths = vec![folder.path().to_path_buf()];
-    if let Some(path) = env::var_os("LD_LIBRARY_PATH") {
-        paths.extend(env::split_paths(&path));
-    }
     let test = test.split_once("::").map_or(test, |(_crate, path)| path);
     let exe = env::current_exe().unwrap();
     let mut words: Vec<PathBuf> = env::var("EGMEM_TEST_RUNNER")
@@ -158,21 +173,13 @@ pub fn in_child(test: &str, installed: Installed, body: impl FnOnce()) {
         .map(PathBuf::from)
         .collect();
     words.push(exe);
-    let output = Command::new(&words[0])
+    let mut command = Command::new(&words[0]);
+    command
         .args(&words[1..])
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
-        .env_remove("CUDA_HOME")
-        .env_remove("CUDA_PATH")
-        .envs(installed.env.iter().map(|(name, value)| {
-            (
-                name,
-                value.replace("@FOLDER@", &folder.path().to_string_lossy()),
-            )
-        }))
-        .output()
-        .unwrap();
+        .env(CHILD, "1");
+    installed.show(folder.path(), &mut command);
+    let output = command.output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && stdout.contains("1 passed"),

@@ -9,5 +9,11 @@ mod contexts;
 mod harness;
 mod interop;
 mod open;
+#[cfg(feature = "cli")]
+#[path = "../serve_cli/harness.rs"]
+#[expect(dead_code, reason = "there is no simulator here, and few commands")]
+mod program;
 #[cfg(feature = "cudart")]
 mod runtime;
+#[cfg(feature = "cli")]
+mod signals;

@@ -33,10 +33,22 @@ void stub_fail(const char *name, int code) {
     pthread_mutex_unlock(&stub_lock);
 }
 
+/* Never comes back, where STUB_HANG says `where`. */
+static void stub_hang(const char *where) {
+    const char *value = getenv("STUB_HANG");
+    if (!value || strcmp(value, where) != 0) return;
+    dprintf(2, "the stub hangs: %s\n", where);
+    for (;;) pause();
+}
+
+/* The process ends, or the library is given up. */
+__attribute__((destructor)) static void stub_end(void) { stub_hang("at the end"); }
+
 /* Logs a call; the code that it is to fail with, or 0. */
 __attribute__((format(printf, 2, 3), unused))
 static int stub_call(const char *name, const char *format, ...) {
     int code = 0;
+    stub_hang(name);
     pthread_mutex_lock(&stub_lock);
     if (stub_length < sizeof stub_text - 512) {
         va_list arguments;
