@@ -69,6 +69,8 @@ impl State {
         let (state, named) = (Arc::clone(self), Arc::clone(named));
         tokio::spawn(async move {
             let clean = named.withdraw(wait).await;
+            // What comes back while the server ends is not worth a mistake: nobody gets it again.
+            let clean = clean && !state.draining.load(Relaxed);
             state.take_back(&named, clean).await;
             named.ended.send_replace(true);
         });

@@ -72,6 +72,32 @@ async fn a_holder_that_stays_loses_its_lease() {
 }
 
 #[tokio::test]
+async fn what_is_held_when_the_server_ends_is_not_given_back() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let free = server.publish("y", buffer(&own, 1 << 20)).now().unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    let mut withdrawn = Box::pin(published.withdraw(LONG));
+    let waited = tokio::time::timeout(ms(0), &mut withdrawn).await;
+    waited.expect_err("it is held");
+    let error = within(server.close(ms(0))).await.unwrap_err();
+    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    // The leases are forgotten, but the holder has it mapped.
+    let again = published.withdraw(LONG);
+    for error in [within(withdrawn).await, within(again).await] {
+        let error = error.unwrap_err();
+        let Error::StillHeld { holders, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(holders.len(), 1, "{error}");
+    }
+    within(free.withdraw(LONG)).await.unwrap();
+    drop(remote);
+}
+
+#[tokio::test]
 async fn a_restarted_server_is_another_one() {
     let (own, other) = (fabric(), fabric());
     // An address of its own: while nobody listens there, no other test takes the port, nor does one

@@ -111,7 +111,58 @@ async fn who_gives_up_leaving_has_left_as_one_that_is_dropped() {
 }
 
 #[test]
+fn who_gives_up_leaving_has_not_left_before_all_is_unmapped() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let server = Server::options().listen(Address::loopback(0));
+        let server = server.start().await.unwrap();
+        let address = server.addresses()[0].clone();
+        let driver = fabric();
+        let join = |rank| {
+            let options = options(rank, 2, &address).host(Host::Elsewhere);
+            let (options, driver) = (options.memory(buffer(&driver, 1)), driver.clone());
+            async move { options.join(&driver).await.unwrap() }
+        };
+        let (first, second) = tokio::join!(join(0), join(1));
+        // The thread that is to unmap has something else to do.
+        let (busy, is_busy) = tokio::sync::oneshot::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || {
+            let _ = busy.send(());
+            let _ = wait.recv();
+        });
+        is_busy.await.unwrap();
+        let given_up = tokio::time::timeout(Duration::ZERO, first.leave(LONG)).await;
+        given_up.expect_err("nothing is unmapped");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(server.stats().connections, 2, "it still has it mapped");
+        drop(go_on);
+        until("it has left", || server.stats().connections == 1).await;
+        second.leave(LONG).await.unwrap();
+    });
+}
+
+#[test]
+fn a_rank_without_async_that_leaves_where_it_may_not_lingers_too() {
+    a_rank_without_async_lingers(|first| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _context = runtime.enter();
+        let error = first.leave(LONG).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    });
+}
+
+#[test]
 fn a_rank_without_async_that_is_dropped_lingers_too() {
+    a_rank_without_async_lingers(drop);
+}
+
+fn a_rank_without_async_lingers(end: fn(egmem::exchange::blocking::Group)) {
     let address = free_address();
     let join = |rank| {
         let driver = fabric();
@@ -122,7 +173,7 @@ fn a_rank_without_async_that_is_dropped_lingers_too() {
         let first = scope.spawn(|| join(0));
         (join(1), first.join().unwrap())
     });
-    drop(first);
+    end(first);
     std::thread::sleep(STRAGGLERS);
     second.leave(LONG).unwrap();
 }

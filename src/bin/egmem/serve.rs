@@ -37,13 +37,13 @@ impl Serve {
             return Ok(ExitCode::SUCCESS);
         }
         // Before anything is made, so that no signal is lost or ends it the hard way.
-        let mut signals = Signals::new()?;
+        let signals = Signals::new()?;
         let driver = self.source.open()?;
         tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .map_err(|error| Error::system("cannot start a runtime", &error))?
-            .block_on(self.serve(config, &driver, &mut signals))
+            .block_on(self.serve(config, &driver, signals))
     }
 
     fn read(&self) -> Result<ServiceConfig> {
@@ -59,16 +59,17 @@ impl Serve {
         })
     }
 
+    /// Takes the signals: once it is done nobody listens, and the next ends the process.
     async fn serve(
         &self,
         config: ServiceConfig,
         driver: &Driver,
-        signals: &mut Signals,
+        mut signals: Signals,
     ) -> Result<ExitCode> {
         let mut deadline = config.drain.deadline;
         let start = Service::start(config, driver);
         let service = tokio::select! {
-            started = start => started?,
+            started = start => started.inspect_err(|_| signals.leaves(Left::Driver))?,
             () = signals.end() => return Ok(ExitCode::SUCCESS),
         };
         signals.leaves(Left::Drain);

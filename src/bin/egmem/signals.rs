@@ -51,6 +51,8 @@ impl Left {
 #[derive(Debug)]
 pub struct Signals {
     asked: UnboundedReceiver<Asked>,
+    /// A reload was asked for while only the end was waited for.
+    reload: bool,
     left: Arc<Mutex<Left>>,
 }
 
@@ -93,7 +95,11 @@ impl Signals {
             detail: "its thread has ended".into(),
         };
         is_ready.recv().map_err(gone)??;
-        Ok(Self { asked, left })
+        Ok(Self {
+            asked,
+            reload: false,
+            left,
+        })
     }
 
     /// What a second signal would leave undone from now on.
@@ -101,8 +107,15 @@ impl Signals {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
 
-    /// The next.
+    /// The next; several reloads that nobody waited for are one.
     pub async fn next(&mut self) -> Asked {
+        match std::mem::take(&mut self.reload) {
+            true => Asked::Reload,
+            false => self.receive().await,
+        }
+    }
+
+    async fn receive(&mut self) -> Asked {
         match self.asked.recv().await {
             Some(asked) => asked,
             // The thread does not end before the process.
@@ -110,9 +123,12 @@ impl Signals {
         }
     }
 
-    /// Waits for the next that asks for the end.
+    /// Waits for the next that asks for the end. A reload that is asked for meanwhile is kept for
+    /// [`next`](Self::next).
     pub async fn end(&mut self) {
-        while self.next().await != Asked::End {}
+        while self.receive().await != Asked::End {
+            self.reload = true;
+        }
     }
 }
 
@@ -144,12 +160,13 @@ impl Kernel {
                     continue;
                 }
             };
-            if ending {
+            // Where nobody listens any more, the process has failed and waits for the driver.
+            if ending || tell.send(Asked::End).is_err() {
                 let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
-                end_now(name, kind.as_raw_value(), left);
+                let which = if ending { "a second " } else { "" };
+                end_now(&format!("{which}{name}"), kind.as_raw_value(), left);
             }
             ending = true;
-            let _ = tell.send(Asked::End);
         }
     }
 }
@@ -162,8 +179,29 @@ fn end_now(name: &str, number: i32, left: Left) -> ! {
         let _ = kill_process(getpid(), rustix::process::Signal::KILL);
     });
     complain(&format!(
-        "error: ended at once by a second {name}: {}\n",
+        "error: ended at once by {name}: {}\n",
         left.text()
     ));
     std::process::exit(128 + number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reload_that_comes_while_only_the_end_is_waited_for_is_kept() {
+        let (tell, asked) = unbounded_channel();
+        let mut signals = Signals {
+            asked,
+            reload: false,
+            left: Arc::new(Mutex::new(Left::Start)),
+        };
+        for asked in [Asked::Reload, Asked::Reload, Asked::End, Asked::End] {
+            tell.send(asked).unwrap();
+        }
+        signals.end().await;
+        assert_eq!(signals.next().await, Asked::Reload, "once");
+        assert_eq!(signals.next().await, Asked::End);
+    }
 }

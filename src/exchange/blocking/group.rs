@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use super::Background;
+use super::{Background, outside_async};
 use crate::Result;
 use crate::driver::Driver;
 use crate::exchange::group::{self, GroupOptions, GroupState};
@@ -52,8 +52,10 @@ impl Group {
     ///
     /// # Errors
     /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime:
-    /// the rank has left all the same then.
+    /// the rank has left all the same then, as one that is dropped.
     pub fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
+        // Before the group is taken: what is dropped knows how to linger.
+        outside_async()?;
         match self.group.take() {
             Some(group) => self.background.wait(group.leave(within))?,
             None => Ok(None),

@@ -73,17 +73,30 @@ impl Watch {
             }
             if let Some(missed) = self.stale {
                 let first = self.events.len();
+                let mut looked = true;
                 match self.look().await {
                     Ok(()) => {}
-                    // The next connection tells that it is there, too.
+                    // It is away again, however that showed: the next connection is told of below.
+                    Err(error) if self.client.0.session().is_down() => {
+                        if !matches!(error, Error::PeerLost { .. }) {
+                            self.away(&error);
+                        }
+                        if !self.events.is_empty() {
+                            continue;
+                        }
+                        looked = false;
+                    }
+                    // It is there already.
                     Err(Error::PeerLost { .. }) if self.client.0.session().is_open() => continue,
                     Err(error) => return Err(error),
                 }
-                self.stale = None;
-                if missed > 0 {
-                    self.events.insert(first, WatchEvent::Missed(missed));
+                if looked {
+                    self.stale = None;
+                    if missed > 0 {
+                        self.events.insert(first, WatchEvent::Missed(missed));
+                    }
+                    continue;
                 }
-                continue;
             }
             match self.notices.recv().await {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
@@ -91,16 +104,19 @@ impl Watch {
                 Ok(Notified::Lost(_)) => {}
                 // Said often; and where only the session is lost, there is a connection already.
                 Ok(Notified::SessionLost(why)) => {
-                    if !self.away && self.client.0.session().is_down() {
-                        self.away = true;
-                        self.events.push_back(WatchEvent::Away(why.to_string()));
+                    if self.client.0.session().is_down() {
+                        self.away(&why);
                     }
                 }
                 Ok(Notified::Fresh) => {
                     self.away = false;
                     self.stale = Some(self.stale.unwrap_or(0));
                 }
-                Err(RecvError::Lagged(missed)) => self.stale = Some(missed),
+                Err(RecvError::Lagged(missed)) => {
+                    // That it is there again may be among what was missed.
+                    self.away &= self.client.0.session().is_down();
+                    self.stale = Some(missed);
+                }
                 Ok(Notified::Over) | Err(RecvError::Closed) => {
                     return Err(self.client.0.session().down());
                 }
@@ -111,6 +127,13 @@ impl Watch {
     /// The names that are there, as far as [`recv`](Self::recv) has told.
     pub fn names(&self) -> impl Iterator<Item = &Entry> {
         self.known.values()
+    }
+
+    /// Tells once that the server is away.
+    fn away(&mut self, why: &Error) {
+        if !std::mem::replace(&mut self.away, true) {
+            self.events.push_back(WatchEvent::Away(why.to_string()));
+        }
     }
 
     fn published(&mut self, entry: Entry) {
@@ -158,5 +181,83 @@ impl Watch {
             self.published(entry);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::*;
+    use super::*;
+    use crate::exchange::protocol::Event;
+
+    async fn watch(client: &Client, peer: &mut Peer) -> Watch {
+        let (watch, ()) = tokio::join!(client.watch(""), async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.answer(id, names(vec![], false)).await;
+        });
+        watch.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_a_server_that_is_away_again_does_not_end_it() {
+        let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+        let (client, mut peer) = fake.client(&driver).await;
+        let mut watch = watch(&client, &mut peer).await;
+        drop(peer);
+        let (mut peer, _) = fake.greet().await;
+        {
+            let mut event = Box::pin(watch.recv());
+            let (id, _) = tokio::select! {
+                event = &mut event => panic!("{event:?}"),
+                asked = peer.request() => asked.unwrap(),
+            };
+            // From here on it is not looked at until the server is away.
+            peer.refuse(id, "closing").await;
+            drop(peer);
+            within(async {
+                while !client.0.session().is_down() {
+                    tokio::time::sleep(soon(2)).await;
+                }
+            })
+            .await;
+            let event = within(event).await.unwrap();
+            assert!(matches!(&event, WatchEvent::Away(why) if !why.is_empty()));
+        }
+        let (mut peer, _) = fake.greet().await;
+        let (event, ()) = within(async {
+            tokio::join!(watch.recv(), async {
+                let (id, _) = peer.request().await.unwrap();
+                peer.answer(id, names(vec![memory.entry("x")], false)).await;
+            })
+        })
+        .await;
+        assert_eq!(event.unwrap(), WatchEvent::Published(memory.entry("x")));
+        assert!(!watch.away, "the next time is told again");
+    }
+
+    #[tokio::test]
+    async fn one_that_missed_that_the_server_is_back_knows_it_all_the_same() {
+        let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+        let (client, mut peer) = fake.client(&driver).await;
+        let mut watch = watch(&client, &mut peer).await;
+        watch.away = true;
+        for _ in 0..1100 {
+            peer.notice(Event::Published(memory.entry("x"))).await;
+        }
+        // Its answer comes after all of them.
+        let (list, ()) = tokio::join!(client.list(""), async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.answer(id, names(vec![], false)).await;
+        });
+        assert!(list.unwrap().is_empty());
+        let (event, ()) = within(async {
+            tokio::join!(watch.recv(), async {
+                let (id, _) = peer.request().await.unwrap();
+                peer.answer(id, names(vec![], false)).await;
+            })
+        })
+        .await;
+        assert!(matches!(event.unwrap(), WatchEvent::Missed(_)));
+        assert!(!watch.away);
     }
 }

@@ -30,12 +30,12 @@ impl Rounds {
         self.check(&asker, &ask)?;
         let id = match self.open.get(&ask.group) {
             Some(&id) => self.enter(id, now, &asker, &ask)?,
-            None => None,
+            None => {
+                self.may_begin(&asker, &ask, None)?;
+                None
+            }
         };
-        let id = match id {
-            Some(id) => id,
-            None => self.begin(&asker, &ask)?,
-        };
+        let id = id.unwrap_or_else(|| self.begin(&asker, &ask));
         let Some(round) = self.rounds.get_mut(&id) else {
             return Err(refused(Refusal::Internal, ""));
         };
@@ -96,7 +96,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// Makes room for a rank in the open round, or ends that round; `None` for the latter.
+    /// Makes room for a rank in the open round, or ends that round; `None` for the latter: the rank
+    /// may begin one.
     fn enter(
         &mut self,
         id: u64,
@@ -104,7 +105,8 @@ impl Rounds {
         asker: &Asker,
         ask: &Join,
     ) -> Result<Option<u64>, Refused> {
-        let Some(round) = self.rounds.get_mut(&id) else {
+        let Some(round) = self.rounds.get(&id) else {
+            self.may_begin(asker, ask, None)?;
             return Ok(None);
         };
         if let Some(seat) = round.seats.get(&ask.rank)
@@ -122,6 +124,8 @@ impl Rounds {
                 format!("rank {} began anew", ask.rank),
                 vec![ask.rank],
             );
+            // Not ended for a rank that is refused then; nor does it count, since it is to end.
+            self.may_begin(asker, ask, Some(id))?;
             self.fail(id, now, why);
             return Ok(None);
         }
@@ -181,8 +185,9 @@ impl Rounds {
         )
     }
 
-    fn begin(&mut self, asker: &Asker, ask: &Join) -> Result<u64, Refused> {
-        if self.rounds.len() >= self.rules.groups {
+    /// Whether there may be one round more, not counting one that is to end.
+    fn may_begin(&self, asker: &Asker, ask: &Join, ending: Option<u64>) -> Result<(), Refused> {
+        if self.rounds.len() - usize::from(ending.is_some()) >= self.rules.groups {
             return Err(refused(
                 Refusal::Limit,
                 format!("{} groups", self.rules.groups),
@@ -195,7 +200,10 @@ impl Rounds {
         {
             return Err(self.too_many_parts());
         }
-        self.check_peer(asker, None)?;
+        self.check_peer(asker, ending)
+    }
+
+    fn begin(&mut self, asker: &Asker, ask: &Join) -> u64 {
         self.last += 1;
         let id = self.last;
         tracing::debug!(
@@ -216,7 +224,7 @@ impl Rounds {
                 scheduled: None,
             },
         );
-        Ok(id)
+        id
     }
 
     /// All have joined.

@@ -83,6 +83,8 @@ pub struct Group {
     /// `None` once the rank has left.
     client: Option<Client>,
     watcher: JoinHandle<()>,
+    /// The others' memory, being unmapped: until that is done this rank has not left.
+    unmapping: Option<JoinHandle<()>>,
     /// Ended last: the others should hear that this rank has left.
     hosted: Option<Hosted>,
     linger: Duration,
@@ -135,6 +137,7 @@ impl Group {
             state,
             client: Some(parts.client),
             watcher,
+            unmapping: None,
             hosted,
             linger: parts.linger,
             runtime: Handle::current(),
@@ -247,7 +250,9 @@ impl Group {
     pub async fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
         // The last owner unmaps, off the runtime.
         let members = std::mem::replace(&mut self.members, Arc::new([]));
-        let unmapped = tokio::task::spawn_blocking(move || drop(members)).await;
+        let unmapping = tokio::task::spawn_blocking(move || drop(members));
+        let unmapped = self.unmapping.insert(unmapping).await;
+        self.unmapping = None;
         // Taken only then: dropped meanwhile, the server lingers.
         let Some(client) = self.client.clone() else {
             return Ok(self.memory.clone());
@@ -300,11 +305,13 @@ impl Drop for Group {
             return;
         };
         let leave = self.leave.clone();
+        let unmapping = self.unmapping.take();
         let Some(hosted) = self.hosted.take() else {
-            return leave_behind(&self.runtime, client, leave);
+            return leave_behind(&self.runtime, client, leave, unmapping);
         };
         let linger = self.linger;
         self.runtime.spawn(async move {
+            unmapped(unmapping).await;
             // Answered when all ranks have left or are lost.
             let answer = say_leave(&client, &leave, linger).await;
             tracing::debug!(group = leave.group, ?answer, "a dropped rank's server ends");
@@ -323,6 +330,14 @@ impl fmt::Debug for Group {
             .field("via", &self.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
+    }
+}
+
+/// Waits until `leave`, dropped meanwhile, has unmapped what it had.
+pub(super) async fn unmapped(unmapping: Option<JoinHandle<()>>) {
+    if let Some(unmapping) = unmapping {
+        // A panic is reported where it happens.
+        let _ = unmapping.await;
     }
 }
 

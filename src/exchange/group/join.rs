@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::group::{Group, Parts};
+use super::group::{Group, Parts, unmapped};
 use super::handles::{blocking, enough_fds, export, take, tidy};
 use super::host::Hosted;
 use super::local::connect_local;
@@ -349,15 +350,21 @@ struct Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(client) = self.client.take() {
-            leave_behind(&self.runtime, client, self.leave.clone());
+            leave_behind(&self.runtime, client, self.leave.clone(), None);
         }
     }
 }
 
-/// Says in the background that a rank leaves. Where the runtime has ended, the session ends by
-/// itself.
-pub(super) fn leave_behind(runtime: &Handle, client: Client, leave: Leave) {
+/// Says in the background that a rank leaves, once it has unmapped all. Where the runtime has ended,
+/// the session ends by itself.
+pub(super) fn leave_behind(
+    runtime: &Handle,
+    client: Client,
+    leave: Leave,
+    unmapping: Option<JoinHandle<()>>,
+) {
     runtime.spawn(async move {
+        unmapped(unmapping).await;
         let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
     });
 }

@@ -160,10 +160,10 @@ pub(super) enum Phase {
     },
 }
 
-/// What came of a complete round, for ranks whose connection broke before they heard it.
+/// What came of a round, for ranks whose connection broke before they heard it.
 pub(super) struct Ended {
     pub(super) round: u64,
-    /// Those that have left.
+    /// Those that have left, or were told that it failed.
     pub(super) sessions: Vec<u64>,
     pub(super) told: Told,
     pub(super) until: Duration,

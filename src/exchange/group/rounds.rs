@@ -24,7 +24,7 @@ pub(super) struct Rounds {
     pub(super) present: Present,
     pub(super) waiting: HashMap<Waiter, (u64, u32)>,
     pub(super) deadlines: BTreeSet<(Duration, u64)>,
-    /// The last rounds that ended as they should, oldest first.
+    /// The last rounds that ended, oldest first.
     pub(super) ended: VecDeque<Ended>,
     pub(super) told: Vec<(Waiter, Told)>,
     pub(super) news: Vec<(u64, Lost)>,
@@ -71,23 +71,53 @@ impl Rounds {
         if self.open.get(&round.group) == Some(&id) {
             self.open.remove(&round.group);
         }
+        // Before that they do not know the round, and ask anew.
+        let offered = matches!(round.phase, Phase::Offering { .. });
         round.phase = Phase::Failed {
             why: why.clone(),
             until: now.saturating_add(self.rules.offer),
         };
         let mut done = Vec::new();
+        let mut sessions = Vec::new();
         for (rank, seat) in &mut round.seats {
             seat.given = None;
             if let Some(waiter) = seat.waiter.take() {
                 self.waiting.remove(&waiter);
                 self.told.push((waiter, Told::Incomplete(why.clone())));
                 done.push(*rank);
+                sessions.push(seat.asker.session);
             }
+        }
+        if offered {
+            self.remember(id, now, sessions, Told::Incomplete(why));
         }
         self.schedule(id);
         for rank in done {
             self.remove_seat(id, rank);
         }
+    }
+
+    /// Keeps what sessions were told at a round's end for those whose connection broke before they
+    /// heard it.
+    pub(super) fn remember(&mut self, id: u64, now: Duration, sessions: Vec<u64>, told: Told) {
+        if let Some(ended) = self.ended.iter_mut().find(|ended| ended.round == id) {
+            return ended.sessions.extend(sessions);
+        }
+        if self.ended.len() >= self.rules.groups {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(Ended {
+            round: id,
+            sessions,
+            told,
+            until: now.saturating_add(self.rules.keep),
+        });
+    }
+
+    /// What a session was told when the round ended.
+    pub(super) fn told_before(&self, id: u64, session: u64) -> Option<Told> {
+        let ended = self.ended.iter().find(|ended| ended.is(id, session))?;
+        Some(ended.told.clone())
     }
 
     /// Lets time pass.

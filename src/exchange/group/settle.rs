@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::{PageLimits, Roster};
-use super::round::{Ended, Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
+use super::round::{Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
@@ -23,6 +23,10 @@ impl Rounds {
     ) {
         self.tick(now);
         let first = ask.first;
+        if let Some(told) = self.told_before(ask.round, session) {
+            // Its connection broke before it heard that the round failed.
+            return self.told.push((waiter, told));
+        }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
             return self.unknown(waiter);
         };
@@ -35,8 +39,9 @@ impl Rounds {
                 self.told.push((waiter, Told::Refused(no)));
             }
             Phase::Failed { why, .. } => {
-                let why = why.clone();
-                self.told.push((waiter, Told::Incomplete(why)));
+                let told = Told::Incomplete(why.clone());
+                self.told.push((waiter, told.clone()));
+                self.remember(ask.round, now, vec![session], told);
                 self.remove_seat(ask.round, rank);
             }
             Phase::Complete(_) => self.serve(ask.round, waiter, first),
@@ -143,9 +148,8 @@ impl Rounds {
     pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
         self.tick(now);
         let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
-        if let Some(ended) = self.ended.iter().find(|ended| ended.is(ask.round, session)) {
+        if let Some(told) = self.told_before(ask.round, session) {
             // It has left before, and its connection broke before it heard what came of it.
-            let told = ended.told.clone();
             return self.told.push((waiter, told));
         }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
@@ -171,8 +175,9 @@ impl Rounds {
                 self.tick(now);
             }
             (Phase::Failed { why, .. }, _) => {
-                let why = why.clone();
-                self.told.push((waiter, Told::Incomplete(why)));
+                let told = Told::Incomplete(why.clone());
+                self.told.push((waiter, told.clone()));
+                self.remember(ask.round, now, vec![session], told);
                 self.remove_seat(ask.round, rank);
             }
             (Phase::Gathering | Phase::Offering { .. }, _) => {
@@ -212,15 +217,7 @@ impl Rounds {
             }
         }
         self.remove(id);
-        if self.ended.len() >= self.rules.groups {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(Ended {
-            round: id,
-            sessions,
-            told,
-            until: now.saturating_add(self.rules.keep),
-        });
+        self.remember(id, now, sessions, told);
     }
 
     /// A session is over: its process may be dead.

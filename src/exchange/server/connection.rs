@@ -74,11 +74,13 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
         Err(End::Server) => {
             // What has to be said last: what has been decided before, that leases have ended.
             let writer = &mut connection.writer;
-            if answer_done(inner, writer, &mut jobs).await.is_ok() {
-                let telling = async { while let Ok(true) = notify(inner, writer, link).await {} };
-                // Who tells without end is not waited for.
-                let _ = tokio::time::timeout(inner.limits.write, telling).await;
-            }
+            let telling = async {
+                if answer_done(inner, writer, &mut jobs).await.is_ok() {
+                    while let Ok(true) = notify(inner, writer, link, || false).await {}
+                }
+            };
+            // Who reads slowly, or has news without end, is not waited for.
+            let _ = tokio::time::timeout(inner.limits.write, telling).await;
         }
         Err(End::Dropped(why)) => {
             count(&inner.counters.dropped_peers);
@@ -115,7 +117,7 @@ async fn converse(
     tokio::pin!(ended);
     let mut excused = Duration::ZERO;
     loop {
-        let more = notify(inner, writer, link).await?;
+        let more = notify(inner, writer, link, || *inner.ended.borrow()).await?;
         let expected = requests::takes_fds(link).then_some(&link.fds);
         reader.count_fds(expected);
         // In this order, since there may be news without end: who is told it is heard, too, and
@@ -235,9 +237,18 @@ pub(super) async fn answer(
     }
 }
 
-/// Tells the client a part of what it is to be told, and whether there may be more.
-async fn notify(inner: &Inner, writer: &mut FrameWriter, link: &Link) -> Result<bool, End> {
+/// Tells the client a part of what it is to be told, unless there is something more urgent, and
+/// whether there may be more.
+async fn notify(
+    inner: &Inner,
+    writer: &mut FrameWriter,
+    link: &Link,
+    urgent: impl Fn() -> bool,
+) -> Result<bool, End> {
     for _ in 0..NOTICES_AT_ONCE {
+        if urgent() {
+            break;
+        }
         let event = match link.session.next(link.id) {
             Next::Nothing => return Ok(false),
             Next::TakenOver => return Err(End::Quietly),

@@ -223,6 +223,7 @@ impl Inner {
                 Handles::Fds(Fds { count })
             }
             Choice::Ticket | Choice::Ask(_) => {
+                state.leases.not_handed(lease);
                 let until = now + self.ticket;
                 let most = self.limits.tickets_per_peer;
                 let memory = Arc::clone(publication);
@@ -272,17 +273,23 @@ impl Inner {
         share: &Arc<FdShare>,
         ticket: &Secret,
     ) -> Outcome {
+        // Only then is it used up: where there is no room now, there may be later.
+        let room = {
+            let state = self.state();
+            let publication = state.tickets.peek(ticket, Instant::now());
+            room(share, publication.ok_or_else(not_found)?)?
+        };
         let (publication, peer) = {
             let mut state = self.state();
             let redeemed = state.tickets.redeem(ticket, Instant::now());
             let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
+            state.leases.handed(lease);
             if let Some(process) = process {
                 state.leases.set_process(lease, process);
             }
             (publication, peer)
         };
         let name = Arc::clone(&publication.name);
-        let room = room(share, &publication)?;
         let export = move || publication.export_fds().map(|fds| room.hold(fds));
         let fds = self.driver_call(export).await?;
         count(&self.counters.redeemed);

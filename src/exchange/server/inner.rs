@@ -85,7 +85,15 @@ impl Inner {
             let mut ids: Vec<u64> = published.chain(state.doubts.keys()).copied().collect();
             ids.sort_unstable();
             for id in ids {
-                let (mut holders, _) = state.leases.holders(id);
+                let (mut holders, more) = state.leases.holders(id);
+                if let Some(registered) = state.publications.get(&id)
+                    && (!holders.is_empty() || more > 0)
+                {
+                    let all = publish::describe(&holders, more);
+                    // Whoever withdraws it must not take a lease that is forgotten for one that was
+                    // given back.
+                    let _ = registered.publication.left_held.set(all);
+                }
                 holders.retain(|holder| holder.state != HolderState::Expired);
                 held.extend(publish::describe(&holders, 0));
                 state.unpublish(id, "the exporter has ended");
@@ -126,6 +134,10 @@ impl Inner {
             state.unwatch(session.session);
             for lease in &session.leases {
                 state.tickets.forget(lease.holder.lease);
+                if !lease.handed {
+                    // It never had anything to map.
+                    state.returned(lease);
+                }
                 // Of memory that is not published any more it is as true.
                 let name = match state.publications.get(&lease.publication) {
                     Some(registered) => {

@@ -52,6 +52,8 @@ pub(super) struct Lease {
     pub process: Option<Process>,
     /// The machine that the session began on.
     pub machine: Option<Machine>,
+    /// Whether handles have gone to it, or may be on their way: without them nothing is mapped.
+    pub handed: bool,
 }
 
 /// A session that has ended, and the leases that ended with it.
@@ -196,6 +198,7 @@ impl Leases {
             probe,
             process: None,
             machine: entry.machine,
+            handed: true,
         };
         self.leases.insert(lease, new);
         Ok(lease)
@@ -205,6 +208,20 @@ impl Leases {
     pub fn set_process(&mut self, lease: u64, process: Process) {
         if let Some(entry) = self.leases.get_mut(&lease) {
             entry.process = Some(process);
+        }
+    }
+
+    /// What was granted waits for a ticket to be redeemed.
+    pub fn not_handed(&mut self, lease: u64) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.handed = false;
+        }
+    }
+
+    /// The ticket is being redeemed.
+    pub fn handed(&mut self, lease: u64) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.handed = true;
         }
     }
 
@@ -384,6 +401,14 @@ impl Leases {
             lower(&mut self.peers, &entry.peer);
             let holders = self.publications.entry(publication).or_default();
             holders.live.remove(&lease);
+            if !leases.last().is_some_and(|lease: &Lease| lease.handed) {
+                // Its ticket ends with it, so nobody can have it mapped.
+                self.leases.remove(&lease);
+                if holders.is_empty() {
+                    self.publications.remove(&publication);
+                }
+                continue;
+            }
             holders.expired.insert(lease);
             if holders.expired.len() > MAX_EXPIRED {
                 self.crowded.insert(publication);

@@ -67,6 +67,27 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 }
 
 #[test]
+fn whose_ticket_was_never_redeemed_is_not_doubted() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    leases.open(1, peer(1));
+    let [redeemed, unused] = [7, 8].map(|memory| {
+        let lease = leases.grant(1, memory, None, now, LIMIT).unwrap();
+        leases.not_handed(lease);
+        lease
+    });
+    leases.handed(redeemed);
+    assert!(leases.is_held(7) && leases.is_held(8), "it may come yet");
+    let ended = leases.end(1).unwrap();
+    let told: Vec<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
+    assert_eq!(told, [redeemed, unused]);
+    assert!(leases.is_held(7) && !leases.is_held(8));
+    assert_eq!(leases.live(), 0);
+    assert!(leases.release(2, &peer(1), unused).is_none());
+    assert!(leases.release(2, &peer(1), redeemed).is_some());
+}
+
+#[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::default();

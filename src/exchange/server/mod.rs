@@ -280,8 +280,9 @@ impl Server {
             }
         }
         let held = inner.end();
-        // What is being written or asked of the driver is let finish.
-        let grace = inner.limits.write.saturating_add(inner.limits.request);
+        // What is being written or asked of the driver is let finish, and the last words are said.
+        let writing = inner.limits.write.saturating_mul(2);
+        let grace = writing.saturating_add(inner.limits.request);
         if !inner.tasks.idle(grace).await {
             return Err(Error::TimedOut {
                 what: format!("ending {} tasks of the server", inner.tasks.count()),

@@ -28,6 +28,8 @@ pub(super) struct Publication {
     pub no_fabric: OnceLock<String>,
     /// Woken when a holder has come off.
     pub changed: Notify,
+    /// Who held it when the server ended, if anybody did: they are not asked any more.
+    pub left_held: OnceLock<Vec<String>>,
 }
 
 /// What does.

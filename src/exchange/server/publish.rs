@@ -111,6 +111,7 @@ impl<'a> PublishOptions<'a> {
             fabric: OnceLock::new(),
             no_fabric: OnceLock::new(),
             changed: Notify::new(),
+            left_held: OnceLock::new(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
         let registered = Registered {
@@ -186,7 +187,8 @@ impl Published {
     /// # Errors
     /// [`Error::StillHeld`] with the holders, when the time is over or only those are left who went
     /// silent and may still have it mapped. The name stays closed then: withdraw once more, or drop
-    /// the publication.
+    /// the publication. Where the server has ended while somebody held it, these are the holders of
+    /// then: nothing more is heard of them.
     ///
     /// # Cancel safety
     /// Dropped unfinished, the name stays closed and the holders stay asked.
@@ -202,6 +204,12 @@ impl Published {
             changed.as_mut().enable();
             let (holders, more) = {
                 let mut state = self.inner.state();
+                if let Some(holders) = publication.left_held.get() {
+                    return Err(Error::StillHeld {
+                        name: self.name().into(),
+                        holders: holders.clone(),
+                    });
+                }
                 let (holders, more) = state.leases.holders(publication.id);
                 if holders.is_empty() && more == 0 {
                     state.unpublish(publication.id, "");

@@ -60,6 +60,12 @@ impl<T> Tickets<T> {
         Ok(Some(token))
     }
 
+    /// What a ticket stands for, which stays good.
+    pub fn peek(&self, token: &Secret, now: Instant) -> Option<&T> {
+        let ticket = self.live.get(&token::key(token)?)?;
+        (ticket.token == *token && now < ticket.until).then_some(&ticket.stands_for)
+    }
+
     /// The ticket's key, what it stands for, and who was given it. A wrong guess leaves the right
     /// ticket as it is.
     pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(u64, T, PeerName)> {
@@ -119,7 +125,11 @@ mod tests {
         let now = Instant::now();
         let mut tickets = Tickets::default();
         let token = issue(&mut tickets, 1, now + LIFE, "memory");
+        for _ in 0..2 {
+            assert_eq!(tickets.peek(&token, now), Some(&"memory"));
+        }
         assert_eq!(tickets.redeem(&token, now), Some((1, "memory", PEER)));
+        assert_eq!(tickets.peek(&token, now), None);
         assert_eq!(tickets.redeem(&token, now), None);
     }
 
@@ -128,6 +138,7 @@ mod tests {
         let now = Instant::now();
         let mut tickets = Tickets::default();
         let token = issue(&mut tickets, 1, now + LIFE, ());
+        assert_eq!(tickets.peek(&token, now + LIFE), None);
         assert_eq!(tickets.redeem(&token, now + LIFE), None);
         issue(&mut tickets, 2, now + LIFE, ());
         issue(&mut tickets, 3, now + 2 * LIFE, ());
@@ -143,6 +154,7 @@ mod tests {
         let mut tickets = Tickets::default();
         let token = issue(&mut tickets, 1, now + LIFE, ());
         let guess = token::mint(1).unwrap();
+        assert_eq!(tickets.peek(&guess, now), None);
         assert_eq!(tickets.redeem(&guess, now), None);
         assert_eq!(tickets.redeem(&Secret::new(b"short").unwrap(), now), None);
         assert!(tickets.redeem(&token, now).is_some());

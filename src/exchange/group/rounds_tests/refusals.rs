@@ -163,3 +163,29 @@ fn members_are_for_their_ranks_alone() {
     let stranger = story.offer(at(0), 9, handles(round));
     assert_eq!(story.reason(stranger).0, "not_found");
 }
+
+#[test]
+fn who_begins_anew_is_not_refused_for_the_round_that_ends_with_it() {
+    let mut story = Story::new(Rules {
+        groups: 1,
+        groups_per_peer: 1,
+        ..Rules::default()
+    });
+    let joins = [0, 1].map(|rank| story.join(at(0), rank.into(), ask(rank, 2)));
+    story.agreed(joins[0]);
+    // Nobody has offered, so the failed round is kept for both.
+    let again = story.join(at(1), 10, ask(0, 2));
+    assert!(!story.told.contains_key(&again), "it gathers");
+    let other = story.join(at(1), 11, ask(1, 2));
+    let round = story.agreed(other);
+    assert_eq!(story.agreed(again), round);
+    // But not without end; and who is refused ends nothing.
+    let third = story.join(at(2), 20, ask(0, 2));
+    assert_eq!(story.reason(third).0, "limit");
+    for session in [10, 11] {
+        let waiter = story.offer(at(2), session, handles(round));
+        if session == 11 {
+            assert!(matches!(story.told[&waiter], Told::Members(..)));
+        }
+    }
+}
