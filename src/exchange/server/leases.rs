@@ -397,11 +397,11 @@ impl Leases {
             };
             record.holder.state = HolderState::Expired;
             leases.push(record.clone());
-            let publication = record.publication;
+            let (publication, handed) = (record.publication, record.handed);
             lower(&mut self.peers, &entry.peer);
             let holders = self.publications.entry(publication).or_default();
             holders.live.remove(&lease);
-            if !leases.last().is_some_and(|lease: &Lease| lease.handed) {
+            if !handed {
                 // Its ticket ends with it, so nobody can have it mapped.
                 self.leases.remove(&lease);
                 if holders.is_empty() {
