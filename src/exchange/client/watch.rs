@@ -91,6 +91,7 @@ impl Watch {
                     Err(error) => return Err(error),
                 }
                 if looked {
+                    self.away = false;
                     self.stale = None;
                     if missed > 0 {
                         self.events.insert(first, WatchEvent::Missed(missed));

@@ -153,19 +153,17 @@ pub(super) enum Phase {
     },
     /// The roster is there as long as a rank may have to be told it once more.
     Complete(Option<Kept>),
-    /// Kept for the ranks that have not asked since.
-    Failed {
-        why: Arc<Incomplete>,
-        until: Duration,
-    },
 }
 
-/// What came of a round, for ranks whose connection broke before they heard it.
+/// What came of a round, for ranks that have not asked yet or whose connection broke before they
+/// heard it.
 pub(super) struct Ended {
     pub(super) round: u64,
-    /// Those that have left, or were told that it failed.
+    /// Those that have left; all, of a round that failed.
     pub(super) sessions: Vec<u64>,
     pub(super) told: Told,
+    /// Whether it ended before it was complete.
+    pub(super) failed: bool,
     pub(super) until: Duration,
 }
 
@@ -225,7 +223,7 @@ impl Round {
         match &self.phase {
             Phase::Gathering | Phase::Complete(None) => waits,
             Phase::Complete(Some(kept)) => Some(waits.map_or(kept.until, |at| at.min(kept.until))),
-            Phase::Offering { until, .. } | Phase::Failed { until, .. } => Some(*until),
+            Phase::Offering { until, .. } => Some(*until),
         }
     }
 }

@@ -68,41 +68,32 @@ impl Rounds {
             ranks = ?why.ranks,
             "a group did not come together"
         );
-        if self.open.get(&round.group) == Some(&id) {
-            self.open.remove(&round.group);
-        }
-        // Before that they do not know the round, and ask anew.
+        // Before that its ranks all wait for the answer.
         let offered = matches!(round.phase, Phase::Offering { .. });
-        round.phase = Phase::Failed {
-            why: why.clone(),
-            until: now.saturating_add(self.rules.offer),
-        };
-        let mut done = Vec::new();
         let mut sessions = Vec::new();
-        for (rank, seat) in &mut round.seats {
-            seat.given = None;
+        for seat in round.seats.values_mut() {
+            sessions.push(seat.asker.session);
             if let Some(waiter) = seat.waiter.take() {
                 self.waiting.remove(&waiter);
                 self.told.push((waiter, Told::Incomplete(why.clone())));
-                done.push(*rank);
-                sessions.push(seat.asker.session);
             }
         }
         if offered {
-            self.remember(id, now, sessions, Told::Incomplete(why));
+            self.remember(id, now, sessions, Told::Incomplete(why), true);
         }
-        self.schedule(id);
-        for rank in done {
-            self.remove_seat(id, rank);
-        }
+        self.remove(id);
     }
 
-    /// Keeps what sessions were told at a round's end for those whose connection broke before they
-    /// heard it.
-    pub(super) fn remember(&mut self, id: u64, now: Duration, sessions: Vec<u64>, told: Told) {
-        if let Some(ended) = self.ended.iter_mut().find(|ended| ended.round == id) {
-            return ended.sessions.extend(sessions);
-        }
+    /// Keeps what there is to tell of a round that has ended, for sessions that have not asked yet or
+    /// whose connection broke before they heard it.
+    pub(super) fn remember(
+        &mut self,
+        id: u64,
+        now: Duration,
+        sessions: Vec<u64>,
+        told: Told,
+        failed: bool,
+    ) {
         if self.ended.len() >= self.rules.groups {
             self.ended.pop_front();
         }
@@ -110,14 +101,14 @@ impl Rounds {
             round: id,
             sessions,
             told,
+            failed,
             until: now.saturating_add(self.rules.keep),
         });
     }
 
-    /// What a session was told when the round ended.
-    pub(super) fn told_before(&self, id: u64, session: u64) -> Option<Told> {
-        let ended = self.ended.iter().find(|ended| ended.is(id, session))?;
-        Some(ended.told.clone())
+    /// What there is to tell a session of a round that has ended.
+    pub(super) fn came_of(&self, id: u64, session: u64) -> Option<&Ended> {
+        self.ended.iter().find(|ended| ended.is(id, session))
     }
 
     /// Lets time pass.
@@ -155,7 +146,6 @@ impl Rounds {
                 let why = round.incomplete(Refusal::TimedOut, "no handles from them", late);
                 self.fail(id, now, why);
             }
-            Phase::Failed { .. } => self.remove(id),
             Phase::Complete(kept) => {
                 kept.take_if(|kept| kept.until <= now);
                 let here = round.ranks(|seat| seat.stay == Stay::Here);

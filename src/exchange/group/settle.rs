@@ -23,8 +23,11 @@ impl Rounds {
     ) {
         self.tick(now);
         let first = ask.first;
-        if let Some(told) = self.told_before(ask.round, session) {
-            // Its connection broke before it heard that the round failed.
+        if let Some(ended) = self.came_of(ask.round, session)
+            && ended.failed
+        {
+            let told = ended.told.clone();
+            // The round has failed meanwhile, or its connection broke before it heard so.
             return self.told.push((waiter, told));
         }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
@@ -37,12 +40,6 @@ impl Rounds {
             Phase::Gathering => {
                 let no = refused(Refusal::Invalid, "the group is still gathering");
                 self.told.push((waiter, Told::Refused(no)));
-            }
-            Phase::Failed { why, .. } => {
-                let told = Told::Incomplete(why.clone());
-                self.told.push((waiter, told.clone()));
-                self.remember(ask.round, now, vec![session], told);
-                self.remove_seat(ask.round, rank);
             }
             Phase::Complete(_) => self.serve(ask.round, waiter, first),
             Phase::Offering { via, .. } => {
@@ -148,8 +145,10 @@ impl Rounds {
     pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
         self.tick(now);
         let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
-        if let Some(told) = self.told_before(ask.round, session) {
-            // It has left before, and its connection broke before it heard what came of it.
+        if let Some(ended) = self.came_of(ask.round, session) {
+            let told = ended.told.clone();
+            // It has left before, and its connection broke before it heard what came of it; or the
+            // round failed.
             return self.told.push((waiter, told));
         }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
@@ -173,12 +172,6 @@ impl Rounds {
                 self.end(ask.round, now);
                 self.schedule(ask.round);
                 self.tick(now);
-            }
-            (Phase::Failed { why, .. }, _) => {
-                let told = Told::Incomplete(why.clone());
-                self.told.push((waiter, told.clone()));
-                self.remember(ask.round, now, vec![session], told);
-                self.remove_seat(ask.round, rank);
             }
             (Phase::Gathering | Phase::Offering { .. }, _) => {
                 self.told.push((waiter, Told::Done));
@@ -217,7 +210,7 @@ impl Rounds {
             }
         }
         self.remove(id);
-        self.remember(id, now, sessions, told);
+        self.remember(id, now, sessions, told, false);
     }
 
     /// A session is over: its process may be dead.
@@ -262,7 +255,6 @@ impl Rounds {
             Phase::Gathering => {
                 self.vacate(id, rank, refused(Refusal::Closing, "the session ended"))
             }
-            Phase::Failed { .. } => self.remove_seat(id, rank),
             Phase::Offering { .. } => {
                 let why = round.incomplete(
                     Refusal::Closing,
@@ -270,7 +262,6 @@ impl Rounds {
                     vec![rank],
                 );
                 self.fail(id, now, why);
-                self.remove_seat(id, rank);
             }
             Phase::Complete(_) => {
                 let news = Lost {

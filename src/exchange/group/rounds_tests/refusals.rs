@@ -169,21 +169,35 @@ fn who_begins_anew_is_not_refused_for_the_round_that_ends_with_it() {
     let mut story = Story::new(Rules {
         groups: 1,
         groups_per_peer: 1,
+        parts: 4,
         ..Rules::default()
     });
     let joins = [0, 1].map(|rank| story.join(at(0), rank.into(), ask(rank, 2)));
-    story.agreed(joins[0]);
-    // Nobody has offered, so the failed round is kept for both.
+    let first = story.agreed(joins[0]);
+    // Nobody has offered, so nobody hears of the failed round before it asks.
     let again = story.join(at(1), 10, ask(0, 2));
     assert!(!story.told.contains_key(&again), "it gathers");
     let other = story.join(at(1), 11, ask(1, 2));
-    let round = story.agreed(other);
-    assert_eq!(story.agreed(again), round);
-    // But not without end; and who is refused ends nothing.
-    let third = story.join(at(2), 20, ask(0, 2));
+    let second = story.agreed(other);
+    assert_eq!(story.agreed(again), second);
+    let late = story.offer(at(1), 1, handles(first));
+    assert_eq!(story.reason(late), ("closing".into(), vec![0]));
+    // Who is refused ends nothing.
+    let mut wrong = ask(0, 2);
+    let parts = (0..5).map(|allocation| {
+        let mut part = memory().parts.remove(0);
+        part.identity.allocation = allocation;
+        part
+    });
+    wrong.memory = Some(Description {
+        len: 9 << 20,
+        parts: parts.collect(),
+        ..memory()
+    });
+    let third = story.join(at(2), 20, wrong);
     assert_eq!(story.reason(third).0, "limit");
     for session in [10, 11] {
-        let waiter = story.offer(at(2), session, handles(round));
+        let waiter = story.offer(at(2), session, handles(second));
         if session == 11 {
             assert!(matches!(story.told[&waiter], Told::Members(..)));
         }
