@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::host::Hosted;
-use super::join::leave_behind;
+use super::join::{leave_behind, unmapped};
 use super::member::Slot;
 use super::options::GroupOptions;
 use crate::driver::{Driver, HandleType};
@@ -330,14 +330,6 @@ impl fmt::Debug for Group {
             .field("via", &self.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
-    }
-}
-
-/// Waits until `leave`, dropped meanwhile, has unmapped what it had.
-pub(super) async fn unmapped(unmapping: Option<JoinHandle<()>>) {
-    if let Some(unmapping) = unmapping {
-        // A panic is reported where it happens.
-        let _ = unmapping.await;
     }
 }
 

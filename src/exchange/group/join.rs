@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::group::{Group, Parts, unmapped};
+use super::group::{Group, Parts};
 use super::handles::{blocking, enough_fds, export, take, tidy};
 use super::host::Hosted;
 use super::local::connect_local;
@@ -367,4 +367,12 @@ pub(super) fn leave_behind(
         unmapped(unmapping).await;
         let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
     });
+}
+
+/// Waits until [`Group::leave`], dropped meanwhile, has unmapped what it had.
+pub(super) async fn unmapped(unmapping: Option<JoinHandle<()>>) {
+    if let Some(unmapping) = unmapping {
+        // A panic is reported where it happens.
+        let _ = unmapping.await;
+    }
 }

@@ -369,28 +369,6 @@ fn what_came_of_a_round_is_told_once_more() {
 }
 
 #[test]
-fn why_a_round_failed_is_told_once_more() {
-    let mut story = Story::new(Rules::default());
-    let joins = [0, 1, 2].map(|rank| story.join(at(0), rank.into(), ask(rank, 3)));
-    let round = story.agreed(joins[0]);
-    let early = story.offer(at(1), 0, handles(round));
-    story.gone(at(2), 1);
-    let late = story.offer(at(3), 2, handles(round));
-    story.nothing_left();
-    // Their connections broke before they heard it, whether they were told at once or asked later.
-    let again = [0, 2].map(|session| story.offer(at(4), session, handles(round)));
-    let left = story.leave(at(4), 0, round, 0);
-    for waiter in [early, late, again[0], again[1], left] {
-        assert_eq!(story.reason(waiter), ("closing".into(), vec![1]));
-    }
-    let stranger = story.offer(at(4), 7, handles(round));
-    assert_eq!(story.reason(stranger).0, "not_found");
-    let late = story.offer(at(2) + Rules::default().keep, 0, handles(round));
-    assert_eq!(story.reason(late).0, "not_found");
-    assert!(story.rounds.ended.is_empty());
-}
-
-#[test]
 fn who_does_not_leave_is_named() {
     let mut story = Story::new(Rules::default());
     let round = story.complete(3);
