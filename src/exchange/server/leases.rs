@@ -409,6 +409,8 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
     }
 }
 
+#[cfg(any(test, feature = "service"))]
+mod doubts;
 mod expired;
 #[cfg(test)]
 #[path = "leases_tests.rs"]

@@ -47,6 +47,7 @@ impl Machines {
     /// One certificate may serve many machines, and so may one address; who is the same in both is
     /// taken to be the same. Everybody can be `local`, and a user of this machine can be in a container
     /// that makes up its starts.
+    #[cfg(any(test, feature = "service"))]
     pub fn have_restarted(&self, peer: &PeerName, machine: &Machine) -> bool {
         let (PeerName::Certificate(_), Some(_)) = (peer, machine.ip) else {
             return false;

@@ -10,6 +10,7 @@ mod admission;
 mod allocate;
 mod connection;
 pub(super) mod door;
+#[cfg(any(test, feature = "service"))]
 mod doubt;
 mod events;
 mod fetch;
@@ -43,6 +44,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast, watch};
 
+#[cfg(feature = "service")]
 pub(crate) use doubt::Doubt;
 
 pub use allocate::{Allocate, Allocation};

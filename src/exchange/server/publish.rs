@@ -169,6 +169,7 @@ impl Published {
         state.change(self.publication.id, |registered| registered.who = who);
     }
 
+    #[cfg(any(test, feature = "service"))]
     pub(super) fn parts(&self) -> (&Arc<Inner>, u64) {
         (&self.inner, self.publication.id)
     }

@@ -1,0 +1,37 @@
+//! Expired leases whose holders may still have the memory mapped, until it is known that they cannot.
+
+use super::{HolderState, Holders, Lease, Leases};
+
+impl Leases {
+    /// Forgets an expired lease: its holder is no more.
+    pub fn dismiss(&mut self, lease: u64) {
+        let expired = |entry: &Lease| entry.holder.state == HolderState::Expired;
+        if self.leases.get(&lease).is_some_and(expired) {
+            self.remove(lease);
+        }
+    }
+
+    /// Forgets the expired leases of a publication whose holders' machines have started anew.
+    pub fn dismiss_restarted(&mut self, publication: u64) {
+        let expired = self.publications.get(&publication).map(|h| &h.expired);
+        let restarted = |lease: &&u64| {
+            self.leases.get(lease).is_some_and(|entry| {
+                let machine = entry.machine.as_ref();
+                machine.is_some_and(|m| self.machines.have_restarted(&entry.holder.peer, m))
+            })
+        };
+        let gone: Vec<u64> = expired
+            .into_iter()
+            .flatten()
+            .filter(restarted)
+            .copied()
+            .collect();
+        gone.into_iter().for_each(|lease| self.dismiss(lease));
+    }
+
+    /// Whether somebody holds a publication or may hold it, for all that is known.
+    pub fn is_held(&self, publication: u64) -> bool {
+        let held = |h: &Holders| !h.live.is_empty() || !h.expired.is_empty() || h.more > 0;
+        self.publications.get(&publication).is_some_and(held)
+    }
+}
