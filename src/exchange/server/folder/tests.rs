@@ -21,7 +21,7 @@ fn killed(place: &Path) -> PathBuf {
 
 fn forget(mut folder: Folder) -> PathBuf {
     drop(folder.lock.take().expect("locked"));
-    let path = folder.path.clone();
+    let path = std::mem::take(&mut folder.path);
     std::mem::forget(folder);
     path
 }
