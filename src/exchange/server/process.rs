@@ -13,7 +13,7 @@ pub(super) struct Process {
     started: u64,
 }
 
-/// What `/proc/PID/stat` says. Source: proc_pid_stat(5).
+/// What `/proc/PID/task/PID/stat` says. Source: proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     state: char,
@@ -76,8 +76,10 @@ pub(super) async fn ended(mut processes: HashSet<Process>) -> HashSet<Process> {
     looked.unwrap_or_default()
 }
 
+/// Of its first thread, which is the process's own: for `/proc/PID/stat` QEMU's user mode makes up
+/// one, which says since when the thread that reads it runs.
 fn path(pid: u32) -> String {
-    format!("/proc/{pid}/stat")
+    format!("/proc/{pid}/task/{pid}/stat")
 }
 
 impl Stat {
