@@ -31,7 +31,7 @@ headroom = "0"
 quiet = "0s"
 [lease]
 heartbeat = "200ms"
-expiry = "2s"
+expiry = "5s"
 "#,
         folder.path().display()
     );
@@ -238,7 +238,7 @@ async fn nor_does_a_process_count_that_got_its_fds_at_the_door() {
     let driver = driver();
     let mut config = peers.config("");
     config.lease.heartbeat = Duration::from_millis(200);
-    config.lease.expiry = Duration::from_secs(2);
+    config.lease.expiry = Duration::from_secs(5);
     let service = Service::start(config, &driver).await.unwrap();
     let address = service.addresses()[0].clone();
     let holder = Holder::start(&address, Some(peers.folder.path())).await;
