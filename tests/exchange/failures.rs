@@ -8,6 +8,7 @@ use egmem::exchange::{Address, Client, Security, Server, Who};
 use egmem::{End, Error, Refusal};
 use tokio::time::timeout;
 
+use super::refused::assert_refused;
 use super::{
     buffer, client, fabric, let_go, no_fabric, nothing_held, options, server, server_at, tls,
     verify, within,
@@ -34,16 +35,7 @@ async fn whom_the_certificate_does_not_name_is_not_let_in() {
     let who = Who::list(["node-c"]).unwrap();
     let published = server.publish("x", mine).who(who).now().unwrap();
     let error = within(client.fetch("x").go()).await.unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::NotFound,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_refused(&error, Refusal::NotFound);
     assert!(within(client.list("")).await.unwrap().is_empty());
     published.set_who(Who::list(["node-b"]).unwrap());
     assert_eq!(within(client.list("")).await.unwrap().len(), 1);
@@ -90,16 +82,7 @@ async fn reading_is_all_that_some_memory_allows() {
     let error = within(client.fetch("x").read_write().go())
         .await
         .unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::Forbidden,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_refused(&error, Refusal::Forbidden);
     let writable = server.publish("y", buffer(&own, 1 << 20)).now().unwrap();
     let remote = within(client.fetch("y").read_only().go()).await.unwrap();
     assert!(matches!(

@@ -3,6 +3,8 @@
 
 mod failures;
 mod names;
+#[path = "../common/refused.rs"]
+mod refused;
 
 use std::future::IntoFuture;
 use std::time::Duration;

@@ -4,6 +4,7 @@ use egmem::exchange::server::ServerEvent;
 use egmem::exchange::{Address, LeaseState, Server, WatchEvent};
 use egmem::{Error, Refusal};
 
+use super::refused::assert_refused;
 use super::{LONG, buffer, client, fabric, ms, nothing_held, server, server_at, within};
 
 #[tokio::test]
@@ -130,16 +131,7 @@ async fn a_restarted_server_is_another_one() {
     let error = within(client.fetch("x").instance(before).go())
         .await
         .unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::Stale,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_refused(&error, Refusal::Stale);
     assert_eq!(remote.get::<u64>(0).unwrap(), 9);
     assert_eq!(
         within(client.fetch("x").go())

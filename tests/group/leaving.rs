@@ -6,12 +6,11 @@ use egmem::exchange::group::{Group, Host};
 use egmem::exchange::{Address, Server};
 use egmem::{Driver, Error};
 
-use super::{LONG, all, buffer, fabric, free_address, options, until};
+use super::{LONG, all, buffer, fabric, free_address, options, server, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_leave_is_named_and_who_drops_has_left() {
-    let server = Server::options().listen(Address::loopback(0));
-    let server = server.start().await.unwrap();
+    let server = server().await;
     let address = server.addresses()[0].clone();
     let driver = fabric();
     let join = |rank| {
@@ -119,8 +118,7 @@ fn who_gives_up_leaving_has_not_left_before_all_is_unmapped() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let server = Server::options().listen(Address::loopback(0));
-        let server = server.start().await.unwrap();
+        let server = server().await;
         let address = server.addresses()[0].clone();
         let driver = fabric();
         let join = |rank| {
@@ -180,11 +178,7 @@ fn a_rank_without_async_lingers(end: fn(egmem::exchange::blocking::Group)) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_joins_again_begins_a_new_round() {
-    let server = Server::options()
-        .listen(Address::loopback(0))
-        .start()
-        .await
-        .unwrap();
+    let server = server().await;
     let address = server.addresses()[0].clone();
     for round in 0..3 {
         let results = all(2, |rank| {

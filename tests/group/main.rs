@@ -8,6 +8,8 @@ mod processes;
 #[path = "../common/program.rs"]
 mod program;
 mod refusals;
+#[path = "../common/refused.rs"]
+mod refused;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,6 +54,12 @@ fn free_address() -> Address {
     format!("tcp://{}", listener.local_addr().unwrap())
         .parse()
         .unwrap()
+}
+
+/// One that is no rank's.
+async fn server() -> Server {
+    let server = Server::options().listen(Address::loopback(0));
+    server.start().await.unwrap()
 }
 
 fn options(rank: u32, size: u32, address: &Address) -> GroupOptions {
@@ -210,11 +218,7 @@ async fn rank_0_may_come_late() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_elsewhere_serves_several_groups() {
-    let server = Server::options()
-        .listen(Address::loopback(0))
-        .start()
-        .await
-        .unwrap();
+    let server = server().await;
     let address = server.addresses()[0].clone();
     let results = all(6, |index| {
         let address = address.clone();

@@ -7,7 +7,8 @@ use egmem::exchange::group::Host;
 use egmem::exchange::{Address, Server, Who};
 use egmem::{Buffer, Error, Refusal};
 
-use super::{LONG, all, buffer, fabric, free_address, no_fabric, options, until};
+use super::refused::assert_refused;
+use super::{LONG, all, buffer, fabric, free_address, no_fabric, options, server, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_ranks_are_named_to_all_alike() {
@@ -116,11 +117,7 @@ async fn ranks_that_exclude_each_other_all_hear_why() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_ranks_and_sizes_are_refused() {
-    let server = Server::options()
-        .listen(Address::loopback(0))
-        .start()
-        .await
-        .unwrap();
+    let server = server().await;
     let address = server.addresses()[0].clone();
     let elsewhere = |rank, size| options(rank, size, &address).host(Host::Elsewhere);
     let driver = fabric();
@@ -130,16 +127,7 @@ async fn wrong_ranks_and_sizes_are_refused() {
     });
     until("rank 0 has come", || server.stats().groups == 1).await;
     let error = elsewhere(1, 3).join(&driver).await.unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::Invalid,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_refused(&error, Refusal::Invalid);
     for (rank, size) in [(2, 2), (0, 0)] {
         let error = elsewhere(rank, size).join(&driver).await.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
@@ -152,16 +140,7 @@ async fn wrong_ranks_and_sizes_are_refused() {
         "{again}"
     );
     let first = waiting.await.unwrap();
-    assert!(
-        matches!(
-            &first,
-            Error::Refused {
-                reason: Refusal::Exists,
-                ..
-            }
-        ),
-        "{first}"
-    );
+    assert_refused(&first, Refusal::Exists);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,14 +156,5 @@ async fn strangers_are_refused() {
         .join(&fabric())
         .await
         .unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::Forbidden,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_refused(&error, Refusal::Forbidden);
 }

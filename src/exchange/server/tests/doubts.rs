@@ -6,13 +6,17 @@ use crate::exchange::server::ServerEvent;
 use crate::exchange::server::leases::MAX_EXPIRED;
 use crate::exchange::server::process::Process;
 
+/// Its peers have names: over plain TCP any local process could be another one.
+async fn server_at_unix() -> (tempfile::TempDir, Server) {
+    let (directory, address) = at_unix();
+    let options = Server::options().listen(address).heartbeat(LEASE / 4);
+    (directory, options.lease(LEASE).start().await.unwrap())
+}
+
 #[tokio::test]
 async fn a_silent_holder_expires_and_stays_doubted() {
     let driver = driver();
-    // A peer with a name: any local process could be another one over plain TCP.
-    let (_directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(LEASE / 4);
-    let server = options.lease(LEASE).start().await.unwrap();
+    let (_directory, server) = server_at_unix().await;
     let mut events = server.events();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
@@ -41,9 +45,7 @@ async fn a_silent_holder_expires_and_stays_doubted() {
 #[tokio::test]
 async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(LEASE / 4);
-    let server = options.lease(LEASE).start().await.unwrap();
+    let (_directory, server) = server_at_unix().await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
@@ -73,9 +75,7 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
 #[tokio::test]
 async fn a_doubt_ends_with_the_processes_however_many_there_were() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(LEASE / 4);
-    let server = options.lease(LEASE).start().await.unwrap();
+    let (_directory, server) = server_at_unix().await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let count = MAX_EXPIRED as u32 + 1;
@@ -148,9 +148,7 @@ async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
 #[tokio::test]
 async fn a_holder_goes_silent_after_the_name() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(LEASE / 4);
-    let server = options.lease(LEASE).start().await.unwrap();
+    let (_directory, server) = server_at_unix().await;
     let mut events = server.events();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
