@@ -67,6 +67,7 @@ mod error;
 pub mod exchange;
 mod explain;
 mod guard;
+pub mod heap;
 pub mod host;
 pub mod interop;
 pub mod kernels;

@@ -1,0 +1,2 @@
+//! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
+#![allow(dead_code)]
