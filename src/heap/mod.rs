@@ -1,2 +1,7 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
 #![allow(dead_code)]
+
+mod occupancy;
+mod svg;
+
+pub use occupancy::{Chunk, Occupancy, OccupancyTotals};

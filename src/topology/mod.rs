@@ -17,7 +17,7 @@ pub(crate) mod kernel;
 mod machine;
 mod node;
 mod place;
-mod svg;
+pub(crate) mod svg;
 #[cfg(test)]
 pub(crate) mod test_tree;
 mod text;

@@ -359,7 +359,7 @@ fn fit(text: &str, width: f64) -> String {
 }
 
 /// For XML; characters that XML cannot hold are replaced.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -1,0 +1,500 @@
+//! A heap's occupancy as an SVG picture, whose size depends on its pixels and not on the number of blocks.
+//!
+//! The range is wrapped into rows as text is. Each pixel column of a row stands for the same number of
+//! bytes; what the column's height is filled with, from the bottom, are the shares of used, deferred,
+//! cached and free bytes. So a picture without colours, or with a million blocks, can still be read.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::ops::Range;
+
+use super::occupancy::{Layers, Occupancy, OccupancyTotals};
+use crate::size::Bytes;
+use crate::topology::svg::escape;
+
+/// Pixel columns in a row.
+const COLUMNS: u64 = 512;
+/// Rows at most.
+const ROWS: u64 = 32;
+/// No column stands for less than this, so small heaps have few rows.
+const LEAST_CELL: u64 = 256;
+/// Pixels of a row's height.
+const HEIGHT: u64 = 16;
+/// From row to row.
+const PITCH: u64 = 22;
+/// Where rows begin, from the left and from the top.
+const LEFT: u64 = 96;
+const TOP: u64 = 86;
+const WIDTH: u64 = LEFT + COLUMNS + 216;
+
+/// Light by default; a viewer that prefers dark gets dark. As in the topology's picture, no variables
+/// and no fonts, for the sake of converters.
+const STYLE: &str = "\
+text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
+.head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
+.bg{fill:#fff}.u{fill:#1f5fa8}.f{fill:#dfe9f5}.n{fill:#fff}.box{fill:none;stroke:#8a97a8}.m{stroke:#1c2430}\n\
+@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}\
+.u{fill:#6db0ff}.f{fill:#26344a}.n{fill:#12161c}.m{stroke:#e8edf4}}";
+
+/// Patterns, so that kinds differ by more than colour.
+const PATTERNS: &str = r##"<pattern id="egmem-heap-d" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#e8a33d"/><path d="M0 1h2M2 3h2" stroke="#5a3a00"/></pattern>
+<pattern id="egmem-heap-c" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#9cc3ea"/><path d="M1 0v4" stroke="#1f5fa8"/></pattern>
+<pattern id="egmem-heap-n" width="6" height="6" patternUnits="userSpaceOnUse"><path d="M0 6L6 0" stroke="#9aa4b1"/></pattern>"##;
+
+impl Occupancy {
+    /// A picture of the range under the heading `title`: a whole SVG file without fonts or style sheets
+    /// of its own, at most about half a megabyte however many blocks there are.
+    ///
+    /// Shown is the range from its start to the end of what is backed or used; the legend gives bytes.
+    pub fn to_svg(&self, title: &str) -> String {
+        let layers = Layers::of(self);
+        let totals = layers.totals();
+        let scale = Scale::new(layers.end());
+        let height = TOP + scale.rows * PITCH + 150;
+        let mut svg = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            svg,
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="egmem-heap-t egmem-heap-s">
+<title id="egmem-heap-t">{title}</title>
+<desc id="egmem-heap-s">{words}</desc>
+<style>{STYLE}</style>
+<defs>
+{PATTERNS}
+</defs>
+<rect class="bg" width="{WIDTH}" height="{height}"/>
+<text class="head" x="24" y="34">{title}</text>
+<text class="soft" x="24" y="56">{subtitle}</text>
+"#,
+            title = escape(title),
+            words = self.words(&totals),
+            subtitle = self.subtitle(&totals, &scale),
+        );
+        let cells = Cells::count(&layers, &scale);
+        for row in 0..scale.rows {
+            self.draw_row(&mut svg, row, &cells, &scale);
+        }
+        if scale.rows == 0 {
+            let _ = writeln!(
+                svg,
+                r#"<text x="24" y="{TOP}">Nothing is backed yet.</text>"#
+            );
+        }
+        legend(&mut svg, TOP + scale.rows * PITCH + 28, &totals, self.limit);
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    /// The picture in words.
+    fn words(&self, totals: &OccupancyTotals) -> String {
+        format!(
+            "Of at most {} bytes, {} are backed: {} used, {} deferred, {} cached, {} free. \
+             The largest free stretch has {} bytes.",
+            self.limit,
+            totals.backed,
+            totals.used,
+            totals.deferred,
+            totals.cached,
+            totals.free,
+            totals.largest_free,
+        )
+    }
+
+    fn subtitle(&self, totals: &OccupancyTotals, scale: &Scale) -> String {
+        format!(
+            "{} backed of at most {}; largest free stretch {}, fragmentation {:.1} %; one column is {}",
+            Bytes(totals.backed),
+            Bytes(self.limit),
+            Bytes(totals.largest_free),
+            100.0 * totals.fragmentation(),
+            Bytes(scale.cell),
+        )
+    }
+
+    fn draw_row(&self, svg: &mut String, row: u64, cells: &Cells, scale: &Scale) {
+        let y = TOP + row * PITCH;
+        let bytes = scale.row(row);
+        let columns = scale.columns(row);
+        let first = (row * COLUMNS) as usize;
+        let cells = &cells.0[first..first + columns as usize];
+        let sum = |of: fn(&Cell) -> u64| cells.iter().map(of).sum::<u64>();
+        let used = sum(|cell| cell.used);
+        let length = bytes.end - bytes.start;
+        let _ = write!(
+            svg,
+            r#"<g><title>offsets {start} to {end}: used {used}, deferred {deferred}, cached {cached}, free {free} bytes</title>
+<text class="soft end" x="{label}" y="{text}">{at}</text><text class="soft" x="{right}" y="{text}">{share:.0} % used{nodes}</text>
+<rect class="n" x="{LEFT}" y="{y}" width="{columns}" height="{HEIGHT}"/><rect fill="url(#egmem-heap-n)" x="{LEFT}" y="{y}" width="{columns}" height="{HEIGHT}"/>
+"#,
+            start = bytes.start,
+            end = bytes.end,
+            deferred = sum(|cell| cell.deferred),
+            cached = sum(|cell| cell.cached),
+            free = sum(|cell| cell.free),
+            label = LEFT - 8,
+            text = y + 12,
+            at = Bytes(bytes.start),
+            right = LEFT + COLUMNS + 10,
+            share = 100.0 * used as f64 / length as f64,
+            nodes = self.nodes(&bytes),
+        );
+        let heights: Vec<[u64; 4]> = cells.iter().map(|cell| cell.heights(scale.cell)).collect();
+        // From the back to the front: each area reaches down to the row's bottom.
+        for (layers, fill) in [
+            (4, "class=\"f\""),
+            (3, "fill=\"url(#egmem-heap-c)\""),
+            (2, "fill=\"url(#egmem-heap-d)\""),
+            (1, "class=\"u\""),
+        ] {
+            let tops = heights.iter().map(|cell| cell[..layers].iter().sum());
+            skyline(
+                svg,
+                fill,
+                y,
+                tops,
+                heights.iter().map(|cell| cell[layers - 1]),
+            );
+        }
+        let _ = writeln!(
+            svg,
+            r#"<rect class="box" x="{LEFT}" y="{y}" width="{columns}" height="{HEIGHT}"/></g>"#
+        );
+    }
+
+    /// The nodes whose memory is behind `bytes`.
+    fn nodes(&self, bytes: &Range<u64>) -> String {
+        let nodes: BTreeSet<i32> = self
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.range.start < bytes.end && bytes.start < chunk.range.end)
+            .map(|chunk| chunk.node.0)
+            .collect();
+        let mut text = String::new();
+        for (index, node) in nodes.iter().enumerate().take(4) {
+            let before = match (index, nodes.len()) {
+                (0, 1) => " · node ",
+                (0, _) => " · nodes ",
+                _ => ", ",
+            };
+            let _ = write!(text, "{before}{node}");
+        }
+        if nodes.len() > 4 {
+            text.push_str(", …");
+        }
+        text
+    }
+}
+
+/// How bytes become columns.
+struct Scale {
+    /// The bytes of a column: a power of two.
+    cell: u64,
+    rows: u64,
+    end: u64,
+}
+
+impl Scale {
+    fn new(end: u64) -> Self {
+        let cell = end.div_ceil(ROWS * COLUMNS).next_power_of_two();
+        let cell = cell.max(LEAST_CELL);
+        Self {
+            cell,
+            rows: end.div_ceil(cell * COLUMNS),
+            end,
+        }
+    }
+
+    /// The offsets that a row shows.
+    fn row(&self, row: u64) -> Range<u64> {
+        let length = self.cell * COLUMNS;
+        let start = row * length;
+        start..start.saturating_add(length).min(self.end)
+    }
+
+    /// Columns of a row; the last may be short.
+    fn columns(&self, row: u64) -> u64 {
+        let bytes = self.row(row);
+        (bytes.end - bytes.start).div_ceil(self.cell)
+    }
+}
+
+/// The bytes of one column.
+#[derive(Clone, Default)]
+struct Cell {
+    used: u64,
+    deferred: u64,
+    cached: u64,
+    free: u64,
+}
+
+impl Cell {
+    /// Pixels for used, deferred, cached and free. What is there at all gets one pixel at least.
+    fn heights(&self, cell: u64) -> [u64; 4] {
+        let mut heights = [self.used, self.deferred, self.cached, self.free].map(|bytes| {
+            let share = bytes as f64 / cell as f64 * HEIGHT as f64;
+            (share.round() as u64).max(u64::from(bytes > 0))
+        });
+        while heights.iter().sum::<u64>() > HEIGHT {
+            if let Some(highest) = heights.iter_mut().max() {
+                *highest -= 1;
+            }
+        }
+        heights
+    }
+}
+
+struct Cells(Vec<Cell>);
+
+impl Cells {
+    fn count(layers: &Layers, scale: &Scale) -> Self {
+        let columns = (0..scale.rows).map(|row| scale.columns(row)).sum::<u64>();
+        let mut cells = vec![Cell::default(); columns as usize];
+        let kinds: [(&[Range<u64>], fn(&mut Cell) -> &mut u64); 4] = [
+            (&layers.used, |cell| &mut cell.used),
+            (&layers.deferred, |cell| &mut cell.deferred),
+            (&layers.cached, |cell| &mut cell.cached),
+            (&layers.free, |cell| &mut cell.free),
+        ];
+        for (ranges, field) in kinds {
+            for range in ranges {
+                let mut start = range.start;
+                while start < range.end {
+                    let index = start / scale.cell;
+                    let end = index
+                        .saturating_add(1)
+                        .saturating_mul(scale.cell)
+                        .min(range.end);
+                    *field(&mut cells[index as usize]) += end - start;
+                    start = end;
+                }
+            }
+        }
+        Self(cells)
+    }
+}
+
+/// The area under `tops`, a height for each column; nothing where no column has any of this kind.
+fn skyline(
+    svg: &mut String,
+    fill: &str,
+    y: u64,
+    tops: impl Iterator<Item = u64>,
+    own: impl Iterator<Item = u64>,
+) {
+    // Where a kind has nothing of its own, what lies in front of it hides it anyway.
+    let mut steps: Vec<(u64, u64)> = Vec::new();
+    for (top, own) in tops.zip(own) {
+        let top = if own == 0 { 0 } else { top };
+        match steps.last_mut() {
+            Some((height, run)) if *height == top => *run += 1,
+            _ => steps.push((top, 1)),
+        }
+    }
+    if steps.iter().all(|&(height, _)| height == 0) {
+        return;
+    }
+    let bottom = y + HEIGHT;
+    let _ = write!(svg, r#"<path {fill} d="M{LEFT} {bottom}"#);
+    for (height, run) in steps {
+        let _ = write!(svg, "V{}h{run}", bottom - height);
+    }
+    let _ = writeln!(svg, "V{bottom}z\"/>");
+}
+
+fn legend(svg: &mut String, y: u64, totals: &OccupancyTotals, limit: u64) {
+    let kinds = [
+        ("used", "class=\"u\"", totals.used),
+        ("deferred", "fill=\"url(#egmem-heap-d)\"", totals.deferred),
+        ("cached", "fill=\"url(#egmem-heap-c)\"", totals.cached),
+        ("free", "class=\"f\"", totals.free),
+        (
+            "not backed",
+            "fill=\"url(#egmem-heap-n)\"",
+            limit.saturating_sub(totals.backed),
+        ),
+    ];
+    let words = [
+        "held by the program",
+        "freed, waiting for GPU work",
+        "freed, kept by a thread's cache",
+        "backed and free",
+        "no physical memory",
+    ];
+    for (index, ((name, fill, bytes), words)) in kinds.into_iter().zip(words).enumerate() {
+        let y = y + index as u64 * 22;
+        let _ = writeln!(
+            svg,
+            r#"<rect {fill} x="{LEFT}" y="{y}" width="28" height="14"/><rect class="box" x="{LEFT}" y="{y}" width="28" height="14"/><text x="{}" y="{}">{name}: {} ({bytes} bytes), {words}</text>"#,
+            LEFT + 38,
+            y + 11,
+            Bytes(bytes),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::occupancy::Chunk;
+    use super::*;
+    use crate::driver::NodeId;
+
+    fn chunk(range: Range<u64>, node: i32) -> Chunk {
+        Chunk {
+            range,
+            node: NodeId(node),
+        }
+    }
+
+    /// The number after `before`, wherever that stands first.
+    fn number(text: &str, before: &str) -> u64 {
+        let at = text.find(before).unwrap_or_else(|| panic!("no {before:?}")) + before.len();
+        let digits: String = text[at..]
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect();
+        digits.parse().unwrap()
+    }
+
+    /// The pixels under the path with `fill`, over all rows.
+    fn area(svg: &str, fill: &str) -> u64 {
+        let mut pixels = 0;
+        for path in svg
+            .lines()
+            .filter(|line| line.starts_with(&format!("<path {fill}")))
+        {
+            let d = path.split(" d=\"M").nth(1).unwrap();
+            let bottom = number(d, " ");
+            for step in d.split('V').skip(1).filter(|step| step.contains('h')) {
+                let (top, run) = step.split_once('h').unwrap();
+                pixels += (bottom - top.parse::<u64>().unwrap()) * run.parse::<u64>().unwrap();
+            }
+        }
+        pixels
+    }
+
+    #[test]
+    fn the_numbers_in_it_are_the_totals() {
+        let occupancy = Occupancy {
+            limit: 1 << 30,
+            chunks: vec![chunk(0..64 << 20, 0), chunk(128 << 20..192 << 20, 1)],
+            used: vec![0..10 << 20, 130 << 20..131 << 20],
+            deferred: vec![10 << 20..12 << 20],
+            cached: vec![131 << 20..(131 << 20) + 4096],
+        };
+        let svg = occupancy.to_svg("heap");
+        let totals = occupancy.totals();
+        assert_eq!(totals.used, 11 << 20);
+        let desc = svg.split("<desc").nth(1).unwrap();
+        assert_eq!(number(desc, "at most "), 1 << 30);
+        assert_eq!(number(desc, "bytes, "), totals.backed);
+        assert_eq!(number(desc, "backed: "), totals.used);
+        assert_eq!(number(desc, "stretch has "), totals.largest_free);
+        for (name, bytes) in [
+            ("used: ", totals.used),
+            ("deferred: ", totals.deferred),
+            ("cached: ", totals.cached),
+            ("free: ", totals.free),
+            ("not backed: ", (1 << 30) - totals.backed),
+        ] {
+            let line = svg
+                .lines()
+                .find(|line| line.contains(&format!(">{name}")))
+                .unwrap();
+            assert_eq!(number(line, " ("), bytes, "{line}");
+        }
+        // And the rows together tell the same as the legend.
+        let rows = svg.lines().filter(|line| line.contains("<title>offsets "));
+        let used: u64 = rows.map(|line| number(line, "used ")).sum();
+        assert_eq!(used, totals.used);
+        assert!(svg.contains("node 0"), "{svg}");
+        assert!(svg.contains("node 1"), "{svg}");
+    }
+
+    #[test]
+    fn a_column_is_as_full_as_its_bytes() {
+        // Cells of 4 KiB: columns of 16 pixels, so that a pixel is 256 bytes.
+        let occupancy = Occupancy {
+            limit: 64 << 20,
+            chunks: vec![chunk(0..64 << 20, 0)],
+            used: vec![0..8192, 16384..16384 + 1024],
+            ..Occupancy::default()
+        };
+        let svg = occupancy.to_svg("heap");
+        assert!(svg.contains("one column is 4 KiB"), "{svg}");
+        assert_eq!(area(&svg, "class=\"u\""), 16 + 16 + 4);
+        // Behind the free bytes of the third column lies what is in front of them as well.
+        assert_eq!(area(&svg, "class=\"f\""), (16384 - 2) * 16);
+    }
+
+    #[test]
+    fn the_smallest_block_is_seen() {
+        let occupancy = Occupancy {
+            limit: 1 << 40,
+            chunks: vec![chunk(0..1 << 40, 0)],
+            used: vec![1 << 39..(1 << 39) + 1],
+            ..Occupancy::default()
+        };
+        assert_eq!(area(&occupancy.to_svg("heap"), "class=\"u\""), 1);
+    }
+
+    #[test]
+    fn a_million_blocks_make_no_large_picture() {
+        // Uneven sizes, so that columns differ and runs stay short.
+        let mut used = Vec::new();
+        let (mut deferred, mut cached) = (Vec::new(), Vec::new());
+        let mut at = 0;
+        for index in 0..1_000_000_u64 {
+            let length = 256 * (1 + index * 7919 % 61);
+            match index % 5 {
+                0 => deferred.push(at..at + length / 2),
+                1 => cached.push(at..at + length / 2),
+                _ => used.push(at..at + length),
+            }
+            at += length + 256 * (index * 31 % 17);
+        }
+        let occupancy = Occupancy {
+            limit: 1 << 40,
+            chunks: vec![chunk(0..at, 0)],
+            used,
+            cached,
+            deferred,
+        };
+        let svg = occupancy.to_svg("heap");
+        assert!(svg.len() < 512 << 10, "{} bytes", svg.len());
+        let used = 100.0 * area(&svg, "class=\"u\"") as f64;
+        let share = used / (16.0 * (at / Scale::new(at).cell) as f64);
+        let really = 100.0 * occupancy.totals().used as f64 / at as f64;
+        assert!((share - really).abs() < 3.0, "{share} % drawn, {really} %");
+    }
+
+    #[test]
+    fn any_input_gives_a_picture() {
+        for occupancy in [
+            Occupancy::default(),
+            Occupancy {
+                limit: u64::MAX,
+                chunks: vec![chunk(0..u64::MAX, -1), chunk(5..3, 9)],
+                used: vec![u64::MAX - 1..u64::MAX, 0..1],
+                ..Occupancy::default()
+            },
+            // Used where nothing is backed: to be seen, not hidden.
+            Occupancy {
+                used: vec![4096..8192],
+                ..Occupancy::default()
+            },
+        ] {
+            let svg = occupancy.to_svg("heap");
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            let drawn = area(&svg, "class=\"u\"") > 0;
+            assert_eq!(drawn, !occupancy.used.is_empty(), "{svg}");
+        }
+    }
+
+    #[test]
+    fn a_title_cannot_break_the_picture() {
+        let svg = Occupancy::default().to_svg("<a> & \"b\"");
+        assert!(svg.contains("&lt;a&gt; &amp; &quot;b&quot;"));
+        assert!(!svg.contains("<a>"));
+    }
+}
