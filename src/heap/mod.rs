@@ -5,3 +5,4 @@ mod occupancy;
 mod svg;
 
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
+mod cache;

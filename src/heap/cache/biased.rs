@@ -1,0 +1,526 @@
+//! A value that one thread uses nearly for free and others can take from it.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
+
+use super::sync::{
+    AtomicBool, Fence, MutPtr, Mutex, MutexGuard, Ordering, UnsafeCell, spin_loop, yield_now,
+};
+
+/// A value with an owner, who enters by plain stores and loads, and with holders, who pay for both:
+/// a mutex among themselves, and a barrier in every thread of the process to stop the owner.
+///
+/// Owner and holders meet as in Dekker's algorithm: the owner says that it is busy and then looks whether
+/// somebody wants the value; a holder says that it wants the value and then looks whether the owner is
+/// busy. Each has a [`Fence`] in between, so they cannot both find the way free. The owner gives way: if
+/// the value is wanted it takes the holders' mutex, so that holders get it however often it enters. (The
+/// idea is that of biased locks: Kawachiya et al., "Lock reservation", OOPSLA 2002; Dice et al.,
+/// "Quickly reacquirable locks", 2006.)
+///
+/// A thread is inside of at most one [`owner`](Self::owner), one [`hold`](Self::hold) or one
+/// [`hold_all`](Self::hold_all) at any time, for then no two threads can wait for each other; builds with
+/// debug assertions check that.
+///
+/// As with every lock, what another thread was inside of when the process was forked stays closed in the
+/// child.
+// All of it in cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
+#[repr(align(128))]
+pub(in crate::heap) struct Biased<T> {
+    /// The owner is inside, or about to look whether it may be. Written by the owner alone.
+    busy: AtomicBool,
+    /// A holder is inside, or waits for the owner to leave. Written under `holders`.
+    wanted: AtomicBool,
+    fence: Fence,
+    holders: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is given out to one thread at a time, each after the other is done with it (the
+// protocol above), which takes no more than that it may be sent.
+unsafe impl<T: Send> Sync for Biased<T> {}
+
+impl<T> Biased<T> {
+    /// A value that is not in use.
+    pub(in crate::heap) fn new(value: T) -> Self {
+        Self::with_fence(value, Fence::of_process())
+    }
+
+    fn with_fence(value: T, fence: Fence) -> Self {
+        Self {
+            busy: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            fence,
+            holders: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Runs `f` on the value, as its owner. Waits while others hold it.
+    ///
+    /// # Safety
+    /// One thread at a time is the owner: no two calls overlap, and where another thread becomes the
+    /// owner, the former's last call happens before the new one's first. `f` does not call this on the
+    /// same value.
+    #[inline]
+    pub(in crate::heap) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let _alone = Alone::enter();
+        self.busy.store(true, Ordering::Relaxed);
+        // From here on the value is free again whatever happens, a panic in `f` too. Where this gives way
+        // below, it releases what earlier calls did: the holder may find this reset, and not theirs.
+        let busy = Reset(&self.busy);
+        self.fence.light();
+        // Acquires what the last holder did to the value.
+        if self.wanted.load(Ordering::Acquire) {
+            drop(busy);
+            return self.owner_in_turn(f);
+        }
+        let value = self.value.get_mut();
+        // SAFETY: no holder is inside. One that was before has reset `wanted`, which the load above has
+        // acquired. One that comes now waits for `busy`: had it found it reset from before the store
+        // above, its fence would have come before ours, and the load above would have seen that the
+        // value is wanted. And the caller's word is that no other call of this is under way.
+        f(unsafe { value.deref() })
+        // `value`, which loom watches, ends before `busy`.
+    }
+
+    /// The owner's way where somebody wants the value.
+    #[cold]
+    #[inline(never)]
+    fn owner_in_turn<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let _turn = self.lock();
+        let value = self.value.get_mut();
+        // SAFETY: holders use the value under the mutex alone, which also orders what they did before.
+        // The owner is this thread.
+        f(unsafe { value.deref() })
+    }
+
+    /// Takes the value from its owner until the guard is dropped. Waits for the owner, if it is inside,
+    /// and for other holders. Takes microseconds.
+    ///
+    /// # Panics
+    /// As [`Fence::heavy`].
+    pub(in crate::heap) fn hold(&self) -> Held<'_, T> {
+        let alone = Alone::enter();
+        let claim = self.claim();
+        self.fence.heavy();
+        claim.held(alone)
+    }
+
+    /// Takes many values from their owners, with one barrier for all of them. Each value is in the
+    /// result once, however often it is in `all`, and the order is not the one of `all`.
+    ///
+    /// # Panics
+    /// As [`Fence::heavy`].
+    pub(in crate::heap) fn hold_all<'a>(
+        all: impl IntoIterator<Item = &'a Biased<T>>,
+    ) -> Vec<Held<'a, T>>
+    where
+        T: 'a,
+    {
+        let mut all: Vec<_> = all.into_iter().collect();
+        // In one order by every caller, so that no two have what the other waits for.
+        all.sort_unstable_by_key(|biased| std::ptr::from_ref(*biased));
+        all.dedup_by_key(|biased| std::ptr::from_ref(*biased));
+        let alone = Alone::enter();
+        let claims: Vec<_> = all.into_iter().map(Biased::claim).collect();
+        // One barrier does for all that call for the same kind.
+        let mut done = None;
+        for claim in &claims {
+            let fence = claim.of.fence;
+            if done != Some(fence) {
+                fence.heavy();
+                done = Some(fence);
+            }
+        }
+        claims
+            .into_iter()
+            .map(|claim| claim.held(alone.clone()))
+            .collect()
+    }
+
+    /// The first half of taking the value; after it comes the heavy fence.
+    fn claim(&self) -> Claim<'_, T> {
+        let turn = self.lock();
+        self.wanted.store(true, Ordering::Relaxed);
+        Claim {
+            _wanted: Reset(&self.wanted),
+            _turn: turn,
+            of: self,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // A panic under the mutex was the caller's, in the middle of a change to its value.
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> fmt::Debug for Biased<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Biased").finish_non_exhaustive()
+    }
+}
+
+/// Resets a word in the end, and releases what was done until then.
+struct Reset<'a>(&'a AtomicBool);
+
+impl Drop for Reset<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// A holder's turn; the owner may still be inside. Fields are dropped in their order.
+struct Claim<'a, T> {
+    _wanted: Reset<'a>,
+    _turn: MutexGuard<'a, ()>,
+    of: &'a Biased<T>,
+}
+
+impl<'a, T> Claim<'a, T> {
+    /// The second half of taking the value, after the heavy fence: waits for the owner to leave.
+    fn held(self, alone: Alone) -> Held<'a, T> {
+        let mut tries = 0_u32;
+        // Acquires what the owner did to the value.
+        while self.of.busy.load(Ordering::Acquire) {
+            pause(tries);
+            tries = tries.saturating_add(1);
+        }
+        // The owner has left, or will find that the value is wanted: it has not passed its fence yet.
+        Held {
+            value: self.of.value.get_mut(),
+            _claim: self,
+            _alone: alone,
+        }
+    }
+}
+
+/// Waits a moment, the longer the more often: owners are inside for nanoseconds, if they are not
+/// interrupted there.
+fn pause(tries: u32) {
+    match tries {
+        0..64 => spin_loop(),
+        // Sleeps where yielding does not help: a thread of real-time priority only yields to its equals.
+        #[cfg(not(loom))]
+        128.. => std::thread::sleep(std::time::Duration::from_micros(50)),
+        _ => yield_now(),
+    }
+}
+
+/// A value taken from its owner, which has it back when this is dropped. Fields are dropped in their order.
+pub(in crate::heap) struct Held<'a, T> {
+    value: MutPtr<T>,
+    _claim: Claim<'a, T>,
+    _alone: Alone,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: neither the owner nor another holder is inside while the claim lives, and what they
+        // did was acquired (`Claim::held`).
+        unsafe { self.value.deref() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and no other reference comes from this guard.
+        unsafe { self.value.deref() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Held<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&**self).finish()
+    }
+}
+
+/// That this thread is inside of one call alone. Nothing without debug assertions, and under loom,
+/// whose threads are all one.
+mod alone {
+    #[cfg(all(debug_assertions, not(loom)))]
+    std::thread_local! {
+        static INSIDE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
+    /// Part of one call.
+    pub(super) struct Alone(());
+
+    impl Alone {
+        #[inline]
+        pub(super) fn enter() -> Self {
+            #[cfg(all(debug_assertions, not(loom)))]
+            INSIDE.with(|inside| {
+                assert_eq!(
+                    inside.get(),
+                    0,
+                    "a thread is inside of one biased value alone"
+                );
+                inside.set(1);
+            });
+            Self(())
+        }
+    }
+
+    impl Clone for Alone {
+        fn clone(&self) -> Self {
+            #[cfg(all(debug_assertions, not(loom)))]
+            INSIDE.with(|inside| inside.set(inside.get() + 1));
+            Self(())
+        }
+    }
+
+    #[cfg(all(debug_assertions, not(loom)))]
+    impl Drop for Alone {
+        fn drop(&mut self) {
+            INSIDE.with(|inside| inside.set(inside.get() - 1));
+        }
+    }
+}
+use alone::Alone;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// Two counts that are equal whenever nobody is inside.
+    #[derive(Debug, Default, PartialEq)]
+    struct Pair(u64, u64);
+
+    impl Pair {
+        fn step(&mut self) {
+            assert_eq!(self.0, self.1, "two threads are inside at a time");
+            self.0 += 1;
+            std::hint::black_box(&mut *self);
+            self.1 += 1;
+        }
+    }
+
+    fn everybody_counts(fence: Fence) {
+        const OWNERS: u64 = 100_000;
+        const HOLDERS: u64 = 2_000;
+        let pair = Biased::with_fence(Pair::default(), fence);
+        let start = Barrier::new(3);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                for _ in 0..OWNERS {
+                    // SAFETY: this thread alone is the owner.
+                    unsafe { pair.owner(Pair::step) };
+                }
+            });
+            scope.spawn(|| {
+                start.wait();
+                for _ in 0..HOLDERS {
+                    pair.hold().step();
+                }
+            });
+            scope.spawn(|| {
+                start.wait();
+                for _ in 0..HOLDERS {
+                    for mut held in Biased::hold_all([&pair, &pair]) {
+                        held.step();
+                    }
+                }
+            });
+        });
+        let all = OWNERS + 2 * HOLDERS;
+        assert_eq!(*pair.hold(), Pair(all, all));
+    }
+
+    #[test]
+    fn no_two_are_inside_and_no_count_is_lost() {
+        everybody_counts(Fence::of_process());
+    }
+
+    #[test]
+    fn nor_where_the_kernel_has_no_membarrier() {
+        everybody_counts(Fence::Mutual);
+    }
+
+    #[test]
+    fn all_are_held_whatever_the_order_they_are_named_in() {
+        const ROUNDS: u64 = 2_000;
+        let pairs: [_; 3] = std::array::from_fn(|_| Biased::new(Pair::default()));
+        let (pairs, start) = (&pairs, &Barrier::new(3));
+        thread::scope(|scope| {
+            for backwards in [false, true] {
+                scope.spawn(move || {
+                    start.wait();
+                    for _ in 0..ROUNDS {
+                        let held = match backwards {
+                            false => Biased::hold_all(pairs),
+                            true => Biased::hold_all(pairs.iter().rev()),
+                        };
+                        assert_eq!(held.len(), pairs.len());
+                        held.into_iter().for_each(|mut pair| pair.step());
+                    }
+                });
+            }
+            scope.spawn(move || {
+                start.wait();
+                for _ in 0..10 * ROUNDS {
+                    // SAFETY: this thread alone is the owner.
+                    unsafe { pairs[1].owner(Pair::step) };
+                }
+            });
+        });
+        let counts: Vec<_> = pairs.iter().map(|pair| pair.hold().0).collect();
+        assert_eq!(counts, [2 * ROUNDS, 12 * ROUNDS, 2 * ROUNDS]);
+    }
+
+    #[test]
+    fn the_owner_waits_for_a_holder_and_sees_what_it_did() {
+        let value = &Biased::new(0);
+        let inside = &Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut held = value.hold();
+                inside.wait();
+                for _ in 0..100 {
+                    *held += 1;
+                    yield_now();
+                }
+            });
+            inside.wait();
+            // SAFETY: this thread alone is the owner.
+            assert_eq!(unsafe { value.owner(|value| *value) }, 100);
+        });
+    }
+
+    #[test]
+    fn a_panic_inside_leaves_it_usable() {
+        let value = &Biased::new(1);
+        // SAFETY: this thread alone is the owner.
+        let owner = || unsafe { value.owner(|_| panic!("on purpose")) };
+        assert!(catch_unwind(AssertUnwindSafe(owner)).is_err());
+        assert_eq!(*value.hold(), 1);
+        let held = || {
+            let _held = value.hold();
+            panic!("on purpose")
+        };
+        assert!(catch_unwind(AssertUnwindSafe(held)).is_err());
+        // SAFETY: this thread alone is the owner.
+        assert_eq!(unsafe { value.owner(|value| *value) }, 1);
+        assert_eq!(*value.hold(), 1);
+    }
+
+    #[test]
+    fn a_panic_of_an_owner_in_turn_leaves_it_usable() {
+        let value = &Biased::new(1);
+        value.wanted.store(true, Ordering::Relaxed);
+        // SAFETY: this thread alone is the owner.
+        let owner = || unsafe { value.owner(|_| panic!("on purpose")) };
+        assert!(catch_unwind(AssertUnwindSafe(owner)).is_err());
+        value.wanted.store(false, Ordering::Relaxed);
+        assert_eq!(*value.hold(), 1);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn a_thread_is_inside_of_one_alone() {
+        let (one, other) = (&Biased::new(1), &Biased::new(2));
+        let held = one.hold();
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(other.hold()))).is_err());
+        // SAFETY: this thread alone is the owner.
+        let owner = || unsafe { other.owner(|_| ()) };
+        assert!(catch_unwind(AssertUnwindSafe(owner)).is_err());
+        drop(held);
+        drop(Biased::hold_all([one, other]));
+        assert_eq!(*other.hold(), 2);
+    }
+
+    #[test]
+    fn its_words_share_a_cache_line_with_nobody() {
+        assert_eq!(align_of::<Biased<u8>>(), 128);
+        assert_eq!(size_of::<Biased<u8>>() % 128, 0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod under_loom {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    fn count(value: &mut usize) {
+        *value += 1;
+    }
+
+    /// Loom watches the value: it fails if two are inside at a time, or if one does not see for sure what
+    /// the one before did.
+    #[test]
+    fn an_owner_and_two_holders() {
+        loom::model(|| {
+            let value = Arc::new(Biased::new(0));
+            let holders: Vec<_> = (0..2)
+                .map(|_| {
+                    let value = value.clone();
+                    thread::spawn(move || count(&mut value.hold()))
+                })
+                .collect();
+            for _ in 0..2 {
+                // SAFETY: this thread alone is the owner.
+                unsafe { value.owner(count) };
+            }
+            for holder in holders {
+                holder.join().unwrap();
+            }
+            assert_eq!(*value.hold(), 4);
+        });
+    }
+
+    #[test]
+    fn a_holder_comes_again() {
+        loom::model(|| {
+            let value = Arc::new(Biased::new(0));
+            let holder = {
+                let value = value.clone();
+                thread::spawn(move || {
+                    count(&mut value.hold());
+                    count(&mut value.hold());
+                })
+            };
+            for _ in 0..3 {
+                // SAFETY: this thread alone is the owner.
+                unsafe { value.owner(count) };
+            }
+            holder.join().unwrap();
+            // SAFETY: as above.
+            assert_eq!(unsafe { value.owner(|value| *value) }, 5);
+        });
+    }
+
+    #[test]
+    fn two_hold_all_and_an_owner() {
+        loom::model(|| {
+            let values = Arc::new([Biased::new(0), Biased::new(0)]);
+            let holder = {
+                let values = values.clone();
+                thread::spawn(move || {
+                    let all = Biased::hold_all(values.iter().rev());
+                    all.into_iter().for_each(|mut value| count(&mut value));
+                })
+            };
+            let owner = {
+                let values = values.clone();
+                // SAFETY: this thread alone is the owner.
+                thread::spawn(move || unsafe { values[1].owner(count) })
+            };
+            let all = Biased::hold_all(values.iter());
+            all.into_iter().for_each(|mut value| count(&mut value));
+            holder.join().unwrap();
+            owner.join().unwrap();
+            assert_eq!([*values[0].hold(), *values[1].hold()], [2, 3]);
+        });
+    }
+}

@@ -1,0 +1,281 @@
+//! A few places where threads leave full boxes for each other.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+use super::sync::{AtomicPtr, Ordering};
+
+/// Boxes that any thread puts and any thread takes, without locks and in no particular order.
+///
+/// A place goes from empty to a box by compare-and-swap, and from whatever it has to empty by a swap:
+/// nobody reads what a box points at before it has the box for itself, so it does not matter if one that
+/// was taken comes back at the same address (no ABA problem). Looking at empty places only reads.
+///
+/// Each thread starts to look at a place of its own, so that threads rarely meet at one, and finds its own
+/// last box first, which its caches still have.
+pub(in crate::heap) struct Depot<T> {
+    places: Box<[Place<T>]>,
+    boxes: PhantomData<Box<T>>,
+}
+
+/// In a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
+#[repr(align(128))]
+struct Place<T>(AtomicPtr<T>);
+
+// SAFETY: a box goes from one thread to another, and no two ever see its contents at a time.
+unsafe impl<T: Send> Sync for Depot<T> {}
+
+impl<T> Depot<T> {
+    /// So many empty places; none is allowed too.
+    pub(in crate::heap) fn new(places: usize) -> Self {
+        Self {
+            places: (0..places)
+                .map(|_| Place(AtomicPtr::new(null_mut())))
+                .collect(),
+            boxes: PhantomData,
+        }
+    }
+
+    /// Leaves a box for whoever takes it.
+    ///
+    /// # Errors
+    /// The box, where all places are taken.
+    pub(in crate::heap) fn put(&self, full: Box<T>) -> Result<(), Box<T>> {
+        let full = Box::into_raw(full);
+        for Place(place) in self.around() {
+            // Releases the box's contents to who takes it.
+            if place.load(Ordering::Relaxed).is_null()
+                && place
+                    .compare_exchange(null_mut(), full, Ordering::Release, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return Ok(());
+            }
+        }
+        // SAFETY: it came from a box above, and no place has got it.
+        Err(unsafe { Box::from_raw(full) })
+    }
+
+    /// Takes a box, if there is one.
+    pub(in crate::heap) fn take(&self) -> Option<Box<T>> {
+        for Place(place) in self.around() {
+            if place.load(Ordering::Relaxed).is_null() {
+                continue;
+            }
+            // Acquires the box's contents. Another thread may have taken it since the load.
+            let full = place.swap(null_mut(), Ordering::Acquire);
+            if !full.is_null() {
+                // SAFETY: places only hold what came from boxes in `put`, and the swap gives each to
+                // one thread alone.
+                return Some(unsafe { Box::from_raw(full) });
+            }
+        }
+        None
+    }
+
+    /// All places once, from this thread's first one on.
+    fn around(&self) -> impl Iterator<Item = &Place<T>> {
+        let first = this_thread() % self.places.len().max(1);
+        let (end, start) = self.places.split_at(first);
+        start.iter().chain(end)
+    }
+}
+
+impl<T> Drop for Depot<T> {
+    fn drop(&mut self) {
+        while self.take().is_some() {}
+    }
+}
+
+impl<T> fmt::Debug for Depot<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Depot").finish_non_exhaustive()
+    }
+}
+
+/// A number that is most often another one in another thread, and always the same in one.
+#[cfg(not(loom))]
+fn this_thread() -> usize {
+    use std::sync::atomic::AtomicUsize;
+
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    std::thread_local! {
+        static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    // Without a destructor it is there until the thread's very end.
+    NUMBER.with(|number| *number)
+}
+
+/// All look from the first place on: the most meetings.
+#[cfg(loom)]
+fn this_thread() -> usize {
+    0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn it_takes_as_many_as_it_has_places() {
+        for places in 0..4 {
+            let depot = Depot::new(places);
+            assert!(depot.take().is_none());
+            for number in 0..places {
+                depot.put(Box::new(number)).unwrap();
+            }
+            assert_eq!(depot.put(Box::new(places)), Err(Box::new(places)));
+            let taken: HashSet<_> = std::iter::from_fn(|| depot.take()).collect();
+            assert_eq!(taken.len(), places);
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_dropped_with_it() {
+        let item = Arc::new(());
+        let depot = Depot::new(3);
+        depot.put(Box::new(item.clone())).unwrap();
+        depot.put(Box::new(item.clone())).unwrap();
+        assert_eq!(Arc::strong_count(&item), 3);
+        drop(depot);
+        assert_eq!(Arc::strong_count(&item), 1);
+    }
+
+    #[test]
+    fn each_box_goes_to_one() {
+        const BOXES: usize = 5_000;
+        let depot = &Depot::new(3);
+        let mut all: Vec<usize> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        let mut mine = Vec::new();
+                        for number in 0..BOXES {
+                            let full = Box::new(thread * BOXES + number);
+                            // A full depot: the box is this thread's own.
+                            mine.extend(depot.put(full).err());
+                            if number % 2 == 0 {
+                                mine.extend(depot.take());
+                            }
+                        }
+                        mine
+                    })
+                })
+                .collect();
+            let taken = threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap());
+            taken.map(|full| *full).collect()
+        });
+        all.extend(std::iter::from_fn(|| depot.take()).map(|full| *full));
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..4 * BOXES));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod under_loom {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Loom fails if who has it does not see for sure what was written when it was made, or if an item
+    /// is still there in the end.
+    struct Item {
+        number: UnsafeCell<usize>,
+        _leaks_are_found: loom::alloc::Track<()>,
+    }
+
+    impl Item {
+        fn boxed(number: usize) -> Box<Self> {
+            let item = Self {
+                number: UnsafeCell::new(0),
+                _leaks_are_found: loom::alloc::Track::new(()),
+            };
+            // SAFETY: nobody else has it.
+            item.number.with_mut(|pointer| unsafe { *pointer = number });
+            Box::new(item)
+        }
+
+        /// Writes too: who has it is alone with it.
+        fn number(&self) -> usize {
+            // SAFETY: loom stops the test if another access is possible at the same time.
+            self.number.with_mut(|pointer| unsafe { *pointer })
+        }
+    }
+
+    fn taken(depot: &Depot<Item>) -> Vec<usize> {
+        depot.take().map(|item| item.number()).into_iter().collect()
+    }
+
+    #[test]
+    fn each_box_is_taken_once() {
+        loom::model(|| {
+            let depot = Arc::new(Depot::new(2));
+            let threads: Vec<_> = (0..2)
+                .map(|number| {
+                    let depot = depot.clone();
+                    thread::spawn(move || {
+                        let refused = depot.put(Item::boxed(number)).err();
+                        assert!(refused.is_none(), "there is a place for each");
+                        taken(&depot)
+                    })
+                })
+                .collect();
+            let mut all = taken(&depot);
+            for thread in threads {
+                all.extend(thread.join().unwrap());
+            }
+            all.extend(taken(&depot));
+            all.extend(taken(&depot));
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn one_place_is_given_to_one() {
+        loom::model(|| {
+            let depot = Arc::new(Depot::new(1));
+            depot.put(Item::boxed(0)).ok().unwrap();
+            let threads: Vec<_> = (1..3)
+                .map(|number| {
+                    let depot = depot.clone();
+                    thread::spawn(move || {
+                        let mut mine = taken(&depot);
+                        let refused = depot.put(Item::boxed(number)).err();
+                        mine.extend(refused.map(|item| item.number()));
+                        mine
+                    })
+                })
+                .collect();
+            let mut all = Vec::new();
+            for thread in threads {
+                all.extend(thread.join().unwrap());
+            }
+            all.extend(taken(&depot));
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2]);
+        });
+    }
+
+    #[test]
+    fn what_is_left_is_dropped_with_it() {
+        loom::model(|| {
+            let depot = Arc::new(Depot::new(2));
+            let other = {
+                let depot = depot.clone();
+                thread::spawn(move || depot.put(Item::boxed(1)).is_ok())
+            };
+            assert!(depot.put(Item::boxed(0)).is_ok());
+            assert!(other.join().unwrap());
+        });
+    }
+}

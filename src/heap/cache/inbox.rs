@@ -1,0 +1,358 @@
+//! What threads give back to a place that they do not enter.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+use super::sync::{AtomicPtr, Ordering};
+
+/// A stack that any thread pushes to and that is drained as a whole (R. K. Treiber, "Systems programming:
+/// coping with parallelism", 1986).
+///
+/// Since nothing takes a single node off, nobody follows a pointer that another may free, and a node that
+/// comes back at the same address is as good as any (no ABA problem). Any thread may drain, and several
+/// at a time: each item goes to one of them.
+// The word in a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
+#[repr(align(128))]
+pub(in crate::heap) struct Inbox<T> {
+    newest: AtomicPtr<Node<T>>,
+    items: PhantomData<Box<Node<T>>>,
+}
+
+/// An item with what chains it to the others: whoever keeps it can push again without allocating.
+pub(in crate::heap) struct Node<T> {
+    /// The one pushed before; only of meaning in an inbox and in what was taken from it.
+    older: *mut Node<T>,
+    /// The item.
+    pub(in crate::heap) item: T,
+}
+
+// SAFETY: an item goes from one thread to another, and no two ever see it at a time.
+unsafe impl<T: Send> Sync for Inbox<T> {}
+// SAFETY: the pointer of a node that somebody has is not followed; the rest is the item.
+unsafe impl<T: Send> Send for Node<T> {}
+// SAFETY: as for Send.
+unsafe impl<T: Sync> Sync for Node<T> {}
+
+impl<T> Node<T> {
+    pub(in crate::heap) fn new(item: T) -> Box<Self> {
+        Box::new(Self {
+            older: null_mut(),
+            item,
+        })
+    }
+}
+
+impl<T> Inbox<T> {
+    pub(in crate::heap) fn new() -> Self {
+        Self {
+            newest: AtomicPtr::new(null_mut()),
+            items: PhantomData,
+        }
+    }
+
+    /// Leaves an item; this allocates its node.
+    pub(in crate::heap) fn push(&self, item: T) {
+        self.push_node(Node::new(item));
+    }
+
+    /// Leaves an item with its node.
+    pub(in crate::heap) fn push_node(&self, node: Box<Node<T>>) {
+        let node = Box::into_raw(node);
+        let mut newest = self.newest.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: it comes from a box, and nobody else has it before the exchange succeeds.
+            unsafe { (*node).older = newest };
+            // Releases the node to who drains. Pushes that follow belong to the same release sequence,
+            // so who acquires a later one has this one's contents too.
+            match self.newest.compare_exchange_weak(
+                newest,
+                node,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => newest = now,
+            }
+        }
+    }
+
+    /// Takes all that is there, the newest first. What is not asked for is dropped with the iterator.
+    pub(in crate::heap) fn take_all(&self) -> Taken<T> {
+        let newest = match self.is_empty() {
+            true => null_mut(),
+            // Acquires all nodes in the chain.
+            false => self.newest.swap(null_mut(), Ordering::Acquire),
+        };
+        Taken {
+            newest,
+            items: PhantomData,
+        }
+    }
+
+    /// Whether nothing seems to be there: a hint, which only reads.
+    #[inline]
+    pub(in crate::heap) fn is_empty(&self) -> bool {
+        self.newest.load(Ordering::Relaxed).is_null()
+    }
+}
+
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        drop(self.take_all());
+    }
+}
+
+impl<T> fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").finish_non_exhaustive()
+    }
+}
+
+/// What was taken from an [`Inbox`], the newest first.
+pub(in crate::heap) struct Taken<T> {
+    newest: *mut Node<T>,
+    items: PhantomData<Box<Node<T>>>,
+}
+
+// SAFETY: the chain belongs to this value alone.
+unsafe impl<T: Send> Send for Taken<T> {}
+
+impl<T> Taken<T> {
+    /// The next item with its node.
+    pub(in crate::heap) fn next_node(&mut self) -> Option<Box<Node<T>>> {
+        if self.newest.is_null() {
+            return None;
+        }
+        // SAFETY: chains are made of nodes from boxes in `push_node`, and this one was taken by one swap
+        // for this value alone.
+        let node = unsafe { Box::from_raw(self.newest) };
+        self.newest = node.older;
+        Some(node)
+    }
+}
+
+impl<T> Iterator for Taken<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        self.next_node().map(|node| node.item)
+    }
+}
+
+impl<T> Drop for Taken<T> {
+    fn drop(&mut self) {
+        while self.next_node().is_some() {}
+    }
+}
+
+impl<T> fmt::Debug for Taken<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taken").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_comes_first() {
+        let inbox = Inbox::new();
+        assert!(inbox.is_empty());
+        assert_eq!(inbox.take_all().next(), None);
+        (0..5).for_each(|number| inbox.push(number));
+        assert!(!inbox.is_empty());
+        let taken = inbox.take_all();
+        assert!(inbox.is_empty());
+        inbox.push(5);
+        assert!(taken.eq([4, 3, 2, 1, 0]));
+        assert!(inbox.take_all().eq([5]));
+    }
+
+    #[test]
+    fn a_node_goes_round() {
+        let inbox = Inbox::new();
+        inbox.push_node(Node::new(1));
+        let mut node = inbox.take_all().next_node().unwrap();
+        let address: *const _ = &*node;
+        node.item += 1;
+        inbox.push(7);
+        inbox.push_node(node);
+        let mut taken = inbox.take_all();
+        let node = taken.next_node().unwrap();
+        assert_eq!((&*node as *const _, node.item), (address, 2));
+        assert!(taken.eq([7]));
+    }
+
+    #[test]
+    fn what_is_left_is_dropped_with_it() {
+        let item = Arc::new(());
+        let inbox = Inbox::new();
+        (0..4).for_each(|_| inbox.push(item.clone()));
+        let mut taken = inbox.take_all();
+        assert!(taken.next().is_some());
+        (0..2).for_each(|_| inbox.push(item.clone()));
+        assert_eq!(Arc::strong_count(&item), 6);
+        drop(taken);
+        assert_eq!(Arc::strong_count(&item), 3);
+        drop(inbox);
+        assert_eq!(Arc::strong_count(&item), 1);
+    }
+
+    #[test]
+    fn each_item_arrives_once_and_in_order() {
+        const ITEMS: usize = 5_000;
+        const PUSHERS: usize = 3;
+        let (inbox, arrived) = (&Inbox::new(), &AtomicUsize::new(0));
+        let mut all: Vec<(usize, usize)> = thread::scope(|scope| {
+            for pusher in 0..PUSHERS {
+                scope.spawn(move || (0..ITEMS).for_each(|number| inbox.push((pusher, number))));
+            }
+            let drainers: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let mut mine = Vec::new();
+                        while arrived.load(Ordering::Relaxed) < PUSHERS * ITEMS {
+                            let taken: Vec<_> = inbox.take_all().collect();
+                            for pusher in 0..PUSHERS {
+                                let numbers = taken.iter().filter(|item| item.0 == pusher);
+                                assert!(numbers.rev().is_sorted_by(|one, next| one.1 < next.1));
+                            }
+                            arrived.fetch_add(taken.len(), Ordering::Relaxed);
+                            mine.extend(taken);
+                            thread::yield_now();
+                        }
+                        mine
+                    })
+                })
+                .collect();
+            drainers
+                .into_iter()
+                .flat_map(|drainer| drainer.join().unwrap())
+                .collect()
+        });
+        all.sort_unstable();
+        let pushed = (0..PUSHERS).flat_map(|pusher| (0..ITEMS).map(move |number| (pusher, number)));
+        assert!(all.into_iter().eq(pushed));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod under_loom {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    /// Loom fails if who has it does not see for sure what was written when it was made, or if an item
+    /// is still there in the end.
+    struct Item {
+        number: UnsafeCell<usize>,
+        _leaks_are_found: loom::alloc::Track<()>,
+    }
+
+    impl Item {
+        fn new(number: usize) -> Self {
+            let item = Self {
+                number: UnsafeCell::new(0),
+                _leaks_are_found: loom::alloc::Track::new(()),
+            };
+            // SAFETY: nobody else has it.
+            item.number.with_mut(|pointer| unsafe { *pointer = number });
+            item
+        }
+
+        /// Writes too: who has it is alone with it.
+        fn number(&self) -> usize {
+            // SAFETY: loom stops the test if another access is possible at the same time.
+            self.number.with_mut(|pointer| unsafe { *pointer })
+        }
+    }
+
+    fn drain(inbox: &Inbox<Item>) -> Vec<usize> {
+        inbox.take_all().map(|item| item.number()).collect()
+    }
+
+    fn pusher(inbox: &Arc<Inbox<Item>>, numbers: &'static [usize]) -> thread::JoinHandle<()> {
+        let inbox = inbox.clone();
+        thread::spawn(move || {
+            numbers
+                .iter()
+                .for_each(|number| inbox.push(Item::new(*number)))
+        })
+    }
+
+    #[test]
+    fn two_pushers_and_a_drainer() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let pushers = [pusher(&inbox, &[0, 1]), pusher(&inbox, &[2])];
+            let mut all = drain(&inbox);
+            for pusher in pushers {
+                pusher.join().unwrap();
+            }
+            all.extend(drain(&inbox));
+            assert!(inbox.is_empty());
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2]);
+        });
+    }
+
+    #[test]
+    fn a_pusher_and_two_drainers() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let pusher = pusher(&inbox, &[0, 1]);
+            let other = {
+                let inbox = inbox.clone();
+                thread::spawn(move || drain(&inbox))
+            };
+            let mut all = drain(&inbox);
+            pusher.join().unwrap();
+            all.extend(other.join().unwrap());
+            all.extend(drain(&inbox));
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn a_node_comes_back_while_others_push() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            inbox.push(Item::new(0));
+            let other = pusher(&inbox, &[1]);
+            let mut taken = inbox.take_all();
+            let first = taken.next_node().unwrap();
+            let mut all: Vec<_> = taken.map(|item| item.number()).collect();
+            inbox.push_node(first);
+            other.join().unwrap();
+            all.extend(drain(&inbox));
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
+        });
+    }
+
+    #[test]
+    fn what_is_left_is_dropped_with_it() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let pusher = pusher(&inbox, &[0]);
+            inbox.push(Item::new(1));
+            drop(inbox.take_all());
+            pusher.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,20 @@
+//! How a heap's threads hand blocks to each other: three small primitives, each proven under every
+//! order of events by loom (`ci/loom`).
+//!
+//! | | who writes | who reads | cost of the common case |
+//! |---|---|---|---|
+//! | [`Biased`] | its owner, and whoever takes hold of it | the same | two plain stores, two loads |
+//! | [`Depot`] | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
+//! | [`Inbox`] | any thread pushes | one drains all at once | one compare-and-swap for each push |
+
+mod biased;
+mod depot;
+mod inbox;
+pub(in crate::heap) mod sync;
+
+#[allow(unused_imports, reason = "until the threads' caches are there")]
+pub(in crate::heap) use self::{
+    biased::{Biased, Held},
+    depot::Depot,
+    inbox::{Inbox, Node, Taken},
+};

@@ -1,0 +1,184 @@
+//! The words that threads meet at, real or loom's, and a fence with its cost on one side.
+
+#[cfg(loom)]
+pub(in crate::heap) use loom::{
+    cell::{MutPtr, UnsafeCell},
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence},
+    sync::{Mutex, MutexGuard},
+    thread::yield_now,
+};
+#[cfg(not(loom))]
+pub(in crate::heap) use {
+    plain::{MutPtr, UnsafeCell},
+    std::hint::spin_loop,
+    std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence},
+    std::sync::{Mutex, MutexGuard},
+    std::thread::yield_now,
+};
+
+/// What two sides put between their store and their load where each stores first and then looks at
+/// the other's word (Dekker): at least one of the two sees the other's store.
+///
+/// A fence of the processor costs the frequent side some 5 to 20 ns each time. Linux can spare it that:
+/// `membarrier(2)`, which the rare side calls, has every running thread of the process execute a full
+/// barrier, and one that does not run has executed one when it was switched out. The frequent side then
+/// only keeps its compiler from exchanging the two.
+///
+/// Each pair of sides must use one and the same value, so it lies beside the words that they meet at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::heap) enum Fence {
+    /// Both sides execute the processor's fence.
+    Mutual,
+    /// The heavy side calls `membarrier`.
+    #[cfg(not(any(loom, miri)))]
+    Membarrier,
+}
+
+impl Fence {
+    /// What works in this process. The first call asks the kernel, which can take milliseconds in a
+    /// process with several threads; it is best made when a heap is made.
+    pub(in crate::heap) fn of_process() -> Self {
+        #[cfg(not(any(loom, miri)))]
+        {
+            static KNOWN: std::sync::OnceLock<Fence> = std::sync::OnceLock::new();
+            // Tried as well, for what filters system calls may let one command through alone.
+            *KNOWN.get_or_init(
+                || match membarrier::register() && membarrier::all_threads() {
+                    true => Fence::Membarrier,
+                    false => Fence::Mutual,
+                },
+            )
+        }
+        #[cfg(any(loom, miri))]
+        Fence::Mutual
+    }
+
+    /// The frequent side's.
+    #[inline]
+    pub(in crate::heap) fn light(self) {
+        match self {
+            Fence::Mutual => fence(Ordering::SeqCst),
+            #[cfg(not(any(loom, miri)))]
+            Fence::Membarrier => std::sync::atomic::compiler_fence(Ordering::SeqCst),
+        }
+    }
+
+    /// The rare side's: some microseconds.
+    ///
+    /// # Panics
+    /// If the kernel refuses `membarrier` after it allowed it, which takes a filter of system calls put
+    /// on in between. Nothing else could replace it then: the frequent sides that are under way have
+    /// already relied on it.
+    pub(in crate::heap) fn heavy(self) {
+        fence(Ordering::SeqCst);
+        #[cfg(not(any(loom, miri)))]
+        if self == Fence::Membarrier {
+            // A registration belongs to the memory that it was made for. Linux hands it on to forked
+            // children, and nothing here relies on that: what counts is that the process is registered
+            // now, not that it was when the light side passed.
+            let done =
+                membarrier::all_threads() || (membarrier::register() && membarrier::all_threads());
+            assert!(
+                done,
+                "membarrier(2) is refused, and it was allowed before: {}",
+                std::io::Error::last_os_error()
+            );
+        }
+    }
+}
+
+/// `membarrier(2)`; see also Documentation/scheduler/membarrier.rst of Linux.
+#[cfg(not(any(loom, miri)))]
+mod membarrier {
+    /// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`: says that this process will use the command below.
+    pub(super) fn register() -> bool {
+        command(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
+    }
+
+    /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED`: a full barrier in every running thread of this process.
+    pub(super) fn all_threads() -> bool {
+        command(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
+    }
+
+    fn command(command: libc::c_int) -> bool {
+        const NO_FLAGS: libc::c_uint = 0;
+        const NO_CPU: libc::c_int = 0;
+        // SAFETY: the call takes numbers alone and touches no memory of ours; a kernel that does not
+        // know it or the command says so.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, NO_FLAGS, NO_CPU) == 0 }
+    }
+}
+
+/// What loom checks accesses with, without the checks.
+#[cfg(not(loom))]
+mod plain {
+    /// As loom's: access by pointer, for as long as a [`MutPtr`] lives.
+    #[derive(Debug)]
+    pub(in crate::heap) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        #[inline]
+        pub(in crate::heap) fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        #[inline]
+        pub(in crate::heap) fn get_mut(&self) -> MutPtr<T> {
+            MutPtr(self.0.get())
+        }
+    }
+
+    /// Access to a cell's value.
+    #[derive(Debug)]
+    pub(in crate::heap) struct MutPtr<T>(*mut T);
+
+    impl<T> MutPtr<T> {
+        /// # Safety
+        /// Nobody else accesses the value while the reference lives.
+        #[inline]
+        #[expect(clippy::mut_from_ref, reason = "loom's is declared so")]
+        pub(in crate::heap) unsafe fn deref(&self) -> &mut T {
+            // SAFETY: the pointer comes from a cell, which outlives this by its users' care; that
+            // nobody else uses it is the caller's word.
+            unsafe { &mut *self.0 }
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_choice_stays() {
+        assert_eq!(Fence::of_process(), Fence::of_process());
+    }
+
+    #[test]
+    fn both_fences_work_here_or_are_not_chosen() {
+        Fence::Mutual.light();
+        Fence::Mutual.heavy();
+        Fence::of_process().light();
+        Fence::of_process().heavy();
+    }
+
+    #[test]
+    fn a_forked_child_has_the_heavy_fence() {
+        let fence = Fence::of_process();
+        // SAFETY: the child only makes system calls and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+        if child == 0 {
+            let done = fence == Fence::Mutual
+                || membarrier::all_threads()
+                || (membarrier::register() && membarrier::all_threads());
+            // SAFETY: ends the process, and runs nothing of the parent's.
+            unsafe { libc::_exit(i32::from(!done)) }
+        }
+        let mut status = 0;
+        // SAFETY: `status` is the process's own, and `child` is a child that nobody else waits for.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}
