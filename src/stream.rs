@@ -1,12 +1,14 @@
 //! Streams and events, and the work that can be put on them.
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
 
-use crate::Result;
-use crate::driver::{DevicePtr, Driver, EventHandle, StreamHandle};
+use crate::driver::{Code, DevicePtr, Driver, EventHandle, StreamHandle};
 use crate::explain::name_missing_gpu;
 use crate::memory::Memory;
+use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
 
 /// A stream of one GPU's work, in order. Clones are the same stream; it is destroyed with the last.
 ///
@@ -36,7 +38,7 @@ impl Stream {
     /// A new stream on GPU `device`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
+    /// [`Error::NoSuchGpu`], or the driver's.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
         Ok(Self(Arc::new(Inner {
             handle: driver
@@ -63,7 +65,7 @@ impl Stream {
     /// Waits until all work on the stream is done.
     ///
     /// # Errors
-    /// What earlier work failed with: [`Error::ContextLost`](crate::Error::ContextLost) after an illegal access.
+    /// What earlier work failed with: [`Error::ContextLost`] after an illegal access.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver().stream_synchronize(self.handle()) }
@@ -78,10 +80,26 @@ impl Stream {
         unsafe { self.driver().stream_query(self.handle()) }
     }
 
+    /// Whether work put on the stream is captured into a CUDA graph instead of being run.
+    ///
+    /// Source: `cuStreamIsCapturing`.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize); STREAM_CAPTURE_IMPLICIT for the legacy default stream
+    /// while a stream is captured that it would wait for.
+    pub fn is_capturing(&self) -> Result<bool> {
+        // SAFETY: `self` keeps the handle alive.
+        match unsafe { self.driver().stream_is_capturing(self.handle()) } {
+            // A driver of somebody's own, which knows no captures.
+            Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
+            result => result,
+        }
+    }
+
     /// Makes work put on this stream from now on wait for `event`.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's event.
+    /// The driver's, and [`Error::InvalidArgument`] for another driver's event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.driver().expect_same(&event.driver, "event")?;
         // SAFETY: both handles are kept alive by what is borrowed here.
@@ -106,8 +124,8 @@ impl Stream {
     /// stream: the copy comes after its allocation and all that is on that stream by now.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange); [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's memory;
-    /// [`Error::ContextLost`](crate::Error::ContextLost) if the GPU lacks access to either.
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory;
+    /// [`Error::ContextLost`] if the GPU lacks access to either.
     pub fn copy(
         &self,
         to: &impl Memory,
@@ -203,6 +221,8 @@ impl Stream {
 pub struct Event {
     driver: Driver,
     handle: EventHandle,
+    /// How many need the mark to stay where it is. Locked while it moves.
+    held: Mutex<u32>,
 }
 
 impl Event {
@@ -211,22 +231,31 @@ impl Event {
     /// Source: `cuEventCreate`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
+    /// [`Error::NoSuchGpu`], or the driver's.
     pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
         Ok(Self {
             handle: driver
                 .event_create(device, timing)
                 .map_err(|error| name_missing_gpu(driver, error, device))?,
             driver: driver.clone(),
+            held: Mutex::new(0),
         })
     }
 
     /// Marks the end of what is on `stream` by now.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another driver's stream.
+    /// The driver's; [`Error::InvalidArgument`] for another driver's stream, and while a heap's
+    /// memory waits for what the event marks by now.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.driver.expect_same(stream.driver(), "stream")?;
+        let held = lock(&self.held);
+        if *held > 0 {
+            return Err(Error::invalid(
+                "event",
+                "memory is to be reused after what it marks: record another",
+            ));
+        }
         // SAFETY: both handles are kept alive by what is borrowed here.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
     }
@@ -263,6 +292,35 @@ impl Event {
     /// The driver's handle.
     pub const fn handle(&self) -> EventHandle {
         self.handle
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Keeps the mark where it is while the result lives: nobody can record the event anew.
+    pub(crate) fn hold(self: Arc<Self>) -> Held {
+        *lock(&self.held) += 1;
+        Held(self)
+    }
+}
+
+/// An event that is not recorded anew while this lives.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<Event>);
+
+impl Deref for Held {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *lock(&self.0.held) -= 1;
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use super::attributes::*;
 use super::sim::Sim;
 use super::types::*;
-use super::{Call, Code};
+use super::{Call, CaptureMode, Code};
 use crate::{Error, Result};
 
 fn absent<T>(call: Call) -> Result<T> {
@@ -213,6 +213,19 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     /// `cuStreamWaitEvent`
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         absent(Call::StreamWaitEvent)
+    }
+    /// `cuStreamIsCapturing`: whether work put on the stream goes into a graph instead of being run.
+    /// A capture that has become invalid counts too, until it is ended.
+    unsafe fn stream_is_capturing(&self, stream: StreamHandle) -> Result<bool> {
+        absent(Call::StreamIsCapturing)
+    }
+    /// `cuThreadExchangeStreamCaptureMode`: sets the calling thread's mode; tells what it was.
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        absent(Call::ThreadExchangeStreamCaptureMode)
+    }
+    /// `cuCtxSynchronize`: waits until all work of the device's primary context is done.
+    fn ctx_synchronize(&self, device: i32) -> Result<()> {
+        absent(Call::CtxSynchronize)
     }
     /// `cuEventCreate`; without timing it is cheaper to record.
     fn event_create(&self, device: i32, timing: bool) -> Result<EventHandle> {

@@ -3,6 +3,7 @@
 mod attributes;
 mod backend;
 mod call;
+mod capture;
 mod code;
 mod cuda;
 mod random;
@@ -17,6 +18,8 @@ use std::sync::{Arc, Weak};
 pub use attributes::*;
 pub use backend::{Backend, PoolCalls};
 pub use call::Call;
+pub use capture::CaptureMode;
+pub(crate) use capture::Relaxed;
 pub use code::Code;
 pub(crate) use random::random;
 pub use types::*;

@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 
 use egmem::driver::{
-    Call, Code, DevicePtr, EventHandle, FunctionHandle, LaunchDims, ModuleHandle, PointerAttribute,
-    PoolApi, PoolHandle, StreamHandle,
+    Call, CaptureMode, Code, DevicePtr, EventHandle, FunctionHandle, LaunchDims, ModuleHandle,
+    PointerAttribute, PoolApi, PoolHandle, StreamHandle,
 };
 use egmem::{Driver, Error, Result};
 
@@ -36,6 +36,10 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
             ("cuStreamWaitEvent", |d| {
                 d.stream_wait_event(stream(d), EventHandle(1))
             }),
+            ("cuStreamIsCapturing", |d| {
+                d.stream_is_capturing(stream(d)).map(drop)
+            }),
+            ("cuCtxSynchronize", |d| d.ctx_synchronize(1)),
             ("cuEventCreate", |d| d.event_create(1, true).map(drop)),
             ("cuEventDestroy_v2", |d| {
                 d.event_destroy(d.event_create(1, true)?)
@@ -171,6 +175,22 @@ stubbed! {
             assert_eq!(driver.stream_query(stream), Ok(false));
             stub.fail("cuEventQuery", 600);
             assert_eq!(driver.event_query(event), Ok(false));
+        }
+    }
+
+    fn captures_are_seen_and_the_threads_mode_is_swapped(cuda()) {
+        let driver = Driver::open().unwrap();
+        let capturing = |raw| {
+            // SAFETY: the stub follows no handle.
+            unsafe { driver.stream_is_capturing(StreamHandle { device: 0, raw }) }
+        };
+        assert_eq!([0x8000, 0x8001, 0x8002].map(capturing), [Ok(false), Ok(true), Ok(true)]);
+        for (set, before) in [
+            (CaptureMode::RELAXED, CaptureMode::GLOBAL),
+            (CaptureMode::THREAD_LOCAL, CaptureMode::RELAXED),
+            (CaptureMode::GLOBAL, CaptureMode::THREAD_LOCAL),
+        ] {
+            assert_eq!(driver.thread_exchange_capture_mode(set), Ok(before));
         }
     }
 

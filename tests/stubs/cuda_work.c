@@ -135,6 +135,23 @@ int cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     IN_CONTEXT("cuStreamWaitEvent", " stream=%p event=%p flags=%u", (void *)stream, (void *)event, flags);
     return 0;
 }
+int cuStreamIsCapturing(Stream stream, unsigned *status) {
+    IN_CONTEXT("cuStreamIsCapturing", " stream=%p", (void *)stream);
+    *status = (uintptr_t)stream & 3; /* 1: capturing, 2: the capture is invalid */
+    return 0;
+}
+int cuThreadExchangeStreamCaptureMode(unsigned *mode) {
+    static __thread unsigned current_mode;
+    CALL("cuThreadExchangeStreamCaptureMode", " mode=%u", *mode);
+    unsigned before = current_mode;
+    current_mode = *mode;
+    *mode = before;
+    return 0;
+}
+int cuCtxSynchronize(void) {
+    IN_CONTEXT("cuCtxSynchronize", "");
+    return 0;
+}
 int cuEventCreate(Event *event, unsigned flags) {
     IN_CONTEXT("cuEventCreate", " flags=%u", flags);
     *event = (Event)(uintptr_t)(0x9000 + flags);

@@ -15,6 +15,8 @@ const PINNED: u32 = 1;
 pub(super) const DMA_BUF_FD: u32 = 1;
 /// `CU_STREAM_NON_BLOCKING`
 pub(super) const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`
+pub(super) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
 /// `CU_EVENT_DEFAULT`
 pub(super) const EVENT_DEFAULT: u32 = 0;
 /// `CU_EVENT_DISABLE_TIMING`

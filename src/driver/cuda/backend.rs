@@ -403,6 +403,28 @@ unsafe impl Backend for Cuda {
         })
     }
 
+    unsafe fn stream_is_capturing(&self, stream: StreamHandle) -> Result<bool> {
+        let mut status = abi::STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: as said above; the stream lives, `status` is a live integer.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().stream_is_capturing(raw, &mut status)
+        })?;
+        Ok(status != abi::STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut mode = mode.0;
+        // SAFETY: as said above; `mode` is a live integer.
+        unsafe { self.api().thread_exchange_capture_mode(&mut mode)? };
+        Ok(CaptureMode(mode))
+    }
+
+    fn ctx_synchronize(&self, device: i32) -> Result<()> {
+        // SAFETY: as said above.
+        self.core
+            .on(device, || unsafe { self.api().ctx_synchronize() })
+    }
+
     fn event_create(&self, device: i32, timing: bool) -> Result<EventHandle> {
         let flags = if timing {
             abi::EVENT_DEFAULT

@@ -41,6 +41,7 @@ functions! {
     ctx_push_current = CtxPushCurrent [c"cuCtxPushCurrent_v2"] since 4000 (context: Opaque);
     ctx_pop_current = CtxPopCurrent [c"cuCtxPopCurrent_v2"] since 4000 (context: *mut Opaque);
     ctx_get_current = CtxGetCurrent [c"cuCtxGetCurrent"] since 4000 (context: *mut Opaque);
+    ctx_synchronize = CtxSynchronize [c"cuCtxSynchronize"] since 2000 ();
     mem_get_info = MemGetInfo [c"cuMemGetInfo_v2"] since 3020 (free: *mut usize, total: *mut usize);
 
     mem_get_allocation_granularity = MemGetAllocationGranularity
@@ -121,6 +122,10 @@ functions! {
     stream_query = StreamQuery [c"cuStreamQuery"] since 2000 (stream: Opaque);
     stream_wait_event = StreamWaitEvent [c"cuStreamWaitEvent"] since 3020
         (stream: Opaque, event: Opaque, flags: u32);
+    stream_is_capturing = StreamIsCapturing [c"cuStreamIsCapturing"] since 10000
+        (stream: Opaque, status: *mut u32);
+    thread_exchange_capture_mode = ThreadExchangeStreamCaptureMode
+        [c"cuThreadExchangeStreamCaptureMode"] since 10010 (mode: *mut u32);
     event_create = EventCreate [c"cuEventCreate"] since 2000 (event: *mut Opaque, flags: u32);
     event_destroy = EventDestroy [c"cuEventDestroy_v2"] since 4000 (event: Opaque);
     event_record = EventRecord [c"cuEventRecord"] since 2000 (event: Opaque, stream: Opaque);

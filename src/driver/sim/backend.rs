@@ -1,5 +1,6 @@
 //! The seam's methods, each handed to the part that answers it.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,9 +10,10 @@ use super::state::fail;
 use super::{GRANULARITY, Shared, Sim};
 use crate::Result;
 use crate::driver::{
-    AccessDesc, AllocationProps, Backend, Call, Code, CudaVersion, DeviceAttribute, DevicePtr,
-    EventHandle, FunctionHandle, GranularityKind, HandleType, LaunchDims, Location, ModuleHandle,
-    PhysicalHandle, PointerAttribute, PoolApi, PoolCalls, ShareableHandle, StreamHandle,
+    AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion, DeviceAttribute,
+    DevicePtr, EventHandle, FunctionHandle, GranularityKind, HandleType, LaunchDims, Location,
+    ModuleHandle, PhysicalHandle, PointerAttribute, PoolApi, PoolCalls, ShareableHandle,
+    StreamHandle,
 };
 
 /// The simulated driver.
@@ -270,6 +272,29 @@ unsafe impl Backend for Simulator {
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         self.shared().call(Call::StreamWaitEvent, |state| {
             state.stream_wait_event(stream, event)
+        })
+    }
+
+    unsafe fn stream_is_capturing(&self, stream: StreamHandle) -> Result<bool> {
+        // Nothing here can begin a capture.
+        self.shared().call(Call::StreamIsCapturing, |state| {
+            state.stream(stream).map(|_| false)
+        })
+    }
+
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        thread_local! {
+            static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::GLOBAL) };
+        }
+        self.shared().enter(Call::ThreadExchangeStreamCaptureMode)?;
+        Ok(MODE.replace(mode))
+    }
+
+    fn ctx_synchronize(&self, device: i32) -> Result<()> {
+        self.shared().call(Call::CtxSynchronize, |state| {
+            state.context(device)?;
+            state.synchronize_device(device);
+            state.context(device).map(drop)
         })
     }
 

@@ -340,3 +340,25 @@ fn a_coherent_gpu_reads_pageable_memory_and_another_faults() {
         }
     }
 }
+
+#[test]
+fn a_devices_work_can_be_waited_for_as_a_whole() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let streams = [0, 0, 1].map(|device| driver.stream_create(device).unwrap());
+    for (i, stream) in streams.into_iter().enumerate() {
+        memset(&driver, memory.ptr.add(64 * i as u64), 1, 8, stream);
+    }
+    driver.ctx_synchronize(0).unwrap();
+    let ones = u64::from_ne_bytes([1; 8]);
+    let words = [0, 64, 128].map(|at| peek(memory.ptr.add(at)));
+    assert_eq!(words, [ones, ones, 0], "GPU 1 was not waited for");
+    // SAFETY: the stream lives.
+    assert_eq!(unsafe { driver.stream_is_capturing(streams[0]) }, Ok(false));
+    memset(&driver, memory.ptr, 2, 8, streams[0]);
+    memory.give_back(&driver);
+    assert_eq!(code(driver.ctx_synchronize(0)), Code::ILLEGAL_ADDRESS);
+    driver.stream_synchronize(streams[2]).unwrap_err();
+    assert_eq!(code(driver.ctx_synchronize(99)), Code::INVALID_DEVICE);
+}

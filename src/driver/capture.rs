@@ -1,0 +1,75 @@
+//! Captures of streams into CUDA graphs, and keeping out of their way.
+
+use super::Driver;
+
+/// How the calling thread's calls interact with captures: `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CaptureMode(pub u32);
+
+impl CaptureMode {
+    /// Calls that a capture cannot see fail while any thread captures in this mode: the default.
+    pub const GLOBAL: Self = Self(0);
+    /// Such calls fail while this thread captures.
+    pub const THREAD_LOCAL: Self = Self(1);
+    /// No such call fails for a capture's sake.
+    pub const RELAXED: Self = Self(2);
+}
+
+/// The calling thread's capture mode is [`CaptureMode::RELAXED`] while this lives.
+///
+/// Asking an event counts among the calls that a capture forbids: in the default mode it fails while
+/// any thread of the process captures in that mode, and makes that capture invalid. A library that
+/// asks events of its own must not spoil a graph that it knows nothing of.
+///
+/// Source: `cuThreadExchangeStreamCaptureMode`.
+pub(crate) struct Relaxed<'a> {
+    driver: &'a Driver,
+    before: Option<CaptureMode>,
+}
+
+impl<'a> Relaxed<'a> {
+    pub(crate) fn new(driver: &'a Driver) -> Self {
+        // A driver that cannot say so can capture nothing either, or the calls themselves will tell.
+        let before = driver
+            .thread_exchange_capture_mode(CaptureMode::RELAXED)
+            .inspect_err(|error| tracing::debug!(%error, "captures are not kept out of the way of"))
+            .ok();
+        Self { driver, before }
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        let Some(before) = self.before else { return };
+        if before == CaptureMode::RELAXED {
+            return;
+        }
+        if let Err(error) = self.driver.thread_exchange_capture_mode(before) {
+            tracing::warn!(%error, "this thread's capture mode stays relaxed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::{Call, Code};
+
+    #[test]
+    fn the_thread_has_its_mode_back_afterwards() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let swap = |mode| driver.thread_exchange_capture_mode(mode).unwrap();
+        assert_eq!(swap(CaptureMode::THREAD_LOCAL), CaptureMode::GLOBAL);
+        {
+            let _outer = Relaxed::new(&driver);
+            let _inner = Relaxed::new(&driver);
+            assert_eq!(swap(CaptureMode::RELAXED), CaptureMode::RELAXED);
+        }
+        assert_eq!(swap(CaptureMode::THREAD_LOCAL), CaptureMode::THREAD_LOCAL);
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::ThreadExchangeStreamCaptureMode, 1, Code::UNKNOWN);
+        drop(Relaxed::new(&driver));
+        assert_eq!(swap(CaptureMode::GLOBAL), CaptureMode::THREAD_LOCAL);
+    }
+}
