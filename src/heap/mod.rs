@@ -6,3 +6,4 @@ mod svg;
 
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 mod cache;
+mod deferred;

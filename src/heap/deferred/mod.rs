@@ -1,0 +1,348 @@
+//! Release in the order of GPU work: what is freed here comes back once that work has run.
+//!
+//! The streams are looked at, and events recorded on them, only within the call that frees, never
+//! by [`Deferred::poll`]. That costs an event record for each free (about as much as a launch), and
+//! a batch recorded at the next poll would cost less; but then
+//! - the thread that polls would touch streams that are not its own: one that another thread begins
+//!   to capture just then (the capture becomes invalid), one that somebody else owned and has
+//!   destroyed, or a per-thread default stream, whose handle means another stream in each thread;
+//! - blocks would wait for work that was put on the stream after them;
+//! - after the program has waited for its stream, a poll might still find nothing.
+//!
+//! Who frees much at once has [`Deferred::after_stream_all`]: one event for all.
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use self::queue::{Batch, Fate, Queue, Spares, fate};
+use crate::driver::{Driver, Relaxed, StreamHandle};
+use crate::stream::{Event, Held, Stream};
+use crate::teardown::log_lost;
+use crate::{Error, Result};
+
+/// `CU_STREAM_PER_THREAD`
+const PER_THREAD: u64 = 2;
+
+/// A stream, as far as its work is in order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key(StreamHandle, Option<ThreadId>);
+
+impl Key {
+    fn of(stream: &Stream) -> Self {
+        let handle = stream.handle();
+        let thread = (handle.raw == PER_THREAD).then(|| std::thread::current().id());
+        Self(handle, thread)
+    }
+}
+
+/// Payloads that wait for GPU work. It is meant to be used under a lock; no call but
+/// [`drain`](Self::drain) and dropping it waits for a GPU.
+///
+/// A GPU whose context is lost runs nothing any more, so what waited for its work is free, as soon as
+/// no other GPU can have a part in it: a stream may have waited for another GPU's, which goes on.
+/// So with one GPU such a payload has passed, with more it stays until [`drain`](Self::drain)
+/// has waited for all of them. (Source: CUDA's description of ILLEGAL_ADDRESS and its like: the
+/// context cannot be used any more, its memory is gone.)
+pub(in crate::heap) struct Deferred<T> {
+    driver: Driver,
+    streams: HashMap<Key, Queue<T>>,
+    /// By address. They are in no order that is known, so each is asked.
+    events: HashMap<usize, Waiting<T>>,
+    /// What waited for a GPU that is lost.
+    lost: Vec<T>,
+    spares: Spares<T>,
+    pending: usize,
+}
+
+struct Waiting<T> {
+    event: Held,
+    payloads: Vec<T>,
+}
+
+/// Why a payload was not taken, and the payload.
+#[derive(Debug)]
+pub(in crate::heap) struct Refused<T> {
+    pub error: Error,
+    pub payload: T,
+}
+
+impl<T> Refused<T> {
+    fn new(error: Error, payload: T) -> Self {
+        Self { error, payload }
+    }
+}
+
+impl<T> Deferred<T> {
+    pub(in crate::heap) fn new(driver: &Driver) -> Self {
+        Self {
+            driver: driver.clone(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            lost: Vec::new(),
+            spares: Spares::new(),
+            pending: 0,
+        }
+    }
+
+    /// How many payloads wait.
+    pub(in crate::heap) fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// `payload` may be used again once all that is on `stream` by now has run, and with it all
+    /// that the stream has been told to wait for. The stream is not needed after the call.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
+    /// into a graph: the graph's work runs later, more than once or never. The driver's. The
+    /// payload is in the error.
+    pub(in crate::heap) fn after_stream(
+        &mut self,
+        stream: &Stream,
+        payload: T,
+    ) -> Result<(), Refused<T>> {
+        match self.mark(stream) {
+            Ok(Some(mut batch)) => {
+                batch.payloads.push(payload);
+                self.wait_for(stream, batch);
+            }
+            Ok(None) => self.keep_lost([payload]),
+            Err(error) => return Err(Refused::new(error, payload)),
+        }
+        Ok(())
+    }
+
+    /// The same for many, with one event for all.
+    ///
+    /// # Errors
+    /// As [`after_stream`](Self::after_stream).
+    pub(in crate::heap) fn after_stream_all(
+        &mut self,
+        stream: &Stream,
+        payloads: Vec<T>,
+    ) -> Result<(), Refused<Vec<T>>> {
+        if payloads.is_empty() {
+            return Ok(());
+        }
+        match self.mark(stream) {
+            Ok(Some(mut batch)) => {
+                batch.payloads = payloads;
+                self.wait_for(stream, batch);
+            }
+            Ok(None) => self.keep_lost(payloads),
+            Err(error) => return Err(Refused::new(error, payloads)),
+        }
+        Ok(())
+    }
+
+    /// An event after all that is on `stream`, or `None` where the GPU is lost.
+    fn mark(&mut self, stream: &Stream) -> Result<Option<Batch<T>>> {
+        self.driver.expect_same(stream.driver(), "stream")?;
+        let marked = match stream.is_capturing() {
+            // Recorded now, the event would be a part of the graph; to ask it would be an error.
+            Ok(true) => Err(Error::invalid(
+                "stream",
+                "it is being captured into a graph, whose work runs when the graph is launched: \
+                 free the memory after a stream that the graph was launched on",
+            )),
+            Ok(false) => self.spares.record(&self.driver, stream),
+            Err(error) => Err(error),
+        };
+        match marked {
+            Ok(batch) => Ok(Some(batch)),
+            Err(Error::ContextLost { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn wait_for(&mut self, stream: &Stream, batch: Batch<T>) {
+        self.pending += batch.payloads.len();
+        let queue = self.streams.entry(Key::of(stream)).or_default();
+        queue.push_back(batch);
+    }
+
+    /// `payload` may be used again once the work has run that `event` marks by now. The event cannot
+    /// be recorded anew until then. One that was never recorded has passed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's event. The driver's: CAPTURED_EVENT for one
+    /// that was recorded on a stream that was being captured. The payload is in the error.
+    pub(in crate::heap) fn after_event(
+        &mut self,
+        event: Arc<Event>,
+        payload: T,
+    ) -> Result<(), Refused<T>> {
+        if let Err(error) = self.driver.expect_same(event.driver(), "event") {
+            return Err(Refused::new(error, payload));
+        }
+        let key = Arc::as_ptr(&event).addr();
+        if let Some(waiting) = self.events.get_mut(&key) {
+            waiting.payloads.push(payload);
+            self.pending += 1;
+            return Ok(());
+        }
+        let event = event.hold();
+        // Asked now, so that an event that can never pass is the caller's to hear of.
+        let relaxed = Relaxed::new(&self.driver);
+        let fate = fate(event.is_done());
+        drop(relaxed);
+        match fate {
+            Ok(Fate::Lost) => self.keep_lost([payload]),
+            Ok(Fate::Done | Fate::Ahead) => {
+                let payloads = vec![payload];
+                self.pending += 1;
+                self.events.insert(key, Waiting { event, payloads });
+            }
+            Err(error) => return Err(Refused::new(error, payload)),
+        }
+        Ok(())
+    }
+
+    fn keep_lost(&mut self, payloads: impl IntoIterator<Item = T>) {
+        let before = self.lost.len();
+        self.lost.extend(payloads);
+        self.pending += self.lost.len() - before;
+    }
+
+    /// Adds what has passed to `passed` and tells how much that is. Never waits; asks one event of
+    /// each stream, and each event given by the caller, unless something has passed.
+    ///
+    /// # Errors
+    /// The driver's, the first of several; what it concerns still waits. What has passed elsewhere
+    /// is in `passed` all the same.
+    pub(in crate::heap) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
+        if self.pending == 0 {
+            return Ok(0);
+        }
+        let before = passed.len();
+        let result = self.go_through(passed, Event::is_done);
+        if !self.lost.is_empty() && self.driver.device_count().is_ok_and(|count| count == 1) {
+            passed.append(&mut self.lost);
+        }
+        self.pending -= passed.len() - before;
+        result.map(|()| passed.len() - before)
+    }
+
+    /// Waits for everything and adds it to `passed`.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll); then some still [wait](Self::pending), and a GPU may still use it.
+    pub(in crate::heap) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
+        if self.pending == 0 {
+            return Ok(());
+        }
+        let before = passed.len();
+        let mut result = self.go_through(passed, |event| event.synchronize().map(|()| true));
+        if !self.lost.is_empty() {
+            match self.wait_for_all_gpus() {
+                Ok(()) => passed.append(&mut self.lost),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        self.pending -= passed.len() - before;
+        result
+    }
+
+    /// All that waits, to be [drained](Self::drain) while others go on freeing with this: the GPU
+    /// may be waiting for them, by a function of the host in a stream.
+    pub(in crate::heap) fn take(&mut self) -> Self {
+        let rest = Self::new(&self.driver);
+        let mut taken = std::mem::replace(self, rest);
+        std::mem::swap(&mut self.spares, &mut taken.spares);
+        taken
+    }
+
+    /// Puts back what was taken and could not be drained.
+    pub(in crate::heap) fn put_back(&mut self, mut taken: Self) {
+        for (key, mut older) in taken.streams.drain() {
+            let queue = self.streams.entry(key).or_default();
+            older.append(queue);
+            *queue = older;
+        }
+        for (key, older) in taken.events.drain() {
+            match self.events.entry(key) {
+                Entry::Occupied(mut entry) => entry.get_mut().payloads.extend(older.payloads),
+                Entry::Vacant(entry) => {
+                    entry.insert(older);
+                }
+            }
+        }
+        self.lost.append(&mut taken.lost);
+        self.pending += std::mem::take(&mut taken.pending);
+    }
+
+    /// Asks the events, each stream's in order, for as long as they are done.
+    fn go_through(
+        &mut self,
+        passed: &mut Vec<T>,
+        ask: impl Fn(&Event) -> Result<bool>,
+    ) -> Result<()> {
+        let _relaxed = Relaxed::new(&self.driver);
+        let lost_before = self.lost.len();
+        let mut result = Ok(());
+        self.streams.retain(|key, queue| {
+            while let Some(batch) = queue.front_mut() {
+                match fate(ask(&batch.event)) {
+                    Ok(Fate::Done) => passed.append(&mut batch.payloads),
+                    Ok(Fate::Lost) => self.lost.append(&mut batch.payloads),
+                    Ok(Fate::Ahead) => break,
+                    Err(error) => {
+                        note(&mut result, error);
+                        break;
+                    }
+                }
+                if let Some(batch) = queue.pop_front() {
+                    self.spares.put(key.0.device, batch);
+                }
+            }
+            !queue.is_empty()
+        });
+        self.events.retain(|_, waiting| {
+            match fate(ask(&waiting.event)) {
+                Ok(Fate::Done) => passed.append(&mut waiting.payloads),
+                Ok(Fate::Lost) => self.lost.append(&mut waiting.payloads),
+                Ok(Fate::Ahead) => {}
+                Err(error) => note(&mut result, error),
+            }
+            !waiting.payloads.is_empty()
+        });
+        if self.lost.len() > lost_before {
+            tracing::warn!("memory that waited for a GPU's work waits no more: the GPU is lost");
+        }
+        result
+    }
+
+    fn wait_for_all_gpus(&self) -> Result<()> {
+        let _relaxed = Relaxed::new(&self.driver);
+        for device in 0..self.driver.device_count()? {
+            if let Err(error) = self.driver.ctx_synchronize(device)
+                && !matches!(error, Error::ContextLost { .. })
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn note(result: &mut Result<()>, error: Error) {
+    if result.is_ok() {
+        *result = Err(error);
+    }
+}
+
+/// Waits: the memory may be unmapped next, and a GPU that touches it then loses its context.
+impl<T> Drop for Deferred<T> {
+    fn drop(&mut self) {
+        log_lost(
+            "memory that a GPU may still use",
+            self.drain(&mut Vec::new()),
+        );
+    }
+}
