@@ -76,7 +76,7 @@ impl Prover {
     ///
     /// # Errors
     /// [`Error::WrongBytes`] naming who read them and where; [`Error::ContextLost`] if the GPU has
-    /// no access.
+    /// no access; [`Error::InvalidArgument`] for memory that does not begin at a multiple of 8.
     pub fn prove(&self, memory: &impl Memory, cpu: &CpuView<'_>, seed: u64) -> Result<()> {
         let next = !seed;
         write_pattern(cpu, seed)?;
@@ -211,6 +211,14 @@ impl Prover {
         args: &[u64],
     ) -> Result<()> {
         self.driver.expect_same(memory.driver(), "memory")?;
+        let start = memory.device_ptr();
+        if !start.0.is_multiple_of(8) {
+            // A GPU that reads a word there would lose its context.
+            return Err(Error::invalid(
+                "memory",
+                format!("{start:?} is not aligned to words of 8 bytes"),
+            ));
+        }
         let words = memory.len() / 8;
         let needed = words
             .div_ceil(u64::from(THREADS))

@@ -1,6 +1,6 @@
 //! What an importer must know about memory beside its handles.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Identity;
 use crate::driver::{Access, Location};
@@ -22,17 +22,96 @@ pub struct Part {
 }
 
 /// Shared memory without its handles: nothing secret.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "Received")]
 pub struct Description {
-    /// Usable bytes, from the first part's start.
+    /// Usable bytes, from [`offset`](Self::offset) on.
     pub len: u64,
+    /// Of a window on memory that others use too: where its bytes begin, from the first part's
+    /// start. It begins in the first part and ends in the last, and nothing around it is padding.
+    ///
+    /// `None`: the usable bytes begin where the first part does, and what follows them is padding.
+    pub offset: Option<u64>,
     /// What an importer is asked to keep to; a handle itself allows everything.
     pub access: Access,
     /// The physical memories, in the order of addresses: 1 to [`MAX_PARTS`].
     pub parts: Vec<Part>,
 }
 
+/// As it is sent. A peer that does not know windows skips the field, and would take the memory's
+/// first bytes for the window's: so that it finds none instead, `len` is 0 beside a window.
+#[derive(Serialize)]
+struct Sent<'a> {
+    len: u64,
+    access: Access,
+    parts: &'a [Part],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<Window>,
+}
+
+/// As it is received.
+#[derive(Deserialize)]
+struct Received {
+    len: u64,
+    access: Access,
+    parts: Vec<Part>,
+    #[serde(default)]
+    window: Option<Window>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Window {
+    offset: u64,
+    len: u64,
+}
+
+impl Serialize for Description {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let window = self.offset.map(|offset| Window {
+            offset,
+            len: self.len,
+        });
+        let sent = Sent {
+            len: if window.is_some() { 0 } else { self.len },
+            access: self.access,
+            parts: &self.parts,
+            window,
+        };
+        sent.serialize(serializer)
+    }
+}
+
+impl TryFrom<Received> for Description {
+    type Error = &'static str;
+
+    fn try_from(received: Received) -> Result<Self, Self::Error> {
+        let Received {
+            len,
+            access,
+            parts,
+            window,
+        } = received;
+        let (len, offset) = match window {
+            // Others would read it otherwise.
+            Some(_) if len != 0 => return Err("a length beside a window"),
+            Some(window) => (window.len, Some(window.offset)),
+            None => (len, None),
+        };
+        Ok(Self {
+            len,
+            offset,
+            access,
+            parts,
+        })
+    }
+}
+
 impl Description {
+    /// Whether it is a window on memory that others use too.
+    pub const fn is_window(&self) -> bool {
+        self.offset.is_some()
+    }
+
     /// All parts together, in bytes.
     pub fn padded(&self) -> u64 {
         self.parts
@@ -45,7 +124,8 @@ impl Description {
     /// # Errors
     /// [`Error::InvalidArgument`] that names what cannot be: no parts or too many, a size that is 0
     /// or no multiple of 2 MiB, more bytes than an address space has, `len` of 0, beyond the parts or
-    /// ending before the last one, the same part twice, or no access.
+    /// ending before the last one, a window that does not begin in the first part and end in the
+    /// last, the same part twice, or no access.
     pub fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid("description", why));
         if self.parts.is_empty() || self.parts.len() > MAX_PARTS {
@@ -63,12 +143,19 @@ impl Description {
                 _ => return wrong("more bytes than an address space".into()),
             };
         }
-        // The last part may be padding alone: room for a probe.
-        if self.len == 0 || self.len < before || self.len > sum {
-            return wrong(format!(
-                "{} bytes in parts of {sum} bytes together",
-                self.len
-            ));
+        let right = match self.offset {
+            // The last part may be padding alone: room for a probe.
+            None => self.len != 0 && (before..=sum).contains(&self.len),
+            Some(offset) => {
+                let end = offset.checked_add(self.len);
+                let ends = end.is_some_and(|end| before < end && end <= sum);
+                self.len != 0 && offset < self.parts[0].bytes && ends
+            }
+        };
+        if !right {
+            let Self { len, offset, .. } = self;
+            let at = offset.map_or(String::new(), |offset| format!(" at {offset}"));
+            return wrong(format!("{len} bytes{at} in parts of {sum} bytes together"));
         }
         let mut identities: Vec<_> = self.parts.iter().map(|part| part.identity).collect();
         identities.sort_unstable();
@@ -100,6 +187,7 @@ mod tests {
         };
         Description {
             len,
+            offset: None,
             access: Access::ReadWrite,
             parts: parts.iter().enumerate().map(part).collect(),
         }
@@ -140,5 +228,81 @@ mod tests {
         let mut none = description(1, &[GRANULE]);
         none.access = Access::None;
         assert!(none.check().is_err());
+    }
+
+    fn window(offset: u64, len: u64, parts: &[u64]) -> Description {
+        Description {
+            offset: Some(offset),
+            ..description(len, parts)
+        }
+    }
+
+    #[test]
+    fn a_window_begins_in_the_first_part_and_ends_in_the_last() {
+        for (offset, len, parts) in [
+            (0, 1, &[GRANULE][..]),
+            (0, GRANULE, &[GRANULE]),
+            (GRANULE - 1, 1, &[GRANULE]),
+            (GRANULE - 1, 2, &[GRANULE, GRANULE]),
+            (GRANULE - 1, GRANULE + 2, &[GRANULE, GRANULE, GRANULE]),
+            (1, 3 * GRANULE - 1, &[GRANULE, GRANULE, GRANULE]),
+        ] {
+            window(offset, len, parts).check().unwrap();
+        }
+        for (offset, len, parts) in [
+            (0, 0, &[GRANULE][..]),
+            (1, GRANULE, &[GRANULE]),
+            (GRANULE, 1, &[GRANULE]),
+            (GRANULE, 1, &[GRANULE, GRANULE]),
+            (0, GRANULE, &[GRANULE, GRANULE]),
+            (1, 2 * GRANULE, &[GRANULE, GRANULE]),
+            (1, u64::MAX, &[GRANULE]),
+            (u64::MAX, 2, &[GRANULE]),
+            (0, 1, &[]),
+        ] {
+            let window = window(offset, len, parts);
+            assert!(window.check().is_err(), "{offset} {len} {parts:?}");
+        }
+    }
+
+    /// What a peer that does not know windows reads.
+    #[derive(Deserialize)]
+    struct Old {
+        len: u64,
+        access: Access,
+        parts: Vec<Part>,
+    }
+
+    #[test]
+    fn who_does_not_know_windows_finds_no_bytes() {
+        let sent = window(4096, 77, &[GRANULE]);
+        let mut bytes = Vec::new();
+        ciborium::into_writer(&sent, &mut bytes).unwrap();
+        let old: Old = ciborium::from_reader(&bytes[..]).unwrap();
+        assert_eq!((old.len, &old.parts), (0, &sent.parts));
+        let old = Description {
+            len: old.len,
+            offset: None,
+            access: old.access,
+            parts: old.parts,
+        };
+        old.check().unwrap_err();
+        let now: Description = ciborium::from_reader(&bytes[..]).unwrap();
+        assert_eq!(now, sent);
+        let json = serde_json::to_string(&sent).unwrap();
+        assert_eq!(serde_json::from_str::<Description>(&json).unwrap(), sent);
+        // Two lengths are none.
+        let both = json.replace("\"len\":0", "\"len\":77");
+        assert_ne!(both, json);
+        serde_json::from_str::<Description>(&both).unwrap_err();
+    }
+
+    #[test]
+    fn all_of_a_memory_is_described_as_before_there_were_windows() {
+        let whole = description(GRANULE, &[GRANULE]);
+        let json = serde_json::to_value(&whole).unwrap();
+        let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["access", "len", "parts"]);
+        assert_eq!(serde_json::from_value::<Description>(json).unwrap(), whole);
     }
 }

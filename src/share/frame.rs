@@ -180,6 +180,7 @@ mod tests {
         };
         Body::Memory(Description {
             len: parts as u64 * (1 << 40),
+            offset: None,
             access: Access::ReadWrite,
             parts: (0..parts).map(part).collect(),
         })

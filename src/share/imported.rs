@@ -59,6 +59,9 @@ fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> R
 /// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are
 /// the same mapping; with the last one it is unmapped and then released.
 ///
+/// Of a window on larger memory it is exactly the window. All of the memory is mapped, once for all
+/// windows of one [`Origin`](super::Origin) that are granted alike.
+///
 /// It stays valid, with its bytes, whatever becomes of the exporter. Before the last clone is
 /// dropped, GPU work that uses it must have finished.
 ///
@@ -110,18 +113,33 @@ impl ImportedBuffer {
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.description.len)
+        let Description { len, .. } = self.0.description;
+        self.all_cpu()?.slice(self.start(), len)
     }
 
-    /// The CPU's window on all of it, padding included.
+    /// The CPU's window on all that is mapped.
+    fn all_cpu(&self) -> Result<CpuView<'_>> {
+        let mapped = &self.0.mapped;
+        Mapping::cpu_of_neighbours(&mapped.mappings, mapped.padded())
+    }
+
+    /// The CPU's window on all of it, padding included, of which a window has none.
     fn padded_cpu(&self) -> Result<CpuView<'_>> {
-        Mapping::cpu_of_neighbours(&self.0.mapped.mappings, self.0.mapped.padded())
+        match self.0.description.is_window() {
+            true => self.cpu(),
+            false => self.all_cpu(),
+        }
+    }
+
+    /// Where its bytes begin in what is mapped.
+    fn start(&self) -> u64 {
+        self.0.description.offset.unwrap_or(0)
     }
 
     cpu_accessors!();
 
     /// The word at `offset` bytes, read by the CPU; it may lie in the padding beyond
-    /// [`len`](Self::len).
+    /// [`len`](Self::len), of which a window has none.
     ///
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible), [`Error::OutOfRange`](crate::Error::OutOfRange).
@@ -137,7 +155,8 @@ impl ImportedBuffer {
         self.padded_cpu()?.put(offset, word)
     }
 
-    /// The mappings of the parts, in the order of addresses.
+    /// The mappings of the parts, in the order of addresses. Of a window they show what lies around
+    /// it too: it begins [`Description::offset`] bytes into the first.
     pub fn mappings(&self) -> &[Mapping] {
         &self.0.mapped.mappings
     }
@@ -150,7 +169,7 @@ impl ImportedBuffer {
     /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
     /// another has other addresses for the same memory.
     pub fn device_ptr(&self) -> DevicePtr {
-        self.first().device_ptr()
+        Memory::device_ptr(self)
     }
 
     /// The usable bytes.
@@ -171,7 +190,7 @@ impl Memory for ImportedBuffer {
         self.first().driver()
     }
     fn device_ptr(&self) -> DevicePtr {
-        self.first().device_ptr()
+        self.first().device_ptr().add(self.start())
     }
     fn len(&self) -> u64 {
         self.0.description.len

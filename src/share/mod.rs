@@ -18,6 +18,7 @@
 mod cache;
 mod channel;
 mod description;
+mod exports;
 pub(crate) mod fd;
 mod frame;
 mod identity;
@@ -32,9 +33,15 @@ mod shared;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};
+#[cfg_attr(
+    not(test),
+    expect(unused_imports, reason = "the chunks of a heap will be such")
+)]
+pub(crate) use exports::{Exports, Holds};
 pub use identity::{BootId, Identity, InstanceId};
 pub use import::ImportOptions;
 pub use imported::ImportedBuffer;

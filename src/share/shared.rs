@@ -1,19 +1,16 @@
 //! Memory of this process that others may import.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
+use super::exports::{Exports, Holds};
+use super::view::View;
 use super::{Description, MAX_PARTS, Part};
 use crate::capability::{Capabilities, Path};
-use crate::driver::{
-    Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
-};
+use crate::driver::{Access, Driver, HandleType, HandleTypes, Location, ShareableHandle};
 use crate::memory::CpuView;
-use crate::per_driver::lock;
-use crate::vmm::{Mapping, PhysicalMemory};
+use crate::vmm::PhysicalMemory;
 use crate::{Buffer, Error, Result};
 
 /// Memory of this process, to be described and exported to others. Clones are the same memory.
@@ -32,22 +29,40 @@ use crate::{Buffer, Error, Result};
 /// assert_eq!(shared.export(HandleType::PosixFd)?.len(), 1);
 /// # Ok::<(), egmem::Error>(())
 /// ```
+///
+/// Part of it is shared as a [`window`](Self::window).
 #[derive(Clone, Debug)]
-pub struct Shared(Arc<Inner>);
+pub struct Shared {
+    // In this order: what keeps the memory for others goes last.
+    whole: Arc<Whole>,
+    view: View,
+    keep: Option<Arc<Keep>>,
+}
 
 #[derive(Debug)]
-struct Inner {
-    // In this order: unmapped first, then released.
-    windows: Mutex<BTreeMap<usize, Mapping>>,
-    fds: Mutex<Vec<OwnedFd>>,
+struct Whole {
+    /// One for each part, but for parts that have their own. Unmapped and closed first.
+    exports: Vec<Exports>,
     memory: Memories,
-    len: u64,
 }
 
 #[derive(Debug)]
 enum Memories {
     Buffer(Arc<Buffer>),
     Physical(Vec<PhysicalMemory>),
+    Held(Vec<Arc<dyn Holds>>),
+}
+
+/// What is kept as long as memory is shared.
+struct Keep {
+    _owner: Box<dyn Any + Send + Sync>,
+    _others: Option<Arc<Keep>>,
+}
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keep").finish_non_exhaustive()
+    }
 }
 
 impl From<Buffer> for Shared {
@@ -63,14 +78,46 @@ impl From<Arc<Buffer>> for Shared {
     }
 }
 
+impl Whole {
+    fn count(&self) -> usize {
+        match &self.memory {
+            Memories::Buffer(buffer) => buffer.physical().len(),
+            Memories::Physical(parts) => parts.len(),
+            Memories::Held(parts) => parts.len(),
+        }
+    }
+
+    fn part(&self, index: usize) -> &PhysicalMemory {
+        match &self.memory {
+            Memories::Buffer(buffer) => &buffer.physical()[index],
+            Memories::Physical(parts) => &parts[index],
+            Memories::Held(parts) => parts[index].physical(),
+        }
+    }
+
+    fn exports(&self, index: usize) -> &Exports {
+        match &self.memory {
+            Memories::Held(parts) => parts[index].exports(),
+            _ => &self.exports[index],
+        }
+    }
+}
+
 impl Shared {
     fn new(memory: Memories, len: u64) -> Self {
-        Self(Arc::new(Inner {
-            windows: Mutex::default(),
-            fds: Mutex::default(),
+        let mut whole = Whole {
+            exports: Vec::new(),
             memory,
-            len,
-        }))
+        };
+        let count = whole.count();
+        if !matches!(whole.memory, Memories::Held(_)) {
+            whole.exports.resize_with(count, Exports::default);
+        }
+        Self {
+            whole: Arc::new(whole),
+            view: View::whole(count, len),
+            keep: None,
+        }
     }
 
     /// Physical memory that need not be mapped here, side by side in this order, of which `len`
@@ -81,14 +128,8 @@ impl Shared {
     /// drivers, and for a `len` of 0, beyond them, or ending before the last one begins. That one may
     /// be padding alone, where peers can probe.
     pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
-        let (Some(first), true) = (parts.first(), parts.len() <= MAX_PARTS) else {
-            let why = format!("{} parts, not 1 to {MAX_PARTS}", parts.len());
-            return Err(Error::invalid("memory", why));
-        };
-        for part in &parts {
-            part.driver().expect_same(first.driver(), "memory")?;
-        }
-        let all = padded(&parts);
+        check_parts(parts.iter())?;
+        let all = padded(parts.iter());
         let before = all - parts.last().map_or(0, |part| part.size().padded());
         if len == 0 || len < before || len > all {
             let why = format!("{len} bytes of {all}, of which the last part begins at {before}");
@@ -97,30 +138,119 @@ impl Shared {
         Ok(Self::new(Memories::Physical(parts), len))
     }
 
-    /// The physical memory again, if it was made from some and nobody else has a clone.
+    /// A window of `len` bytes on memory that others hold too, at `offset` from the first part's
+    /// start, and `keep`, which lives until this, its clones and its windows are gone. What is
+    /// exported is exported once for each part, whoever shares it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
+    /// drivers, and for a `len` of 0; [`Error::OutOfRange`].
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "blocks of a heap will be made by it")
+    )]
+    pub(crate) fn from_held(
+        parts: Vec<Arc<dyn Holds>>,
+        offset: u64,
+        len: u64,
+        keep: impl Any + Send + Sync,
+    ) -> Result<Self> {
+        check_parts(parts.iter().map(|part| part.physical()))?;
+        let all = padded(parts.iter().map(|part| part.physical()));
+        let all = Self::new(Memories::Held(parts), all);
+        Ok(all.window(offset, len)?.holding(keep))
+    }
+
+    /// The `len` bytes at `offset` of this memory, to be shared without the rest: by the same
+    /// handles, which are exported once however many windows there are, and imported once by
+    /// whoever gets several from one [`Origin`](super::Origin). All of the memory stays alive.
+    ///
+    /// **A handle names all of the memory.** Whoever imports a window can reach what lies beside
+    /// it, in the parts that the window touches: this library's importers keep to the window,
+    /// others need not. Give windows only to those who may see, and overwrite, all of it.
+    ///
+    /// Whoever has imported a window keeps the memory alive, but knows nothing of who uses the
+    /// window's bytes next: before they are used for something else, be sure that no importer is
+    /// left, as the exchange's `Published::withdraw` makes sure of.
+    ///
+    /// Around a window lies no padding, so that no probe is made of it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a `len` of 0, [`Error::OutOfRange`] beyond the usable bytes.
+    ///
+    /// ```
+    /// use egmem::driver::{Access, HandleType, NodeId};
+    /// use egmem::share::{ImportOptions, Shared};
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let buffer = Buffer::on(NodeId(0)).bytes(3 << 20).shareable().allocate(&driver)?;
+    /// let shared = Shared::from(buffer);
+    /// let window = shared.window(1 << 20, 4096)?;
+    /// let handles = window.export(HandleType::PosixFd)?;
+    /// let description = window.describe(Access::ReadWrite)?;
+    ///
+    /// // In another process:
+    /// let imported = ImportOptions::new().import(&driver, &description, handles)?;
+    /// assert_eq!(imported.len(), 4096);
+    /// imported.put(8, 42_u64)?;
+    /// assert_eq!(shared.buffer().unwrap().get::<u64>((1 << 20) + 8)?, 42);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn window(&self, offset: u64, len: u64) -> Result<Self> {
+        let sizes = self.parts().map(|part| part.size().padded());
+        Ok(Self {
+            view: self.view.window(sizes, offset, len)?,
+            ..self.clone()
+        })
+    }
+
+    /// The same memory, which keeps `owner` as long as this, its clones and its windows are there:
+    /// under names, on their way, or held by yourself. Clones made before do not.
+    ///
+    /// What importers have mapped does not keep it: they may outlive it.
+    pub fn holding(mut self, owner: impl Any + Send + Sync) -> Self {
+        self.keep = Some(Arc::new(Keep {
+            _owner: Box::new(owner),
+            _others: self.keep.take(),
+        }));
+        self
+    }
+
+    /// The physical memory again, if it was made from some, is all of it, and nobody else has a
+    /// clone or window.
     #[cfg(feature = "service")]
     pub(crate) fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
-        let inner = Arc::try_unwrap(self.0).map_err(Self)?;
-        match inner {
-            Inner {
-                windows,
-                fds,
+        let Self { whole, view, keep } = self;
+        let again = |whole| Self {
+            whole,
+            view: view.clone(),
+            keep: keep.clone(),
+        };
+        if view.is_window() || keep.is_some() {
+            return Err(again(whole));
+        }
+        match Arc::try_unwrap(whole).map_err(again)? {
+            Whole {
+                exports,
                 memory: Memories::Physical(parts),
-                ..
             } => {
-                // Unmapped, and no fd left, before anybody else gets it.
-                drop((windows, fds));
+                // Unmapped, and no handle left, before anybody else gets it.
+                drop(exports);
                 Ok(parts)
             }
-            other => Err(Self(Arc::new(other))),
+            other => Err(again(Arc::new(other))),
         }
     }
 
-    fn parts(&self) -> &[PhysicalMemory] {
-        match &self.0.memory {
-            Memories::Buffer(buffer) => buffer.physical(),
-            Memories::Physical(parts) => parts,
-        }
+    /// The parts that it touches.
+    fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> {
+        self.view.parts().map(|index| self.whole.part(index))
+    }
+
+    /// Whether it is a [`window`](Self::window): then what lies around it is other memory's.
+    pub fn is_window(&self) -> bool {
+        self.view.is_window()
     }
 
     /// What an importer must know beside the handles, and be told to keep to `access`.
@@ -137,67 +267,65 @@ impl Shared {
             })
         };
         let description = Description {
-            len: self.0.len,
+            len: self.len(),
+            offset: self.view.offset(),
             access,
-            parts: self.parts().iter().map(part).collect::<Result<_>>()?,
+            parts: self.parts().map(part).collect::<Result<_>>()?,
         };
         description.check()?;
         Ok(description)
     }
 
-    /// Handles by which others import the memory: one for each part, in order.
+    /// Handles by which others import the memory: one for each part that is described, in order.
     ///
-    /// Whoever has them can read and write the memory, whatever the description says. The fds are
-    /// duplicates of one that is exported once, because drivers have been seen to refuse the CPU's
-    /// access to memory with more than some 250 exports, imports and CPU mappings together.
+    /// Whoever has them can read and write the memory, whatever the description says: of a window,
+    /// all of the parts that it touches. Each is exported once and copied, because drivers have
+    /// been seen to refuse the CPU's access to memory with more than some 250 exports, imports and
+    /// CPU mappings together.
     ///
     /// # Errors
     /// Those of [`PhysicalMemory::export`]; [`Error::System`] where there are no more fds to be had.
     pub fn export(&self, handle_type: HandleType) -> Result<Vec<ShareableHandle>> {
-        let export = |memory: &PhysicalMemory| memory.export(handle_type);
-        if handle_type != HandleType::PosixFd {
-            return self.parts().iter().map(export).collect();
-        }
-        let mut fds = lock(&self.0.fds);
-        for memory in &self.parts()[fds.len()..] {
-            if let ShareableHandle::PosixFd(fd) = export(memory)? {
-                fds.push(fd);
-            }
-        }
-        fds.iter()
-            .map(|fd| fd.try_clone().map(ShareableHandle::PosixFd))
-            .collect::<io::Result<_>>()
-            .map_err(|error| Error::system("duplicating a file descriptor", &error))
+        let parts = self.view.parts();
+        let export = |index| {
+            let memory = self.whole.part(index);
+            self.whole.exports(index).export(memory, handle_type)
+        };
+        parts.map(export).collect()
     }
 
     /// The types that all of the memory can be exported as.
     pub fn handle_types(&self) -> HandleTypes {
-        let bits = self.parts().iter().fold(u32::MAX, |bits, part| {
+        let bits = self.parts().fold(u32::MAX, |bits, part| {
             bits & part.props().handle_types.bits()
         });
         HandleTypes::from_bits(bits)
     }
 
     /// Makes it count as other memory from now on: it changes owners, and who imported it as what it
-    /// was is not to take it for the same.
+    /// was is not to take it for the same. Of a window, all of the parts that it touches do.
     pub fn renew_identity(&self) {
-        self.parts().iter().for_each(PhysicalMemory::renew_identity);
+        self.parts().for_each(PhysicalMemory::renew_identity);
     }
 
     /// The driver it belongs to.
     pub fn driver(&self) -> &Driver {
-        // Never empty: neither of the two ways to make one allows that.
-        self.parts()[0].driver()
+        self.first().driver()
     }
 
     /// Where the first part lies.
     pub fn location(&self) -> Location {
-        self.parts()[0].location()
+        self.first().location()
+    }
+
+    fn first(&self) -> &PhysicalMemory {
+        // Never empty: no way to make one allows that.
+        self.whole.part(self.view.parts().start)
     }
 
     /// The usable bytes.
     pub fn len(&self) -> u64 {
-        self.0.len
+        self.view.len()
     }
 
     /// Never: there is at least one byte.
@@ -205,21 +333,22 @@ impl Shared {
         false
     }
 
-    /// All bytes, padding included: what an importer maps.
+    /// All bytes, padding included: what an importer maps. Of a window, those of the parts that it
+    /// touches.
     pub fn padded(&self) -> u64 {
         padded(self.parts())
     }
 
-    /// The buffer, where it was made from one.
+    /// The buffer, where it was made from one: all of it, of a window too.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
-        match &self.0.memory {
+        match &self.whole.memory {
             Memories::Buffer(buffer) => Some(buffer),
-            Memories::Physical(_) => None,
+            _ => None,
         }
     }
 
     /// The word at `offset` bytes, read by the CPU: below [`padded`](Self::padded), so that it may
-    /// lie in the padding, and within one part.
+    /// lie in the padding, and within one part. Of a window, within its usable bytes.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; where the memory is not mapped for the CPU, those of mapping it.
@@ -235,57 +364,39 @@ impl Shared {
         self.with_cpu(offset, |cpu, at| cpu.put(at, word))
     }
 
-    /// Lends a window on the part in which `offset` lies, and says where in it: of the buffer's own
-    /// mapping, if the CPU may write there, or of one that is made for it and kept.
+    /// Lends a window on the part in which the word at `offset` begins, and says where in it: of
+    /// the buffer's own mapping, if the CPU may write there, or of one that is made for it and kept.
     fn with_cpu<T>(
         &self,
         offset: u64,
         with: impl FnOnce(CpuView<'_>, u64) -> Result<T>,
     ) -> Result<T> {
-        let (index, start) = self.part_at(offset)?;
+        let sizes = self.parts().map(|part| part.size().padded());
+        let (index, at) = self.view.word_at(sizes, offset)?;
         if let Some(buffer) = self.buffer()
             && let Ok(cpu) = buffer.mappings()[index].padded_cpu()
             && cpu.is_writable()
         {
-            return with(cpu, offset - start);
+            return with(cpu, at);
         }
-        let mut windows = lock(&self.0.windows);
-        let mapping = match windows.entry(index) {
-            Entry::Occupied(mapped) => mapped.into_mut(),
-            Entry::Vacant(free) => free.insert(map_for_cpu(&self.parts()[index])?),
-        };
-        with(mapping.padded_cpu()?, offset - start)
-    }
-
-    /// Which part `offset` lies in, and where that begins.
-    fn part_at(&self, offset: u64) -> Result<(usize, u64)> {
-        let mut start = 0;
-        for (index, part) in self.parts().iter().enumerate() {
-            let next = part.size().padded().saturating_add(start);
-            if offset < next {
-                return Ok((index, start));
-            }
-            start = next;
-        }
-        Err(Error::OutOfRange {
-            offset,
-            len: size_of::<u64>() as u64,
-            size: start,
-        })
+        let exports = self.whole.exports(index);
+        exports.with_cpu(self.whole.part(index), |cpu| with(cpu, at))
     }
 }
 
-fn padded(parts: &[PhysicalMemory]) -> u64 {
+fn padded<'a>(parts: impl Iterator<Item = &'a PhysicalMemory>) -> u64 {
     // Each exists, so that together they fit an address space, or nearly.
-    parts
-        .iter()
-        .fold(0, |sum, part| part.size().padded().saturating_add(sum))
+    parts.fold(0, |sum, part| part.size().padded().saturating_add(sum))
 }
 
-fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
-    let mut mapping = memory.map()?;
-    mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
-    Ok(mapping)
+fn check_parts<'a>(parts: impl ExactSizeIterator<Item = &'a PhysicalMemory>) -> Result<()> {
+    let count = parts.len();
+    let mut parts = parts.peekable();
+    let (Some(&first), true) = (parts.peek(), count <= MAX_PARTS) else {
+        let why = format!("{count} parts, not 1 to {MAX_PARTS}");
+        return Err(Error::invalid("memory", why));
+    };
+    parts.try_for_each(|part| part.driver().expect_same(first.driver(), "memory"))
 }
 
 /// How memory can be made shareable on this machine: see [`best_handle_types`].

@@ -5,6 +5,7 @@ mod failures;
 mod names;
 #[path = "../common/refused.rs"]
 mod refused;
+mod windows;
 
 use std::future::IntoFuture;
 use std::time::Duration;

@@ -18,6 +18,7 @@ use std::time::Duration;
 use egmem::driver::{HandleType, NodeId};
 use egmem::exchange::group::{Group, GroupOptions, Host, Map};
 use egmem::exchange::{Address, Server};
+use egmem::share::Shared;
 use egmem::{Buffer, Driver, Error, Machine};
 use tokio::task::JoinSet;
 
@@ -161,6 +162,44 @@ async fn eight_ranks_by_fds_at_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("group"));
     exchange_and_verify(8, no_fabric(), Map::Lazy, HandleType::PosixFd, address).await;
+}
+
+/// Each rank brings its own window of one memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranks_with_windows() {
+    for (driver, via) in [
+        (fabric(), HandleType::Fabric),
+        (no_fabric(), HandleType::PosixFd),
+    ] {
+        let (address, shared) = (free_address(), Shared::from(buffer(&driver, 0)));
+        let results = all(3, |rank| {
+            let (driver, address) = (driver.clone(), address.clone());
+            let window = shared.window(u64::from(rank) * 4096, 4096).unwrap();
+            async move {
+                window.put_word(8, 100 + u64::from(rank))?;
+                let group = options(rank, 3, &address).memory(window);
+                let group = group.join(&driver).await?;
+                assert_eq!(group.via(), via);
+                for other in (0..3).filter(|other| *other != rank) {
+                    let memory = group.rank(other)?;
+                    assert_eq!(memory.len(), 4096);
+                    assert_eq!(memory.get::<u64>(8)?, 100 + u64::from(other));
+                    memory.put(4096 - 8 * u64::from(rank + 1), u64::from(rank))?;
+                }
+                group.leave(LONG).await
+            }
+        })
+        .await;
+        for (rank, result) in (0_u64..).zip(results) {
+            let own = result.unwrap().unwrap();
+            assert_eq!((own.len(), own.is_window()), (4096, true));
+            for other in (0..3).filter(|other| *other != rank) {
+                let at = 4096 - 8 * (other + 1);
+                assert_eq!(own.word(at).unwrap(), other);
+                assert_eq!(shared.word(rank * 4096 + at).unwrap(), other);
+            }
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

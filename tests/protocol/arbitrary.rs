@@ -62,8 +62,10 @@ fn part() -> impl Strategy<Value = Part> {
 }
 
 fn description() -> impl Strategy<Value = Description> {
-    (any::<u64>(), access(), vec(part(), 0..4)).prop_map(|(len, access, parts)| Description {
+    let bytes = (any::<u64>(), of(any::<u64>()));
+    (bytes, access(), vec(part(), 0..4)).prop_map(|((len, offset), access, parts)| Description {
         len,
+        offset,
         access,
         parts,
     })

@@ -21,8 +21,20 @@ pub fn memory() -> Description {
     };
     Description {
         len: 5 << 20,
+        offset: None,
         access: Access::ReadWrite,
         parts: vec![part(3, 0), part(4, 1)],
+    }
+}
+
+/// Of the second of its parts.
+pub fn window() -> Description {
+    let mut memory = memory();
+    Description {
+        len: 4096,
+        offset: Some(1 << 20),
+        parts: vec![memory.parts.remove(1)],
+        ..memory
     }
 }
 
@@ -158,6 +170,18 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 ms: 5000,
             }),
         ),
+        (
+            "join-window",
+            Ask::Join(Join {
+                group: "job-7".into(),
+                rank: 0,
+                size: 2,
+                can: vec![HandleType::Fabric],
+                cannot: Vec::new(),
+                memory: Some(window()),
+                ms: 30_000,
+            }),
+        ),
     ];
     let request = |(index, (name, ask)): (usize, (&'static str, Ask))| {
         let id = index as u64 + 1;
@@ -241,6 +265,16 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 ranks: vec![2, 3],
                 size: 4,
                 reasons: vec!["rank 2: no IMEX channel".into()],
+            }),
+        ),
+        (
+            "granted-window",
+            Answer::Granted(Granted {
+                lease: 10,
+                memory: window(),
+                handles: Handles::Fds(Fds { count: 1 }),
+                probe: None,
+                no_fabric: None,
             }),
         ),
     ];

@@ -62,12 +62,14 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     {
         put("text", &format!("text-{index}"), text.as_bytes());
     }
-    let memory = ciborium::Value::serialized(&samples::memory()).expect("a description");
-    let body = ciborium::Value::Map(vec![("memory".into(), memory)]);
-    let fields = vec![("version".into(), 1.into()), ("body".into(), body)];
-    let mut frame = Vec::new();
-    ciborium::into_writer(&ciborium::Value::Map(fields), &mut frame).expect("CBOR");
-    put("share", "memory", &frames(&[frame]));
+    for (name, memory) in [("memory", samples::memory()), ("window", samples::window())] {
+        let memory = ciborium::Value::serialized(&memory).expect("a description");
+        let body = ciborium::Value::Map(vec![("memory".into(), memory)]);
+        let fields = vec![("version".into(), 1.into()), ("body".into(), body)];
+        let mut frame = Vec::new();
+        ciborium::into_writer(&ciborium::Value::Map(fields), &mut frame).expect("CBOR");
+        put("share", name, &frames(&[frame]));
+    }
     for (name, machine) in [("gh200", Machine::gh200()), ("gh200x4", Machine::gh200x4())] {
         let json = serde_json::to_string(&machine).expect("a machine");
         put("machine", name, json.as_bytes());

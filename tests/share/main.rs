@@ -9,6 +9,7 @@ mod pools;
 mod process;
 #[path = "../common/program.rs"]
 mod program;
+mod windows;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,6 +99,7 @@ fn child_process() {
         "pool" => pools::pool_peer(&driver, &path),
         "stranger" => frames::stranger(&path),
         "poor" => leftovers::poor(&driver, &path),
+        "windows" => windows::peer(&driver, &path),
         "many" => memory::many(&driver, &path),
         other => panic!("no role {other}"),
     }

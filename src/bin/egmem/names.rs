@@ -38,6 +38,7 @@ pub fn value(entry: &Entry) -> Value {
     json!({
         "name": entry.name,
         "bytes": entry.memory.len,
+        "offset": entry.memory.offset,
         "padded_bytes": entry.memory.padded(),
         "access": entry.memory.access,
         "locations": locations(entry),

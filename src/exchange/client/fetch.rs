@@ -288,6 +288,8 @@ fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
 fn check(memory: &Description, probe: Option<u64>) -> Result<(), String> {
     memory.check().map_err(|error| error.to_string())?;
     match probe {
+        // What lies around it is other memory's, and what lies in it is the user's.
+        Some(_) if memory.is_window() => Err("a place for a probe of a window".into()),
         Some(at) if !at.is_multiple_of(8) || at > memory.padded() - 8 => {
             Err(format!("a place for a probe at {at} bytes"))
         }

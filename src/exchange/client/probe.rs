@@ -65,7 +65,11 @@ impl By {
 /// Proves fetched memory, if its exporter has room for that.
 pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let Some(at) = remote.probe else {
-        remote.proof = Proof::none("the exporter has no room for a probe");
+        let why = match remote.description().is_window() {
+            true => "a window on larger memory has no room for a probe",
+            false => "the exporter has no room for a probe",
+        };
+        remote.proof = Proof::none(why);
         return Ok(remote);
     };
     let (remote, ways) = open::elsewhere(move || {

@@ -111,7 +111,11 @@ impl Inner {
     pub(super) fn stats(&self) -> ServerStats {
         let groups = self.groups.len() as u64;
         let state = self.state();
-        let padded = |one: &publication::Registered| one.publication.description.padded();
+        // Of windows their own bytes alone: many may lie in the same memory.
+        let padded = |one: &publication::Registered| match &one.publication.description {
+            memory if memory.is_window() => memory.len,
+            memory => memory.padded(),
+        };
         ServerStats {
             sessions: state.sessions.len() as u64,
             leases: state.leases.live() as u64,

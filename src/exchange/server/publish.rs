@@ -56,7 +56,7 @@ impl<'a> PublishOptions<'a> {
     }
 
     /// Whether words in the padding, beyond the usable bytes, may be written to prove that both ends
-    /// reach the same memory: by default they may.
+    /// reach the same memory: by default they may. A window has no padding and is not probed.
     pub fn probe(mut self, probe: bool) -> Self {
         self.probe = probe;
         self
@@ -83,7 +83,8 @@ impl<'a> PublishOptions<'a> {
             reason,
             detail: String::new(),
         };
-        let places = match self.probe {
+        // What lies around a window is other memory's.
+        let places = match self.probe && !self.shared.is_window() {
             true => Places::between(self.shared.len(), self.shared.padded()),
             false => Places::default(),
         };

@@ -22,7 +22,7 @@ pub struct ServerStats {
     pub groups: u64,
     /// Published names.
     pub names: u64,
-    /// Published memory in bytes, padding included.
+    /// Published memory in bytes, padding included; of windows only their own bytes.
     pub bytes: u64,
     /// File descriptors that came from peers or are on their way to them, and are open here.
     pub fds: u64,

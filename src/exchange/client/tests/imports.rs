@@ -45,6 +45,12 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.probe = Some(granted.memory.padded()));
     with(&|granted| granted.probe = Some(u64::MAX));
     with(&|granted| granted.probe = Some(4));
+    with(&|granted| granted.memory.offset = Some(granted.memory.padded()));
+    with(&|granted| {
+        // Where there is room for a probe in all of it, there is none around a window.
+        granted.probe = Some((2 << 20) - 64);
+        granted.memory.offset = Some(0);
+    });
     for granted in wrong {
         let lease = granted.lease;
         let serve = async {

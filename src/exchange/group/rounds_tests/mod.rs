@@ -21,6 +21,7 @@ fn at(seconds: u64) -> Duration {
 fn memory() -> Description {
     Description {
         len: 1,
+        offset: None,
         access: Access::ReadWrite,
         parts: vec![Part {
             identity: Identity {

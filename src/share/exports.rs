@@ -1,0 +1,92 @@
+//! What is exported and mapped of a physical memory that is shared: once, however often it is shared.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+use crate::driver::{Access, AccessDesc, FabricHandle, HandleType, Location, ShareableHandle};
+use crate::memory::CpuView;
+use crate::per_driver::lock;
+use crate::vmm::{Mapping, PhysicalMemory};
+use crate::{Error, Result};
+
+/// Physical memory that somebody keeps, together with its exports: a chunk, of which many blocks are
+/// shared.
+pub(crate) trait Holds: fmt::Debug + Send + Sync {
+    /// The memory, the same as long as this lives.
+    fn physical(&self) -> &PhysicalMemory;
+    /// What is exported of it.
+    fn exports(&self) -> &Exports;
+}
+
+/// The handles of one physical memory and the CPU's mapping of it, each made when it is first needed.
+#[derive(Debug, Default)]
+pub(crate) struct Exports {
+    // In this order: unmapped first, then closed.
+    cpu: Mutex<Option<Mapping>>,
+    fd: Mutex<Option<OwnedFd>>,
+    fabric: Mutex<Option<FabricHandle>>,
+}
+
+impl Exports {
+    /// A handle of `memory`, always the same memory's: a copy of the one that is kept. Drivers have
+    /// been seen to refuse the CPU's access to memory with more than some 250 exports, imports and
+    /// CPU mappings together.
+    pub fn export(
+        &self,
+        memory: &PhysicalMemory,
+        handle_type: HandleType,
+    ) -> Result<ShareableHandle> {
+        match handle_type {
+            HandleType::PosixFd => {
+                let mut kept = lock(&self.fd);
+                let fd = match &mut *kept {
+                    Some(fd) => fd,
+                    none => match memory.export(handle_type)? {
+                        ShareableHandle::PosixFd(fd) => none.insert(fd),
+                        ShareableHandle::Fabric(_) => return Err(another_type(handle_type)),
+                    },
+                };
+                fd.try_clone()
+                    .map(ShareableHandle::PosixFd)
+                    .map_err(|error| Error::system("duplicating a file descriptor", &error))
+            }
+            HandleType::Fabric => {
+                let mut kept = lock(&self.fabric);
+                let handle = match &mut *kept {
+                    Some(handle) => handle,
+                    none => match memory.export(handle_type)? {
+                        ShareableHandle::Fabric(handle) => none.insert(handle),
+                        ShareableHandle::PosixFd(_) => return Err(another_type(handle_type)),
+                    },
+                };
+                Ok(ShareableHandle::Fabric(handle.clone()))
+            }
+        }
+    }
+
+    /// Lends the CPU's window on all of `memory`, by a mapping that is made for it and kept.
+    pub fn with_cpu<T>(
+        &self,
+        memory: &PhysicalMemory,
+        with: impl FnOnce(CpuView<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut cpu = lock(&self.cpu);
+        let mapping = match &mut *cpu {
+            Some(mapping) => mapping,
+            none => none.insert(map_for_cpu(memory)?),
+        };
+        with(mapping.padded_cpu()?)
+    }
+}
+
+fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
+    let mut mapping = memory.map()?;
+    mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
+    Ok(mapping)
+}
+
+fn another_type(wanted: HandleType) -> Error {
+    let why = format!("the driver exported another type than {wanted}");
+    Error::invalid("handle", why)
+}
