@@ -118,7 +118,8 @@ impl BufferOptions {
         let Some(first) = physical.first() else {
             return Err(Error::invalid("shares", "there are none"));
         };
-        let access = self.access_list(driver, first.location())?;
+        let gpus = self.gpus.as_deref();
+        let access = access_list(driver, first.location(), self.host, gpus)?;
         let total = physical
             .iter()
             .try_fold(0_u64, |sum, memory| sum.checked_add(memory.size().padded()))
@@ -140,23 +141,30 @@ impl BufferOptions {
             physical,
         })
     }
+}
 
-    fn access_list(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
-        let gpus = match &self.gpus {
-            Some(gpus) => gpus.clone(),
-            None => reachable_gpus(driver, location)?,
-        };
-        let host = self.host.unwrap_or(match location {
-            Location::Device(_) => Access::None,
-            _ => Access::ReadWrite,
-        });
-        let mut access = Vec::with_capacity(gpus.len() + 1);
-        if host != Access::None {
-            access.push(AccessDesc::new(Location::Host, host));
-        }
-        access.extend(gpus);
-        Ok(access)
+/// Who may do what by default: `gpus`, else every GPU that can reach the memory; the host, as it says
+/// or where the memory is the host's.
+pub(crate) fn access_list(
+    driver: &Driver,
+    location: Location,
+    host: Option<Access>,
+    gpus: Option<&[AccessDesc]>,
+) -> Result<Vec<AccessDesc>> {
+    let gpus = match gpus {
+        Some(gpus) => gpus.to_vec(),
+        None => reachable_gpus(driver, location)?,
+    };
+    let host = host.unwrap_or(match location {
+        Location::Device(_) => Access::None,
+        _ => Access::ReadWrite,
+    });
+    let mut access = Vec::with_capacity(gpus.len() + 1);
+    if host != Access::None {
+        access.push(AccessDesc::new(Location::Host, host));
     }
+    access.extend(gpus);
+    Ok(access)
 }
 
 /// The GPUs that can reach memory at `location`: all for host memory, itself and its peers for a

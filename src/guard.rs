@@ -6,7 +6,7 @@ use crate::{Error, Result};
 
 /// Requests below this are left to the driver: reading the node's counters takes a good part of the
 /// time of creating them, and the kernel keeps as much in reserve.
-const WORTH_ASKING: u64 = 64 << 20;
+pub(crate) const WORTH_ASKING: u64 = 64 << 20;
 
 /// Refuses `bytes` at `location` where the node has less free.
 ///
@@ -18,12 +18,23 @@ pub(crate) fn check_free(
     bytes: u64,
     idle: impl FnOnce() -> u64,
 ) -> Result<()> {
-    let Location::HostNuma(id) = location else {
-        return Ok(());
-    };
     if bytes < WORTH_ASKING {
         return Ok(());
     }
+    check_free_now(driver, location, bytes, idle).map(drop)
+}
+
+/// The same for any number of bytes; tells what is free, where the location is a node and somebody
+/// says.
+pub(crate) fn check_free_now(
+    driver: &Driver,
+    location: Location,
+    bytes: u64,
+    idle: impl FnOnce() -> u64,
+) -> Result<Option<u64>> {
+    let Location::HostNuma(id) = location else {
+        return Ok(None);
+    };
     let node = NodeId(id);
     match topology::free_now(driver, node) {
         // The override is for machines that report less than they can give.
@@ -38,7 +49,7 @@ pub(crate) fn check_free(
                 free,
             })
         }
-        _ => Ok(()),
+        free => Ok(free),
     }
 }
 

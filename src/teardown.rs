@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// not (or no longer) there; then a second try could hit another object under the same number.
 pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     match call() {
-        Err(Error::Driver(first)) if may_pass(first.code) => {
+        Err(Error::Driver(first)) if may_pass(Some(first.code)) => {
             tracing::warn!(%first, "trying once more");
             call()
         }
@@ -34,14 +34,17 @@ pub(crate) fn log_lost(what: &'static str, result: Result<()>) {
     }
 }
 
-fn may_pass(code: Code) -> bool {
+/// Whether a refusal with this code may pass: the object is still there.
+pub(crate) fn may_pass(code: Option<Code>) -> bool {
     !matches!(
         code,
-        Code::INVALID_VALUE
-            | Code::INVALID_HANDLE
-            | Code::INVALID_CONTEXT
-            | Code::DEINITIALIZED
-            | Code::NOT_INITIALIZED
+        None | Some(
+            Code::INVALID_VALUE
+                | Code::INVALID_HANDLE
+                | Code::INVALID_CONTEXT
+                | Code::DEINITIALIZED
+                | Code::NOT_INITIALIZED
+        )
     )
 }
 

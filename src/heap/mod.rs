@@ -1,6 +1,7 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
 #![allow(dead_code)]
 
+mod backing;
 mod occupancy;
 mod svg;
 

@@ -1,5 +1,6 @@
 //! Reserved addresses, and physical memory mapped and granted there.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::PhysicalMemory;
@@ -7,7 +8,7 @@ use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::memory::{CpuView, Memory, Sealed, check_range};
 use crate::size::{Granularity, PaddedSize};
-use crate::teardown::give_back_or_log;
+use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 
 /// How addresses are to be reserved; [`reserve`](Self::reserve) does it.
@@ -145,15 +146,7 @@ impl Mapping {
         if access.is_empty() {
             return Ok(());
         }
-        // The host has many names. Named more than once, the last word counts, and the driver hears
-        // it alone: in what order it would take several is not documented.
-        let host = access.iter().rposition(|desc| desc.location.is_host());
-        let own: Vec<AccessDesc> = access
-            .iter()
-            .enumerate()
-            .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
-            .map(|(_, desc)| self.own_terms(desc))
-            .collect();
+        let (own, host) = self.in_own_terms(access);
         let result = self.grant(&own);
         let before = self.host;
         if let Some(host) = host {
@@ -172,6 +165,55 @@ impl Mapping {
                 other => other,
             }
         })
+    }
+
+    /// The access of mappings that lie side by side, by rising addresses, changed in one call.
+    ///
+    /// Whoever gets an error still has [`set_access`](Self::set_access) for each, which also tells
+    /// why: drivers measured take a range of several whole mappings, CUDA's documentation does not
+    /// promise it.
+    ///
+    /// Source: `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for mappings that are not side by side, or not all of memory at one
+    /// location; the driver's.
+    pub(crate) fn set_access_of_neighbours(
+        mappings: &mut [&mut Self],
+        access: &[AccessDesc],
+    ) -> Result<()> {
+        let Some(first) = mappings.first() else {
+            return Ok(());
+        };
+        let (start, location) = (first.start, first.location);
+        let driver = first.driver().clone();
+        let mut size = 0;
+        for mapping in mappings.iter() {
+            driver.expect_same(mapping.driver(), "mapping")?;
+            if mapping.start != start.add(size) || mapping.location != location {
+                return Err(Error::invalid(
+                    "mappings",
+                    "they are not side by side, or on several nodes",
+                ));
+            }
+            size += mapping.size.padded();
+        }
+        let (own, host) = first.in_own_terms(access);
+        if own.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the mappings are exclusively borrowed, so nobody views them; as just checked they
+        // are the whole range.
+        let result = unsafe { driver.mem_set_access(start, size, &own) };
+        if let Some(host) = host {
+            for mapping in mappings {
+                mapping.host = match &result {
+                    Ok(()) => access[host].access,
+                    Err(_) => mapping.access(Location::Host).unwrap_or(Access::None),
+                };
+            }
+        }
+        result
     }
 
     fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
@@ -264,6 +306,28 @@ impl Mapping {
         Ok(unsafe { CpuView::new(first.start, len, have == Access::ReadWrite) })
     }
 
+    /// Unmaps the memory and says how that went; where the driver refuses, the mapping is as before.
+    ///
+    /// # Errors
+    /// The driver's, and the mapping again.
+    pub(crate) fn unmap(self) -> Result<(), Box<(Self, Error)>> {
+        let this = ManuallyDrop::new(self);
+        match give_back(|| this.unmap_once()) {
+            Ok(()) => {
+                // SAFETY: `this` is never used or dropped again, so the reference is read out once.
+                drop(unsafe { std::ptr::read(&this.reservation) });
+                Ok(())
+            }
+            Err(error) => Err(Box::new((ManuallyDrop::into_inner(this), error))),
+        }
+    }
+
+    fn unmap_once(&self) -> Result<()> {
+        // SAFETY: the range is owned by `self`, which is at its end; views of it borrow `self` and
+        // are gone.
+        unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
+    }
+
     /// The size asked for and the size mapped.
     pub const fn size(&self) -> PaddedSize {
         self.size
@@ -282,6 +346,21 @@ impl Mapping {
             (true, Location::HostNuma(node)) => Location::HostNuma(node),
             (true, _) => Location::HostNuma(0),
         }
+    }
+
+    /// A list of grants as the driver is to hear it, and which of them is the host's.
+    ///
+    /// The host has many names. Named more than once, the last word counts, and the driver hears it
+    /// alone: in what order it would take several is not documented.
+    fn in_own_terms(&self, access: &[AccessDesc]) -> (Vec<AccessDesc>, Option<usize>) {
+        let host = access.iter().rposition(|desc| desc.location.is_host());
+        let own = access
+            .iter()
+            .enumerate()
+            .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
+            .map(|(_, desc)| self.own_terms(desc))
+            .collect();
+        (own, host)
     }
 
     fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
@@ -311,9 +390,6 @@ impl Memory for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        give_back_or_log("a mapping", || {
-            // SAFETY: the range is owned by `self`; views of it borrow `self` and are gone.
-            unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
-        });
+        give_back_or_log("a mapping", || self.unmap_once());
     }
 }

@@ -11,7 +11,7 @@ use crate::driver::{
 use crate::explain::explain_create;
 use crate::guard::check_free;
 use crate::size::{Granularity, PaddedSize};
-use crate::teardown::{give_back, give_back_or_log};
+use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};
 
 /// What physical memory is to be; [`create`](Self::create) makes it.
@@ -260,6 +260,27 @@ impl PhysicalMemory {
         // SAFETY: `this` is never used or dropped again, so the clone is read out exactly once.
         drop(unsafe { std::ptr::read(&this.driver) });
         result
+    }
+
+    /// Releases the memory; hands it back where the driver refuses for a reason that may pass, so
+    /// that it can be tried again later.
+    ///
+    /// # Errors
+    /// The driver's, and the memory again.
+    pub(crate) fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
+        let this = std::mem::ManuallyDrop::new(self);
+        let result = give_back(|| this.release_once());
+        match result {
+            Err(error) if may_pass(error.code()) => {
+                let kept = Some(std::mem::ManuallyDrop::into_inner(this));
+                Err(Box::new((kept, error)))
+            }
+            result => {
+                // SAFETY: `this` is never used or dropped again, so the clone is read out exactly once.
+                drop(unsafe { std::ptr::read(&this.driver) });
+                result.map_err(|error| Box::new((None, error)))
+            }
+        }
     }
 
     fn release_once(&self) -> Result<()> {

@@ -1,0 +1,131 @@
+//! A chunk: physical memory, mapped and granted at its place in the heap.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Error;
+use crate::driver::Location;
+use crate::vmm::{Mapping, PhysicalMemory};
+
+/// Physical memory at its place in the heap.
+#[derive(Debug)]
+pub(in crate::heap) struct Chunk {
+    // In this order: unmapped first, then released.
+    pub(super) mapping: Mapping,
+    pub(super) memory: Arc<PhysicalMemory>,
+    pub(super) start: u64,
+    pub(super) order: u64,
+    /// Not part of the heap any more, but still mapped: the driver refused to unmap it.
+    pub(super) dead: bool,
+}
+
+impl Chunk {
+    /// Where it lies, in bytes from the heap's start.
+    pub(in crate::heap) const fn range(&self) -> Range<u64> {
+        self.start..self.end()
+    }
+
+    pub(super) const fn end(&self) -> u64 {
+        self.start + self.mapping.size().padded()
+    }
+
+    /// Its bytes: at least 2 MiB.
+    pub(in crate::heap) const fn bytes(&self) -> u64 {
+        self.mapping.size().padded()
+    }
+
+    /// The memory. While a clone of it is held elsewhere, the chunk is not given back.
+    pub(in crate::heap) const fn memory(&self) -> &Arc<PhysicalMemory> {
+        &self.memory
+    }
+
+    /// The memory at its addresses.
+    pub(in crate::heap) const fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Where the memory lies.
+    pub(in crate::heap) fn location(&self) -> Location {
+        self.memory.location()
+    }
+
+    /// Which of the heap's chunks it is, counted from 0 by when they were made.
+    pub(in crate::heap) const fn order(&self) -> u64 {
+        self.order
+    }
+
+    /// Whether somebody else holds the memory too.
+    pub(in crate::heap) fn is_held(&self) -> bool {
+        Arc::strong_count(&self.memory) > 1
+    }
+
+    /// Unmaps and releases it.
+    pub(super) fn retire(self, counts: &mut Counts) -> Retired {
+        let Self {
+            mapping,
+            memory,
+            start,
+            order,
+            dead,
+        } = self;
+        let again = |mapping, memory| {
+            Box::new(Self {
+                mapping,
+                memory,
+                start,
+                order,
+                dead,
+            })
+        };
+        let memory = match Arc::try_unwrap(memory) {
+            Ok(memory) => memory,
+            Err(memory) => return Retired::Held(again(mapping, memory)),
+        };
+        counts.unmap += 1;
+        if let Err(refused) = mapping.unmap() {
+            let (mapping, error) = *refused;
+            return Retired::Refused(again(mapping, Arc::new(memory)), error);
+        }
+        counts.release += 1;
+        match memory.try_release() {
+            Ok(()) => Retired::Gone,
+            Err(refused) => {
+                let (memory, error) = *refused;
+                Retired::Unmapped(memory, error)
+            }
+        }
+    }
+}
+
+/// What became of a chunk that should go.
+pub(super) enum Retired {
+    /// It is gone.
+    Gone,
+    /// It is as before: somebody holds its memory.
+    Held(Box<Chunk>),
+    /// It is as before: the driver refused to unmap it.
+    Refused(Box<Chunk>, Error),
+    /// It is unmapped, but the driver refused to release the memory; `None`: there is no such memory.
+    Unmapped(Option<PhysicalMemory>, Error),
+}
+
+/// What a heap's memory has asked of the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(in crate::heap) struct Counts {
+    /// `cuMemCreate`, refused ones too, as for all calls here.
+    pub create: u64,
+    /// `cuMemMap`
+    pub map: u64,
+    /// `cuMemSetAccess`
+    pub set_access: u64,
+    /// `cuMemUnmap`
+    pub unmap: u64,
+    /// `cuMemRelease`
+    pub release: u64,
+    /// Chunks that became part of the heap.
+    pub chunks_made: u64,
+    /// Chunks that ceased to be.
+    pub chunks_given_back: u64,
+    /// How often a smaller chunk was tried for want of memory.
+    pub halvings: u64,
+}

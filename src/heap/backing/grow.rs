@@ -1,0 +1,322 @@
+//! Growth: chunks made, mapped and granted, or nothing.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::chunk::Chunk;
+use super::fit::{Fill, Want};
+use super::plan::Site;
+use super::{Backing, Grown};
+use crate::driver::{Code, Location, NodeId};
+use crate::guard::{WORTH_ASKING, check_free_now};
+use crate::topology::{Overcommit, free_now};
+use crate::vmm::{Mapping, PhysicalMemory};
+use crate::{Error, Result};
+
+impl Backing {
+    /// Backs more of the heap, so that what is wanted fits; the new stretches, which are free, zero and
+    /// granted, by rising offsets. None: it fits already, by what the caller says is free.
+    ///
+    /// A block goes to the lowest place where it fits, with what is free beside it; where memory is too
+    /// short for that, to the place that takes the least. Chunks are made whole as long as memory is
+    /// plentiful. Where it is short the next node is asked, then half as much, down to what is needed.
+    ///
+    /// # Errors
+    /// All or nothing: what was made before a failure is given back. Memory on a full node is wanted by
+    /// others, and whoever frees some and tries again makes it anew.
+    ///
+    /// [`Error::LimitReached`] where the addresses left have no such stretch; [`Error::NodeTooFull`],
+    /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
+    /// alignment that is no power of two; the driver's.
+    pub(in crate::heap) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
+        self.sweep();
+        let places = self.shape().places(&self.gaps(), want)?;
+        match (self.attempt(&places.first), places.leanest) {
+            (Err(error), Some(leanest)) if is_shortage(&error) => self.attempt(&[leanest]),
+            (result, _) => result,
+        }
+    }
+
+    /// The stretches without memory, by rising offsets.
+    fn gaps(&self) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = 0;
+        for chunk in self.chunks.values() {
+            if at < chunk.start {
+                gaps.push(at..chunk.start);
+            }
+            at = chunk.end();
+        }
+        if at < self.limit() {
+            gaps.push(at..self.limit());
+        }
+        gaps
+    }
+
+    fn attempt(&mut self, fills: &[Fill]) -> Result<Vec<Grown>> {
+        let mut made = Vec::new();
+        let needed = fills.iter().map(Fill::needed).sum();
+        let result = self.check_room(needed).and_then(|()| {
+            for fill in fills {
+                self.fill(fill, &mut made)?;
+            }
+            self.grant(&mut made)
+        });
+        match result {
+            Ok(()) => Ok(self.keep(made)),
+            Err(error) => {
+                for chunk in made.into_iter().rev() {
+                    self.undo(chunk);
+                }
+                Err(self.explain(error, needed))
+            }
+        }
+    }
+
+    /// Refuses what the nodes do not have before any of it is made: that takes seconds for gigabytes.
+    fn check_room(&self, needed: u64) -> Result<()> {
+        if self.overcommit || needed < WORTH_ASKING {
+            return Ok(());
+        }
+        if let [place] = self.settled.places()[..] {
+            return check_free_now(&self.driver, place, needed, || 0).map(drop);
+        }
+        match self.room() {
+            Some((nodes, free))
+                if free < needed && Overcommit::from_env() == Overcommit::Refuse =>
+            {
+                Err(Error::NodesTooFull {
+                    nodes,
+                    requested: needed,
+                    free,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The nodes, and what they have free together; `None` where that is not known of all.
+    fn room(&self) -> Option<(Vec<NodeId>, u64)> {
+        let mut nodes = Vec::new();
+        let mut free = 0_u64;
+        for place in self.settled.places() {
+            let Location::HostNuma(id) = place else {
+                return None;
+            };
+            free = free.saturating_add(free_now(&self.driver, NodeId(id))?);
+            nodes.push(NodeId(id));
+        }
+        Some((nodes, free))
+    }
+
+    /// Says of a shortage what was needed, not how little was tried last, and what is free now that
+    /// all of this call is given back.
+    fn explain(&self, error: Error, needed: u64) -> Error {
+        match error {
+            Error::OutOfMemory {
+                location, source, ..
+            } => Error::OutOfMemory {
+                location,
+                requested: needed,
+                source,
+            },
+            Error::NodeTooFull { node, free, .. } => match self.room() {
+                // Blocks over several chunks lie on several nodes.
+                Some((nodes, free)) if nodes.len() > 1 && self.settled.joins => {
+                    Error::NodesTooFull {
+                        nodes,
+                        requested: needed,
+                        free,
+                    }
+                }
+                _ => Error::NodeTooFull {
+                    node,
+                    requested: needed,
+                    free: free_now(&self.driver, node).unwrap_or(free),
+                },
+            },
+            other => other,
+        }
+    }
+
+    /// Makes the chunks of a stretch, with no access for anybody yet.
+    fn fill(&mut self, fill: &Fill, made: &mut Vec<Chunk>) -> Result<()> {
+        let unit = self.settled.unit;
+        let least = if fill.single { fill.needed() } else { unit };
+        // As large as it went last time: where memory is short, each refusal costs.
+        let mut size = if fill.single {
+            fill.end - fill.start
+        } else {
+            self.step
+        };
+        let mut halved = false;
+        let mut at = fill.start;
+        while at < fill.end {
+            let bytes = size.min(fill.end - at);
+            match self.make(at, bytes) {
+                Ok(chunk) => {
+                    at += bytes;
+                    made.push(chunk);
+                }
+                // What is not needed is not insisted on.
+                Err(error) if is_shortage(&error) && at >= fill.need => break,
+                Err(error) if is_shortage(&error) && bytes > least => {
+                    size = (bytes / 2).next_multiple_of(unit).max(least);
+                    self.counts.halvings += 1;
+                    halved = true;
+                }
+                Err(error) => return Err(error),
+            }
+            let short = size < self.settled.chunk;
+            if at >= fill.need && (fill.single || short) {
+                break;
+            }
+        }
+        if !fill.single {
+            let next = if halved { size } else { size.saturating_mul(2) };
+            self.step = next.min(self.settled.chunk);
+        }
+        Ok(())
+    }
+
+    /// Makes one chunk, on the node whose turn it is or, where that has too little, on the next.
+    fn make(&mut self, start: u64, bytes: u64) -> Result<Chunk> {
+        let count = self.settled.sites.len();
+        let mut refused: Option<Error> = None;
+        for turn in (self.turn..self.turn + count).map(|turn| turn % count) {
+            match self.make_at(turn, start, bytes) {
+                Ok(chunk) => {
+                    self.turn = (turn + 1) % count;
+                    return Ok(chunk);
+                }
+                Err(error) if is_shortage(&error) => {
+                    self.trust[turn] = 0;
+                    // Of several nodes, the one that has most is told.
+                    if refused
+                        .as_ref()
+                        .is_none_or(|told| free_in(told) < free_in(&error))
+                    {
+                        refused = Some(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.unwrap_or_else(|| Error::invalid("nodes", "there are none")))
+    }
+
+    fn make_at(&mut self, turn: usize, start: u64, bytes: u64) -> Result<Chunk> {
+        let site = self.settled.sites[turn];
+        let trust = self.trust(turn, &site, bytes)?;
+        self.counts.create += 1;
+        let memory = PhysicalMemory::options(site.location)
+            .handle_types(site.handle_types)
+            .overcommit(true) // Guarded here, by all chunks together.
+            .create(&self.driver, bytes)?;
+        self.trust[turn] = trust;
+        self.counts.map += 1;
+        match self.reservation.map(start, &memory) {
+            Ok(mapping) => {
+                let order = self.orders;
+                self.orders += 1;
+                Ok(Chunk {
+                    mapping,
+                    memory: Arc::new(memory),
+                    start,
+                    order,
+                    dead: false,
+                })
+            }
+            Err(error) => {
+                self.release(memory);
+                Err(error)
+            }
+        }
+    }
+
+    /// Guards a node: small chunks add up to more than the driver should be asked for unseen.
+    ///
+    /// Tells how many bytes more may be asked for after these until the node is looked at again.
+    fn trust(&self, turn: usize, site: &Site, bytes: u64) -> Result<u64> {
+        if self.overcommit {
+            return Ok(WORTH_ASKING);
+        }
+        let known = self.trust[turn];
+        let trusted = if bytes < known {
+            known
+        } else {
+            let free = check_free_now(&self.driver, site.location, bytes, || 0)?;
+            // The less there is, the closer it is watched.
+            free.map_or(WORTH_ASKING, |free| WORTH_ASKING.min(free / 2))
+        };
+        Ok(trusted.saturating_sub(bytes))
+    }
+
+    /// Grants all of the chunks, side by side or not, to everybody they are for.
+    fn grant(&mut self, made: &mut [Chunk]) -> Result<()> {
+        let access = &self.settled.access;
+        if access.is_empty() {
+            return Ok(());
+        }
+        let neighbours =
+            |a: &Chunk, b: &Chunk| a.end() == b.start && a.memory.location() == b.memory.location();
+        for run in made.chunk_by_mut(neighbours) {
+            let mut run: Vec<&mut Mapping> =
+                run.iter_mut().map(|chunk| &mut chunk.mapping).collect();
+            if run.len() > 1 && !self.one_by_one {
+                self.counts.set_access += 1;
+                match Mapping::set_access_of_neighbours(&mut run, access) {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        tracing::debug!(%error, "neighbouring chunks are granted one by one")
+                    }
+                }
+            }
+            let together = run.len() > 1;
+            for mapping in run {
+                self.counts.set_access += 1;
+                mapping.set_access(access)?;
+            }
+            // Each for itself works, together does not: so it is with this driver.
+            self.one_by_one |= together;
+        }
+        Ok(())
+    }
+
+    /// Makes the chunks part of the heap.
+    fn keep(&mut self, made: Vec<Chunk>) -> Vec<Grown> {
+        let joins = self.settled.joins;
+        let mut grown: Vec<Grown> = Vec::new();
+        for chunk in made {
+            match grown.last_mut() {
+                Some(last) if joins && last.range.end == chunk.start => {
+                    last.range.end = chunk.end()
+                }
+                _ => grown.push(Grown {
+                    range: chunk.range(),
+                    joins,
+                }),
+            }
+            self.counts.chunks_made += 1;
+            self.backed += chunk.bytes();
+            self.chunks.insert(chunk.start, chunk);
+        }
+        grown
+    }
+}
+
+/// What a refusal says is free.
+const fn free_in(error: &Error) -> u64 {
+    match error {
+        Error::NodeTooFull { free, .. } => *free,
+        _ => 0,
+    }
+}
+
+/// Whether less might be had, or elsewhere.
+pub(super) fn is_shortage(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NodeTooFull { .. } | Error::NodesTooFull { .. }
+    ) || error.code() == Some(Code::OUT_OF_MEMORY)
+}

@@ -1,0 +1,230 @@
+//! What a heap's memory is to be, checked before any is taken.
+
+use crate::buffer::access_list;
+use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
+use crate::size::Granularity;
+use crate::topology::{Topology, TopologySource};
+use crate::vmm::PhysicalMemory;
+use crate::{Error, Result};
+
+/// The size of a chunk where the plan says none: creating one takes about 15 ms on an H200 machine,
+/// and larger ones are not made any faster by the byte (docs/driver-behaviour.md).
+pub(in crate::heap) const DEFAULT_CHUNK: u64 = 64 << 20;
+
+/// The limit for a node of which nobody says how much memory it has.
+const UNKNOWN_TOTAL: u64 = 1 << 40;
+
+/// All that a heap's options say of its memory.
+#[derive(Clone, Debug)]
+pub(in crate::heap) struct Plan {
+    /// Where chunks are made, in turn: at least one place. One that is named twice gets twice as many.
+    pub nodes: Vec<Location>,
+    /// What the CPU may do; `None`: read and write, where it can reach the memory.
+    pub host: Option<Access>,
+    /// What the GPUs may do; `None`: read and write, for each that can reach all the memory.
+    pub gpus: Option<Vec<AccessDesc>>,
+    /// How chunks may be shared. If at all, no block lies in two chunks.
+    pub handle_types: HandleTypes,
+    /// Whether to share them as widely as the machine allows.
+    #[cfg(feature = "share")]
+    pub shareable: bool,
+    /// Whether to ask the driver even for more than a node has free.
+    pub overcommit: bool,
+    /// Bytes of a chunk, rounded up to the granularity; 0: [`DEFAULT_CHUNK`].
+    pub chunk: u64,
+    /// Bytes of addresses that are reserved, and of memory at most, rounded down to the granularity;
+    /// 0: what the nodes have.
+    pub limit: u64,
+    /// The alignment of the first address in bytes: a power of two, at least 2 MiB.
+    pub alignment: u64,
+}
+
+impl Plan {
+    /// A plan for memory on one node, all else as by default.
+    pub(in crate::heap) fn on(location: impl Into<Location>) -> Self {
+        Self {
+            nodes: vec![location.into()],
+            host: None,
+            gpus: None,
+            handle_types: HandleTypes::NONE,
+            #[cfg(feature = "share")]
+            shareable: false,
+            overcommit: false,
+            chunk: 0,
+            limit: 0,
+            alignment: Granularity::TWO_MIB.bytes(),
+        }
+    }
+
+    /// Checks it, and asks the driver and the topology what it leaves open.
+    pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
+        if !Granularity::TWO_MIB.divides(self.alignment) || !self.alignment.is_power_of_two() {
+            let why = format!("{} is no power of two from 2 MiB on", self.alignment);
+            return Err(Error::invalid("alignment", why));
+        }
+        let topology = Topology::discover(driver)?;
+        let sites = self
+            .nodes
+            .iter()
+            .map(|&location| self.site(driver, &topology, location))
+            .collect::<Result<Vec<_>>>()?;
+        let unit = sites
+            .iter()
+            .map(|site| site.granularity)
+            .fold(Granularity::TWO_MIB, Granularity::max)
+            .bytes();
+        let access = self.access(driver)?;
+        let mut settled = Settled {
+            unit,
+            chunk: 0,
+            limit: self.limit / unit * unit,
+            alignment: self.alignment.max(unit),
+            joins: sites
+                .iter()
+                .all(|site| site.handle_types == HandleTypes::NONE),
+            sites,
+            access,
+        };
+        if self.limit == 0 {
+            settled.limit = settled.total(driver, &topology)? / unit * unit;
+        }
+        if settled.limit == 0 {
+            let why = format!("{} bytes are less than the granularity, {unit}", self.limit);
+            return Err(Error::invalid("limit", why));
+        }
+        let chunk = match self.chunk {
+            0 => DEFAULT_CHUNK,
+            bytes => bytes,
+        };
+        settled.chunk = chunk
+            .checked_next_multiple_of(unit)
+            .unwrap_or(settled.limit)
+            .min(settled.limit);
+        Ok(settled)
+    }
+
+    fn site(&self, driver: &Driver, topology: &Topology, location: Location) -> Result<Site> {
+        match location {
+            Location::HostNuma(id) if topology.source() != TopologySource::Driver => {
+                topology.node(NodeId(id))?;
+            }
+            Location::HostNumaCurrent => {
+                let why = "the calling thread's node is another for each thread: name one";
+                return Err(Error::invalid("node", why));
+            }
+            location => expect_gpu(topology, location)?,
+        }
+        let handle_types = self.handle_types_at(driver, location)?;
+        let options = PhysicalMemory::options(location).handle_types(handle_types);
+        Ok(Site {
+            location,
+            handle_types,
+            granularity: options.granularity_of(driver)?,
+        })
+    }
+
+    #[cfg(not(feature = "share"))]
+    const fn handle_types_at(&self, _: &Driver, _: Location) -> Result<HandleTypes> {
+        Ok(self.handle_types)
+    }
+
+    #[cfg(feature = "share")]
+    fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
+        let mut types = self.handle_types;
+        if self.shareable {
+            types |= crate::share::best_handle_types(driver, location)?.handle_types;
+        }
+        Ok(types)
+    }
+
+    /// The same for every chunk, wherever it lies: what all of the nodes allow.
+    fn access(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
+        let mut nodes = self.nodes.iter();
+        let Some(&first) = nodes.next() else {
+            return Err(Error::invalid("nodes", "there are none"));
+        };
+        let gpus = self.gpus.as_deref();
+        for desc in gpus.unwrap_or_default() {
+            if let Location::Device(gpu) = desc.location {
+                let count = driver.device_count()?;
+                if !(0..count).contains(&gpu) {
+                    return Err(Error::NoSuchGpu {
+                        gpu,
+                        count: count.max(0) as usize,
+                    });
+                }
+            }
+        }
+        let mut all = access_list(driver, first, self.host, gpus)?;
+        for &node in nodes {
+            let there = access_list(driver, node, self.host, gpus)?;
+            all.retain(|desc| there.contains(desc));
+        }
+        Ok(all)
+    }
+}
+
+fn expect_gpu(topology: &Topology, location: Location) -> Result<()> {
+    match location {
+        Location::Device(gpu) => topology.gpu(gpu).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// A plan with every question answered.
+#[derive(Clone, Debug)]
+pub(super) struct Settled {
+    pub sites: Vec<Site>,
+    pub access: Vec<AccessDesc>,
+    /// What the sizes of all chunks are multiples of: 2 MiB, or the driver's granularity if larger.
+    pub unit: u64,
+    pub chunk: u64,
+    pub limit: u64,
+    pub alignment: u64,
+    /// Whether blocks may lie in several chunks.
+    pub joins: bool,
+}
+
+/// A place where chunks are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site {
+    pub location: Location,
+    pub handle_types: HandleTypes,
+    pub granularity: Granularity,
+}
+
+impl Settled {
+    /// All memory of the places, each counted once.
+    fn total(&self, driver: &Driver, topology: &Topology) -> Result<u64> {
+        let mut total = 0_u64;
+        for location in self.places() {
+            let bytes = match location {
+                Location::Device(gpu) => driver.device_total_mem(gpu)?,
+                Location::HostNuma(id) => topology
+                    .node(NodeId(id))
+                    .map_or(0, |node| node.memory_total),
+                _ => topology.nodes().iter().map(|node| node.memory_total).sum(),
+            };
+            total = total.saturating_add(match bytes {
+                0 => UNKNOWN_TOTAL,
+                bytes => bytes,
+            });
+        }
+        Ok(total)
+    }
+
+    /// The locations of the sites, without repetitions.
+    pub(super) fn places(&self) -> Vec<Location> {
+        let mut places: Vec<Location> = self.sites.iter().map(|site| site.location).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    pub(super) fn host_access(&self) -> Access {
+        self.access
+            .iter()
+            .find(|desc| desc.location.is_host())
+            .map_or(Access::None, |desc| desc.access)
+    }
+}

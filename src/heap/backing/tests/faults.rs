@@ -1,0 +1,171 @@
+//! Each driver call fails, one after another, once or for good.
+
+use super::*;
+
+const CODES: [Code; 4] = [
+    Code::OUT_OF_MEMORY,
+    Code::NOT_PERMITTED,
+    Code::INVALID_VALUE,
+    Code(77_777),
+];
+
+/// A heap's life; with what it had before the step that failed.
+fn life(driver: &Driver, plan: &Plan) -> Result<()> {
+    let mut backing = Backing::new(driver, plan)?;
+    let before = |backing: &Backing| (chunks(backing), backing.backed());
+    for want in [
+        block(10 * MIB),
+        Want::More { bytes: 9 * MIB },
+        block(3 * MIB),
+    ] {
+        let had = before(&backing);
+        if let Err(error) = backing.grow(want) {
+            assert_eq!(before(&backing), had, "a failed growth left something");
+            return Err(error);
+        }
+    }
+    for range in [4 * MIB..12 * MIB, 0..64 * MIB] {
+        let had = chunks(&backing);
+        let given = backing.give_back(range.clone());
+        let kept = chunks(&backing);
+        for chunk in had {
+            let bytes = chunk.start * MIB..chunk.end * MIB;
+            let inside = bytes.start >= range.start && bytes.end <= range.end;
+            assert_eq!(given.gone.contains(&bytes), !kept.contains(&chunk));
+            assert!(!inside || given.gone.contains(&bytes) || given.kept.contains(&bytes));
+        }
+        if let Some(error) = given.error {
+            return Err(error);
+        }
+    }
+    assert_eq!(backing.backed(), 0);
+    Ok(())
+}
+
+fn plans() -> Vec<Plan> {
+    let spread = Plan {
+        nodes: [0, 1].map(Location::HostNuma).to_vec(),
+        ..plan(64, 4)
+    };
+    let fds = Plan {
+        handle_types: HandleTypes::POSIX_FD,
+        ..plan(64, 4)
+    };
+    vec![plan(64, 4), spread, fds, plan(0, 4)]
+}
+
+/// Whether the life may go on as if nothing had been.
+fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
+    match call {
+        // Tried twice; and a chunk that was not needed is done without.
+        Call::MemUnmap | Call::MemRelease | Call::MemAddressFree => true,
+        Call::MemGetAllocationGranularity | Call::MemCreate | Call::MemMap => {
+            code == Code::OUT_OF_MEMORY
+        }
+        Call::MemAddressReserve => code == Code::OUT_OF_MEMORY && plan.limit == 0,
+        // Together, then one by one.
+        Call::MemSetAccess => true,
+        // What a driver does not know of a GPU.
+        Call::DeviceGetAttribute => code == Code::INVALID_VALUE,
+        _ => false,
+    }
+}
+
+#[test]
+fn each_failing_call_is_named_and_leaves_nothing() {
+    let mut injected = 0;
+    for plan in plans() {
+        let driver = Driver::simulated(Machine::gb200()).unwrap();
+        life(&driver, &plan).unwrap();
+        for (call, count) in driver.sim().unwrap().calls() {
+            for (nth, code) in (1..=count).flat_map(|nth| CODES.map(|code| (nth, code))) {
+                for times in [1, 2] {
+                    fails_well(&plan, call, nth, code, times);
+                    injected += 1;
+                }
+            }
+        }
+    }
+    assert!(injected > 1000, "only {injected} faults were injected");
+}
+
+fn fails_well(plan: &Plan, call: Call, nth: u64, code: Code, times: u64) {
+    let driver = Driver::simulated(Machine::gb200()).unwrap();
+    let sim = driver.sim().unwrap();
+    for _ in 0..times {
+        sim.fail(call, nth, code);
+    }
+    let case = format!("{call} number {nth} failing with {code} {times} times for {plan:?}");
+    match life(&driver, plan) {
+        Ok(()) => assert!(may_be_survived(call, code, plan), "{case}: went unnoticed"),
+        Err(error) => {
+            let source = error
+                .driver_error()
+                .unwrap_or_else(|| panic!("{case}: the error names no call: {error}"));
+            assert_eq!((source.call, source.code), (call, code), "{case}: {error}");
+        }
+    }
+    let held = sim.held();
+    // What is said not to be there is not asked for again; what is refused at the very end is logged.
+    let lost = match call {
+        Call::MemRelease => code == Code::INVALID_VALUE,
+        Call::MemUnmap => code == Code::INVALID_VALUE && times == 2,
+        Call::MemAddressFree => code == Code::INVALID_VALUE || times == 2,
+        _ => false,
+    };
+    assert!(held.is_empty() || lost, "{case}: still held: {held}");
+}
+
+#[test]
+fn what_cannot_be_given_back_is_tried_again() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let free = sim.free_bytes(NODE);
+    let refuse = |call, times| {
+        for _ in 0..times {
+            sim.fail(call, 1, Code::NOT_PERMITTED);
+        }
+    };
+    let mut backing = Backing::new(&driver, &plan(64, 4)).unwrap();
+    assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
+
+    // A chunk that cannot be unmapped stays in use.
+    refuse(Call::MemUnmap, 2);
+    let given = backing.give_back(0..4 * MIB);
+    assert_eq!(given.error.unwrap().code(), Some(Code::NOT_PERMITTED));
+    assert_eq!(given.kept, [0..4 * MIB]);
+    assert_eq!(chunks(&backing), [0..4]);
+    backing
+        .chunks()
+        .next()
+        .unwrap()
+        .mapping()
+        .cpu()
+        .unwrap()
+        .put(0, 1_u8)
+        .unwrap();
+
+    // Memory that cannot be released is no chunk any more, and is released later.
+    refuse(Call::MemRelease, 2);
+    let given = backing.give_back(0..4 * MIB);
+    assert_eq!(given.error.unwrap().code(), Some(Code::NOT_PERMITTED));
+    assert_eq!((given.gone, given.kept), (vec![0..4 * MIB], vec![]));
+    assert_eq!(sim.free_bytes(NODE), free - 4 * MIB);
+    let given = backing.give_back(0..0);
+    assert_eq!(given.bytes(), 0);
+    assert_eq!(sim.free_bytes(NODE), free);
+
+    // Nor is a half-built chunk that stays mapped: its addresses are left alone.
+    refuse(Call::MemSetAccess, 1);
+    refuse(Call::MemUnmap, 2);
+    assert!(backing.grow(block(MIB)).is_err());
+    assert_eq!((chunks(&backing).len(), backing.backed()), (0, 0));
+    assert_eq!(sim.held().mappings, 1);
+    refuse(Call::MemUnmap, 2);
+    assert_eq!(grown(&mut backing, block(MIB)), [4..8]);
+    assert!(backing.chunk_at(0).is_none());
+    assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
+    assert_eq!(sim.held().mappings, 2);
+    drop(backing);
+    assert!(sim.held().is_empty());
+}

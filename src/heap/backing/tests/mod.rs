@@ -1,0 +1,334 @@
+//! The backing on the simulator.
+
+mod faults;
+mod model;
+mod shortage;
+
+use super::*;
+use crate::Machine;
+use crate::driver::sim::{GpuSpec, NodeSpec};
+use crate::driver::{AccessDesc, Call, HandleTypes, Location, NodeId};
+use crate::proof::Prover;
+
+pub(super) const MIB: u64 = 1 << 20;
+const NODE: Location = Location::HostNuma(0);
+
+pub(super) fn plan(limit: u64, chunk: u64) -> Plan {
+    Plan {
+        limit: limit * MIB,
+        chunk: chunk * MIB,
+        ..Plan::on(NodeId(0))
+    }
+}
+
+/// Two GPUs, and nodes of so many MiB.
+pub(super) fn small(nodes: &[u64]) -> Driver {
+    let nodes = nodes.iter().zip(0..).map(|(mib, id)| NodeSpec {
+        id,
+        memory: mib * MIB,
+        ..NodeSpec::default()
+    });
+    let gpu = GpuSpec {
+        memory: 64 * MIB,
+        host_numa: 0,
+        ..GpuSpec::default()
+    };
+    Driver::simulated(Machine {
+        nodes: nodes.collect(),
+        gpus: vec![gpu; 2],
+        ..Machine::default()
+    })
+    .unwrap()
+}
+
+pub(super) fn block(bytes: u64) -> Want<'static> {
+    Want::Block {
+        bytes,
+        alignment: 1,
+        beside: &|_| Beside::default(),
+    }
+}
+
+fn mib(range: &Range<u64>) -> Range<u64> {
+    assert!(range.start.is_multiple_of(MIB) && range.end.is_multiple_of(MIB));
+    range.start / MIB..range.end / MIB
+}
+
+/// What grew, in MiB.
+pub(super) fn grown(backing: &mut Backing, want: Want<'_>) -> Vec<Range<u64>> {
+    let grown = backing.grow(want).unwrap();
+    grown.iter().map(|grown| mib(&grown.range)).collect()
+}
+
+pub(super) fn chunks(backing: &Backing) -> Vec<Range<u64>> {
+    backing.chunks().map(|chunk| mib(&chunk.range())).collect()
+}
+
+#[test]
+fn a_new_heap_has_addresses_and_no_memory() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let free = sim.free_bytes(NODE);
+    let backing = Backing::new(&driver, &plan(1024, 0)).unwrap();
+    assert_eq!((backing.limit(), backing.backed()), (1024 * MIB, 0));
+    assert_eq!(backing.chunk(), DEFAULT_CHUNK);
+    assert_eq!(backing.host_access(), Access::ReadWrite);
+    assert_eq!(sim.free_bytes(NODE), free);
+    assert_eq!(sim.held().reservations, 1);
+    let aligned = Plan {
+        alignment: 1 << 30,
+        ..plan(64, 3)
+    };
+    let other = Backing::new(&driver, &aligned).unwrap();
+    assert!(other.start().0.is_multiple_of(1 << 30));
+    assert_eq!(other.chunk(), 4 * MIB);
+    drop((backing, other));
+    assert!(sim.held().is_empty());
+}
+
+#[test]
+fn a_limit_by_default_is_what_the_nodes_have_and_what_fits_the_address_space() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let sim = driver.sim().unwrap();
+    let nodes = Plan {
+        nodes: [2, 3, 2].map(Location::HostNuma).to_vec(),
+        ..plan(0, 0)
+    };
+    let limit = |fails: u64| {
+        for _ in 0..fails {
+            sim.fail(Call::MemAddressReserve, 1, Code::OUT_OF_MEMORY);
+        }
+        Backing::new(&driver, &nodes).map(|backing| backing.limit() >> 30)
+    };
+    assert_eq!(limit(0), Ok(240));
+    assert_eq!(limit(2), Ok(60));
+    assert!(limit(20).is_err());
+    sim.cancel_all();
+    // A limit that was asked for is not made smaller.
+    sim.fail(Call::MemAddressReserve, 1, Code::OUT_OF_MEMORY);
+    let error = Backing::new(&driver, &plan(64, 0)).unwrap_err();
+    assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY));
+}
+
+#[test]
+fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let good = plan(64, 0);
+    let with = |change: fn(&mut Plan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        Backing::new(&driver, &plan).unwrap_err()
+    };
+    let invalid: [fn(&mut Plan); 6] = [
+        |plan| plan.nodes.clear(),
+        |plan| plan.nodes = vec![Location::HostNumaCurrent],
+        |plan| plan.alignment = 3 << 20,
+        |plan| plan.alignment = 1 << 20,
+        |plan| plan.alignment = 0,
+        |plan| plan.limit = MIB,
+    ];
+    for change in invalid {
+        let error = with(change);
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    let error = with(|plan| plan.nodes = vec![Location::HostNuma(9)]);
+    assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
+    let no_gpus: [fn(&mut Plan); 2] = [
+        |plan| plan.nodes = vec![Location::Device(1)],
+        |plan| plan.gpus = Some(vec![AccessDesc::new(Location::Device(7), Access::Read)]),
+    ];
+    for change in no_gpus {
+        let error = with(change);
+        assert!(matches!(error, Error::NoSuchGpu { .. }), "{error}");
+    }
+    assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let gpus = [0, 3].map(|gpu| AccessDesc::new(Location::Device(gpu), Access::ReadWrite));
+    let spread = Plan {
+        nodes: [0, 1].map(Location::HostNuma).to_vec(),
+        gpus: Some(gpus.to_vec()),
+        ..plan(64, 4)
+    };
+    let mut backing = Backing::new(&driver, &spread).unwrap();
+    assert_eq!(grown(&mut backing, block(15 * MIB)), [0..16]);
+    assert_eq!(grown(&mut backing, block(MIB)), [16..20]);
+    assert!(backing.give_back(4 * MIB..8 * MIB).error.is_none());
+    assert_eq!(grown(&mut backing, block(MIB)), [4..8]);
+    for gpu in [0, 3] {
+        let prover = Prover::new(&driver, gpu).unwrap();
+        for (seed, chunk) in (0..).zip(backing.chunks()) {
+            let cpu = chunk.mapping().cpu().unwrap();
+            prover.prove(chunk.mapping(), &cpu, seed).unwrap();
+        }
+    }
+    for chunk in backing.chunks() {
+        let access = |gpu| chunk.mapping().access(Location::Device(gpu)).unwrap();
+        assert_eq!([0, 1, 2, 3].map(access).map(Access::flags), [3, 0, 0, 3]);
+        let host = chunk.mapping().access(Location::Host).unwrap();
+        assert_eq!(host, backing.host_access());
+    }
+    // In turn, and the refilled hole is next in turn.
+    let nodes: Vec<_> = backing.chunks().map(Chunk::location).collect();
+    let turns = [0, 1, 0, 1, 0].map(Location::HostNuma);
+    assert_eq!(nodes, turns);
+    let order: Vec<_> = backing.chunks().map(Chunk::order).collect();
+    assert_eq!(order, [0, 5, 2, 3, 4]);
+    assert_eq!(
+        backing.chunk_at(9 * MIB).unwrap().range(),
+        8 * MIB..12 * MIB
+    );
+    assert!(backing.chunk_at(20 * MIB).is_none());
+}
+
+#[test]
+fn several_chunks_are_granted_in_one_call_or_one_by_one_where_that_is_refused() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let mut backing = Backing::new(&driver, &plan(256, 4)).unwrap();
+    let calls = |backing: &mut Backing, bytes| {
+        let before = backing.counts();
+        backing.grow(block(bytes)).unwrap();
+        let after = backing.counts();
+        let chunks = after.chunks_made - before.chunks_made;
+        (chunks, after.set_access - before.set_access)
+    };
+    assert_eq!(calls(&mut backing, 30 * MIB), (8, 1));
+    sim.fail(Call::MemSetAccess, 1, Code::INVALID_VALUE);
+    assert_eq!(calls(&mut backing, 30 * MIB), (8, 9));
+    // Once it is known that this driver does not take them together, it is not tried again.
+    assert_eq!(calls(&mut backing, 30 * MIB), (8, 8));
+    let counts = backing.counts();
+    assert_eq!(sim.count(Call::MemSetAccess), counts.set_access);
+    assert_eq!(sim.count(Call::MemCreate), counts.create);
+    assert_eq!(sim.count(Call::MemMap), counts.map);
+    for chunk in backing.chunks() {
+        chunk.mapping().cpu().unwrap().put(0, 1_u8).unwrap();
+        assert_eq!(
+            chunk.mapping().access(Location::Device(0)),
+            Ok(Access::ReadWrite)
+        );
+    }
+    assert_eq!(backing.give_back(0..256 * MIB).bytes(), 96 * MIB);
+    let counts = backing.counts();
+    assert_eq!((counts.unmap, counts.release), (24, 24));
+    assert_eq!(sim.count(Call::MemUnmap), 24);
+    assert_eq!(counts.chunks_given_back, 24);
+}
+
+#[test]
+fn nobody_need_be_granted_anything() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let nobody = Plan {
+        host: Some(Access::None),
+        gpus: Some(Vec::new()),
+        ..plan(16, 2)
+    };
+    let mut backing = Backing::new(&driver, &nobody).unwrap();
+    assert_eq!(grown(&mut backing, Want::More { bytes: 4 * MIB }), [0..4]);
+    assert_eq!(backing.host_access(), Access::None);
+    assert_eq!(backing.counts().set_access, 0);
+    assert!(backing.chunks().all(|chunk| chunk.mapping().cpu().is_err()));
+}
+
+#[test]
+fn what_is_given_back_leaves_holes_that_are_filled_first() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let free = sim.free_bytes(NODE);
+    let mut backing = Backing::new(&driver, &plan(64, 4)).unwrap();
+    assert_eq!(grown(&mut backing, Want::More { bytes: 20 * MIB }), [0..20]);
+    // Whole chunks alone; the parts that stay are told.
+    let given = backing.give_back(2 * MIB..14 * MIB);
+    let mibs = |ranges: &[Range<u64>]| ranges.iter().map(mib).collect::<Vec<_>>();
+    assert_eq!(mibs(&given.gone), [4..8, 8..12]);
+    assert_eq!(mibs(&given.kept), [2..4, 12..14]);
+    assert_eq!(given.bytes(), 8 * MIB);
+    assert_eq!(backing.backed(), 12 * MIB);
+    assert_eq!(sim.free_bytes(NODE), free - 12 * MIB);
+    assert_eq!(chunks(&backing), [0..4, 12..16, 16..20]);
+    assert_eq!(backing.give_back(4 * MIB..12 * MIB).bytes(), 0);
+    // Too big for the hole; then into it, with what is free before it.
+    assert_eq!(grown(&mut backing, block(9 * MIB)), [20..32]);
+    let beside = |_: &Range<u64>| Beside {
+        before: MIB,
+        after: 0,
+    };
+    let want = Want::Block {
+        bytes: 5 * MIB,
+        alignment: MIB,
+        beside: &beside,
+    };
+    assert_eq!(grown(&mut backing, want), [4..8]);
+    assert_eq!(grown(&mut backing, want), [8..12]);
+    // What is free already needs no growth.
+    let want = Want::Block {
+        bytes: MIB,
+        alignment: MIB,
+        beside: &beside,
+    };
+    assert_eq!(grown(&mut backing, want), []);
+    let error = backing.grow(block(33 * MIB)).unwrap_err();
+    assert!(
+        matches!(error, Error::LimitReached { limit, .. } if limit == 64 * MIB),
+        "{error}"
+    );
+    assert_eq!(grown(&mut backing, block(32 * MIB)), [32..64]);
+    assert!(backing.grow(Want::More { bytes: 1 }).is_err());
+}
+
+#[cfg(feature = "share")]
+#[test]
+fn a_chunk_whose_memory_is_held_elsewhere_stays() {
+    use crate::driver::HandleType;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let shareable = Plan {
+        shareable: true,
+        ..plan(64, 4)
+    };
+    let mut backing = Backing::new(&driver, &shareable).unwrap();
+    assert!(!backing.joins());
+    assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
+    // No block lies in two chunks, so each has room for its block.
+    assert_eq!(grown(&mut backing, block(5 * MIB)), [4..10]);
+    let want = Want::More { bytes: 7 * MIB };
+    assert_eq!(grown(&mut backing, want), [10..14, 14..18]);
+    for chunk in backing.chunks() {
+        chunk.memory().export(HandleType::PosixFd).unwrap();
+        chunk.memory().export(HandleType::Fabric).unwrap();
+    }
+    let held = Arc::clone(backing.chunk_at(4 * MIB).unwrap().memory());
+    let given = backing.give_back(0..64 * MIB);
+    assert_eq!(given.kept, [4 * MIB..10 * MIB]);
+    assert_eq!(given.bytes(), 12 * MIB);
+    assert_eq!(sim.held().mappings, 1);
+    drop(held);
+    assert_eq!(backing.give_back(0..64 * MIB).bytes(), 6 * MIB);
+
+    // Who holds it keeps the memory, even beyond the heap.
+    assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
+    let held = Arc::clone(backing.chunk_at(0).unwrap().memory());
+    drop(backing);
+    assert_eq!((sim.held().mappings, sim.held().reservations), (0, 0));
+    held.export(HandleType::PosixFd).unwrap();
+    drop(held);
+    assert!(sim.held().is_empty());
+}
+
+#[test]
+fn memory_that_may_be_exported_by_hand_is_not_joined_either() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let fds = Plan {
+        handle_types: HandleTypes::POSIX_FD,
+        ..plan(64, 4)
+    };
+    let mut backing = Backing::new(&driver, &fds).unwrap();
+    let grown = backing.grow(Want::More { bytes: 8 * MIB }).unwrap();
+    assert_eq!(grown.len(), 2);
+    assert!(grown.iter().all(|grown| !grown.joins));
+}

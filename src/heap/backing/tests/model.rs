@@ -1,0 +1,407 @@
+//! Random growth, use and trimming beside a naive model, with faults in between.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const UNIT: u64 = 2 * MIB;
+const LIMIT: usize = 48;
+const NODES: [u64; 2] = [44, 36];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    None,
+    Free,
+    Used,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Block {
+        units: u64,
+        odd: u64,
+        shift: u32,
+    },
+    More {
+        units: u64,
+    },
+    /// Frees what is in use from one unit to another.
+    Free {
+        from: usize,
+        len: usize,
+    },
+    /// Gives back what is free from one unit to another.
+    Trim {
+        from: usize,
+        len: usize,
+    },
+    /// Takes hold of the memory of a chunk, or lets go of all.
+    Hold {
+        unit: usize,
+    },
+    LetGo,
+}
+
+type Fault = (usize, u64, bool, bool);
+
+const CALLS: [Call; 5] = [
+    Call::MemCreate,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemRelease,
+];
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (1_u64..14, 0_u64..UNIT, 0_u32..4).prop_map(|(units, odd, shift)| Op::Block { units, odd, shift }),
+        1 => (1_u64..14).prop_map(|units| Op::More { units }),
+        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Free { from, len }),
+        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Trim { from, len }),
+        1 => (0..LIMIT).prop_map(|unit| Op::Hold { unit }),
+        1 => Just(Op::LetGo),
+    ]
+}
+
+struct Model {
+    driver: Driver,
+    backing: Backing,
+    map: Vec<State>,
+    held: Vec<Arc<PhysicalMemory>>,
+}
+
+impl Model {
+    fn new(joins: bool) -> Self {
+        let driver = small(&NODES);
+        let plan = Plan {
+            nodes: [0, 1].map(Location::HostNuma).to_vec(),
+            handle_types: if joins {
+                HandleTypes::NONE
+            } else {
+                HandleTypes::POSIX_FD
+            },
+            ..plan(LIMIT as u64 * 2, 8)
+        };
+        let backing = Backing::new(&driver, &plan).unwrap();
+        Self {
+            driver,
+            backing,
+            map: vec![State::None; LIMIT],
+            held: Vec::new(),
+        }
+    }
+
+    fn units(range: &Range<u64>) -> Range<usize> {
+        assert!(range.start.is_multiple_of(UNIT) && range.end.is_multiple_of(UNIT));
+        (range.start / UNIT) as usize..(range.end / UNIT) as usize
+    }
+
+    /// Free bytes of the nodes together, and of the one that has most.
+    fn free(&self) -> (u64, u64) {
+        let sim = self.driver.sim().unwrap();
+        let free = [0, 1].map(|node| sim.free_bytes(Location::HostNuma(node)));
+        (free[0] + free[1], free[0].max(free[1]))
+    }
+
+    /// The starts where a block fits on units of which none is in use, and the units to be made.
+    fn places(&self, units: usize, align: usize) -> Vec<(usize, usize)> {
+        let base = (self.backing.start().0 / UNIT) as usize;
+        let fits = |&at: &usize| {
+            let gap = |unit: &usize| self.map[*unit] == State::None;
+            let block = at..at + units;
+            // In one gap: blocks over several are not looked for.
+            let edges = block
+                .clone()
+                .filter(|u| gap(u) && (*u == at || !gap(&(u - 1))))
+                .count();
+            (base + at).is_multiple_of(align)
+                && block.clone().all(|unit| self.map[unit] != State::Used)
+                && edges == 1
+                && (self.backing.joins() || block.clone().all(|unit| gap(&unit)))
+        };
+        (0..(LIMIT + 1).saturating_sub(units))
+            .filter(fits)
+            .map(|at| {
+                (
+                    at,
+                    (at..at + units)
+                        .filter(|&unit| self.map[unit] == State::None)
+                        .count(),
+                )
+            })
+            .collect()
+    }
+
+    fn grow(&mut self, op: &Op, faulty: bool) -> Result<(), TestCaseError> {
+        let map = self.map.clone();
+        let run = |units: &mut dyn Iterator<Item = usize>| {
+            units.take_while(|&unit| map[unit] == State::Free).count() as u64 * UNIT
+        };
+        let beside = |gap: &Range<u64>| {
+            let gap = Self::units(gap);
+            Beside {
+                before: run(&mut (0..gap.start).rev()),
+                after: run(&mut (gap.end..LIMIT)),
+            }
+        };
+        let (want, units, align) = match *op {
+            Op::Block { units, odd, shift } => {
+                let want = Want::Block {
+                    bytes: (units - 1) * UNIT + odd.max(1),
+                    alignment: UNIT << shift,
+                    beside: &beside,
+                };
+                (want, units as usize, 1 << shift)
+            }
+            Op::More { units } => (
+                Want::More {
+                    bytes: units * UNIT,
+                },
+                units as usize,
+                1,
+            ),
+            _ => return Ok(()),
+        };
+        let is_block = matches!(op, Op::Block { .. });
+        let places = self.places(units, align);
+        let has_room = is_block && self.backing.joins() && self.has_room(units, align);
+        let (free, most) = self.free();
+        let result = self.backing.grow(want);
+        match result {
+            Ok(grown) => {
+                for grown in &grown {
+                    for unit in Self::units(&grown.range) {
+                        prop_assert_eq!(self.map[unit], State::None);
+                        self.map[unit] = State::Free;
+                    }
+                }
+                let sum: u64 = grown.iter().map(|g| g.range.end - g.range.start).sum();
+                if is_block {
+                    prop_assert!(faulty || grown.is_empty() == has_room);
+                    let at = self.room(units, align);
+                    prop_assert!(at.is_some(), "no room after growth by {:?}", grown);
+                    // At the lowest place while there is enough for it.
+                    let lowest = places.first().map(|place| place.1 as u64 * UNIT);
+                    if !has_room
+                        && !faulty
+                        && lowest.is_some_and(|need| need <= free)
+                        && self.backing.joins()
+                    {
+                        let (at, new) = places[0];
+                        let first = (at..at + units).find(|&unit| map[unit] == State::None);
+                        prop_assert_eq!(Self::units(&grown[0].range).start, first.unwrap());
+                        prop_assert!(sum < (new as u64 + 4) * UNIT);
+                    }
+                    if let Some(at) = at {
+                        self.map[at..at + units].fill(State::Used);
+                    }
+                } else {
+                    prop_assert!(sum >= units as u64 * UNIT);
+                }
+            }
+            Err(error) if faulty && error.driver_error().is_some() => {}
+            Err(Error::LimitReached { .. }) => {
+                let none = map.iter().filter(|&&state| state == State::None).count();
+                // Addresses of a chunk that could not be unmapped are not to be had.
+                if self.backing.chunks.values().all(|chunk| !chunk.dead) {
+                    let full = match is_block {
+                        true => places.is_empty(),
+                        false => none < units,
+                    };
+                    prop_assert!(full);
+                }
+            }
+            Err(error) => {
+                prop_assert!(grow::is_shortage(&error), "{}", error);
+                let need = match is_block {
+                    true => places.iter().map(|place| place.1).min().unwrap_or(0),
+                    false => units,
+                };
+                let have = if is_block && !self.backing.joins() {
+                    most
+                } else {
+                    free
+                };
+                prop_assert!(
+                    faulty || need as u64 * UNIT > have,
+                    "{}, but {} of {}",
+                    error,
+                    need,
+                    have
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn room(&self, units: usize, align: usize) -> Option<usize> {
+        let base = (self.backing.start().0 / UNIT) as usize;
+        (0..(LIMIT + 1).saturating_sub(units)).find(|&at| {
+            let offset = at as u64 * UNIT;
+            let one_chunk = |chunk: &Chunk| chunk.end() >= offset + units as u64 * UNIT;
+            (base + at).is_multiple_of(align)
+                && self.map[at..at + units]
+                    .iter()
+                    .all(|&state| state == State::Free)
+                && (self.backing.joins() || self.backing.chunk_at(offset).is_some_and(one_chunk))
+        })
+    }
+
+    /// Whether there is room for a block beside a gap, where growth is told of it.
+    fn has_room(&self, units: usize, align: usize) -> bool {
+        let base = (self.backing.start().0 / UNIT) as usize;
+        let mut gaps = false;
+        let mut found = false;
+        let mut run = 0..0;
+        for unit in 0..=LIMIT {
+            let state = self.map.get(unit).copied();
+            if state == Some(State::Free) {
+                run.end = unit + 1;
+                continue;
+            }
+            let beside = state == Some(State::None) || gaps;
+            let fits = |at: usize| (base + at).is_multiple_of(align) && at + units <= run.end;
+            found |= beside && run.clone().any(fits);
+            gaps = state == Some(State::None);
+            run = unit + 1..unit + 1;
+        }
+        found
+    }
+
+    fn trim(&mut self, from: usize, len: usize, faulty: bool) -> Result<(), TestCaseError> {
+        // The first run of free units there.
+        let end = (from + len).min(LIMIT);
+        let Some(start) = (from..end).find(|&unit| self.map[unit] == State::Free) else {
+            return Ok(());
+        };
+        let end = (start..end)
+            .find(|&unit| self.map[unit] != State::Free)
+            .unwrap_or(end);
+        let range = start as u64 * UNIT..end as u64 * UNIT;
+        let whole = |chunk: &&Chunk| chunk.start >= range.start && chunk.end() <= range.end;
+        let expected: Vec<_> = self
+            .backing
+            .chunks()
+            .filter(whole)
+            .filter(|chunk| {
+                !self
+                    .held
+                    .iter()
+                    .any(|held| Arc::ptr_eq(held, chunk.memory()))
+            })
+            .map(Chunk::range)
+            .collect();
+        let given = self.backing.give_back(range.clone());
+        prop_assert!(faulty || given.error.is_none());
+        prop_assert!(faulty || given.gone == expected);
+        prop_assert!(given.gone.iter().all(|gone| expected.contains(gone)));
+        let mut both: Vec<_> = given.gone.iter().chain(&given.kept).cloned().collect();
+        both.sort_by_key(|range| range.start);
+        prop_assert!(both.windows(2).all(|pair| pair[0].end == pair[1].start));
+        prop_assert_eq!(
+            (both[0].start, both[both.len() - 1].end),
+            (range.start, range.end)
+        );
+        for gone in &given.gone {
+            self.map[Self::units(gone)].fill(State::None);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, op: &Op, fault: Option<Fault>) -> Result<(), TestCaseError> {
+        let sim = self.driver.sim().unwrap();
+        if let Some((call, nth, twice, short)) = fault {
+            let code = if short {
+                Code::OUT_OF_MEMORY
+            } else {
+                Code(77_777)
+            };
+            for _ in 0..=u8::from(twice) {
+                sim.fail(CALLS[call], nth, code);
+            }
+        }
+        let faulty = fault.is_some();
+        match *op {
+            Op::Block { .. } | Op::More { .. } => self.grow(op, faulty)?,
+            Op::Free { from, len } => {
+                let end = (from + len).min(LIMIT);
+                for state in &mut self.map[from..end] {
+                    if *state == State::Used {
+                        *state = State::Free;
+                    }
+                }
+            }
+            Op::Trim { from, len } => self.trim(from, len, faulty)?,
+            Op::Hold { unit } => {
+                let chunk = self.backing.chunk_at(unit as u64 * UNIT);
+                self.held
+                    .extend(chunk.map(|chunk| Arc::clone(chunk.memory())));
+            }
+            Op::LetGo => self.held.clear(),
+        }
+        self.driver.sim().unwrap().cancel_all();
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let mut backed = vec![false; LIMIT];
+        let mut bytes = 0;
+        for chunk in self.backing.chunks() {
+            for unit in Self::units(&chunk.range()) {
+                prop_assert!(!backed[unit]);
+                backed[unit] = true;
+            }
+            bytes += chunk.bytes();
+            for location in [Location::Host, Location::Device(0), Location::Device(1)] {
+                prop_assert_eq!(chunk.mapping().access(location), Ok(Access::ReadWrite));
+            }
+            let address = self.backing.start().0 + chunk.start;
+            prop_assert_eq!(
+                chunk.mapping().cpu().unwrap().as_ptr().addr() as u64,
+                address
+            );
+        }
+        let model: Vec<bool> = self.map.iter().map(|&state| state != State::None).collect();
+        prop_assert_eq!(&backed, &model);
+        prop_assert_eq!(self.backing.backed(), bytes);
+        let held = self.driver.sim().unwrap().held();
+        let dead = self.backing.chunks.values().filter(|chunk| chunk.dead);
+        let dead: u64 = dead.map(Chunk::bytes).sum();
+        let strays = self
+            .backing
+            .strays
+            .iter()
+            .map(|stray| stray.size().padded());
+        let total = NODES.iter().sum::<u64>() * MIB;
+        prop_assert_eq!(total - self.free().0, bytes + dead + strays.sum::<u64>());
+        prop_assert_eq!(held.mappings, self.backing.chunks.len());
+        let counts = self.backing.counts();
+        prop_assert_eq!(
+            counts.chunks_made - counts.chunks_given_back,
+            self.backing.chunks().count() as u64
+        );
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn growth_and_trimming_keep_to_the_model(
+        joins in prop::bool::weighted(0.7),
+        steps in prop::collection::vec(
+            (op(), prop::option::weighted(0.15, (0..CALLS.len(), 1_u64..6, any::<bool>(), any::<bool>()))),
+            1..60,
+        ),
+    ) {
+        let mut model = Model::new(joins);
+        for (op, fault) in &steps {
+            model.step(op, *fault)?;
+        }
+        let Model { driver, backing, held, .. } = model;
+        drop(backing);
+        drop(held);
+        let held = driver.sim().unwrap().held();
+        prop_assert!(held.is_empty(), "still held: {}", held);
+    }
+}

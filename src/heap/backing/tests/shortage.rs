@@ -1,0 +1,175 @@
+//! Where memory is short.
+
+use super::*;
+use crate::driver::AllocationProps;
+
+/// Takes all of a node but so many MiB.
+fn leave(driver: &Driver, node: i32, mib: u64) {
+    let node = Location::HostNuma(node);
+    let free = driver.sim().unwrap().free_bytes(node);
+    driver
+        .mem_create(free - mib * MIB, &AllocationProps::at(node))
+        .unwrap();
+}
+
+#[test]
+fn chunks_are_halved_down_to_what_is_needed() {
+    let driver = small(&[256]);
+    leave(&driver, 0, 26);
+    let mut backing = Backing::new(&driver, &plan(512, 64)).unwrap();
+    // 64 and 32 are refused, 16 is more than needed.
+    assert_eq!(grown(&mut backing, block(3 * MIB)), [0..16]);
+    assert_eq!(backing.counts().halvings, 2);
+    // The size that went is tried first from now on: 16 is refused, 8 is not.
+    assert_eq!(grown(&mut backing, block(3 * MIB)), [16..24]);
+    assert_eq!(backing.counts().halvings, 3);
+    assert_eq!(grown(&mut backing, block(1)), [24..26]);
+    let before = backing.counts();
+    let error = backing.grow(block(1)).unwrap_err();
+    let expected = Error::NodeTooFull {
+        node: NodeId(0),
+        requested: 2 * MIB,
+        free: 0,
+    };
+    assert_eq!(error, expected);
+    // After the first refusal the node is looked at, and the driver not troubled.
+    assert_eq!(backing.counts().create, before.create);
+    // With room again, chunks become larger again.
+    assert_eq!(backing.give_back(0..24 * MIB).bytes(), 24 * MIB);
+    let sizes: Vec<u64> = (0..4)
+        .map(|_| grown(&mut backing, block(1))[0].clone())
+        .map(|range| range.end - range.start)
+        .collect();
+    assert_eq!(sizes, [2, 4, 8, 10]);
+}
+
+#[test]
+fn what_is_needed_is_pieced_together_from_what_is_left() {
+    let driver = small(&[100, 30]);
+    let spread = Plan {
+        nodes: [0, 1].map(Location::HostNuma).to_vec(),
+        ..plan(512, 16)
+    };
+    let mut backing = Backing::new(&driver, &spread).unwrap();
+    assert_eq!(grown(&mut backing, block(62 * MIB)), [0..64]);
+    assert_eq!(grown(&mut backing, block(64 * MIB)), [64..128]);
+    let on = |node| {
+        let chunks = backing.chunks();
+        let bytes = chunks.filter(|chunk| chunk.location() == Location::HostNuma(node));
+        bytes.map(Chunk::bytes).sum::<u64>() / MIB
+    };
+    assert!(on(0) >= 98 && on(0) + on(1) == 128, "{} {}", on(0), on(1));
+}
+
+#[test]
+fn a_request_beyond_what_the_nodes_have_is_refused_before_a_call() {
+    let driver = small(&[100, 30]);
+    let sim = driver.sim().unwrap();
+    let mut backing = Backing::new(&driver, &plan(512, 16)).unwrap();
+    let error = backing.grow(block(110 * MIB)).unwrap_err();
+    let expected = Error::NodeTooFull {
+        node: NodeId(0),
+        requested: 110 * MIB,
+        free: 100 * MIB,
+    };
+    assert_eq!(error, expected);
+    let spread = Plan {
+        nodes: [0, 1].map(Location::HostNuma).to_vec(),
+        ..plan(512, 16)
+    };
+    let mut both = Backing::new(&driver, &spread).unwrap();
+    let error = both.grow(block(131 * MIB)).unwrap_err();
+    let expected = Error::NodesTooFull {
+        nodes: vec![NodeId(0), NodeId(1)],
+        requested: 132 * MIB,
+        free: 130 * MIB,
+    };
+    assert_eq!(error, expected);
+    assert_eq!(sim.count(Call::MemCreate), 0);
+    // Whoever insists is refused by the driver, and nothing stays.
+    let insist = Plan {
+        overcommit: true,
+        ..plan(512, 16)
+    };
+    let mut insisting = Backing::new(&driver, &insist).unwrap();
+    let error = insisting.grow(block(110 * MIB)).unwrap_err();
+    assert!(
+        matches!(error, Error::OutOfMemory { requested, .. } if requested == 110 * MIB),
+        "{error}"
+    );
+    assert_eq!(sim.free_bytes(NODE), 100 * MIB);
+    assert_eq!((insisting.backed(), chunks(&insisting).len()), (0, 0));
+}
+
+#[test]
+fn small_chunks_are_guarded_together() {
+    let driver = small(&[1024]);
+    let sim = driver.sim().unwrap();
+    let mut backing = Backing::new(&driver, &plan(512, 2)).unwrap();
+    assert_eq!(grown(&mut backing, block(60 * MIB)), [0..60]);
+    leave(&driver, 0, 0);
+    let before = sim.count(Call::MemCreate);
+    // What is trusted is asked of the driver; refused there, it is trusted no more.
+    let error = backing.grow(block(2 * MIB)).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    for mib in [2, 4] {
+        let error = backing.grow(block(mib * MIB)).unwrap_err();
+        let expected = Error::NodeTooFull {
+            node: NodeId(0),
+            requested: mib * MIB,
+            free: 0,
+        };
+        assert_eq!(error, expected);
+    }
+    let mut large = Backing::new(&driver, &plan(512, 64)).unwrap();
+    let error = large.grow(block(62 * MIB)).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    assert_eq!(sim.count(Call::MemCreate), before + 1);
+}
+
+#[test]
+fn where_memory_is_short_the_place_that_takes_least_will_do() {
+    let driver = small(&[64]);
+    let mut backing = Backing::new(&driver, &plan(64, 2)).unwrap();
+    assert_eq!(grown(&mut backing, Want::More { bytes: 40 * MIB }), [0..40]);
+    let _ = backing.give_back(4 * MIB..14 * MIB);
+    leave(&driver, 0, 4);
+    // 10 in the hole at 4 need 10 of memory; behind 40 8 are free, so 2 will do.
+    let beside = |gap: &Range<u64>| Beside {
+        before: if gap.start == 40 * MIB { 8 * MIB } else { 0 },
+        after: 0,
+    };
+    let want = Want::Block {
+        bytes: 10 * MIB,
+        alignment: 1,
+        beside: &beside,
+    };
+    assert_eq!(grown(&mut backing, want), [40..42]);
+}
+
+#[test]
+fn a_shareable_block_has_one_chunk_or_none() {
+    let driver = small(&[40, 24]);
+    let fds = Plan {
+        nodes: [1, 0].map(Location::HostNuma).to_vec(),
+        handle_types: HandleTypes::POSIX_FD,
+        ..plan(128, 32)
+    };
+    let mut backing = Backing::new(&driver, &fds).unwrap();
+    // On the other node as a whole, before less.
+    assert_eq!(grown(&mut backing, block(20 * MIB)), [0..32]);
+    assert_eq!(backing.chunk_at(0).unwrap().location(), NODE);
+    assert_eq!(grown(&mut backing, block(20 * MIB)), [32..52]);
+    assert_eq!(backing.counts().halvings, 1);
+    let error = backing.grow(block(10 * MIB)).unwrap_err();
+    let expected = Error::NodeTooFull {
+        node: NodeId(0),
+        requested: 10 * MIB,
+        free: 8 * MIB,
+    };
+    assert_eq!(error, expected);
+    assert_eq!(grown(&mut backing, block(8 * MIB)), [52..60]);
+    assert!(backing.give_back(0..32 * MIB).error.is_none());
+    // In a hole that is smaller than a chunk, if the block fits.
+    assert_eq!(grown(&mut backing, block(32 * MIB)), [0..32]);
+}
