@@ -100,6 +100,7 @@ mod tests {
         }
         assert_eq!(fit.allocate(layout(100)), Some(640), "the tighter hole");
         assert_eq!(fit.allocate(layout(256)), Some(128), "merged");
+        assert_eq!(fit.allocate(layout(1)), Some(752), "what was left of the tighter hole");
         assert_eq!(fit.allocate(layout(1)), None, "full again");
     }
 
