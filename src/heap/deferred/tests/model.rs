@@ -201,7 +201,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
     fn payloads_pass_once_when_their_work_has_run_and_none_is_lost(ops in vec(op(), 0..120)) {
