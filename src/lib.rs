@@ -91,6 +91,7 @@ pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
 pub use error::{DriverError, End, Error, Explained, Refusal, Result};
+pub use heap::{Block, Heap, HeapOptions};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream};

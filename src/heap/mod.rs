@@ -1,10 +1,31 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
 #![allow(dead_code)]
 
+#[cfg(feature = "allocator-api2")]
+mod alloc_api;
 mod backing;
-mod occupancy;
-mod svg;
-
-pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
+mod block;
 mod cache;
+mod classes;
+mod core;
+mod debug;
 mod deferred;
+mod grower;
+mod growth;
+#[expect(clippy::module_inception, reason = "the type that the module is named after")]
+mod heap;
+mod life;
+mod limits;
+mod occupancy;
+mod options;
+mod shared;
+mod stats;
+mod svg;
+mod zero;
+
+pub use block::{Block, NotFreed};
+pub use heap::Heap;
+pub use limits::{Pressure, Relief};
+pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
+pub use options::HeapOptions;
+pub use stats::{ClassStats, DriverCounts, HeapStats};

@@ -1,5 +1,5 @@
-//! How a heap's threads hand blocks to each other: three small primitives, each proven under every
-//! order of events by loom (`ci/loom`).
+//! How a heap's threads keep blocks, and hand them to each other: three small primitives, each proven
+//! under every order of events by loom (`ci/loom`).
 //!
 //! | | who writes | who reads | cost of the common case |
 //! |---|---|---|---|
@@ -10,11 +10,15 @@
 mod biased;
 mod depot;
 mod inbox;
+mod local;
+mod medium;
+pub(in crate::heap) mod member;
 pub(in crate::heap) mod sync;
 
-#[allow(unused_imports, reason = "until the threads' caches are there")]
 pub(in crate::heap) use self::{
-    biased::{Biased, Held},
+    biased::Biased,
     depot::Depot,
-    inbox::{Inbox, Node, Taken},
+    inbox::Inbox,
+    local::{Contents, Local, Magazine, Tally},
+    member::Member,
 };

@@ -1,0 +1,241 @@
+//! A block of a heap.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::shared::{Piece, Shared};
+use crate::accessors::cpu_accessors;
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::memory::{CpuView, Memory, Sealed};
+use crate::{Error, Event, Result, Stream};
+
+/// Memory from a [`Heap`](super::Heap), given back when dropped.
+///
+/// # Dropping is host-ordered
+/// A dropped block may be given out again at once, to any thread, while a GPU still works on it.
+/// Drop it after that work has finished, or give it back by [`free_after`](Self::free_after).
+///
+/// A block may outlive all handles of its heap; the heap's memory goes with its last block.
+pub struct Block {
+    /// Kept by the heap's handles and, after the last one, by its blocks.
+    heap: NonNull<Shared>,
+    piece: Piece,
+}
+
+// SAFETY: `Shared` is Sync, and a block is freed by any thread.
+unsafe impl Send for Block {}
+// SAFETY: what a shared reference allows is reads of the piece and views, which are Sync.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// # Safety
+    /// The piece was allocated from this heap, is counted there, and is nobody else's.
+    #[inline]
+    pub(super) unsafe fn new(heap: &Shared, piece: Piece) -> Self {
+        let heap = NonNull::from(heap);
+        Self { heap, piece }
+    }
+
+    #[inline]
+    pub(super) fn heap(&self) -> &Shared {
+        // SAFETY: handles keep it while there are any; closing counts the live blocks, of which this
+        // is one, and keeps it for them.
+        unsafe { self.heap.as_ref() }
+    }
+
+    pub(super) fn piece(&self) -> &Piece {
+        &self.piece
+    }
+
+    /// Where it begins, in bytes from the heap's first address.
+    pub fn offset(&self) -> u64 {
+        self.piece.offset
+    }
+
+    /// Its address, the same for every GPU and, on host memory, for the CPU.
+    #[inline]
+    pub fn device_ptr(&self) -> DevicePtr {
+        DevicePtr(self.heap().start + self.piece.offset)
+    }
+
+    /// The bytes asked for.
+    pub fn len(&self) -> u64 {
+        self.piece.bytes
+    }
+
+    /// Never: a block has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The CPU's window on the block.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        let have = self.heap().host;
+        if have == Access::None {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have,
+                need: Access::Read,
+            });
+        }
+        // SAFETY: the heap's memory stays mapped and granted while it has blocks; blocks begin and
+        // end at multiples of 16 bytes, so that none shares a word with another; safe code reaches
+        // the bytes through atomic views only.
+        Ok(unsafe { CpuView::new(self.device_ptr(), self.len(), have == Access::ReadWrite) })
+    }
+
+    cpu_accessors!();
+
+    /// The bytes as a slice.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    ///
+    /// # Safety
+    /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
+    /// no [`CpuView`] in another thread.
+    pub unsafe fn as_slice(&self) -> Result<&[u8]> {
+        let view = self.cpu()?;
+        // SAFETY: mapped and readable as `view` shows, initialised by the kernel or by who had it
+        // before; unchanged by the caller's word.
+        Ok(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len() as usize) })
+    }
+
+    /// The bytes as a mutable slice.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may read and write.
+    ///
+    /// # Safety
+    /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
+    /// other process.
+    pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        let view = self.cpu()?;
+        // An empty write asks whether the view is writable.
+        view.write_at::<u8>(0, &[])?;
+        // SAFETY: as for `as_slice`, writable as just seen, exclusive by the caller's word.
+        Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
+    }
+
+    /// Gives the block back once all that is on `stream` by now has run.
+    ///
+    /// It is given out again when the heap sees that: when it would have to grow, or at
+    /// [`Heap::collect`](super::Heap::collect).
+    ///
+    /// Source: `cuEventRecord`, `cuEventQuery`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
+    /// into a graph; the driver's. Then the block is in the error, not given back.
+    pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
+        self.defer(|deferred, piece| deferred.after_stream(stream, piece))
+    }
+
+    /// Gives the block back once the work has run that `event` marks by now. The event must not be
+    /// recorded anew until then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's event; the driver's. Then the block is in the
+    /// error, not given back.
+    pub fn free_after_event(self, event: Arc<Event>) -> Result<(), NotFreed> {
+        self.defer(|deferred, piece| deferred.after_event(event, piece))
+    }
+
+    fn defer(
+        self,
+        put: impl FnOnce(
+            &mut super::deferred::Deferred<Piece>,
+            Piece,
+        ) -> Result<(), super::deferred::Refused<Piece>>,
+    ) -> Result<(), NotFreed> {
+        // It stays until the block is counted as freed and nothing of it is used any more.
+        let Some(heap) = self.heap().this.upgrade() else {
+            return Ok(()); // not while there is a block
+        };
+        let refused = match crate::per_driver::lock(&heap.deferred).as_mut() {
+            Some(deferred) => put(deferred, self.piece).err(),
+            None => None,
+        };
+        match refused {
+            Some(refused) => Err(NotFreed {
+                error: refused.error,
+                block: self,
+            }),
+            None => {
+                let bytes = self.len();
+                std::mem::forget(self);
+                heap.note_freed_later(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Block {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: `heap()` is there; the piece is this block's, which is at its end, and nothing of
+        // the heap is used after the call.
+        unsafe { self.heap().release(self.piece) }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("offset", &self.piece.offset)
+            .field("len", &self.piece.bytes)
+            .field("device_ptr", &self.device_ptr())
+            .finish()
+    }
+}
+
+impl Sealed for Block {}
+
+impl Memory for Block {
+    fn driver(&self) -> &Driver {
+        &self.heap().driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.piece.bytes
+    }
+    /// Of a heap on several nodes, the first of them.
+    fn location(&self) -> Location {
+        self.heap().location
+    }
+}
+
+/// Why a block was not given back, and the block.
+#[derive(Debug)]
+pub struct NotFreed {
+    /// What the driver refused.
+    pub error: Error,
+    /// The block, as it was.
+    pub block: Block,
+}
+
+impl fmt::Display for NotFreed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a block was not given back: {}", self.error)
+    }
+}
+
+impl std::error::Error for NotFreed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<NotFreed> for Error {
+    /// The block is given back at once: wait for the GPU's work before this.
+    fn from(not_freed: NotFreed) -> Self {
+        not_freed.error
+    }
+}

@@ -1,0 +1,231 @@
+//! What one thread keeps of one heap, to give out again: small blocks by class, larger ones by exact
+//! size.
+
+use super::medium::Medium;
+use crate::heap::classes::{CLASSES, Class};
+use crate::heap::core::NodeId;
+
+/// The most offsets in a magazine.
+pub(in crate::heap) const ROUNDS: usize = 64;
+
+/// Bytes in a full magazine of a larger class: 16 blocks of 2 KiB.
+const MAGAZINE_BYTES: u64 = 32 << 10;
+
+/// Small blocks of one class that travel between threads and the core together, as one load
+/// (Bonwick and Adams, "Magazines and Vmem", 2001).
+#[derive(Debug)]
+pub(in crate::heap) struct Magazine {
+    len: usize,
+    offsets: [u64; ROUNDS],
+}
+
+impl Magazine {
+    pub(in crate::heap) fn empty() -> Box<Self> {
+        Box::new(Self {
+            len: 0,
+            offsets: [0; ROUNDS],
+        })
+    }
+
+    /// How many blocks of `class` fill one.
+    #[inline]
+    pub(in crate::heap) fn rounds(class: Class) -> usize {
+        (MAGAZINE_BYTES / class.bytes()).min(ROUNDS as u64) as usize
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<u64> {
+        self.len = self.len.checked_sub(1)?;
+        Some(self.offsets[self.len])
+    }
+
+    pub(in crate::heap) fn offsets(&self) -> &[u64] {
+        &self.offsets[..self.len]
+    }
+
+    /// Lets `fill` write to the room for `rounds` blocks; it says how many it wrote.
+    pub(in crate::heap) fn fill(&mut self, rounds: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
+        self.len = fill(&mut self.offsets[..rounds]);
+        // What is given out first lies lowest.
+        self.offsets[..self.len].reverse();
+    }
+}
+
+/// The small blocks of one class: two magazines, so that a block that comes and goes at the border of
+/// one does not travel.
+#[derive(Debug, Default)]
+pub(in crate::heap) struct Shelf {
+    /// Given out from and taken back to.
+    loaded: Option<Box<Magazine>>,
+    /// Full or empty, or none.
+    spare: Option<Box<Magazine>>,
+}
+
+impl Shelf {
+    #[inline]
+    pub(in crate::heap) fn pop(&mut self) -> Option<u64> {
+        match self.loaded.as_mut()?.pop() {
+            Some(offset) => Some(offset),
+            None => {
+                std::mem::swap(&mut self.loaded, &mut self.spare);
+                self.loaded.as_mut()?.pop()
+            }
+        }
+    }
+
+    /// Puts a block in; a full magazine that has no place comes back, to be handed on.
+    #[inline]
+    pub(in crate::heap) fn push(&mut self, rounds: usize, offset: u64) -> Option<Box<Magazine>> {
+        if let Some(loaded) = &mut self.loaded
+            && loaded.len < rounds
+        {
+            loaded.offsets[loaded.len] = offset;
+            loaded.len += 1;
+            return None;
+        }
+        self.push_to_next(offset)
+    }
+
+    #[cold]
+    fn push_to_next(&mut self, offset: u64) -> Option<Box<Magazine>> {
+        let full = match &self.spare {
+            Some(spare) if spare.len == 0 => None,
+            _ => self.spare.take(),
+        };
+        std::mem::swap(&mut self.loaded, &mut self.spare);
+        let loaded = self.loaded.get_or_insert_with(Magazine::empty);
+        loaded.offsets[0] = offset;
+        loaded.len = 1;
+        full
+    }
+
+    /// Takes a magazine in where there is nothing left; the empty one, if any, goes.
+    pub(in crate::heap) fn load(&mut self, magazine: Box<Magazine>) {
+        if let Some(empty) = self.loaded.replace(magazine) {
+            self.spare.get_or_insert(empty);
+        }
+    }
+
+    /// An empty magazine to fill, the loaded one if there is any.
+    pub(in crate::heap) fn take_empty(&mut self) -> Box<Magazine> {
+        self.loaded.take().unwrap_or_else(Magazine::empty)
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Box<Magazine>> {
+        let both = [self.loaded.take(), self.spare.take()];
+        both.into_iter().flatten().filter(|full| full.len > 0)
+    }
+
+    fn bytes(&self, class: Class) -> u64 {
+        let both = [&self.loaded, &self.spare];
+        let blocks: usize = both.into_iter().flatten().map(|full| full.len).sum();
+        blocks as u64 * class.bytes()
+    }
+}
+
+/// How many blocks users had and gave back by one thread. Either may be more: another thread may free.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::heap) struct Tally {
+    pub(in crate::heap) allocated: u64,
+    pub(in crate::heap) freed: u64,
+    /// Bytes asked for.
+    pub(in crate::heap) allocated_bytes: u64,
+    pub(in crate::heap) freed_bytes: u64,
+}
+
+impl Tally {
+    pub(in crate::heap) const fn add(&mut self, other: &Self) {
+        self.allocated = self.allocated.wrapping_add(other.allocated);
+        self.freed = self.freed.wrapping_add(other.freed);
+        self.allocated_bytes = self.allocated_bytes.wrapping_add(other.allocated_bytes);
+        self.freed_bytes = self.freed_bytes.wrapping_add(other.freed_bytes);
+    }
+
+    /// Blocks that users have.
+    pub(in crate::heap) const fn live(&self) -> u64 {
+        self.allocated.wrapping_sub(self.freed)
+    }
+
+    /// Bytes of these blocks, as asked for.
+    pub(in crate::heap) const fn live_bytes(&self) -> u64 {
+        self.allocated_bytes.wrapping_sub(self.freed_bytes)
+    }
+}
+
+/// A thread's cache of a heap.
+#[derive(Debug)]
+pub(in crate::heap) struct Local {
+    pub(in crate::heap) small: [Shelf; CLASSES],
+    pub(in crate::heap) medium: Medium,
+    pub(in crate::heap) tally: Tally,
+    /// The heap's last handle is gone: nothing is kept here any more.
+    pub(in crate::heap) closed: bool,
+}
+
+/// All that a cache had.
+#[derive(Debug, Default)]
+pub(in crate::heap) struct Contents {
+    pub(in crate::heap) small: Vec<Box<Magazine>>,
+    pub(in crate::heap) medium: Vec<NodeId>,
+}
+
+impl Local {
+    pub(in crate::heap) fn new() -> Self {
+        Self {
+            small: std::array::from_fn(|_| Shelf::default()),
+            medium: Medium::new(),
+            tally: Tally::default(),
+            closed: false,
+        }
+    }
+
+    /// Takes everything out.
+    pub(in crate::heap) fn empty(&mut self) -> Contents {
+        let mut medium = Vec::new();
+        self.medium.take_all(&mut medium);
+        Contents {
+            small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
+            medium,
+        }
+    }
+
+    /// Bytes of blocks in here.
+    pub(in crate::heap) fn bytes(&self) -> u64 {
+        let small = Class::all().zip(&self.small);
+        small.map(|(class, shelf)| shelf.bytes(class)).sum::<u64>() + self.medium.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), rounds in 1_usize..=ROUNDS) {
+            let mut shelf = Shelf::default();
+            let mut there: Vec<u64> = Vec::new();
+            for (offset, push) in steps.into_iter().enumerate() {
+                if push {
+                    there.push(offset as u64);
+                    if let Some(full) = shelf.push(rounds, offset as u64) {
+                        prop_assert_eq!(full.len, rounds);
+                        there.retain(|offset| !full.offsets().contains(offset));
+                    }
+                    prop_assert!(there.len() <= 2 * rounds);
+                } else if let Some(offset) = shelf.pop() {
+                    let at = there.iter().position(|&other| other == offset);
+                    there.swap_remove(at.expect("it was put in, once"));
+                } else {
+                    prop_assert!(there.is_empty());
+                }
+            }
+            let mut left: Vec<u64> = shelf.take_all().flat_map(|full| full.offsets().to_vec()).collect();
+            left.sort_unstable();
+            there.sort_unstable();
+            prop_assert_eq!(left, there);
+        }
+    }
+}

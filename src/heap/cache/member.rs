@@ -1,0 +1,109 @@
+//! A thread's part in a heap, found without a lock.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+
+use super::{Biased, Local};
+use crate::heap::shared::Shared;
+
+/// A thread's cache of one heap, which other threads can take hold of.
+pub(in crate::heap) struct Member {
+    heap: Arc<Shared>,
+    pub(in crate::heap) local: Biased<Local>,
+}
+
+impl Member {
+    pub(in crate::heap) fn new(heap: Arc<Shared>) -> Self {
+        Self {
+            heap,
+            local: Biased::new(Local::new()),
+        }
+    }
+}
+
+/// Where a thread looks first: as many heaps as these it finds at once.
+const NEAR: usize = 8;
+
+/// A heap's number, which is never used again, and the thread's member. Heaps are numbered from 1.
+type Near = [(u64, *const Member); NEAR];
+
+/// The members of this thread. At the thread's end they leave their heaps.
+#[derive(Default)]
+struct Members(RefCell<Vec<Arc<Member>>>);
+
+thread_local! {
+    /// Has no end of its own, so that looking costs no check whether it is still there.
+    static NEAR_MEMBERS: Cell<Near> = const { Cell::new([(0, std::ptr::null()); NEAR]) };
+    static MEMBERS: Members = Members::default();
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        NEAR_MEMBERS.set([(0, std::ptr::null()); NEAR]);
+        for member in self.0.take() {
+            // Whatever is freed in here finds the thread without members.
+            member.heap.leave(&member);
+        }
+    }
+}
+
+/// Runs `f` on the calling thread's cache of `heap`. None where the heap is closed, and at the
+/// thread's end: then nothing is cached.
+#[inline]
+pub(in crate::heap) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
+    let near = NEAR_MEMBERS.with(|near| {
+        // SAFETY: this thread alone has the cell, and nothing runs between the read and its use.
+        unsafe { (*near.as_ptr())[heap.id as usize % NEAR] }
+    });
+    let member = match near.0 == heap.id {
+        true => near.1,
+        false => find(heap)?,
+    };
+    // SAFETY: what stands in the cell is an Arc's in `MEMBERS`, which lives until it is taken out of
+    // both (`find`, the thread's end). The thread is the only owner of its member, and `f` does not
+    // come here again: it is code of this module's users that calls no user's.
+    unsafe {
+        (*member).local.owner(|local| match local.closed {
+            false => Some(f(local)),
+            true => None,
+        })
+    }
+}
+
+/// The member, if it is none of those that are near: an old one, or a new one.
+#[cold]
+#[inline(never)]
+fn find(heap: &Shared) -> Option<*const Member> {
+    let found = MEMBERS.try_with(|members| {
+        // Taken already only where a global allocator draws from a heap: then without a cache.
+        let mut members = members.0.try_borrow_mut().ok()?;
+        if let Some(member) = members.iter().find(|member| member.heap.id == heap.id) {
+            return Some(Arc::as_ptr(member));
+        }
+        members.retain(|member| {
+            let open = !member.heap.closed.load(Acquire);
+            if !open {
+                forget_near(member.heap.id);
+            }
+            open
+        });
+        let member = heap.join()?;
+        members.push(Arc::clone(&member));
+        Some(Arc::as_ptr(&member))
+    });
+    let member = found.ok().flatten()?;
+    let mut near = NEAR_MEMBERS.get();
+    near[heap.id as usize % NEAR] = (heap.id, member);
+    NEAR_MEMBERS.set(near);
+    Some(member)
+}
+
+fn forget_near(id: u64) {
+    let mut near = NEAR_MEMBERS.get();
+    let entry = &mut near[id as usize % NEAR];
+    if entry.0 == id {
+        *entry = (0, std::ptr::null());
+    }
+    NEAR_MEMBERS.set(near);
+}

@@ -1,0 +1,195 @@
+//! The allocator itself: who has which offsets. Pure: no memory is touched, no call is made.
+
+mod bins;
+mod frames;
+mod ranges;
+mod slabs;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub(super) use ranges::{Extent, GRANULE, MAX_RANGE, NodeId};
+
+use self::frames::{Frames, Owner};
+use self::ranges::Ranges;
+use self::slabs::Slabs;
+use super::classes::{CLASSES, Class, FRAME};
+
+/// What is at an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// A block of a slab.
+    Small(Class),
+    /// A range, and its size in bytes.
+    Range(NodeId, u64),
+}
+
+/// All memory of a heap by offsets: ranges, and slabs of small blocks within them.
+#[derive(Debug)]
+pub(super) struct Core {
+    /// The most memory there was, and the most of it that was not free, in bytes.
+    high_water: (u64, u64),
+    ranges: Ranges,
+    slabs: Slabs,
+    frames: Frames,
+}
+
+impl Core {
+    /// No memory yet; offset 0 will be at the address `origin`, a multiple of [`FRAME`].
+    pub(super) fn new(origin: u64) -> Self {
+        debug_assert!(origin.is_multiple_of(FRAME));
+        Self {
+            high_water: (0, 0),
+            ranges: Ranges::new(origin),
+            slabs: Slabs::new(),
+            frames: Frames::default(),
+        }
+    }
+
+    /// Adds memory, in whole granules; with `joins`, blocks may reach across its borders.
+    pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
+        self.ranges.add(range, joins);
+        self.high_water.0 = self.high_water.0.max(self.total());
+    }
+
+    /// Takes memory away if all of it is free; whether it was.
+    pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
+        self.ranges.remove(range)
+    }
+
+    /// What a range for `bytes` takes.
+    pub(super) fn range_bytes(bytes: u64) -> Option<u64> {
+        bytes.max(FRAME).checked_next_multiple_of(GRANULE)
+    }
+
+    /// A range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
+    #[inline]
+    pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
+        let extent = self.ranges.allocate(bytes.max(FRAME), align)?;
+        self.frames.set(extent.offset, Owner::Range(extent.node));
+        self.mark_high_water();
+        Some(extent)
+    }
+
+    /// Gives a range back.
+    #[inline]
+    pub(super) fn free(&mut self, node: NodeId) {
+        self.ranges.free(node);
+    }
+
+    /// Gives many ranges back.
+    pub(super) fn free_all(&mut self, nodes: impl Iterator<Item = NodeId> + Clone) {
+        // Each has neighbours somewhere else: read all of them at once, not one after the other.
+        let touched = nodes.clone().fold(0, |sum, node| sum ^ self.ranges.touch(node));
+        std::hint::black_box(touched);
+        nodes.for_each(|node| {
+            self.ranges.free(node);
+        });
+    }
+
+    /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends.
+    pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
+        let filled = self
+            .slabs
+            .fill(class, &mut self.ranges, &mut self.frames, out);
+        self.mark_high_water();
+        filled
+    }
+
+    #[inline]
+    fn mark_high_water(&mut self) {
+        let free = self.ranges.free_bytes() + self.slabs.free;
+        self.high_water.1 = self.high_water.1.max(self.ranges.total() - free);
+    }
+
+    /// The most memory there was, in bytes.
+    pub(super) fn total_high_water(&self) -> u64 {
+        self.high_water.0
+    }
+
+    /// The most that was in use at once, blocks in caches among it, in bytes.
+    pub(super) fn used_high_water(&self) -> u64 {
+        self.high_water.1
+    }
+
+    /// Takes a small block back; whether there was one.
+    pub(super) fn give(&mut self, offset: u64) -> bool {
+        match self.frames.get(offset) {
+            Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges),
+            _ => false,
+        }
+    }
+
+    /// The block in use, or range in use, that begins at `offset`. Blocks in caches are in use here.
+    pub(super) fn at(&self, offset: u64) -> Option<Found> {
+        match self.frames.get(offset)? {
+            Owner::Slab(slab) => self.slabs.block_at(slab, offset).map(Found::Small),
+            Owner::Range(node) => {
+                let bytes = self.ranges.used_at(node, offset)?;
+                Some(Found::Range(node, bytes))
+            }
+        }
+    }
+
+    /// Gives slabs without a block in use back, so that their memory can be used otherwise; whether
+    /// there were any.
+    pub(super) fn release_empty_slabs(&mut self) -> bool {
+        let any = self.slabs.any_empty();
+        if any {
+            self.slabs.release_empty(&mut self.ranges);
+        }
+        any
+    }
+
+    /// All memory, in bytes.
+    pub(super) fn total(&self) -> u64 {
+        self.ranges.total()
+    }
+
+    /// The free bytes outside slabs.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.ranges.free_bytes()
+    }
+
+    /// The free bytes in slabs, and the bytes of all slabs.
+    pub(super) fn slab_bytes(&self) -> (u64, u64) {
+        (self.slabs.free, self.slabs.total)
+    }
+
+    /// Of each class, how many blocks are free in slabs, and how many there are.
+    pub(super) fn class_counts(&self) -> [(u64, u64); CLASSES] {
+        self.slabs.counts()
+    }
+
+    /// The largest free range, in bytes.
+    pub(super) fn largest_free(&self) -> u64 {
+        self.ranges.largest_free()
+    }
+
+    /// The free bytes right before `end`, where memory ends.
+    pub(super) fn free_before(&self, end: u64) -> u64 {
+        self.ranges.free_before(end)
+    }
+
+    /// The free bytes right after `start`, where memory begins.
+    pub(super) fn free_after(&self, start: u64) -> u64 {
+        self.ranges.free_after(start)
+    }
+
+    /// Free ranges of at least `bytes`, more than 0, in no order.
+    pub(super) fn free_ranges(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
+        self.ranges.free_ranges(bytes)
+    }
+
+    /// All ranges in the order of offsets, and whether they are in use, as a slab or otherwise.
+    pub(super) fn all_ranges(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
+        let all = self.ranges.all();
+        all.map(|(range, node)| (range, node.is_some()))
+    }
+
+    /// What the tables take, in bytes.
+    pub(super) fn metadata(&self) -> usize {
+        self.ranges.metadata() + self.slabs.metadata() + self.frames.metadata()
+    }
+}

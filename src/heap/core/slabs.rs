@@ -1,0 +1,248 @@
+//! Slabs: ranges that are divided into blocks of one class, each block a bit.
+
+use super::frames::{Frames, Owner};
+use super::ranges::{NodeId, Ranges};
+use crate::heap::classes::{CLASSES, Class, FRAME};
+
+/// Names a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlabId(pub(super) u32);
+
+#[derive(Debug)]
+struct Slab {
+    /// In bytes from the heap's start.
+    start: u64,
+    node: NodeId,
+    class: Class,
+    blocks: u32,
+    free: u32,
+    /// Where in its class's list of slabs with free blocks it is.
+    place: Option<u32>,
+    /// No word before this one has free blocks.
+    hint: u32,
+    /// A set bit is a free block.
+    words: Box<[u64]>,
+}
+
+/// All slabs.
+#[derive(Debug)]
+pub(super) struct Slabs {
+    slabs: Vec<Slab>,
+    vacant: Vec<SlabId>,
+    /// Of each class, those with free blocks. The last is taken from.
+    partial: [Vec<SlabId>; CLASSES],
+    /// Of each class, the bytes of its slabs.
+    totals: [u64; CLASSES],
+    /// Bytes in blocks that are free, and in all slabs.
+    pub(super) free: u64,
+    pub(super) total: u64,
+}
+
+impl Slabs {
+    pub(super) fn new() -> Self {
+        Self {
+            slabs: Vec::new(),
+            vacant: Vec::new(),
+            partial: std::array::from_fn(|_| Vec::new()),
+            totals: [0; CLASSES],
+            free: 0,
+            total: 0,
+        }
+    }
+
+    /// Writes the offsets of free blocks to `out`; how many. Fewer only where memory ends.
+    pub(super) fn fill(
+        &mut self,
+        class: Class,
+        ranges: &mut Ranges,
+        frames: &mut Frames,
+        out: &mut [u64],
+    ) -> usize {
+        let mut filled = 0;
+        while filled < out.len() {
+            let last = self.partial[class.index()].last().copied();
+            let Some(id) = last.or_else(|| self.add(class, ranges, frames)) else {
+                break;
+            };
+            filled += self.slabs[id.0 as usize].take(&mut out[filled..]);
+            if self.slabs[id.0 as usize].free == 0 {
+                self.partial[class.index()].pop();
+                self.slabs[id.0 as usize].place = None;
+            }
+        }
+        self.free -= filled as u64 * class.bytes();
+        filled
+    }
+
+    fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &mut Frames) -> Option<SlabId> {
+        let blocks = class.blocks_for(self.totals[class.index()]);
+        let used = u64::from(blocks) * class.bytes();
+        let bytes = used.next_multiple_of(FRAME);
+        let extent = ranges.allocate(bytes, FRAME)?;
+        let mut words = vec![u64::MAX; blocks.div_ceil(64) as usize].into_boxed_slice();
+        if let (Some(last), rest @ 1..) = (words.last_mut(), blocks % 64) {
+            *last = (1 << rest) - 1;
+        }
+        let slab = Slab {
+            start: extent.offset,
+            node: extent.node,
+            class,
+            blocks,
+            free: blocks,
+            place: Some(self.partial[class.index()].len() as u32),
+            hint: 0,
+            words,
+        };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.slabs[id.0 as usize] = slab;
+                id
+            }
+            None => {
+                self.slabs.push(slab);
+                SlabId(self.slabs.len() as u32 - 1)
+            }
+        };
+        self.partial[class.index()].push(id);
+        self.free += used;
+        self.total += bytes;
+        self.totals[class.index()] += bytes;
+        for at in (extent.offset..extent.offset + bytes).step_by(FRAME as usize) {
+            frames.set(at, Owner::Slab(id));
+        }
+        Some(id)
+    }
+
+    /// Where the slab lies and what its blocks are like, if a block of it that is in use begins at
+    /// `offset`.
+    pub(super) fn block_at(&self, id: SlabId, offset: u64) -> Option<Class> {
+        let slab = self.slabs.get(id.0 as usize)?;
+        let index = slab.index_of(offset)?;
+        (slab.words[index as usize / 64] & (1 << (index % 64)) == 0).then_some(slab.class)
+    }
+
+    /// Takes a block back; whether it was in use.
+    pub(super) fn give(&mut self, id: SlabId, offset: u64, ranges: &mut Ranges) -> bool {
+        let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
+            return false;
+        };
+        let Some(index) = slab.index_of(offset) else {
+            return false;
+        };
+        let (word, bit) = (index / 64, 1 << (index % 64));
+        if slab.words[word as usize] & bit != 0 {
+            return false;
+        }
+        slab.words[word as usize] |= bit;
+        slab.hint = slab.hint.min(word);
+        slab.free += 1;
+        let class = slab.class;
+        self.free += class.bytes();
+        let partial = &mut self.partial[class.index()];
+        if slab.place.is_none() {
+            slab.place = Some(partial.len() as u32);
+            partial.push(id);
+        }
+        // One slab is kept, so that a block that comes and goes does not make and end slabs.
+        if slab.free == slab.blocks && partial.len() > 1 {
+            self.end(id, ranges);
+        }
+        true
+    }
+
+    /// Gives the slabs that have no block in use back.
+    pub(super) fn release_empty(&mut self, ranges: &mut Ranges) {
+        for class in Class::all() {
+            let empty: Vec<SlabId> = self.partial[class.index()]
+                .iter()
+                .copied()
+                .filter(|id| self.slabs[id.0 as usize].is_empty())
+                .collect();
+            for id in empty {
+                self.end(id, ranges);
+            }
+        }
+    }
+
+    /// Whether there is a slab without a block in use.
+    pub(super) fn any_empty(&self) -> bool {
+        let mut partial = self.partial.iter().flatten();
+        partial.any(|id| self.slabs[id.0 as usize].is_empty())
+    }
+
+    fn end(&mut self, id: SlabId, ranges: &mut Ranges) {
+        let slab = &mut self.slabs[id.0 as usize];
+        let (class, node) = (slab.class, slab.node);
+        let used = u64::from(slab.blocks) * class.bytes();
+        let bytes = used.next_multiple_of(FRAME);
+        slab.words = Box::default();
+        slab.free = 0;
+        if let Some(place) = slab.place.take() {
+            let partial = &mut self.partial[class.index()];
+            partial.swap_remove(place as usize);
+            if let Some(moved) = partial.get(place as usize) {
+                self.slabs[moved.0 as usize].place = Some(place);
+            }
+        }
+        self.free -= used;
+        self.total -= bytes;
+        self.totals[class.index()] -= bytes;
+        ranges.free(node);
+        self.vacant.push(id);
+    }
+
+    /// Of each class: how many blocks are free, and how many there are.
+    pub(super) fn counts(&self) -> [(u64, u64); CLASSES] {
+        let mut counts = [(0, 0); CLASSES];
+        for slab in self.slabs.iter().filter(|slab| !slab.words.is_empty()) {
+            let (free, all) = &mut counts[slab.class.index()];
+            *free += u64::from(slab.free);
+            *all += u64::from(slab.blocks);
+        }
+        counts
+    }
+
+    /// What the tables take, in bytes.
+    pub(super) fn metadata(&self) -> usize {
+        let words: usize = self.slabs.iter().map(|slab| slab.words.len()).sum();
+        self.slabs.capacity() * size_of::<Slab>() + words * size_of::<u64>()
+    }
+}
+
+impl Slab {
+    /// Which of its blocks begins at `offset`.
+    fn index_of(&self, offset: u64) -> Option<u32> {
+        if self.words.is_empty() {
+            return None;
+        }
+        let within = offset.checked_sub(self.start)?;
+        if within >= u64::from(self.blocks) * self.class.bytes() {
+            return None;
+        }
+        self.class.block_at(within)
+    }
+
+    /// Whether no block is in use.
+    fn is_empty(&self) -> bool {
+        self.free == self.blocks
+    }
+
+    fn take(&mut self, out: &mut [u64]) -> usize {
+        let bytes = self.class.bytes();
+        let mut taken = 0;
+        while taken < out.len() && self.free > 0 {
+            let word = &mut self.words[self.hint as usize];
+            while *word != 0 && taken < out.len() {
+                let bit = word.trailing_zeros();
+                *word &= *word - 1;
+                out[taken] = self.start + u64::from(self.hint * 64 + bit) * bytes;
+                taken += 1;
+                self.free -= 1;
+            }
+            if *word == 0 && self.free > 0 {
+                self.hint += 1;
+            }
+        }
+        taken
+    }
+}

@@ -1,0 +1,320 @@
+//! The core against a plain map of who has what.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+use super::*;
+use crate::heap::classes::MAX_SMALL;
+
+const CHUNK: u64 = 2 << 20;
+
+/// What is in use, the naive way.
+#[derive(Default)]
+struct Model {
+    /// From the first byte of each block to its last plus one.
+    used: BTreeMap<u64, u64>,
+    backed: BTreeMap<u64, u64>,
+    joins: bool,
+}
+
+impl Model {
+    fn take(&mut self, block: Range<u64>) {
+        let before = self.used.range(..block.end).next_back();
+        if let Some((&start, &end)) = before {
+            assert!(end <= block.start, "{block:?} overlaps {start}..{end}");
+        }
+        let mut at = block.start;
+        let (&start, _) = self.backed.range(..=at).next_back().expect("backed");
+        let mut chunk = start;
+        while at < block.end {
+            let end = *self.backed.get(&chunk).expect("backed to the end");
+            assert!(self.joins || block.end <= end, "{block:?} crosses {end}");
+            assert!(at < end);
+            (at, chunk) = (end, end);
+        }
+        self.used.insert(block.start, block.end);
+    }
+
+    fn is_free(&self, range: &Range<u64>) -> bool {
+        let before = self.used.range(..range.end).next_back();
+        before.is_none_or(|(_, &end)| end <= range.start)
+    }
+
+    /// The longest free stretch at an aligned address.
+    fn longest(&self, origin: u64, align: u64) -> u64 {
+        let mut holes: Vec<Range<u64>> = Vec::new();
+        for (&start, &end) in &self.backed {
+            match holes.last_mut() {
+                Some(last) if self.joins && last.end == start => last.end = end,
+                _ => holes.push(start..end),
+            }
+        }
+        let mut longest = 0;
+        for hole in holes {
+            let mut at = hole.start;
+            let used = self.used.range(hole.clone()).map(|(&s, &e)| (s, e));
+            for (start, end) in used.chain([(hole.end, hole.end)]) {
+                let aligned = (at + origin).next_multiple_of(align) - origin;
+                longest = longest.max(start.saturating_sub(aligned));
+                at = end;
+            }
+        }
+        longest
+    }
+}
+
+struct Both {
+    core: Core,
+    model: Model,
+    origin: u64,
+    ranges: Vec<(Extent, u64)>,
+    small: Vec<(u64, Class)>,
+    failed: u64,
+}
+
+impl Both {
+    fn new(origin: u64, joins: bool) -> Self {
+        Self {
+            core: Core::new(origin),
+            model: Model {
+                joins,
+                ..Model::default()
+            },
+            origin,
+            ranges: Vec::new(),
+            small: Vec::new(),
+            failed: 0,
+        }
+    }
+
+    fn run(&mut self, step: Step) {
+        match step {
+            Step::Add(chunk) => self.add(chunk),
+            Step::Remove(chunk) => self.remove(chunk),
+            Step::Allocate(bytes, log) => self.allocate(bytes, 1 << log),
+            Step::Fill(class, count) => self.fill(Class::all().nth(class).unwrap(), count),
+            Step::Free(which) => self.free(which),
+            Step::Give(which) => self.give(which),
+        }
+    }
+
+    fn add(&mut self, chunk: u64) {
+        let range = chunk * CHUNK..(chunk + 1) * CHUNK;
+        if self.model.backed.contains_key(&range.start) {
+            return;
+        }
+        self.model.backed.insert(range.start, range.end);
+        self.core.add(range, self.model.joins);
+    }
+
+    fn remove(&mut self, chunk: u64) {
+        let range = chunk * CHUNK..(chunk + 1) * CHUNK;
+        let can = self.model.backed.contains_key(&range.start) && self.model.is_free(&range);
+        // A slab without blocks is in use, for the core.
+        let did = self.core.remove(range.clone());
+        assert!(can || !did);
+        if did {
+            self.model.backed.remove(&range.start);
+        } else if can {
+            self.core.release_empty_slabs();
+            let did = self.core.remove(range.clone());
+            assert!(did || !self.small.is_empty(), "a slab may reach into the chunk");
+            if did {
+                self.model.backed.remove(&range.start);
+            }
+        }
+    }
+
+    fn allocate(&mut self, bytes: u64, align: u64) {
+        let size = Core::range_bytes(bytes).unwrap();
+        let mut found = self.core.allocate(bytes, align);
+        if found.is_none() && self.core.release_empty_slabs() {
+            found = self.core.allocate(bytes, align);
+        }
+        let Some(extent) = found else {
+            // What lies between the blocks of a slab is free to the model alone.
+            self.failed += 1;
+            if self.small.is_empty() && self.failed % 8 == 1 {
+                assert!(self.model.longest(self.origin, align) < size);
+            }
+            return;
+        };
+        assert_eq!((extent.offset + self.origin) % align, 0);
+        assert_eq!(
+            self.core.at(extent.offset),
+            Some(Found::Range(extent.node, size))
+        );
+        self.model.take(extent.offset..extent.offset + size);
+        self.ranges.push((extent, size));
+    }
+
+    fn fill(&mut self, class: Class, count: usize) {
+        let mut out = vec![0; count];
+        let filled = self.core.fill(class, &mut out);
+        for &offset in &out[..filled] {
+            assert_eq!(self.core.at(offset), Some(Found::Small(class)));
+            self.model.take(offset..offset + class.bytes());
+            self.small.push((offset, class));
+        }
+    }
+
+    fn free(&mut self, which: prop::sample::Index) {
+        if !self.ranges.is_empty() {
+            let (extent, _) = self.ranges.swap_remove(which.index(self.ranges.len()));
+            self.core.free(extent.node);
+            self.model.used.remove(&extent.offset);
+            assert_eq!(self.core.at(extent.offset), None);
+        }
+    }
+
+    fn give(&mut self, which: prop::sample::Index) {
+        if !self.small.is_empty() {
+            let (offset, _) = self.small.swap_remove(which.index(self.small.len()));
+            assert!(self.core.give(offset));
+            assert!(!self.core.give(offset), "given back twice");
+            self.model.used.remove(&offset);
+        }
+    }
+
+    fn check(&self) {
+        self.core.ranges.check();
+        let used: u64 = self.ranges.iter().map(|(_, size)| size).sum();
+        let backed = self.model.backed.len() as u64 * CHUNK;
+        let (free_in_slabs, slabs) = self.core.slab_bytes();
+        assert_eq!(self.core.total(), backed);
+        assert_eq!(self.core.free_bytes() + used + slabs, backed);
+        let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
+        assert!(free_in_slabs + small <= slabs);
+        let by_class: u64 = Class::all()
+            .zip(self.core.class_counts())
+            .map(|(class, (free, all))| (all - free) * class.bytes())
+            .sum();
+        assert_eq!(by_class, small);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add(u64),
+    Remove(u64),
+    Allocate(u64, u32),
+    Fill(usize, usize),
+    Free(prop::sample::Index),
+    Give(prop::sample::Index),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let index = any::<prop::sample::Index>;
+    let bytes = prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000];
+    prop_oneof![
+        2 => (0_u64..12).prop_map(Step::Add),
+        2 => (0_u64..12).prop_map(Step::Remove),
+        8 => (bytes, prop_oneof![3 => Just(0_u32), 1 => 0_u32..23]).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        2 => (0..CLASSES, 1_usize..70).prop_map(|(class, count)| Step::Fill(class, count)),
+        8 => index().prop_map(Step::Free),
+        60 => index().prop_map(Step::Give),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn it_agrees_with_a_plain_map(
+        steps in proptest::collection::vec(step(), 1..1000),
+        joins in any::<bool>(),
+        origin in (0_u64..1 << 12).prop_map(|frames| frames * FRAME),
+    ) {
+        let mut both = Both::new(origin, joins);
+        for (number, step) in steps.into_iter().enumerate() {
+            both.run(step);
+            if number % 64 == 0 {
+                both.check();
+            }
+        }
+        both.check();
+    }
+}
+
+#[test]
+fn it_agrees_with_a_plain_map_for_a_million_operations() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let step = step();
+    for joins in [false, true] {
+        let mut both = Both::new(5 * FRAME, joins);
+        for number in 0..500_000 {
+            both.run(step.new_tree(&mut runner).unwrap().current());
+            if number % 10_000 == 0 {
+                both.check();
+            }
+        }
+        both.check();
+    }
+}
+
+#[test]
+fn all_memory_is_one_range_again_when_all_is_free() {
+    let mut core = Core::new(0);
+    for chunk in [3, 1, 0, 2] {
+        core.add(chunk * CHUNK..(chunk + 1) * CHUNK, true);
+    }
+    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(9000, 1)).collect();
+    assert!(blocks.len() as u64 >= 4 * CHUNK / 9216 - 1);
+    assert!(core.largest_free() < 9216);
+    core.free_all(blocks.iter().map(|extent| extent.node));
+    assert_eq!(core.largest_free(), 4 * CHUNK);
+    assert_eq!(core.all_ranges().count(), 1);
+}
+
+#[test]
+fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
+    let mut core = Core::new(0);
+    core.add(0..MAX_RANGE + 3 * CHUNK, true);
+    assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
+    assert_eq!(core.largest_free(), MAX_RANGE);
+    assert!(core.allocate(MAX_RANGE + 1, 1).is_none());
+    let all = core.allocate(MAX_RANGE, 1).unwrap();
+    core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
+    assert_eq!(core.largest_free(), 4 * CHUNK);
+    core.free(all.node);
+    core.ranges.check();
+}
+
+#[test]
+fn near_full_the_search_is_exact() {
+    let mut core = Core::new(0);
+    core.add(0..64 << 20, true);
+    // Holes of one bin: the one that fits lies deep in it.
+    let mut holes = Vec::new();
+    let mut walls = Vec::new();
+    for hole in 0..30_u64 {
+        let granules = if hole == 0 { 1055 } else { 1024 };
+        holes.push(core.allocate(granules * GRANULE, 1).unwrap());
+        walls.push(core.allocate(8192, 1).unwrap());
+    }
+    while core.allocate(8192, 1).is_some() {}
+    core.free_all(holes.iter().map(|extent| extent.node));
+    let found = core.allocate(1050 * GRANULE, 1).unwrap();
+    assert_eq!(found.offset, holes[0].offset);
+    assert_eq!(core.allocate(1050 * GRANULE, 1), None);
+}
+
+#[test]
+fn blocks_that_are_none_are_not_taken_back() {
+    let mut core = Core::new(0);
+    core.add(0..CHUNK, true);
+    let class = Class::of(48, 1).unwrap();
+    let mut out = [0; 3];
+    assert_eq!(core.fill(class, &mut out), 3);
+    assert!(!core.give(out[0] + 1));
+    assert!(!core.give(CHUNK + 48));
+    assert!(core.give(out[1]));
+    assert!(!core.give(out[1]));
+    assert_eq!(core.at(out[1]), None);
+    assert_eq!(core.at(out[2] + 16), None);
+    let block = core.allocate(MAX_SMALL + 1, 1).unwrap();
+    assert!(!core.give(block.offset));
+    assert_eq!(core.at(block.offset + GRANULE), None);
+}

@@ -1,0 +1,125 @@
+//! Growth ahead of need: a thread that adds memory before somebody waits for it.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::thread;
+use std::time::Duration;
+
+use super::shared::Shared;
+use crate::per_driver::lock;
+use crate::{Error, Result};
+
+/// How long the thread waits after a refusal before it tries once more.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Through which allocating threads wake the one that grows.
+pub(super) struct Signal {
+    /// What is to be free, in bytes; 0: no thread.
+    ahead: u64,
+    /// Whether the thread knows already; saves the lock.
+    awake: AtomicBool,
+    wish: Mutex<Wish>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Rest,
+    Grow,
+    End,
+}
+
+impl Signal {
+    pub(super) fn new(ahead: u64) -> Self {
+        Self {
+            ahead,
+            awake: AtomicBool::new(true),
+            wish: Mutex::new(Wish::Grow),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Wakes the thread where less is free than there should be.
+    #[inline]
+    pub(super) fn look(&self, free: u64) {
+        if free < self.ahead && !self.awake.swap(true, Relaxed) {
+            self.set(Wish::Grow);
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        self.set(Wish::End);
+    }
+
+    fn set(&self, wish: Wish) {
+        let mut current = lock(&self.wish);
+        if *current != Wish::End {
+            *current = wish;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for a wish other than to rest, or for `pause`.
+    fn wait(&self, pause: Option<Duration>) -> Wish {
+        let mut wish = lock(&self.wish);
+        if let Some(pause) = pause
+            && *wish != Wish::End
+        {
+            let waited = self.changed.wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
+            wish = match waited {
+                Ok((wish, _)) => wish,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        loop {
+            match *wish {
+                Wish::Rest => {}
+                Wish::Grow => {
+                    *wish = Wish::Rest;
+                    return Wish::Grow;
+                }
+                Wish::End => return Wish::End,
+            }
+            wish = match self.changed.wait(wish) {
+                Ok(wish) => wish,
+                Err(poisoned) => poisoned.into_inner(),
+            };
+        }
+    }
+}
+
+/// Starts the thread, if the heap is to have one.
+///
+/// # Errors
+/// [`Error::System`] where no thread can be started.
+pub(super) fn start(heap: &Arc<Shared>) -> Result<()> {
+    let signal = Arc::clone(&heap.grower);
+    if signal.ahead == 0 {
+        return Ok(());
+    }
+    let heap = Arc::downgrade(heap);
+    thread::Builder::new()
+        .name("egmem-heap".into())
+        .spawn(move || run(&heap, &signal))
+        .map(|_| ())
+        .map_err(|error| Error::system("starting the thread that grows a heap", &error))
+}
+
+fn run(heap: &Weak<Shared>, signal: &Signal) {
+    let mut pause = None;
+    while signal.wait(pause) == Wish::Grow {
+        let Some(heap) = heap.upgrade() else {
+            return;
+        };
+        signal.awake.store(false, Relaxed);
+        pause = match heap.add_memory(signal.ahead, true) {
+            Ok(()) => None,
+            Err(error) => {
+                // Whoever needs memory now will hear of it; ahead of need it is no failure.
+                tracing::debug!(%error, "a heap does not grow ahead");
+                Some(PAUSE)
+            }
+        };
+    }
+}

@@ -1,0 +1,245 @@
+//! Where there is no room: what threads keep, what GPUs are done with, new memory.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::backing::{Backing, Beside, Want};
+use super::cache::member;
+use super::core::{Core, GRANULE};
+use super::limits::{Pressure, Relief};
+use super::shared::Shared;
+use crate::per_driver::lock;
+use crate::{Error, Result};
+
+/// What a thread may keep of larger blocks: at least this, and no more than a 512th of all memory.
+const LEAST_BUDGET: u64 = 128 << 10;
+const BUDGET_SHARE: u64 = 512;
+
+impl Shared {
+    /// What `attempt` gets from the core, after making room for it where there is none.
+    pub(super) fn with_memory<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: impl Fn(&mut Core) -> Option<R>,
+    ) -> Result<R> {
+        if let Some(found) = attempt(&mut self.core()) {
+            return Ok(found);
+        }
+        if let Some(found) = self.after_own_cache(&attempt) {
+            return Ok(found);
+        }
+        self.collect_passed()?;
+        let mut asked = 0;
+        loop {
+            if let Some(found) = attempt(&mut self.core()) {
+                return Ok(found);
+            }
+            let mut guard = lock(&self.backing);
+            let backing = guard.as_mut().ok_or_else(ended)?;
+            // Another thread may have added memory while this one waited for its turn.
+            if let Some(found) = attempt(&mut self.core()) {
+                return Ok(found);
+            }
+            if let Some(soft) = &self.soft_limit
+                && backing.backed().saturating_add(bytes) > soft.bytes
+            {
+                let pressure = Pressure {
+                    requested: bytes,
+                    backed: backing.backed(),
+                    soft_limit: soft.bytes,
+                    asked,
+                };
+                drop(guard);
+                if let Some(found) = self.after_all_caches(&attempt) {
+                    return Ok(found);
+                }
+                asked += 1;
+                match (soft.relieve)(&pressure) {
+                    Relief::Retry => {
+                        self.collect_passed()?;
+                        if let Some(found) = self.after_all_caches(&attempt) {
+                            return Ok(found);
+                        }
+                        continue;
+                    }
+                    Relief::Refuse => {
+                        return Err(Error::LimitReached {
+                            what: "bytes of a heap, softly",
+                            limit: soft.bytes,
+                        });
+                    }
+                    Relief::Grow => guard = lock(&self.backing),
+                }
+                let backing = guard.as_mut().ok_or_else(ended)?;
+                return self.grow_for(backing, bytes, align, &attempt);
+            }
+            return self.grow_for(backing, bytes, align, &attempt);
+        }
+    }
+
+    fn grow_for<R>(
+        &self,
+        backing: &mut Backing,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Result<R> {
+        // A small block needs a slab.
+        let need = bytes.next_multiple_of(GRANULE).max(64 << 10);
+        loop {
+            let want = Want::Block {
+                bytes: need,
+                alignment: align.max(GRANULE),
+                beside: &|gap| self.beside(gap),
+            };
+            match backing.grow(want) {
+                Ok(grown) if grown.is_empty() => {}
+                Ok(grown) => {
+                    self.set_budget(backing.backed());
+                    let mut core = self.core();
+                    for stretch in grown {
+                        core.add(stretch.range, stretch.joins);
+                    }
+                    // Before anybody else can take it.
+                    if let Some(found) = attempt(&mut core) {
+                        return Ok(found);
+                    }
+                    continue;
+                }
+                Err(error) => return self.after_all_caches(attempt).ok_or(error),
+            }
+            // There is room, says the core; unless somebody was faster.
+            if let Some(found) = attempt(&mut self.core()) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// What lies free beside a stretch without memory.
+    fn beside(&self, gap: &Range<u64>) -> Beside {
+        let core = self.core();
+        Beside {
+            before: core.free_before(gap.start),
+            after: core.free_after(gap.end),
+        }
+    }
+
+    pub(super) fn set_budget(&self, backed: u64) {
+        let most = (backed / BUDGET_SHARE).max(LEAST_BUDGET);
+        let bytes = most.min(self.thread_cache);
+        self.budget.store(bytes / GRANULE, Relaxed);
+    }
+
+    /// Tries once more with what this thread keeps given back.
+    fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
+        let contents = member::with(self, |local| match local.medium.is_empty() {
+            true => None,
+            false => Some(local.empty()),
+        });
+        let mut core = self.core();
+        Self::take_back_all(&mut core, contents.flatten()?);
+        attempt(&mut core)
+    }
+
+    /// And with what all threads keep, and what waits between them.
+    pub(super) fn after_all_caches<R>(
+        &self,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let contents = self.take_all_caches();
+        let mut core = self.core();
+        for contents in contents {
+            Self::take_back_all(&mut core, contents);
+        }
+        self.empty_depots(&mut core);
+        core.release_empty_slabs();
+        attempt(&mut core)
+    }
+
+    /// Takes back what GPUs are done with; how many blocks.
+    pub(super) fn collect_passed(&self) -> Result<usize> {
+        let mut passed = Vec::new();
+        let result = match lock(&self.deferred).as_mut() {
+            Some(deferred) => deferred.poll(&mut passed),
+            None => Ok(0),
+        };
+        for piece in &passed {
+            // SAFETY: its user gave it back, and the GPU's work is done.
+            if unsafe { self.may_be_used_again(piece) } {
+                self.take_back(*piece);
+            }
+        }
+        result.map(|_| passed.len())
+    }
+
+    /// Adds memory until `bytes` are free, as far as the soft limit allows where there is one to heed.
+    pub(super) fn add_memory(&self, bytes: u64, heed: bool) -> Result<()> {
+        let mut guard = lock(&self.backing);
+        let backing = guard.as_mut().ok_or_else(ended)?;
+        loop {
+            let free = self.core().free_bytes();
+            let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
+                return Ok(());
+            };
+            // In steps, so that whoever waits for memory has some after the first.
+            let more = more.min(backing.chunk());
+            if heed
+                && let Some(soft) = &self.soft_limit
+                && backing.backed().saturating_add(more) > soft.bytes
+            {
+                return Err(Error::LimitReached {
+                    what: "bytes of a heap, softly",
+                    limit: soft.bytes,
+                });
+            }
+            let grown = backing.grow(Want::More { bytes: more })?;
+            self.set_budget(backing.backed());
+            let mut core = self.core();
+            for stretch in grown {
+                core.add(stretch.range, stretch.joins);
+            }
+        }
+    }
+
+    /// Gives idle chunks back until no more than `keep` bytes are free; how many bytes.
+    pub(super) fn trim(&self, keep: u64) -> Result<u64> {
+        self.collect_passed()?;
+        self.after_all_caches(&|_| None::<()>);
+        let mut guard = lock(&self.backing);
+        let backing = guard.as_mut().ok_or_else(ended)?;
+        let mut idle: Vec<Range<u64>> = backing.chunks().map(|chunk| chunk.range()).collect();
+        // From the end: what is left lies together.
+        idle.reverse();
+        let mut bytes = 0;
+        let mut error = None;
+        for chunk in idle {
+            {
+                let mut core = self.core();
+                let size = chunk.end - chunk.start;
+                if core.free_bytes() < keep.saturating_add(size) || !core.remove(chunk.clone()) {
+                    continue;
+                }
+            }
+            let given = backing.give_back(chunk);
+            bytes += given.bytes();
+            let mut core = self.core();
+            for kept in given.kept {
+                core.add(kept, backing.joins());
+            }
+            error = error.or(given.error);
+        }
+        self.set_budget(backing.backed());
+        match error {
+            Some(error) if bytes == 0 => Err(error),
+            _ => Ok(bytes),
+        }
+    }
+}
+
+fn ended() -> Error {
+    Error::Stale {
+        what: "a heap".into(),
+        why: "its memory was given back".into(),
+    }
+}

@@ -1,0 +1,189 @@
+//! The heap as its users see it.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use super::backing::Backing;
+use super::shared::Shared;
+use super::{Block, HeapOptions, HeapStats, grower};
+use crate::driver::{DevicePtr, Driver, Location};
+use crate::per_driver::lock;
+use crate::topology::Share;
+use crate::{Error, Result};
+
+/// Blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones are
+/// handles of the same heap.
+///
+/// A range of addresses is reserved once; memory is added to it in chunks as it is needed, and given
+/// back by [`trim`](Self::trim). Addresses never move. What is where is known outside of the memory
+/// itself: nothing that a GPU writes can damage it.
+///
+/// ```
+/// use std::alloc::Layout;
+/// use egmem::driver::sim::Machine;
+/// use egmem::{Driver, Heap, Topology};
+///
+/// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine
+/// let topology = Topology::discover(&driver)?;
+/// let heap = Heap::on(topology.gpu(0)?.host_node()?)
+///     .access_by(topology.gpus())
+///     .limit(1 << 30)
+///     .build(&driver)?;
+/// let block = heap.allocate(Layout::from_size_align(64 << 10, 256).unwrap())?;
+/// block.write_at(0, &[1.0_f32, 2.0])?; // by the CPU; GPUs use block.device_ptr()
+/// assert_eq!(block.get::<f32>(4)?, 2.0);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+pub struct Heap {
+    shared: Arc<Shared>,
+}
+
+impl Heap {
+    /// Options for a heap at `location`: a node's id, or any [`Location`].
+    pub fn on(location: impl Into<Location>) -> HeapOptions {
+        HeapOptions::on(vec![location.into()])
+    }
+
+    /// Options for a heap whose chunks lie on several nodes in turn: what
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. The shares'
+    /// bytes together are its limit.
+    pub fn spread(shares: &[Share]) -> HeapOptions {
+        let nodes = shares.iter().map(|share| share.node.into()).collect();
+        HeapOptions::on(nodes).limit(shares.iter().map(|share| share.bytes).sum())
+    }
+
+    pub(super) fn new(driver: &Driver, options: HeapOptions) -> Result<Self> {
+        let backing = Backing::new(driver, &options.plan)?;
+        let reserve = options.reserve;
+        let shared = Shared::new(driver, backing, &options, None);
+        shared.set_budget(0);
+        // From here on dropping it gives everything back.
+        let heap = Self { shared };
+        if reserve > 0 {
+            heap.reserve(reserve)?;
+        }
+        grower::start(&heap.shared)?;
+        Ok(heap)
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// A block of `layout`'s size, 1 byte or more, at an address that is a multiple of its alignment.
+    /// Its bytes are whatever they were.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes; where the heap has to grow, [`Error::LimitReached`],
+    /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.
+    #[inline]
+    pub fn allocate(&self, layout: Layout) -> Result<Block> {
+        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
+        if bytes == 0 {
+            return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+        }
+        let piece = self.shared.allocate(bytes, align)?;
+        // SAFETY: just allocated and counted, for this block.
+        Ok(unsafe { Block::new(&self.shared, piece) })
+    }
+
+    /// As [`allocate`](Self::allocate), with every byte 0: written by the CPU, or by a GPU where the CPU
+    /// may not write.
+    ///
+    /// # Errors
+    /// As there; the driver's, where a GPU cannot write.
+    pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
+        let block = self.allocate(layout)?;
+        // SAFETY: the block is new, and this function's alone.
+        unsafe { self.shared.zero(block.piece())? };
+        Ok(block)
+    }
+
+    /// The heap's numbers. Takes microseconds, in which its threads may wait.
+    pub fn stats(&self) -> HeapStats {
+        self.shared.stats()
+    }
+
+    /// Adds memory until at least `bytes` are free, in as many pieces as may be. The soft limit does
+    /// not count here.
+    ///
+    /// # Errors
+    /// As where [`allocate`](Self::allocate) has to grow; what was added by then stays.
+    pub fn reserve(&self, bytes: u64) -> Result<()> {
+        self.shared.add_memory(bytes, false)
+    }
+
+    /// Gives memory back that is in no use, in whole chunks; how many bytes. What threads keep to give
+    /// out again is taken from them first.
+    ///
+    /// # Errors
+    /// The driver's, where nothing could be given back.
+    pub fn trim(&self) -> Result<u64> {
+        self.trim_to(0)
+    }
+
+    /// As [`trim`](Self::trim), but leaves at least `bytes` free, if there are.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn trim_to(&self, bytes: u64) -> Result<u64> {
+        self.shared.trim(bytes)
+    }
+
+    /// Takes back the blocks that were [freed after](Block::free_after) work that has run by now; how
+    /// many. Never waits.
+    ///
+    /// # Errors
+    /// The driver's; what has passed is taken back all the same.
+    pub fn collect(&self) -> Result<usize> {
+        self.shared.collect_passed()
+    }
+
+    /// How many bytes have memory now.
+    pub fn backed(&self) -> u64 {
+        lock(&self.shared.backing).as_ref().map_or(0, Backing::backed)
+    }
+
+    /// The most bytes that can have memory.
+    pub fn limit(&self) -> u64 {
+        self.shared.limit
+    }
+
+    /// The first address.
+    pub fn device_ptr(&self) -> DevicePtr {
+        DevicePtr(self.shared.start)
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.shared.driver
+    }
+}
+
+impl Clone for Heap {
+    fn clone(&self) -> Self {
+        self.shared.handles.0.fetch_add(1, Relaxed);
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        if self.shared.handles.0.fetch_sub(1, AcqRel) == 1 {
+            self.shared.close();
+        }
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap")
+            .field("device_ptr", &self.device_ptr())
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! Threads come and go, handles go, blocks may outlive both; with the last block goes the memory.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+
+use super::cache::{Biased, Contents, Member, Tally, member};
+use super::shared::{Piece, Shared};
+use crate::per_driver::lock;
+
+/// The threads of a heap.
+#[derive(Default)]
+pub(super) struct Members {
+    list: Vec<Arc<Member>>,
+    /// Of threads that are gone or never came.
+    tally: Tally,
+    /// Keeps a closed heap for the blocks that it still has.
+    orphan: Option<Arc<Shared>>,
+    closed: bool,
+}
+
+impl Shared {
+    /// A member for the calling thread; none where the heap is closed.
+    pub(super) fn join(&self) -> Option<Arc<Member>> {
+        let mut members = lock(&self.members);
+        if members.closed {
+            return None;
+        }
+        let member = Arc::new(Member::new(self.this.upgrade()?));
+        members.list.push(Arc::clone(&member));
+        Some(member)
+    }
+
+    /// The calling thread ends: what it kept goes back.
+    pub(super) fn leave(&self, member: &Arc<Member>) {
+        let mut members = lock(&self.members);
+        let Some(at) = members.list.iter().position(|m| Arc::ptr_eq(m, member)) else {
+            return; // closed: all has gone back then
+        };
+        members.list.swap_remove(at);
+        let mut local = member.local.hold();
+        members.tally.add(&local.tally);
+        local.closed = true;
+        let contents = local.empty();
+        Self::take_back_all(&mut self.core(), contents);
+    }
+
+    /// Takes out what all threads keep.
+    pub(super) fn take_all_caches(&self) -> Vec<Contents> {
+        let members = lock(&self.members);
+        let mut held = Biased::hold_all(members.list.iter().map(|member| &member.local));
+        held.iter_mut().map(|local| local.empty()).collect()
+    }
+
+    /// What users have, and what threads keep in bytes.
+    pub(super) fn tally(&self) -> (Tally, u64) {
+        let members = lock(&self.members);
+        let held = Biased::hold_all(members.list.iter().map(|member| &member.local));
+        let mut tally = members.tally;
+        let mut kept = 0;
+        for local in &held {
+            tally.add(&local.tally);
+            kept += local.bytes();
+        }
+        (tally, kept)
+    }
+
+    /// How many threads have a cache.
+    pub(super) fn threads(&self) -> usize {
+        lock(&self.members).list.len()
+    }
+
+    /// Counts for a thread that has no cache.
+    pub(super) fn note_without_member(&self, note: impl FnOnce(&mut Tally)) {
+        note(&mut lock(&self.members).tally);
+    }
+
+    /// Takes a block back from a thread without a cache; of a closed heap the last one ends it.
+    ///
+    /// # Safety
+    /// As [`free`](Self::free).
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn free_without_member(&self, piece: Piece) {
+        // Until this is done the heap's tables stay, even where another thread frees the last block.
+        let Some(this) = self.this.upgrade() else {
+            return; // not while there is a block
+        };
+        this.take_back(piece);
+        this.count_freed(piece.bytes);
+    }
+
+    /// Counts a block as freed that waits for a GPU.
+    pub(super) fn note_freed_later(self: &Arc<Self>, bytes: u64) {
+        let counted = member::with(self, |local| {
+            local.tally.freed += 1;
+            local.tally.freed_bytes += bytes;
+        });
+        if counted.is_none() {
+            self.count_freed(bytes);
+        }
+    }
+
+    /// Counts a block as freed that is not in any cache.
+    pub(super) fn count_freed(self: &Arc<Self>, bytes: u64) {
+        let mut members = lock(&self.members);
+        members.tally.freed = members.tally.freed.wrapping_add(1);
+        members.tally.freed_bytes = members.tally.freed_bytes.wrapping_add(bytes);
+        let last = members.closed && members.tally.live() == 0;
+        let orphan = last.then(|| members.orphan.take());
+        drop(members);
+        if orphan.flatten().is_some() {
+            self.end();
+        }
+    }
+
+    /// The last handle is gone: no block will be allocated any more. The memory goes with the last
+    /// block.
+    pub(super) fn close(self: &Arc<Self>) {
+        self.closed.store(true, Release);
+        self.grower.stop();
+        let mut members = lock(&self.members);
+        members.closed = true;
+        let list = std::mem::take(&mut members.list);
+        let mut held = Biased::hold_all(list.iter().map(|member| &member.local));
+        {
+            let mut core = self.core();
+            for local in &mut held {
+                members.tally.add(&local.tally);
+                local.closed = true;
+                Self::take_back_all(&mut core, local.empty());
+            }
+            self.empty_depots(&mut core);
+        }
+        drop(held);
+        let live = members.tally.live();
+        if live > 0 {
+            members.orphan = Some(Arc::clone(self));
+        }
+        drop(members);
+        if live == 0 {
+            self.end();
+        } else if let Some(debug) = &self.debug {
+            debug.report_live();
+        }
+    }
+
+    /// Gives all memory back. No block is left, and GPU work on freed ones is waited for.
+    fn end(&self) {
+        drop(lock(&self.deferred).take());
+        drop(lock(&self.backing).take());
+    }
+}

@@ -1,0 +1,183 @@
+//! What a heap is to be.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Heap;
+use super::backing::Plan;
+use super::limits::{Pressure, Relief, SoftLimit};
+use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location};
+use crate::{Error, Result};
+
+/// What a thread's cache may keep at most, in bytes, by default.
+const THREAD_CACHE: u64 = 4 << 20;
+
+/// What a heap is to be; [`build`](Self::build) makes it.
+#[derive(Clone)]
+#[must_use = "options do nothing until `build`"]
+pub struct HeapOptions {
+    pub(super) plan: Plan,
+    pub(super) reserve: u64,
+    pub(super) grow_ahead: u64,
+    pub(super) soft_limit: Option<SoftLimit>,
+    pub(super) thread_cache: u64,
+    pub(super) scrub_on_free: bool,
+    pub(super) debug: bool,
+}
+
+impl HeapOptions {
+    pub(super) fn on(nodes: Vec<Location>) -> Self {
+        let mut plan = Plan::on(Location::Host);
+        plan.nodes = nodes;
+        Self {
+            plan,
+            reserve: 0,
+            grow_ahead: 0,
+            soft_limit: None,
+            thread_cache: THREAD_CACHE,
+            scrub_on_free: false,
+            debug: false,
+        }
+    }
+
+    /// Who may read and write besides the host. Without this, every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        for location in who {
+            self = self.access(location, Access::ReadWrite);
+        }
+        self.plan.gpus.get_or_insert_default();
+        self
+    }
+
+    /// What one location may do; [`Location::Host`] stands for the CPU.
+    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
+        let location = who.into();
+        if location.is_host() {
+            self.plan.host = Some(access);
+        } else {
+            let gpus = self.plan.gpus.get_or_insert_default();
+            gpus.retain(|desc| desc.location != location);
+            gpus.push(AccessDesc { location, access });
+        }
+        self
+    }
+
+    /// The most memory the heap may have, in bytes, rounded down to 2 MiB; so many addresses are
+    /// reserved at once. By default what the nodes have.
+    pub const fn limit(mut self, bytes: u64) -> Self {
+        self.plan.limit = bytes;
+        self
+    }
+
+    /// How much memory is added at a time, in bytes, rounded up to 2 MiB; by default 64 MiB. Larger
+    /// chunks are added less often; smaller ones are given back sooner.
+    pub const fn chunk(mut self, bytes: u64) -> Self {
+        self.plan.chunk = bytes;
+        self
+    }
+
+    /// How much memory the heap has from the start, in bytes; by default none.
+    pub const fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = bytes;
+        self
+    }
+
+    /// How much memory to have free ahead of need, in bytes: a thread of the heap adds it in the
+    /// background, so that an allocation need not wait for the driver. By default 0: memory is added
+    /// when it is needed.
+    pub const fn grow_ahead(mut self, bytes: u64) -> Self {
+        self.grow_ahead = bytes;
+        self
+    }
+
+    /// Where the heap would grow beyond `bytes`, `relieve` is asked first: it may free blocks, of
+    /// this heap too, and have the allocation tried once more.
+    ///
+    /// It is called by the thread that allocates, with no lock of the heap held, and by several
+    /// threads at once. Growth ahead of need stops at `bytes`.
+    pub fn soft_limit(
+        mut self,
+        bytes: u64,
+        relieve: impl Fn(&Pressure) -> Relief + Send + Sync + 'static,
+    ) -> Self {
+        self.soft_limit = Some(SoftLimit {
+            bytes,
+            relieve: Arc::new(relieve),
+        });
+        self
+    }
+
+    /// How chunks may be shared; by default not at all. In a heap that can be shared, a block is at
+    /// most as large as a chunk can be, and lies in one chunk.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.plan.handle_types = handle_types;
+        self
+    }
+
+    /// Makes chunks shareable as widely as this machine allows:
+    /// [`best_handle_types`](crate::share::best_handle_types).
+    #[cfg(feature = "share")]
+    pub const fn shareable(mut self) -> Self {
+        self.plan.shareable = true;
+        self
+    }
+
+    /// Whether to ask the driver even for more than a node has free. Pinned memory cannot be swapped
+    /// out, so the kernel may kill processes to provide it.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.plan.overcommit = on;
+        self
+    }
+
+    /// The most bytes of blocks above 2 KiB that each thread may keep to give out again; by default
+    /// 4 MiB, and never more than a 512th of the heap's memory, but 128 KiB. With 0, only small
+    /// blocks are kept.
+    pub const fn thread_cache(mut self, bytes: u64) -> Self {
+        self.thread_cache = bytes;
+        self
+    }
+
+    /// Whether blocks are overwritten with zeros when they are freed: for memory that changes owners.
+    /// By the CPU, or by a GPU where the CPU has no access.
+    pub const fn scrub_on_free(mut self, on: bool) -> Self {
+        self.scrub_on_free = on;
+        self
+    }
+
+    /// Whether to look for mistakes in the use of blocks, at the cost of speed and space: see
+    /// [`Heap`](Heap#looking-for-mistakes).
+    pub const fn debug(mut self, on: bool) -> Self {
+        self.debug = on;
+        self
+    }
+
+    /// Reserves the addresses, and adds what memory is to be there from the start.
+    ///
+    /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no node, a limit below 2 MiB, or more reserved than that;
+    /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be; the
+    /// driver's, such as OUT_OF_MEMORY for too many addresses. Where memory is to be there from the
+    /// start, those of [`Heap::reserve`].
+    pub fn build(self, driver: &Driver) -> Result<Heap> {
+        if self.plan.nodes.is_empty() {
+            return Err(Error::invalid("nodes", "there are none"));
+        }
+        Heap::new(driver, self)
+    }
+}
+
+impl fmt::Debug for HeapOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeapOptions")
+            .field("plan", &self.plan)
+            .field("reserve", &self.reserve)
+            .field("grow_ahead", &self.grow_ahead)
+            .field("soft_limit", &self.soft_limit.as_ref().map(|soft| soft.bytes))
+            .field("thread_cache", &self.thread_cache)
+            .field("scrub_on_free", &self.scrub_on_free)
+            .field("debug", &self.debug)
+            .finish()
+    }
+}

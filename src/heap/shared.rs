@@ -1,0 +1,419 @@
+//! What the handles, blocks and threads of a heap share: the way of a block from the core to a user
+//! and back.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+
+use super::backing::{Backing, Plan};
+use super::cache::{Contents, Depot, Inbox, Local, Magazine, member};
+use super::classes::{CLASSES, Class};
+use super::core::{Core, Extent, GRANULE, NodeId};
+use super::deferred::Deferred;
+use super::grower::Signal;
+use super::life::Members;
+use super::limits::SoftLimit;
+use crate::driver::{Access, Driver, Location};
+use crate::per_driver::lock;
+use crate::{Error, Result};
+
+/// The largest blocks that threads keep for themselves, in bytes.
+const MAX_MEDIUM: u64 = 1 << 20;
+
+/// Full magazines of each class that wait for a thread, at most.
+const DEPOT: usize = 4;
+
+/// A block, as the heap knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// In bytes from the heap's start.
+    pub(super) offset: u64,
+    /// As asked for.
+    pub(super) bytes: u64,
+    pub(super) key: Key,
+}
+
+/// By what the core knows a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Small(Class),
+    Range(NodeId),
+}
+
+/// Blocks on their way back to the core.
+#[derive(Debug)]
+pub(super) enum Load {
+    Small(Box<Magazine>),
+    Ranges(Vec<NodeId>),
+}
+
+/// On cache lines of its own, since all threads write to it.
+#[repr(align(128))]
+pub(super) struct Apart<T>(pub(super) T);
+
+/// See the module.
+pub(super) struct Shared {
+    /// For threads and blocks that come to need it to stay.
+    pub(super) this: Weak<Self>,
+    /// Never used again in this process.
+    pub(super) id: u64,
+    /// The address of offset 0.
+    pub(super) start: u64,
+    pub(super) limit: u64,
+    pub(super) host: Access,
+    pub(super) location: Location,
+    pub(super) driver: Driver,
+    /// Every block goes by way of [`debug`](super::debug): nothing is cached.
+    pub(super) debug: Option<super::debug::Debug>,
+    pub(super) scrub: bool,
+    /// Neither: blocks come back without being looked at.
+    pub(super) plain: bool,
+    /// One that may write, if any.
+    pub(super) gpu: Option<i32>,
+    pub(super) soft_limit: Option<SoftLimit>,
+    pub(super) thread_cache: u64,
+    /// Granules of larger blocks that a thread may keep.
+    pub(super) budget: AtomicU64,
+    /// Set once, by [`close`](Self::close).
+    pub(super) closed: AtomicBool,
+    pub(super) handles: Apart<AtomicUsize>,
+    core: Apart<Mutex<Core>>,
+    /// What could not be taken back since the core was busy: whoever has it next takes this back first.
+    inbox: Apart<Inbox<Load>>,
+    /// Full magazines, from threads that free to threads that allocate.
+    depots: [Depot<Magazine>; CLASSES],
+    pub(super) members: Mutex<Members>,
+    /// None once all memory is given back.
+    pub(super) backing: Mutex<Option<Backing>>,
+    pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
+    pub(super) grower: Arc<Signal>,
+    pub(super) failed: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(
+        driver: &Driver,
+        backing: Backing,
+        options: &super::HeapOptions,
+        debug: Option<super::debug::Debug>,
+    ) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let start = backing.start().0;
+        let shared = |this: &Weak<Self>| Self {
+            this: Weak::clone(this),
+            id: NEXT.fetch_add(1, Relaxed),
+            start,
+            limit: backing.limit(),
+            host: backing.host_access(),
+            location: options.plan.nodes.first().copied().unwrap_or(Location::Host),
+            driver: driver.clone(),
+            plain: debug.is_none() && !options.scrub_on_free,
+            debug,
+            scrub: options.scrub_on_free,
+            gpu: gpu_that_writes(driver, &options.plan),
+            soft_limit: options.soft_limit.clone(),
+            thread_cache: options.thread_cache,
+            budget: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            handles: Apart(AtomicUsize::new(1)),
+            core: Apart(Mutex::new(Core::new(start))),
+            inbox: Apart(Inbox::new()),
+            depots: std::array::from_fn(|_| Depot::new(DEPOT)),
+            members: Mutex::default(),
+            backing: Mutex::new(Some(backing)),
+            deferred: Mutex::new(Some(Deferred::new(driver))),
+            grower: Arc::new(Signal::new(options.grow_ahead)),
+            failed: AtomicU64::new(0),
+        };
+        Arc::new_cyclic(shared)
+    }
+
+    /// The core, with all that was sent to it. Never while a driver is called; after a thread's cache,
+    /// never before one.
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        let mut core = lock(&self.core.0);
+        self.drain(&mut core);
+        core
+    }
+
+    fn drain(&self, core: &mut Core) {
+        if !self.inbox.0.is_empty() {
+            for load in self.inbox.0.take_all() {
+                take_back(core, load);
+            }
+        }
+    }
+
+    /// Gives blocks back to the core, at once or by whoever has it now.
+    fn send(&self, load: Load) {
+        match self.core.0.try_lock() {
+            Ok(mut core) => take_back(&mut core, load),
+            Err(TryLockError::Poisoned(poisoned)) => take_back(&mut poisoned.into_inner(), load),
+            Err(TryLockError::WouldBlock) => self.inbox.0.push(load),
+        }
+    }
+
+    /// A block of `bytes`, more than 0, at an address that is a multiple of `align`.
+    #[inline]
+    pub(super) fn allocate(&self, bytes: u64, align: u64) -> Result<Piece> {
+        let found = match Class::of(bytes, align) {
+            Some(class) => member::with(self, |local| {
+                let offset = match local.small[class.index()].pop() {
+                    Some(offset) => Some(offset),
+                    None => self.refill(local, class),
+                };
+                offset.map(|offset| note(local, Piece::small(offset, bytes, class)))
+            }),
+            None if bytes <= MAX_MEDIUM && align <= GRANULE => member::with(self, |local| {
+                let size = granules(bytes);
+                let extent = match local.medium.pop(size) {
+                    Some(extent) => Some(extent),
+                    None => self.fetch(local, size),
+                };
+                extent.map(|extent| note(local, Piece::range(extent, bytes)))
+            }),
+            None => None,
+        };
+        match found.flatten() {
+            Some(piece) => Ok(piece),
+            None => self.allocate_slowly(bytes, align),
+        }
+    }
+
+    /// A small block, from other threads or from the core.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
+        let shelf = &mut local.small[class.index()];
+        match self.depots[class.index()].take() {
+            Some(full) => shelf.load(full),
+            None => {
+                let mut magazine = shelf.take_empty();
+                let mut core = self.core();
+                magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
+                drop(core);
+                shelf.load(magazine);
+            }
+        }
+        shelf.pop()
+    }
+
+    /// A larger block from the core, and some more of its size where a thread wants many.
+    #[cold]
+    #[inline(never)]
+    fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
+        let budget = self.budget.load(Relaxed);
+        let more = local.medium.wanted(size, budget) - 1;
+        let bytes = u64::from(size) * GRANULE;
+        let mut out = Vec::new();
+        let mut core = self.core();
+        let extent = core.allocate(bytes, 1)?;
+        for _ in 0..more {
+            let Some(extent) = core.allocate(bytes, 1) else {
+                break;
+            };
+            local.medium.push(size, extent, budget, &mut out);
+        }
+        core.free_all(out.iter().copied());
+        self.grower.look(core.free_bytes());
+        Some(extent)
+    }
+
+    /// Straight from the core, and from new memory where there is none left.
+    #[cold]
+    #[inline(never)]
+    fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Piece> {
+        let class = Class::of(bytes, align);
+        let attempt = |core: &mut Core| match class {
+            Some(class) => {
+                let mut offset = [0];
+                (core.fill(class, &mut offset) == 1).then(|| Piece::small(offset[0], bytes, class))
+            }
+            None => core.allocate(bytes, align).map(|e| Piece::range(e, bytes)),
+        };
+        let piece = self.with_memory(bytes, align, attempt).inspect_err(|_| {
+            self.failed.fetch_add(1, Relaxed);
+        })?;
+        if member::with(self, |local| note(local, piece)).is_none() {
+            self.note_without_member(|tally| {
+                tally.allocated += 1;
+                tally.allocated_bytes += bytes;
+            });
+        }
+        Ok(piece)
+    }
+
+    /// Takes a block back that its user does not use any more, nor a GPU.
+    ///
+    /// # Safety
+    /// The heap is there, which the block sees to: nothing of the heap is used after the call, unless
+    /// a handle is held. The piece is a block's of this heap, and no longer anybody else's.
+    #[inline]
+    pub(super) unsafe fn free(&self, piece: Piece) {
+        let done = member::with(self, |local| {
+            local.tally.freed += 1;
+            local.tally.freed_bytes += piece.bytes;
+            match piece.key {
+                Key::Small(class) => {
+                    let shelf = &mut local.small[class.index()];
+                    if let Some(full) = shelf.push(Magazine::rounds(class), piece.offset) {
+                        self.hand_on(class, full);
+                    }
+                }
+                Key::Range(node) => self.keep(local, piece, node),
+            }
+        });
+        if done.is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_without_member(piece) };
+        }
+    }
+
+    #[inline]
+    fn keep(&self, local: &mut Local, piece: Piece, node: NodeId) {
+        let size = granules(piece.bytes);
+        let budget = self.budget.load(Relaxed);
+        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+            self.send(Load::Ranges(vec![node]));
+            return;
+        }
+        let extent = Extent {
+            offset: piece.offset,
+            node,
+        };
+        let mut out = Vec::new();
+        local.medium.push(size, extent, budget, &mut out);
+        if !out.is_empty() {
+            self.send(Load::Ranges(out));
+        }
+    }
+
+    #[cold]
+    fn hand_on(&self, class: Class, full: Box<Magazine>) {
+        if let Err(full) = self.depots[class.index()].put(full) {
+            self.send(Load::Small(full));
+        }
+    }
+
+    /// Gives a block straight back to the core.
+    pub(super) fn take_back(&self, piece: Piece) {
+        let mut core = self.core();
+        match piece.key {
+            Key::Small(_) => give(&mut core, piece.offset),
+            Key::Range(node) => core.free(node),
+        }
+    }
+
+    /// Gives back what a cache had.
+    pub(super) fn take_back_all(core: &mut Core, contents: Contents) {
+        for magazine in contents.small {
+            take_back(core, Load::Small(magazine));
+        }
+        take_back(core, Load::Ranges(contents.medium));
+    }
+
+    /// Gives back what waits in depots.
+    pub(super) fn empty_depots(&self, core: &mut Core) {
+        for depot in &self.depots {
+            while let Some(full) = depot.take() {
+                take_back(core, Load::Small(full));
+            }
+        }
+    }
+
+    /// Bytes of what waits between threads.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        // Full magazines, all but those that a thread is about to take.
+        let depots = Class::all().zip(&self.depots);
+        let full = |class| Magazine::rounds(class) as u64 * class.bytes();
+        depots
+            .map(|(class, depot)| depot.len() as u64 * full(class))
+            .sum()
+    }
+
+    /// The block that begins at an address, for who has no more than that.
+    pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
+        let offset = address.wrapping_sub(self.start);
+        if let Some(class) = Class::of(bytes, align) {
+            return Ok(Piece::small(offset, bytes, class));
+        }
+        match self.core().at(offset) {
+            Some(super::core::Found::Range(node, _)) => {
+                Ok(Piece::range(Extent { offset, node }, bytes))
+            }
+            _ => Err(Error::invalid(
+                "address",
+                format!("no block of {bytes} bytes begins at {address:#x}"),
+            )),
+        }
+    }
+}
+
+impl Piece {
+    #[inline]
+    fn small(offset: u64, bytes: u64, class: Class) -> Self {
+        let key = Key::Small(class);
+        Self { offset, bytes, key }
+    }
+
+    #[inline]
+    fn range(extent: Extent, bytes: u64) -> Self {
+        Self {
+            offset: extent.offset,
+            bytes,
+            key: Key::Range(extent.node),
+        }
+    }
+
+    /// What the block takes, in bytes.
+    pub(super) fn taken(&self) -> u64 {
+        match self.key {
+            Key::Small(class) => class.bytes(),
+            Key::Range(_) => Core::range_bytes(self.bytes).unwrap_or(self.bytes),
+        }
+    }
+}
+
+/// What a larger block takes.
+#[inline]
+fn granules(bytes: u64) -> u32 {
+    (Core::range_bytes(bytes).unwrap_or(bytes) / GRANULE) as u32
+}
+
+fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
+    let ordinal = |location| match location {
+        Location::Device(gpu) => Some(gpu),
+        _ => None,
+    };
+    match &plan.gpus {
+        Some(gpus) => gpus
+            .iter()
+            .filter(|desc| desc.access == Access::ReadWrite)
+            .find_map(|desc| ordinal(desc.location)),
+        None => plan
+            .nodes
+            .iter()
+            .find_map(|&node| ordinal(node))
+            .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
+    }
+}
+
+#[inline]
+fn note(local: &mut Local, piece: Piece) -> Piece {
+    local.tally.allocated += 1;
+    local.tally.allocated_bytes += piece.bytes;
+    piece
+}
+
+fn take_back(core: &mut Core, load: Load) {
+    match load {
+        Load::Small(full) => full.offsets().iter().for_each(|&at| give(core, at)),
+        Load::Ranges(nodes) => core.free_all(nodes.iter().copied()),
+    }
+}
+
+fn give(core: &mut Core, offset: u64) {
+    if !core.give(offset) {
+        // Only unsafe code can do this. What is free stays as it is.
+        tracing::error!(offset, "a block was given back that is not in use");
+    }
+}
