@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::backing::Backing;
 use super::shared::Shared;
-use super::{Block, HeapOptions, HeapStats, grower};
+use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::per_driver::lock;
 use crate::topology::Share;
@@ -104,6 +104,12 @@ impl Heap {
     /// The heap's numbers. Takes microseconds, in which its threads may wait.
     pub fn stats(&self) -> HeapStats {
         self.shared.stats()
+    }
+
+    /// What lies where at this moment, to count or [to draw](Occupancy::to_svg). Blocks of slabs are
+    /// not told apart, and what threads keep counts as used.
+    pub fn occupancy(&self) -> Occupancy {
+        self.shared.occupancy()
     }
 
     /// Adds memory until at least `bytes` are free, in as many pieces as may be. The soft limit does

@@ -1,0 +1,203 @@
+//! Growth, limits, trimming.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+use egmem::driver::{Call, Code, Location};
+use egmem::heap::Relief;
+use egmem::{Block, Error};
+
+use super::*;
+
+#[test]
+fn it_takes_memory_as_it_needs_it_up_to_the_limit() {
+    for driver in drivers() {
+        let heap = on(&driver).limit(32 * MIB).build(&driver).unwrap();
+        assert_eq!(heap.backed(), 0);
+        let mut blocks = Vec::new();
+        let error = loop {
+            match heap.allocate(layout(MIB)) {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(blocks.len(), 32);
+        assert_eq!(heap.backed(), 32 * MIB);
+        assert!(
+            matches!(error, Error::LimitReached { limit, .. } if limit == 32 * MIB),
+            "{error}"
+        );
+        assert_eq!(heap.stats().failed, 1);
+        blocks.pop();
+        heap.allocate(layout(MIB)).unwrap();
+    }
+}
+
+#[test]
+fn what_all_threads_keep_is_used_before_the_limit_fails_an_allocation() {
+    let driver = simulated();
+    let heap = on(&driver).limit(32 * MIB).build(&driver).unwrap();
+    // All of it in pieces, freed by threads that keep some and stay.
+    let blocks: Vec<Block> = (0..512).map(|_| heap.allocate(layout(64 << 10)).unwrap()).collect();
+    let (done, wait) = (std::sync::Barrier::new(5), std::sync::Barrier::new(5));
+    let parts: Mutex<Vec<Vec<Block>>> = Mutex::new(Vec::new());
+    let mut blocks = blocks.into_iter();
+    for _ in 0..4 {
+        parts.lock().unwrap().push(blocks.by_ref().take(128).collect());
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let part = parts.lock().unwrap().pop();
+                drop(part);
+                done.wait();
+                wait.wait();
+            });
+        }
+        done.wait();
+        assert!(heap.stats().cached > 0, "the threads keep nothing: this tests nothing");
+        let all = heap.allocate(layout(32 * MIB));
+        wait.wait();
+        assert!(all.is_ok(), "{all:?}");
+    });
+}
+
+#[test]
+fn reserved_memory_is_there_and_trimmed_memory_is_not() {
+    for driver in drivers() {
+        let heap = on(&driver).reserve(20 * MIB).build(&driver).unwrap();
+        assert_eq!(heap.backed(), 24 * MIB);
+        heap.reserve(40 * MIB).unwrap();
+        assert_eq!(heap.backed(), 40 * MIB);
+        let blocks: Vec<Block> = (0..40).map(|_| heap.allocate(layout(MIB)).unwrap()).collect();
+        assert_eq!(heap.backed(), 40 * MIB);
+        assert_eq!(heap.trim().unwrap(), 0);
+        // Every second chunk: the range has holes, which are filled again.
+        let mut kept: Vec<Block> = Vec::new();
+        for block in blocks {
+            if block.offset() / (8 * MIB) % 2 == 0 {
+                kept.push(block);
+            }
+        }
+        assert_eq!(heap.trim().unwrap(), 16 * MIB);
+        assert_eq!(heap.backed(), 24 * MIB);
+        let again: Vec<Block> = (0..16).map(|_| heap.allocate(layout(MIB)).unwrap()).collect();
+        assert!(again.iter().all(|block| block.offset() < 40 * MIB));
+        again.iter().for_each(|block| block.fill(1).unwrap());
+        drop((kept, again));
+        assert_eq!(heap.trim_to(10 * MIB).unwrap(), 24 * MIB);
+        assert_eq!(heap.trim().unwrap(), 16 * MIB);
+        assert_eq!(heap.backed(), 0);
+    }
+}
+
+#[test]
+fn the_soft_limit_is_asked_and_obeyed() {
+    let driver = simulated();
+    let kept: Arc<Mutex<Vec<Block>>> = Arc::default();
+    let asked = Arc::new(AtomicU32::new(0));
+    let heap = {
+        let (kept, asked) = (Arc::clone(&kept), Arc::clone(&asked));
+        on(&driver)
+            .soft_limit(16 * MIB, move |pressure| {
+                assert_eq!(pressure.soft_limit, 16 * MIB);
+                match asked.fetch_add(1, SeqCst) {
+                    0 => {
+                        kept.lock().unwrap().clear();
+                        Relief::Retry
+                    }
+                    1 => Relief::Refuse,
+                    _ => Relief::Grow,
+                }
+            })
+            .build(&driver)
+            .unwrap()
+    };
+    for _ in 0..16 {
+        kept.lock().unwrap().push(heap.allocate(layout(MIB)).unwrap());
+    }
+    assert_eq!(asked.load(SeqCst), 0);
+    let _one = heap.allocate(layout(MIB)).unwrap();
+    assert_eq!(asked.load(SeqCst), 1, "room was made");
+    assert_eq!(heap.backed(), 16 * MIB);
+    let error = heap.allocate(layout(16 * MIB)).unwrap_err();
+    assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    let _more = heap.allocate(layout(16 * MIB)).unwrap();
+    assert_eq!(asked.load(SeqCst), 3);
+    assert!(heap.backed() > 16 * MIB);
+}
+
+#[test]
+fn growth_takes_less_where_there_is_less() {
+    let driver = simulated();
+    let heap = on(&driver).chunk(64 * MIB).build(&driver).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
+    let block = heap.allocate(layout(MIB)).unwrap();
+    assert!(heap.backed() < 64 * MIB, "{}", heap.backed());
+    assert!(heap.stats().driver.halvings > 0);
+    drop(block);
+}
+
+#[test]
+fn whatever_call_of_growth_fails_nothing_is_lost() {
+    for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
+        let driver = simulated();
+        let heap = on(&driver).build(&driver).unwrap();
+        let sim = driver.sim().unwrap();
+        let kept = heap.allocate(layout(7 * MIB)).unwrap();
+        kept.fill(9).unwrap();
+        for nth in 1..=2 {
+            sim.fail(call, nth, Code::UNKNOWN);
+            // Fails, or finds another way.
+            let _ = heap.allocate(layout(20 * MIB));
+            assert_eq!(kept.get::<u8>(7 * MIB - 1).unwrap(), 9);
+        }
+        let block = heap.allocate(layout(20 * MIB)).unwrap();
+        block.fill(1).unwrap();
+        drop((block, kept, heap));
+        nothing_held(&driver);
+    }
+}
+
+#[test]
+fn memory_is_added_ahead_of_need() {
+    for driver in drivers() {
+        let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
+        let mut blocks = Vec::new();
+        for _ in 0..40 {
+            // However long that takes.
+            while heap.stats().free < 2 * MIB {
+                std::thread::yield_now();
+            }
+            let before = heap.stats().driver.create;
+            blocks.push(heap.allocate(layout(MIB)).unwrap());
+            let _ = before;
+        }
+        drop(heap);
+    }
+}
+
+#[test]
+fn chunks_lie_on_several_nodes_in_turn() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let topology = egmem::Topology::discover(&driver).unwrap();
+    let shares = egmem::topology::Placement::Spread
+        .request(64 * MIB)
+        .place(&topology)
+        .unwrap();
+    let heap = Heap::spread(&shares).chunk(8 * MIB).build(&driver).unwrap();
+    heap.reserve(64 * MIB).unwrap();
+    let nodes: std::collections::BTreeSet<i32> = heap
+        .occupancy()
+        .chunks
+        .iter()
+        .map(|chunk| chunk.node.0)
+        .collect();
+    assert_eq!(nodes.len(), 4);
+    let block = heap.allocate(layout(30 * MIB)).unwrap();
+    block.fill(3).unwrap();
+    assert_eq!(heap.limit(), 64 * MIB);
+    let _ = Location::Host;
+}

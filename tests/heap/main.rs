@@ -1,0 +1,65 @@
+//! The heap through the public API: on the simulator always, on CUDA where there is a GPU.
+
+mod blocks;
+#[cfg(feature = "allocator-api2")]
+mod collections;
+mod growth;
+mod life;
+mod streams;
+mod threads;
+
+use std::alloc::Layout;
+
+use egmem::driver::NodeId;
+use egmem::{Driver, Heap, HeapOptions, Machine};
+
+const MIB: u64 = 1 << 20;
+
+fn simulated() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
+/// The simulator, and this machine's driver where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing
+/// one a failure.
+fn drivers() -> Vec<Driver> {
+    let mut drivers = vec![simulated()];
+    match Driver::open() {
+        Ok(driver) => drivers.push(driver),
+        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
+        Err(error) => println!("skipped on CUDA: {error}"),
+    }
+    drivers
+}
+
+fn on(driver: &Driver) -> HeapOptions {
+    let topology = egmem::Topology::discover(driver).unwrap();
+    let node: NodeId = topology.gpu(0).unwrap().host_node().unwrap();
+    Heap::on(node).limit(256 * MIB).chunk(8 * MIB)
+}
+
+fn layout(bytes: u64) -> Layout {
+    aligned(bytes, 1)
+}
+
+fn aligned(bytes: u64, align: u64) -> Layout {
+    Layout::from_size_align(bytes as usize, align as usize).unwrap()
+}
+
+fn nothing_held(driver: &Driver) {
+    if let Some(sim) = driver.sim() {
+        let held = sim.held();
+        assert!(held.is_empty(), "still held: {held}");
+    }
+}
+
+/// A small generator of numbers, the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
