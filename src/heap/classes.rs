@@ -74,8 +74,11 @@ impl Class {
 
     /// How many blocks the next slab is to have where all slabs of the class have `total` bytes.
     pub(super) fn blocks_for(self, total: u64) -> u32 {
-        let slab = (total / 2).clamp(SLABS.0, SLABS.1) / FRAME * FRAME;
-        (slab / self.bytes()) as u32
+        let wished = (total / 2).clamp(SLABS.0, SLABS.1) / FRAME;
+        // A frame or a few more, where blocks end nearer to the end of one then.
+        let slabs = (wished..wished + 4).map(|frames| frames * FRAME);
+        let best = slabs.min_by_key(|slab| (slab % self.bytes()) * 16 / slab);
+        (best.unwrap_or(SLABS.1) / self.bytes()) as u32
     }
 
     /// The number of the block that begins at `offset` bytes into a slab, if one does there.
@@ -145,9 +148,9 @@ mod tests {
             for slab in 0..20 {
                 let used = u64::from(class.blocks_for(total)) * class.bytes();
                 let bytes = used.next_multiple_of(FRAME);
-                assert!(SLABS.0 / 2 <= bytes && bytes <= SLABS.1, "{class:?}");
-                assert!((bytes - used) * 8 <= bytes, "{class:?}");
-                assert!(slab > 1 || bytes <= SLABS.0);
+                assert!(SLABS.0 <= bytes && bytes < SLABS.1 + 4 * FRAME, "{class:?}");
+                assert!((bytes - used) * 16 <= bytes, "{class:?} {bytes}");
+                assert!(slab > 1 || bytes < SLABS.0 + 4 * FRAME);
                 assert!(slab < 19 || bytes > SLABS.1 * 15 / 16);
                 total += bytes;
             }

@@ -66,7 +66,9 @@ impl Signal {
         if let Some(pause) = pause
             && *wish != Wish::End
         {
-            let waited = self.changed.wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
+            let waited = self
+                .changed
+                .wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
             wish = match waited {
                 Ok((wish, _)) => wish,
                 Err(poisoned) => poisoned.into_inner().0,

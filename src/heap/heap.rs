@@ -149,7 +149,9 @@ impl Heap {
 
     /// How many bytes have memory now.
     pub fn backed(&self) -> u64 {
-        lock(&self.shared.backing).as_ref().map_or(0, Backing::backed)
+        lock(&self.shared.backing)
+            .as_ref()
+            .map_or(0, Backing::backed)
     }
 
     /// The most bytes that can have memory.

@@ -12,7 +12,10 @@ mod debug;
 mod deferred;
 mod grower;
 mod growth;
-#[expect(clippy::module_inception, reason = "the type that the module is named after")]
+#[expect(
+    clippy::module_inception,
+    reason = "the type that the module is named after"
+)]
 mod heap;
 mod life;
 mod limits;

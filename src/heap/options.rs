@@ -174,7 +174,10 @@ impl fmt::Debug for HeapOptions {
             .field("plan", &self.plan)
             .field("reserve", &self.reserve)
             .field("grow_ahead", &self.grow_ahead)
-            .field("soft_limit", &self.soft_limit.as_ref().map(|soft| soft.bytes))
+            .field(
+                "soft_limit",
+                &self.soft_limit.as_ref().map(|soft| soft.bytes),
+            )
             .field("thread_cache", &self.thread_cache)
             .field("scrub_on_free", &self.scrub_on_free)
             .field("debug", &self.debug)

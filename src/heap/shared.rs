@@ -104,7 +104,12 @@ impl Shared {
             start,
             limit: backing.limit(),
             host: backing.host_access(),
-            location: options.plan.nodes.first().copied().unwrap_or(Location::Host),
+            location: options
+                .plan
+                .nodes
+                .first()
+                .copied()
+                .unwrap_or(Location::Host),
             driver: driver.clone(),
             plain: debug.is_none() && !options.scrub_on_free,
             debug,

@@ -28,6 +28,8 @@ pub struct HeapStats {
     pub free: u64,
     /// In no use: blocks of slabs.
     pub free_in_slabs: u64,
+    /// At the ends of slabs, in no use by any block.
+    pub slab_ends: u64,
     /// The largest range that is free.
     pub largest_free: u64,
     /// The memory there is.
@@ -121,17 +123,17 @@ impl Shared {
             };
         }
         let core = self.core();
-        let (free_in_slabs, slabs) = core.slab_bytes();
+        let (free_in_slabs, slab_ends) = core.slab_bytes();
         stats.backed = core.total();
         stats.backed_high_water = core.total_high_water();
         stats.free = core.free_bytes();
         stats.free_in_slabs = free_in_slabs;
         stats.largest_free = core.largest_free();
-        let out = stats.backed - stats.free - free_in_slabs;
+        stats.slab_ends = slab_ends;
+        let out = stats.backed - stats.free - free_in_slabs - slab_ends;
         stats.used_high_water = core.used_high_water();
         let waiting: u64 = self.waiting_bytes();
         stats.cached = (kept + waiting).min(out);
-        // What ends a slab and is no block's is neither.
         stats.used = out - stats.cached;
         stats.metadata = core.metadata() as u64;
         let classes = Class::all().zip(core.class_counts());
@@ -143,7 +145,6 @@ impl Shared {
                 free,
             })
             .collect();
-        debug_assert!(slabs >= free_in_slabs);
         stats
     }
 
@@ -152,11 +153,12 @@ impl Shared {
             Some(backing) => backing.chunks().map(drawn).collect(),
             None => Vec::new(),
         };
-        let used = |(range, used)| used.then_some(range);
+        let core = self.core();
+        let used = core.all_ranges().filter(|(_, used)| *used);
         Occupancy {
             limit: self.limit,
             chunks,
-            used: self.core().all_ranges().filter_map(used).collect(),
+            used: used.map(|(range, _)| range).collect(),
             ..Occupancy::default()
         }
     }

@@ -91,7 +91,7 @@ fn cpu_and_gpu_see_the_same_bytes_in_every_chunk() {
         assert!(heap.backed() >= 30 * MIB);
         for block in &blocks {
             prover.read(block).unwrap();
-            prover.write(block).unwrap();
+            prover.write(block, 5).unwrap();
         }
     }
 }
@@ -124,7 +124,11 @@ fn scrubbed_blocks_leave_nothing_to_the_next_owner() {
             let at = block.offset();
             drop(block);
             let block = heap.allocate(layout(bytes)).unwrap();
-            assert_eq!(block.offset(), at, "the same bytes again, or this tests nothing");
+            assert_eq!(
+                block.offset(),
+                at,
+                "the same bytes again, or this tests nothing"
+            );
             let mut found = vec![1_u8; bytes as usize];
             block.read_at(0, &mut found).unwrap();
             assert!(found.iter().all(|&byte| byte == 0));

@@ -39,12 +39,17 @@ fn what_all_threads_keep_is_used_before_the_limit_fails_an_allocation() {
     let driver = simulated();
     let heap = on(&driver).limit(32 * MIB).build(&driver).unwrap();
     // All of it in pieces, freed by threads that keep some and stay.
-    let blocks: Vec<Block> = (0..512).map(|_| heap.allocate(layout(64 << 10)).unwrap()).collect();
+    let blocks: Vec<Block> = (0..512)
+        .map(|_| heap.allocate(layout(64 << 10)).unwrap())
+        .collect();
     let (done, wait) = (std::sync::Barrier::new(5), std::sync::Barrier::new(5));
     let parts: Mutex<Vec<Vec<Block>>> = Mutex::new(Vec::new());
     let mut blocks = blocks.into_iter();
     for _ in 0..4 {
-        parts.lock().unwrap().push(blocks.by_ref().take(128).collect());
+        parts
+            .lock()
+            .unwrap()
+            .push(blocks.by_ref().take(128).collect());
     }
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -56,7 +61,10 @@ fn what_all_threads_keep_is_used_before_the_limit_fails_an_allocation() {
             });
         }
         done.wait();
-        assert!(heap.stats().cached > 0, "the threads keep nothing: this tests nothing");
+        assert!(
+            heap.stats().cached > 0,
+            "the threads keep nothing: this tests nothing"
+        );
         let all = heap.allocate(layout(32 * MIB));
         wait.wait();
         assert!(all.is_ok(), "{all:?}");
@@ -70,7 +78,9 @@ fn reserved_memory_is_there_and_trimmed_memory_is_not() {
         assert_eq!(heap.backed(), 24 * MIB);
         heap.reserve(40 * MIB).unwrap();
         assert_eq!(heap.backed(), 40 * MIB);
-        let blocks: Vec<Block> = (0..40).map(|_| heap.allocate(layout(MIB)).unwrap()).collect();
+        let blocks: Vec<Block> = (0..40)
+            .map(|_| heap.allocate(layout(MIB)).unwrap())
+            .collect();
         assert_eq!(heap.backed(), 40 * MIB);
         assert_eq!(heap.trim().unwrap(), 0);
         // Every second chunk: the range has holes, which are filled again.
@@ -82,7 +92,9 @@ fn reserved_memory_is_there_and_trimmed_memory_is_not() {
         }
         assert_eq!(heap.trim().unwrap(), 16 * MIB);
         assert_eq!(heap.backed(), 24 * MIB);
-        let again: Vec<Block> = (0..16).map(|_| heap.allocate(layout(MIB)).unwrap()).collect();
+        let again: Vec<Block> = (0..16)
+            .map(|_| heap.allocate(layout(MIB)).unwrap())
+            .collect();
         assert!(again.iter().all(|block| block.offset() < 40 * MIB));
         again.iter().for_each(|block| block.fill(1).unwrap());
         drop((kept, again));
@@ -115,7 +127,9 @@ fn the_soft_limit_is_asked_and_obeyed() {
             .unwrap()
     };
     for _ in 0..16 {
-        kept.lock().unwrap().push(heap.allocate(layout(MIB)).unwrap());
+        kept.lock()
+            .unwrap()
+            .push(heap.allocate(layout(MIB)).unwrap());
     }
     assert_eq!(asked.load(SeqCst), 0);
     let _one = heap.allocate(layout(MIB)).unwrap();

@@ -81,7 +81,9 @@ fn many_heaps_come_and_go_in_one_thread() {
     let driver = simulated();
     let long = on(&driver).build(&driver).unwrap();
     for _ in 0..100 {
-        let heaps: Vec<Heap> = (0..12).map(|_| on(&driver).build(&driver).unwrap()).collect();
+        let heaps: Vec<Heap> = (0..12)
+            .map(|_| on(&driver).build(&driver).unwrap())
+            .collect();
         for heap in &heaps {
             let block = heap.allocate(layout(100)).unwrap();
             let other = long.allocate(layout(100)).unwrap();

@@ -9,12 +9,20 @@ use super::*;
 #[test]
 fn a_block_freed_after_a_stream_is_not_reused_before_its_work_has_run() {
     for driver in drivers() {
-        let heap = on(&driver).limit(8 * MIB).reserve(8 * MIB).build(&driver).unwrap();
+        let heap = on(&driver)
+            .limit(8 * MIB)
+            .reserve(8 * MIB)
+            .build(&driver)
+            .unwrap();
         let stream = Stream::new(&driver, 0).unwrap();
         let block = heap.allocate(layout(6 * MIB)).unwrap();
         let at = block.offset();
         // SAFETY: the block is freed after the stream's work.
-        unsafe { stream.memset_async(Memory::device_ptr(&block), 1, 6 * MIB).unwrap() };
+        unsafe {
+            stream
+                .memset_async(Memory::device_ptr(&block), 1, 6 * MIB)
+                .unwrap()
+        };
         block.free_after(&stream).unwrap();
         assert_eq!(heap.stats().live_blocks, 0);
         stream.synchronize().unwrap();
@@ -33,7 +41,11 @@ fn what_has_not_run_is_waited_for_by_nobody() {
     let stream = Stream::new(&driver, 0).unwrap();
     let block = heap.allocate(layout(MIB)).unwrap();
     // SAFETY: the block is freed after the stream's work.
-    unsafe { stream.memset_async(Memory::device_ptr(&block), 7, MIB).unwrap() };
+    unsafe {
+        stream
+            .memset_async(Memory::device_ptr(&block), 7, MIB)
+            .unwrap()
+    };
     block.free_after(&stream).unwrap();
     assert_eq!(heap.stats().deferred_blocks, 1);
     let other = heap.allocate(layout(MIB)).unwrap();
@@ -51,7 +63,11 @@ fn a_block_freed_after_an_event_waits_for_it_alone() {
         let event = Arc::new(Event::new(&driver, 0, false).unwrap());
         let block = heap.allocate(layout(MIB)).unwrap();
         // SAFETY: the block is freed after the stream's work.
-        unsafe { stream.memset_async(Memory::device_ptr(&block), 1, MIB).unwrap() };
+        unsafe {
+            stream
+                .memset_async(Memory::device_ptr(&block), 1, MIB)
+                .unwrap()
+        };
         event.record(&stream).unwrap();
         block.free_after_event(Arc::clone(&event)).unwrap();
         event.synchronize().unwrap();
@@ -81,7 +97,11 @@ fn a_heap_waits_for_the_gpu_before_its_memory_goes() {
         let stream = Stream::new(&driver, 0).unwrap();
         let block = heap.allocate(layout(4 * MIB)).unwrap();
         // SAFETY: the block is freed after the stream's work.
-        unsafe { stream.memset_async(Memory::device_ptr(&block), 1, 4 * MIB).unwrap() };
+        unsafe {
+            stream
+                .memset_async(Memory::device_ptr(&block), 1, 4 * MIB)
+                .unwrap()
+        };
         block.free_after(&stream).unwrap();
         drop(heap);
         // A GPU that touched unmapped addresses would have lost its context.

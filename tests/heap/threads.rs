@@ -21,7 +21,8 @@ fn marked(block: &Block, owner: u64) -> bool {
 }
 
 fn size(random: &mut Random) -> u64 {
-    16 + random.below([200, 3000, 100_000][random.below(3) as usize])
+    let most = [200, 3000, 100_000][random.below(3) as usize];
+    16 + random.below(most)
 }
 
 #[test]

@@ -9,9 +9,11 @@ mod tests;
 
 use std::ops::Range;
 
-pub(super) use ranges::{Extent, GRANULE, MAX_RANGE, NodeId};
+pub(super) use ranges::{Extent, GRANULE, NodeId};
 
 use self::frames::{Frames, Owner};
+#[cfg(test)]
+use self::ranges::MAX_RANGE;
 use self::ranges::Ranges;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, FRAME};
@@ -81,7 +83,9 @@ impl Core {
     /// Gives many ranges back.
     pub(super) fn free_all(&mut self, nodes: impl Iterator<Item = NodeId> + Clone) {
         // Each has neighbours somewhere else: read all of them at once, not one after the other.
-        let touched = nodes.clone().fold(0, |sum, node| sum ^ self.ranges.touch(node));
+        let touched = nodes
+            .clone()
+            .fold(0, |sum, node| sum ^ self.ranges.touch(node));
         std::hint::black_box(touched);
         nodes.for_each(|node| {
             self.ranges.free(node);
@@ -152,9 +156,9 @@ impl Core {
         self.ranges.free_bytes()
     }
 
-    /// The free bytes in slabs, and the bytes of all slabs.
+    /// The bytes of slabs' free blocks, and of their ends that are no block's.
     pub(super) fn slab_bytes(&self) -> (u64, u64) {
-        (self.slabs.free, self.slabs.total)
+        (self.slabs.free, self.slabs.ends)
     }
 
     /// Of each class, how many blocks are free in slabs, and how many there are.

@@ -198,11 +198,14 @@ impl Ranges {
             let start = ranges.nodes[free.node.index()].start + ranges.origin;
             start.wrapping_neg() & (align - 1)
         };
-        let fits = |ranges: &Self, free: Free| {
-            gap(ranges, free) + u64::from(size) <= u64::from(free.size)
-        };
+        let fits =
+            |ranges: &Self, free: Free| gap(ranges, free) + u64::from(size) <= u64::from(free.size);
         let near = self.bins.find(size).filter(|&free| fits(self, free));
-        let free = near.or_else(|| u32::try_from(ample).ok().and_then(|size| self.bins.find(size)));
+        let free = near.or_else(|| {
+            u32::try_from(ample)
+                .ok()
+                .and_then(|size| self.bins.find(size))
+        });
         let free = match free {
             Some(free) => free,
             None => self.bins.at_least(size).find(|&free| fits(self, free))?,

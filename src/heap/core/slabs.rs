@@ -33,9 +33,10 @@ pub(super) struct Slabs {
     partial: [Vec<SlabId>; CLASSES],
     /// Of each class, the bytes of its slabs.
     totals: [u64; CLASSES],
-    /// Bytes in blocks that are free, and in all slabs.
+    /// Bytes in blocks that are free.
     pub(super) free: u64,
-    pub(super) total: u64,
+    /// Bytes at the ends of slabs that are no block's.
+    pub(super) ends: u64,
 }
 
 impl Slabs {
@@ -46,7 +47,7 @@ impl Slabs {
             partial: std::array::from_fn(|_| Vec::new()),
             totals: [0; CLASSES],
             free: 0,
-            total: 0,
+            ends: 0,
         }
     }
 
@@ -105,7 +106,7 @@ impl Slabs {
         };
         self.partial[class.index()].push(id);
         self.free += used;
-        self.total += bytes;
+        self.ends += bytes - used;
         self.totals[class.index()] += bytes;
         for at in (extent.offset..extent.offset + bytes).step_by(FRAME as usize) {
             frames.set(at, Owner::Slab(id));
@@ -185,7 +186,7 @@ impl Slabs {
             }
         }
         self.free -= used;
-        self.total -= bytes;
+        self.ends -= bytes - used;
         self.totals[class.index()] -= bytes;
         ranges.free(node);
         self.vacant.push(id);
