@@ -1,6 +1,7 @@
 //! The backing on the simulator.
 
 mod faults;
+mod fit;
 mod model;
 mod shortage;
 

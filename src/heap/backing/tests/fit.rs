@@ -1,0 +1,190 @@
+//! Where growth goes, beside a search of every place.
+
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use crate::heap::backing::fit::*;
+use crate::{Error, Result};
+
+const SHAPE: Shape = Shape {
+    base: 0x100,
+    unit: 2,
+    chunk: 8,
+    limit: 64,
+    joins: true,
+};
+
+fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside) -> Result<Places> {
+    SHAPE.places(
+        gaps,
+        Want::Block {
+            bytes,
+            alignment: 1,
+            beside: &|_| beside,
+        },
+    )
+}
+
+fn fill(start: u64, need: u64, end: u64) -> Fill {
+    Fill {
+        start,
+        need,
+        end,
+        single: false,
+    }
+}
+
+#[test]
+fn the_end_grows_by_what_is_missing_in_whole_chunks() {
+    let grown = |bytes, before| {
+        let beside = Beside { before, after: 0 };
+        places(&[16..64], bytes, beside).unwrap().first
+    };
+    assert_eq!(grown(5, 0), [fill(16, 22, 24)]);
+    assert_eq!(grown(5, 4), [fill(16, 18, 24)]);
+    assert_eq!(grown(20, 3), [fill(16, 34, 40)]);
+    assert_eq!(grown(48, 0), [fill(16, 64, 64)]);
+    assert_eq!(grown(5, 5), []);
+    let none = Beside::default();
+    let error = places(&[16..64], 49, none).unwrap_err();
+    assert!(
+        matches!(error, Error::LimitReached { limit: 64, .. }),
+        "{error}"
+    );
+    assert!(places(&[16..64], u64::MAX, none).is_err());
+    assert!(matches!(
+        places(&[16..64], 0, none),
+        Err(Error::InvalidArgument { .. })
+    ));
+}
+
+#[test]
+fn holes_come_first_and_what_is_free_behind_them_counts() {
+    let gaps = [8..12, 16..64];
+    let with_after = |after| Beside { before: 0, after };
+    assert_eq!(
+        places(&gaps, 4, with_after(0)).unwrap().first,
+        [fill(8, 12, 12)]
+    );
+    // Too big for the hole alone.
+    assert_eq!(
+        places(&gaps, 5, with_after(0)).unwrap().first,
+        [fill(16, 22, 24)]
+    );
+    let found = places(&gaps[..1], 5, with_after(2)).unwrap();
+    assert_eq!(found.first, [fill(8, 12, 12)]);
+    // Where memory is short, the hole's upper half would do.
+    let found = places(&gaps[..1], 4, with_after(2)).unwrap();
+    assert_eq!(found.first, [fill(8, 12, 12)]);
+    assert_eq!(found.leanest, Some(fill(10, 12, 12)));
+}
+
+#[test]
+fn what_alignment_skips_is_not_backed() {
+    let want = |alignment| Want::Block {
+        bytes: 4,
+        alignment,
+        beside: &|_| Beside::default(),
+    };
+    let first = |alignment| SHAPE.places(&[2..64], want(alignment)).map(|p| p.first);
+    assert_eq!(first(32), Ok(vec![fill(32, 36, 40)]));
+    assert!(first(3).is_err());
+    // No address in the heap is such a multiple, as 0x100 is.
+    assert!(first(0x80).is_err());
+}
+
+#[test]
+fn a_shareable_block_has_a_chunk_of_its_own() {
+    let shape = Shape {
+        joins: false,
+        ..SHAPE
+    };
+    let want = |bytes| Want::Block {
+        bytes,
+        alignment: 4,
+        beside: &|_| Beside {
+            before: 8,
+            after: 8,
+        },
+    };
+    let first = |bytes| shape.places(&[10..16, 22..64], want(bytes)).unwrap().first;
+    let single = |start, need, end| Fill {
+        single: true,
+        ..fill(start, need, end)
+    };
+    assert_eq!(first(3), [single(12, 16, 16)]);
+    assert_eq!(first(5), [single(24, 30, 32)]);
+    assert_eq!(first(9), [single(24, 34, 34)]);
+}
+
+#[test]
+fn more_fills_holes_from_the_lowest_on() {
+    let first = |bytes| {
+        let found = SHAPE.places(&[2..4, 10..30, 40..64], Want::More { bytes });
+        found.map(|found| found.first)
+    };
+    assert_eq!(first(1), Ok(vec![fill(2, 4, 4)]));
+    assert_eq!(first(9), Ok(vec![fill(2, 4, 4), fill(10, 18, 18)]));
+    assert_eq!(first(46).unwrap().len(), 3);
+    assert!(first(47).is_err());
+}
+
+proptest! {
+    /// Beside a search of every place for the block.
+    #[test]
+    fn the_lowest_place_is_found_and_the_leanest(
+        map in proptest::collection::vec(0..3_u8, 1..24),
+        bytes in 1_u64..24,
+        shift in 0_u32..5,
+    ) {
+        // Each unit has no memory (0), or is in use (1), or free (2).
+        let limit = map.len() as u64 * 2;
+        let shape = Shape { limit, ..SHAPE };
+        let at = |offset: u64| map[(offset / 2) as usize];
+        let mut gaps: Vec<Range<u64>> = Vec::new();
+        for unit in (0..limit).step_by(2).filter(|&unit| at(unit) == 0) {
+            match gaps.last_mut() {
+                Some(gap) if gap.end == unit => gap.end += 2,
+                _ => gaps.push(unit..unit + 2),
+            }
+        }
+        let beside = |gap: &Range<u64>| Beside {
+            before: (0..gap.start).rev().take_while(|&o| at(o) == 2).count() as u64,
+            after: (gap.end..limit).take_while(|&o| at(o) == 2).count() as u64,
+        };
+        let alignment = 1 << shift;
+        let found = shape.places(&gaps, Want::Block { bytes, alignment, beside: &beside });
+
+        let new_units = |start: u64| {
+            let units = start / 2..=(start + bytes - 1) / 2;
+            units.filter(|&unit| at(unit * 2) == 0).count() as u64
+        };
+        // A block in several gaps is not looked for.
+        let in_one_gap = |start: u64| gaps.iter().filter(|gap| gap.start < start + bytes && start < gap.end).count() < 2;
+        let choices: Vec<(u64, u64)> = (0..limit)
+            .filter(|start| (SHAPE.base + start) % alignment == 0 && start + bytes <= limit)
+            .filter(|&start| (start..start + bytes).all(|o| at(o) != 1) && in_one_gap(start))
+            .map(|start| (start, new_units(start)))
+            .collect();
+        match found {
+            Err(_) => prop_assert!(choices.iter().all(|choice| choice.1 == 0), "{choices:?}"),
+            Ok(found) if found.first.is_empty() => {
+                prop_assert!(choices.iter().any(|choice| choice.1 == 0));
+            }
+            Ok(found) => {
+                let fill = found.first[0];
+                let lowest = choices.iter().find(|choice| choice.1 > 0).unwrap();
+                let least = choices.iter().map(|choice| choice.1).filter(|&new| new > 0).min().unwrap();
+                prop_assert_eq!(fill.needed(), lowest.1 * 2);
+                let leanest = found.leanest.unwrap_or(fill);
+                prop_assert_eq!(leanest.needed(), least * 2);
+                for fill in [fill, leanest] {
+                    prop_assert!(fill.start < fill.need && fill.need <= fill.end);
+                    prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
+                    prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
+                }
+            }
+        }
+    }
+}
