@@ -1,13 +1,16 @@
 //! The backing on the simulator.
+// Lists of stretches, of which many have one.
+#![allow(clippy::single_range_in_vec_init)]
 
 mod faults;
 mod fit;
 mod model;
+mod ops;
 mod shortage;
 
 use super::*;
 use crate::Machine;
-use crate::driver::sim::{GpuSpec, NodeSpec};
+use crate::driver::sim::{GpuSpec, NodeSpec, PeerAccess};
 use crate::driver::{AccessDesc, Call, HandleTypes, Location, NodeId};
 use crate::proof::Prover;
 
@@ -107,7 +110,7 @@ fn a_limit_by_default_is_what_the_nodes_have_and_what_fits_the_address_space() {
     sim.cancel_all();
     // A limit that was asked for is not made smaller.
     sim.fail(Call::MemAddressReserve, 1, Code::OUT_OF_MEMORY);
-    let error = Backing::new(&driver, &plan(64, 0)).unwrap_err();
+    let error = Backing::new(&driver, &plan(64, 4)).unwrap_err();
     assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY));
 }
 
@@ -218,6 +221,39 @@ fn several_chunks_are_granted_in_one_call_or_one_by_one_where_that_is_refused() 
     assert_eq!((counts.unmap, counts.release), (24, 24));
     assert_eq!(sim.count(Call::MemUnmap), 24);
     assert_eq!(counts.chunks_given_back, 24);
+}
+
+#[test]
+fn all_chunks_are_granted_to_those_who_reach_all_nodes() {
+    let machine = Machine {
+        peer_access: PeerAccess::None,
+        ..Machine::h200x8()
+    };
+    let driver = Driver::simulated(machine).unwrap();
+    let granted = |nodes: &[Location]| {
+        let nodes = Plan {
+            nodes: nodes.to_vec(),
+            ..plan(16, 2)
+        };
+        let mut backing = Backing::new(&driver, &nodes).unwrap();
+        assert_eq!(grown(&mut backing, block(4 * MIB)), [0..4]);
+        let gpus = (0..8).map(Location::Device);
+        let who: Vec<Location> = gpus.chain([Location::Host]).collect();
+        let may = |chunk: &Chunk| {
+            let may = |who: &&Location| chunk.mapping().access(**who) == Ok(Access::ReadWrite);
+            who.iter().filter(may).copied().collect::<Vec<_>>()
+        };
+        let all: Vec<_> = backing.chunks().map(may).collect();
+        assert_eq!(all[0], all[1]);
+        let host = all[0].contains(&Location::Host);
+        assert_eq!(host, backing.host_access() == Access::ReadWrite);
+        all[0].len()
+    };
+    let (gpu, other) = (Location::Device(2), Location::Device(3));
+    assert_eq!(granted(&[NODE]), 9);
+    assert_eq!(granted(&[gpu]), 1);
+    assert_eq!(granted(&[NODE, gpu]), 1);
+    assert_eq!(granted(&[gpu, other]), 0);
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use proptest::prelude::*;
 
+use super::ops::{CALLS, Fault, Op, op};
 use super::*;
 
-const UNIT: u64 = 2 * MIB;
-const LIMIT: usize = 48;
+pub(super) const UNIT: u64 = 2 * MIB;
+pub(super) const LIMIT: usize = 48;
 const NODES: [u64; 2] = [44, 36];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,54 +14,6 @@ enum State {
     None,
     Free,
     Used,
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Block {
-        units: u64,
-        odd: u64,
-        shift: u32,
-    },
-    More {
-        units: u64,
-    },
-    /// Frees what is in use from one unit to another.
-    Free {
-        from: usize,
-        len: usize,
-    },
-    /// Gives back what is free from one unit to another.
-    Trim {
-        from: usize,
-        len: usize,
-    },
-    /// Takes hold of the memory of a chunk, or lets go of all.
-    Hold {
-        unit: usize,
-    },
-    LetGo,
-}
-
-type Fault = (usize, u64, bool, bool);
-
-const CALLS: [Call; 5] = [
-    Call::MemCreate,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemRelease,
-];
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        4 => (1_u64..14, 0_u64..UNIT, 0_u32..4).prop_map(|(units, odd, shift)| Op::Block { units, odd, shift }),
-        1 => (1_u64..14).prop_map(|units| Op::More { units }),
-        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Free { from, len }),
-        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Trim { from, len }),
-        1 => (0..LIMIT).prop_map(|unit| Op::Hold { unit }),
-        1 => Just(Op::LetGo),
-    ]
 }
 
 struct Model {
@@ -385,7 +338,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
     fn growth_and_trimming_keep_to_the_model(
         joins in prop::bool::weighted(0.7),

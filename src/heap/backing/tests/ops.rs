@@ -1,0 +1,55 @@
+//! What is done to a heap's memory at random.
+
+use proptest::prelude::*;
+
+use super::model::{LIMIT, UNIT};
+use crate::driver::Call;
+
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Block {
+        units: u64,
+        odd: u64,
+        shift: u32,
+    },
+    More {
+        units: u64,
+    },
+    /// Frees what is in use from one unit to another.
+    Free {
+        from: usize,
+        len: usize,
+    },
+    /// Gives back what is free from one unit to another.
+    Trim {
+        from: usize,
+        len: usize,
+    },
+    /// Takes hold of the memory of a chunk, or lets go of all.
+    Hold {
+        unit: usize,
+    },
+    LetGo,
+}
+
+/// Which call, which use of it, whether twice, whether for want of memory.
+pub(super) type Fault = (usize, u64, bool, bool);
+
+pub(super) const CALLS: [Call; 5] = [
+    Call::MemCreate,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemRelease,
+];
+
+pub(super) fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (1_u64..14, 0_u64..UNIT, 0_u32..4).prop_map(|(units, odd, shift)| Op::Block { units, odd, shift }),
+        1 => (1_u64..14).prop_map(|units| Op::More { units }),
+        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Free { from, len }),
+        3 => (0..LIMIT, 1..20_usize).prop_map(|(from, len)| Op::Trim { from, len }),
+        1 => (0..LIMIT).prop_map(|unit| Op::Hold { unit }),
+        1 => Just(Op::LetGo),
+    ]
+}
