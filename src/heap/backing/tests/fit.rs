@@ -163,7 +163,7 @@ proptest! {
         // A block in several gaps is not looked for.
         let in_one_gap = |start: u64| gaps.iter().filter(|gap| gap.start < start + bytes && start < gap.end).count() < 2;
         let choices: Vec<(u64, u64)> = (0..limit)
-            .filter(|start| (SHAPE.base + start) % alignment == 0 && start + bytes <= limit)
+            .filter(|start| (SHAPE.base + start).is_multiple_of(alignment) && start + bytes <= limit)
             .filter(|&start| (start..start + bytes).all(|o| at(o) != 1) && in_one_gap(start))
             .map(|start| (start, new_units(start)))
             .collect();
