@@ -52,7 +52,7 @@ impl Heap {
         let shared = self.shared();
         match shared.piece_at(address, layout.size() as u64, layout.align() as u64) {
             // SAFETY: a block of this heap, by the caller's word; `self` is a handle.
-            Ok(piece) => unsafe { shared.release(piece) },
+            Ok(piece) => unsafe { shared.release(&piece) },
             Err(error) => tracing::error!(%error, "a collection's memory is not given back"),
         }
     }

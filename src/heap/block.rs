@@ -180,7 +180,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: `heap()` is there; the piece is this block's, which is at its end, and nothing of
         // the heap is used after the call.
-        unsafe { self.heap().release(self.piece) }
+        unsafe { self.heap().release(&self.piece) }
     }
 }
 

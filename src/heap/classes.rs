@@ -25,10 +25,13 @@ impl Class {
     /// that is no small block.
     #[inline]
     pub(super) fn of(bytes: u64, align: u64) -> Option<Self> {
-        if align > 16 {
-            return Self::aligned(bytes, align);
+        if bytes > MAX_SMALL {
+            return None;
         }
-        (bytes <= MAX_SMALL).then(|| Self::fitting(bytes))
+        match align > 16 {
+            false => Some(Self::fitting(bytes)),
+            true => Self::aligned(bytes, align),
+        }
     }
 
     /// Blocks lie at multiples of their class's size in a slab that begins at a frame: the class
@@ -59,6 +62,13 @@ impl Class {
     #[inline]
     pub(super) const fn index(self) -> usize {
         self.0 as usize
+    }
+
+    /// The class of that number, below [`CLASSES`].
+    #[inline]
+    pub(super) const fn from_index(index: usize) -> Self {
+        debug_assert!(index < CLASSES);
+        Self(index as u8)
     }
 
     /// All of them, smallest first.

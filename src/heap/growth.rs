@@ -29,7 +29,7 @@ impl Shared {
         if let Some(found) = self.after_own_cache(&attempt) {
             return Ok(found);
         }
-        self.collect_passed()?;
+        self.collect_or_log();
         let mut asked = 0;
         loop {
             if let Some(found) = attempt(&mut self.core()) {
@@ -57,7 +57,7 @@ impl Shared {
                 asked += 1;
                 match (soft.relieve)(&pressure) {
                     Relief::Retry => {
-                        self.collect_passed()?;
+                        self.collect_or_log();
                         if let Some(found) = self.after_all_caches(&attempt) {
                             return Ok(found);
                         }
@@ -136,9 +136,9 @@ impl Shared {
         let contents = member::with(self, |local| match local.medium.is_empty() {
             true => None,
             false => Some(local.empty()),
-        });
+        })?;
         let mut core = self.core();
-        Self::take_back_all(&mut core, contents.flatten()?);
+        Self::take_back_all(&mut core, contents);
         attempt(&mut core)
     }
 
@@ -173,6 +173,13 @@ impl Shared {
         result.map(|_| passed.len())
     }
 
+    /// The same where a refusal is not what the caller asked about.
+    fn collect_or_log(&self) {
+        if let Err(error) = self.collect_passed() {
+            tracing::warn!(%error, "blocks that were freed after GPU work are not taken back yet");
+        }
+    }
+
     /// Adds memory until `bytes` are free, as far as the soft limit allows where there is one to heed.
     pub(super) fn add_memory(&self, bytes: u64, heed: bool) -> Result<()> {
         let mut guard = lock(&self.backing);
@@ -204,7 +211,7 @@ impl Shared {
 
     /// Gives idle chunks back until no more than `keep` bytes are free; how many bytes.
     pub(super) fn trim(&self, keep: u64) -> Result<u64> {
-        self.collect_passed()?;
+        self.collect_or_log();
         self.after_all_caches(&|_| None::<()>);
         let mut guard = lock(&self.backing);
         let backing = guard.as_mut().ok_or_else(ended)?;

@@ -81,10 +81,22 @@ impl Heap {
     #[inline]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
+        if bytes > 0
+            && let Some(piece) = self.shared.allocate_cached(bytes, align)
+        {
+            // SAFETY: just allocated and counted, for this block.
+            return Ok(unsafe { Block::new(&self.shared, piece) });
+        }
+        self.allocate_slowly(bytes, align)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Block> {
         if bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
-        let piece = self.shared.allocate(bytes, align)?;
+        let piece = self.shared.allocate_slowly(bytes, align)?;
         // SAFETY: just allocated and counted, for this block.
         Ok(unsafe { Block::new(&self.shared, piece) })
     }

@@ -92,8 +92,8 @@ impl Shared {
     /// Counts a block as freed that waits for a GPU.
     pub(super) fn note_freed_later(self: &Arc<Self>, bytes: u64) {
         let counted = member::with(self, |local| {
-            local.tally.freed += 1;
-            local.tally.freed_bytes += bytes;
+            local.tally.free(bytes);
+            Some(())
         });
         if counted.is_none() {
             self.count_freed(bytes);
@@ -103,8 +103,7 @@ impl Shared {
     /// Counts a block as freed that is not in any cache.
     pub(super) fn count_freed(self: &Arc<Self>, bytes: u64) {
         let mut members = lock(&self.members);
-        members.tally.freed = members.tally.freed.wrapping_add(1);
-        members.tally.freed_bytes = members.tally.freed_bytes.wrapping_add(bytes);
+        members.tally.free(bytes);
         let last = members.closed && members.tally.live() == 0;
         let orphan = last.then(|| members.orphan.take());
         drop(members);
@@ -146,7 +145,15 @@ impl Shared {
 
     /// Gives all memory back. No block is left, and GPU work on freed ones is waited for.
     fn end(&self) {
-        drop(lock(&self.deferred).take());
-        drop(lock(&self.backing).take());
+        let deferred = lock(&self.deferred).take();
+        let backing = lock(&self.backing).take();
+        let Some(mut deferred) = deferred else {
+            return;
+        };
+        if let Err(error) = deferred.drain(&mut Vec::new()) {
+            // A GPU that touches addresses that are unmapped loses its context.
+            tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");
+            std::mem::forget(backing);
+        }
     }
 }

@@ -32,11 +32,39 @@ pub(super) struct Piece {
     pub(super) key: Key,
 }
 
-/// By what the core knows a block.
+/// By what the core knows a block: a class or a node, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) struct Key(u64);
+
+/// What a [`Key`] stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
     Small(Class),
     Range(NodeId),
+}
+
+impl Key {
+    /// No block's.
+    const NONE: Self = Self(u64::MAX);
+    const SMALL: u64 = 1 << 32;
+
+    #[inline]
+    fn small(class: Class) -> Self {
+        Self(Self::SMALL | class.index() as u64)
+    }
+
+    #[inline]
+    fn range(node: NodeId) -> Self {
+        Self(node.number().into())
+    }
+
+    #[inline]
+    pub(super) fn kind(self) -> Kind {
+        match self.0 & Self::SMALL {
+            0 => Kind::Range(NodeId::from_number(self.0 as u32)),
+            _ => Kind::Small(Class::from_index(self.0 as u32 as usize)),
+        }
+    }
 }
 
 /// Blocks on their way back to the core.
@@ -157,31 +185,40 @@ impl Shared {
         }
     }
 
-    /// A block of `bytes`, more than 0, at an address that is a multiple of `align`.
+    /// A block of `bytes`, more than 0, at an address that is a multiple of `align`, as threads' caches
+    /// and what feeds them have it.
+    ///
+    /// Results leave the closures word by word: moved out as one, they would go through memory in
+    /// pieces that the processor cannot forward.
     #[inline]
-    pub(super) fn allocate(&self, bytes: u64, align: u64) -> Result<Piece> {
-        let found = match Class::of(bytes, align) {
-            Some(class) => member::with(self, |local| {
-                let offset = match local.small[class.index()].pop() {
-                    Some(offset) => Some(offset),
-                    None => self.refill(local, class),
+    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> Option<Piece> {
+        let mut offset = 0;
+        let mut key = Key::NONE;
+        if let Some(class) = Class::of(bytes, align) {
+            member::with(self, |local| {
+                let found = match local.small[class.index()].pop() {
+                    Some(found) => found,
+                    None => self.refill(local, class)?,
                 };
-                offset.map(|offset| note(local, Piece::small(offset, bytes, class)))
-            }),
-            None if bytes <= MAX_MEDIUM && align <= GRANULE => member::with(self, |local| {
+                offset = found;
+                key = Key::small(class);
+                local.tally.allocate(bytes);
+                Some(())
+            });
+        } else if bytes <= MAX_MEDIUM && align <= GRANULE {
+            member::with(self, |local| {
                 let size = granules(bytes);
-                let extent = match local.medium.pop(size) {
-                    Some(extent) => Some(extent),
-                    None => self.fetch(local, size),
+                let found = match local.medium.pop(size) {
+                    Some(found) => found,
+                    None => self.fetch(local, size)?,
                 };
-                extent.map(|extent| note(local, Piece::range(extent, bytes)))
-            }),
-            None => None,
-        };
-        match found.flatten() {
-            Some(piece) => Ok(piece),
-            None => self.allocate_slowly(bytes, align),
+                offset = found.offset;
+                key = Key::range(found.node);
+                local.tally.allocate(bytes);
+                Some(())
+            });
         }
+        (key != Key::NONE).then_some(Piece { offset, bytes, key })
     }
 
     /// A small block, from other threads or from the core.
@@ -226,7 +263,7 @@ impl Shared {
     /// Straight from the core, and from new memory where there is none left.
     #[cold]
     #[inline(never)]
-    fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Piece> {
+    pub(super) fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Piece> {
         let class = Class::of(bytes, align);
         let attempt = |core: &mut Core| match class {
             Some(class) => {
@@ -238,11 +275,12 @@ impl Shared {
         let piece = self.with_memory(bytes, align, attempt).inspect_err(|_| {
             self.failed.fetch_add(1, Relaxed);
         })?;
-        if member::with(self, |local| note(local, piece)).is_none() {
-            self.note_without_member(|tally| {
-                tally.allocated += 1;
-                tally.allocated_bytes += bytes;
-            });
+        let counted = member::with(self, |local| {
+            local.tally.allocate(bytes);
+            Some(())
+        });
+        if counted.is_none() {
+            self.note_without_member(|tally| tally.allocate(bytes));
         }
         Ok(piece)
     }
@@ -253,28 +291,28 @@ impl Shared {
     /// The heap is there, which the block sees to: nothing of the heap is used after the call, unless
     /// a handle is held. The piece is a block's of this heap, and no longer anybody else's.
     #[inline]
-    pub(super) unsafe fn free(&self, piece: Piece) {
+    pub(super) unsafe fn free(&self, piece: &Piece) {
         let done = member::with(self, |local| {
-            local.tally.freed += 1;
-            local.tally.freed_bytes += piece.bytes;
-            match piece.key {
-                Key::Small(class) => {
+            local.tally.free(piece.bytes);
+            match piece.key.kind() {
+                Kind::Small(class) => {
                     let shelf = &mut local.small[class.index()];
                     if let Some(full) = shelf.push(Magazine::rounds(class), piece.offset) {
                         self.hand_on(class, full);
                     }
                 }
-                Key::Range(node) => self.keep(local, piece, node),
+                Kind::Range(node) => self.keep(local, piece, node),
             }
+            Some(())
         });
         if done.is_none() {
             // SAFETY: the caller's promise.
-            unsafe { self.free_without_member(piece) };
+            unsafe { self.free_without_member(*piece) };
         }
     }
 
     #[inline]
-    fn keep(&self, local: &mut Local, piece: Piece, node: NodeId) {
+    fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
         let size = granules(piece.bytes);
         let budget = self.budget.load(Relaxed);
         if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
@@ -302,9 +340,9 @@ impl Shared {
     /// Gives a block straight back to the core.
     pub(super) fn take_back(&self, piece: Piece) {
         let mut core = self.core();
-        match piece.key {
-            Key::Small(_) => give(&mut core, piece.offset),
-            Key::Range(node) => core.free(node),
+        match piece.key.kind() {
+            Kind::Small(_) => give(&mut core, piece.offset),
+            Kind::Range(node) => core.free(node),
         }
     }
 
@@ -356,7 +394,7 @@ impl Shared {
 impl Piece {
     #[inline]
     fn small(offset: u64, bytes: u64, class: Class) -> Self {
-        let key = Key::Small(class);
+        let key = Key::small(class);
         Self { offset, bytes, key }
     }
 
@@ -365,15 +403,15 @@ impl Piece {
         Self {
             offset: extent.offset,
             bytes,
-            key: Key::Range(extent.node),
+            key: Key::range(extent.node),
         }
     }
 
     /// What the block takes, in bytes.
     pub(super) fn taken(&self) -> u64 {
-        match self.key {
-            Key::Small(class) => class.bytes(),
-            Key::Range(_) => Core::range_bytes(self.bytes).unwrap_or(self.bytes),
+        match self.key.kind() {
+            Kind::Small(class) => class.bytes(),
+            Kind::Range(_) => Core::range_bytes(self.bytes).unwrap_or(self.bytes),
         }
     }
 }
@@ -400,13 +438,6 @@ fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
             .find_map(|&node| ordinal(node))
             .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
     }
-}
-
-#[inline]
-fn note(local: &mut Local, piece: Piece) -> Piece {
-    local.tally.allocated += 1;
-    local.tally.allocated_bytes += piece.bytes;
-    piece
 }
 
 fn take_back(core: &mut Core, load: Load) {

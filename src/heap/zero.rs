@@ -36,7 +36,7 @@ impl Shared {
     /// # Safety
     /// As [`free`](Self::free).
     #[inline]
-    pub(super) unsafe fn release(&self, piece: Piece) {
+    pub(super) unsafe fn release(&self, piece: &Piece) {
         if self.plain {
             // SAFETY: the caller's promise.
             unsafe { self.free(piece) }
@@ -48,9 +48,9 @@ impl Shared {
 
     #[cold]
     #[inline(never)]
-    unsafe fn release_with_care(&self, piece: Piece) {
+    unsafe fn release_with_care(&self, piece: &Piece) {
         // SAFETY: the caller's promise: the block is at its end.
-        if unsafe { self.may_be_used_again(&piece) } {
+        if unsafe { self.may_be_used_again(piece) } {
             // SAFETY: the caller's promise.
             unsafe { self.free(piece) }
         } else if let Some(this) = self.this.upgrade() {

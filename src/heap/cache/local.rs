@@ -134,6 +134,18 @@ pub(in crate::heap) struct Tally {
 }
 
 impl Tally {
+    #[inline]
+    pub(in crate::heap) const fn allocate(&mut self, bytes: u64) {
+        self.allocated = self.allocated.wrapping_add(1);
+        self.allocated_bytes = self.allocated_bytes.wrapping_add(bytes);
+    }
+
+    #[inline]
+    pub(in crate::heap) const fn free(&mut self, bytes: u64) {
+        self.freed = self.freed.wrapping_add(1);
+        self.freed_bytes = self.freed_bytes.wrapping_add(bytes);
+    }
+
     pub(in crate::heap) const fn add(&mut self, other: &Self) {
         self.allocated = self.allocated.wrapping_add(other.allocated);
         self.freed = self.freed.wrapping_add(other.freed);

@@ -48,10 +48,13 @@ impl Drop for Members {
     }
 }
 
-/// Runs `f` on the calling thread's cache of `heap`. None where the heap is closed, and at the
-/// thread's end: then nothing is cached.
+/// What `f` gets from the calling thread's cache of `heap`. None also where the heap is closed, and at
+/// the thread's end: then nothing is cached.
 #[inline]
-pub(in crate::heap) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
+pub(in crate::heap) fn with<R>(
+    heap: &Shared,
+    f: impl FnOnce(&mut Local) -> Option<R>,
+) -> Option<R> {
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: this thread alone has the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[heap.id as usize % NEAR] }
@@ -65,7 +68,7 @@ pub(in crate::heap) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> R) -
     // come here again: it is code of this module's users that calls no user's.
     unsafe {
         (*member).local.owner(|local| match local.closed {
-            false => Some(f(local)),
+            false => f(local),
             true => None,
         })
     }

@@ -7,8 +7,9 @@ use super::ranges::NodeId;
 use super::slabs::SlabId;
 use crate::heap::classes::FRAME;
 
-/// Frames in one piece of the table, which covers 16 MiB.
-const PIECE: usize = 8192;
+/// Frames in one piece of the table, which covers 1 MiB: small, so that large blocks far apart take
+/// little of it.
+const PIECE: usize = 512;
 const SLAB: u32 = 1 << 31;
 
 /// What an entry names.

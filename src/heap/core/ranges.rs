@@ -26,6 +26,18 @@ impl NodeId {
     fn index(self) -> usize {
         self.0 as usize
     }
+
+    /// As a number, to keep it elsewhere.
+    #[inline]
+    pub(in crate::heap) const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The node of that number.
+    #[inline]
+    pub(in crate::heap) const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
 }
 
 /// A range in use.
