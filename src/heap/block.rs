@@ -162,7 +162,7 @@ impl Block {
         };
         match refused {
             Some(refused) => Err(NotFreed {
-                error: refused.error,
+                error: Box::new(refused.error),
                 block: self,
             }),
             None => {
@@ -216,7 +216,7 @@ impl Memory for Block {
 #[derive(Debug)]
 pub struct NotFreed {
     /// What the driver refused.
-    pub error: Error,
+    pub error: Box<Error>,
     /// The block, as it was.
     pub block: Block,
 }
@@ -229,13 +229,13 @@ impl fmt::Display for NotFreed {
 
 impl std::error::Error for NotFreed {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        Some(&*self.error)
     }
 }
 
 impl From<NotFreed> for Error {
     /// The block is given back at once: wait for the GPU's work before this.
     fn from(not_freed: NotFreed) -> Self {
-        not_freed.error
+        *not_freed.error
     }
 }

@@ -177,6 +177,10 @@ pub(in crate::heap) struct Local {
 /// All that a cache had.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Contents {
+    #[expect(
+        clippy::vec_box,
+        reason = "they are boxed where they come from, and large"
+    )]
     pub(in crate::heap) small: Vec<Box<Magazine>>,
     pub(in crate::heap) medium: Vec<NodeId>,
 }

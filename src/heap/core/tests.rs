@@ -287,7 +287,7 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
                 }
             }
             done += 1;
-            if done % 5000 == 0 {
+            if done.is_multiple_of(5000) {
                 both.check();
             }
         }
