@@ -12,6 +12,7 @@ mod names;
 mod output;
 mod probe;
 mod render;
+mod replay;
 mod serve;
 mod signals;
 mod source;
@@ -69,6 +70,10 @@ enum Command {
     ///
     /// It says when the server goes away, waits for it, and goes on.
     Watch(watch::Watch),
+    /// Replay a log of allocations on the heap and other allocators: time, space, pictures
+    ///
+    /// Exit status: 0 replayed, 1 failed, 2 for wrong usage or a log that cannot be read.
+    Replay(replay::Replay),
     /// Make certificates: an authority of one's own, and from it one for each node and user
     Certs(certs::Certs),
     /// Try capabilities for a parent `egmem doctor`, so that a crash takes no more along
@@ -88,6 +93,7 @@ fn main() -> ExitCode {
         Command::Fetch(fetch) => (fetch.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Delete(delete) => (delete.run(), 1),
         Command::Watch(watch) => (watch.run().map(|()| ExitCode::SUCCESS), 1),
+        Command::Replay(replay) => (replay.run(), 1),
         Command::Certs(certs) => (certs.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),
     };

@@ -1,0 +1,123 @@
+//! Who takes part, by name, and what each is put through.
+
+use egmem::{Error, Result};
+
+use super::contestants::{Contestant, Kind, Room, Shared, SharedVisitor, Visitor};
+use super::play::{self, Facts, Script, Sight};
+use super::report::Outcome;
+use super::threads::Cast;
+
+/// An allocator that takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entrant {
+    /// One to compare with.
+    Other(Kind),
+}
+
+/// What all entrants are given.
+pub struct Setting {
+    /// For those that manage a range.
+    pub room: Room,
+    /// How often they replay, besides the first time.
+    pub repeat: u32,
+    /// If by many threads.
+    pub threads: Option<Cast>,
+}
+
+impl Entrant {
+    /// All that this build has.
+    pub fn all() -> Vec<Self> {
+        Kind::available().into_iter().map(Self::Other).collect()
+    }
+
+    /// What it is called on the command line and in tables.
+    pub fn name(self) -> String {
+        match self {
+            Self::Other(kind) => {
+                let words = kind.name().split([' ', ',']);
+                let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+                words.join("-")
+            }
+        }
+    }
+
+    /// Those with these names; all for none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that this build does not have.
+    pub fn choose(names: &[String]) -> Result<Vec<Self>> {
+        let all = Self::all();
+        if names.is_empty() {
+            return Ok(all);
+        }
+        let find = |name: &String| {
+            let found = all.iter().find(|entrant| entrant.name() == name.trim());
+            found.copied().ok_or_else(|| {
+                let names: Vec<String> = all.iter().map(|entrant| entrant.name()).collect();
+                let more = match cfg!(feature = "compare") {
+                    true => "",
+                    false => "; the feature \"compare\" adds more",
+                };
+                let why = format!("{name:?}: this build has {}{more}", names.join(", "));
+                Error::invalid("allocator", why)
+            })
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// Replays the script.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn replay(self, script: &Script, setting: &Setting) -> Result<Outcome> {
+        match self {
+            Self::Other(kind) => {
+                let refused =
+                    |error| Error::system(format!("{} cannot be made", self.name()), &error);
+                let facts = kind.with(setting.room, Observe(script)).map_err(refused)?;
+                let times = match &setting.threads {
+                    None => kind.with(setting.room, Time(script, setting.repeat)),
+                    Some(cast) => kind.with_shared(setting.room, Time(cast, setting.repeat)),
+                };
+                let times = times.map_err(refused)?;
+                Ok(Outcome::new(
+                    self.name(),
+                    kind.is_bounded(),
+                    facts,
+                    &times,
+                    script,
+                ))
+            }
+        }
+    }
+}
+
+struct Observe<'a>(&'a Script<'a>);
+
+impl Visitor for Observe<'_> {
+    type Output = Facts;
+    fn visit<C: Contestant + Send + 'static>(self, mut contestant: C) -> Facts {
+        play::observe(&mut contestant, self.0, |_, _| Sight::default())
+    }
+}
+
+/// What to replay, and how often besides the first time.
+struct Time<W>(W, u32);
+
+impl Visitor for Time<&Script<'_>> {
+    type Output = Vec<f64>;
+    fn visit<C: Contestant + Send + 'static>(self, mut contestant: C) -> Vec<f64> {
+        (0..=self.1)
+            .map(|_| play::time(&mut contestant, self.0).as_nanos() as f64)
+            .collect()
+    }
+}
+
+impl SharedVisitor for Time<&Cast> {
+    type Output = Vec<f64>;
+    fn visit<S: Shared + Send + 'static>(self, contestant: S) -> Vec<f64> {
+        (0..=self.1)
+            .map(|_| self.0.time(&contestant).as_nanos() as f64)
+            .collect()
+    }
+}

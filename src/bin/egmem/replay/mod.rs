@@ -1,0 +1,156 @@
+//! `egmem replay`: a log's allocations and frees, done again by the heap and by other allocators.
+
+// The benchmark "heap" uses these too.
+mod contestants;
+mod entrant;
+mod generate;
+mod play;
+mod plot;
+mod read;
+mod report;
+mod threads;
+mod trace;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use egmem::{Error, Result};
+
+use self::contestants::Room;
+use self::entrant::{Entrant, Setting};
+use self::generate::{Shape, generate};
+use self::play::Script;
+use self::read::Reading;
+use self::report::Report;
+use self::trace::Trace;
+use crate::output::{complain, print, print_json};
+
+/// `egmem replay`
+#[derive(Args, Debug)]
+pub struct Replay {
+    /// The log: RMM's (Thread,Time,Action,Pointer,Size,Stream) or PyTorch's memory snapshot as JSON; -
+    /// is standard input
+    #[arg(
+        value_name = "TRACE.csv|SNAPSHOT.json|-",
+        required_unless_present = "generate"
+    )]
+    trace: Option<PathBuf>,
+    /// Which allocators, by name; all that this build has if not given
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    allocators: Vec<String>,
+    /// How often each replays the log for the median, besides the first time
+    #[arg(long, value_name = "N", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// Replay by as many threads as the log has; those that are for one thread go behind a lock
+    ///
+    /// Each thread keeps its order, and waits where it frees what another has not allocated yet. Time is
+    /// from the first thread's start to the last one's end, waiting included.
+    #[arg(long)]
+    threads: bool,
+    /// What all blocks are aligned to, in bytes: a power of two
+    #[arg(long, value_name = "BYTES", default_value_t = 256)]
+    align: u32,
+    /// What each allocator may give out, in bytes; twice the log's peak and 64 MiB if not given
+    #[arg(long, value_name = "BYTES")]
+    capacity: Option<u64>,
+    /// Which device of a snapshot; the one with most entries if not given
+    #[arg(long, value_name = "N")]
+    device: Option<usize>,
+    /// Count lines that cannot be read, and go on
+    #[arg(long)]
+    skip_bad: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+    /// Draw live bytes and spans over time, and times per operation
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+
+    /// Print a made-up log of this shape, as those in benches/data are
+    #[arg(long, hide = true, conflicts_with = "trace")]
+    generate: Option<Shape>,
+    /// The made-up log's seed
+    #[arg(long, hide = true, default_value_t = 1)]
+    seed: u64,
+    /// The made-up log's lines, about
+    #[arg(long, hide = true, default_value_t = 4800)]
+    lines: usize,
+}
+
+impl Replay {
+    /// Replays.
+    pub fn run(&self) -> Result<ExitCode> {
+        if let Some(shape) = self.generate {
+            return print(&generate(shape, self.seed, self.lines)).map(|()| ExitCode::SUCCESS);
+        }
+        let entrants = Entrant::choose(&self.allocators)?;
+        let path = self.trace.as_deref().unwrap_or(Path::new("-"));
+        let reading = Reading {
+            skip_bad: self.skip_bad,
+            device: self.device,
+        };
+        let trace = read::read(&contents(path)?, reading)?;
+        if trace.events.is_empty() {
+            let why = format!("{} tells of no allocation", path.display());
+            return Err(Error::invalid("trace", why));
+        }
+        let script = Script::new(&trace, self.align as usize).ok_or_else(|| {
+            let why = format!("{} is no power of two up to 1 GiB", self.align);
+            Error::invalid("alignment", why)
+        })?;
+        let setting = Setting {
+            room: self.room(&trace),
+            repeat: self.repeat,
+            threads: self
+                .threads
+                .then(|| threads::Cast::new(&script))
+                .transpose()?,
+        };
+        let mut report = Report::new(path, &trace, self, setting.room.capacity);
+        for entrant in entrants {
+            report.results.push(entrant.replay(&script, &setting)?);
+        }
+        if let Some(path) = &self.plot {
+            write(path, &plot::draw(&report, &trace))?;
+        }
+        match self.json {
+            true => print_json(&report)?,
+            false => print(&report.to_text())?,
+        }
+        match report.broken() {
+            None => Ok(ExitCode::SUCCESS),
+            Some(name) => {
+                complain(&format!(
+                    "error: {name} gave out bytes that another block had\n"
+                ));
+                Ok(ExitCode::FAILURE)
+            }
+        }
+    }
+
+    fn room(&self, trace: &Trace) -> Room {
+        let plenty = trace.peak.saturating_mul(2).saturating_add(64 << 20);
+        Room {
+            capacity: self.capacity.unwrap_or(plenty),
+            blocks: trace.peak_blocks,
+            align: u64::from(self.align),
+        }
+    }
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = match path.as_os_str() == "-" {
+        true => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
+        false => std::fs::read(path).map(|read| bytes = read),
+    };
+    read.map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))?;
+    Ok(bytes)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text)
+        .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error))
+}

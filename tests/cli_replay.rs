@@ -1,0 +1,241 @@
+//! `egmem replay` as its users see it, on the traces in benches/data.
+#![cfg(feature = "cli")]
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const SHAPES: [&str; 3] = ["kv-cache", "dataframe", "training"];
+
+/// The program, where it was built or where `EGMEM_TEST_PROGRAM` says it was carried to, run as
+/// `EGMEM_TEST_RUNNER` says where that is set.
+fn replay(args: &[&str]) -> Command {
+    let program = std::env::var("EGMEM_TEST_PROGRAM");
+    let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_egmem").into());
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words: Vec<OsString> = runner.split_whitespace().map(OsString::from).collect();
+    words.push(program.into());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg("replay").args(args);
+    command.env_remove("RUST_LOG").env_remove("EGMEM_UMF_LIB");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    replay(args).output().unwrap()
+}
+
+fn trace(shape: &str) -> PathBuf {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/data");
+    data.join(format!("{shape}.csv"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// `log` given on standard input.
+fn piped(log: impl AsRef<[u8]>, args: &[&str]) -> Output {
+    let mut command = replay(&["-", "--allocators", "best-fit", "--repeat", "1"]);
+    command.args(args).stdin(Stdio::piped());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(log.as_ref()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn the_traces_are_what_the_program_makes() {
+    for shape in SHAPES {
+        let made = run(&["--generate", shape]);
+        assert!(made.status.success());
+        let there = std::fs::read(trace(shape)).unwrap();
+        assert!(there.len() <= 300 << 10, "{shape}: {} bytes", there.len());
+        // Not compared by assert_eq!, which would print both.
+        assert!(made.stdout == there, "{shape}.csv is another one");
+    }
+}
+
+#[test]
+fn every_trace_is_replayed() {
+    for shape in SHAPES {
+        let path = trace(shape);
+        let path = path.to_str().unwrap();
+        for threads in [&[][..], &["--threads"]] {
+            let args = [
+                &[
+                    path,
+                    "--allocators",
+                    "best-fit,glibc",
+                    "--repeat",
+                    "2",
+                    "--json",
+                ],
+                threads,
+            ];
+            let report = json(&run(&args.concat()));
+            let count = |name: &str| report["log"][name].as_u64().unwrap();
+            assert_eq!(
+                count("lines"),
+                count("allocations") + count("frees") + count("headers")
+            );
+            assert_eq!(
+                count("unknown_frees") + count("bad") + count("never_freed"),
+                0
+            );
+            let results = report["results"].as_array().unwrap();
+            assert_eq!(results.len(), 2);
+            for result in results {
+                assert_eq!(result["peak_live"], report["peak"], "{result}");
+                assert_eq!(
+                    (&result["failed"], &result["overlaps"]),
+                    (&0.into(), &0.into())
+                );
+                assert!(result["ns"].as_f64().unwrap() > 0.0);
+                assert!(result["ns_least"].as_f64() <= result["ns"].as_f64());
+                assert!(result["ns"].as_f64() <= result["ns_most"].as_f64());
+            }
+            let (fit, glibc) = (&results[0], &results[1]);
+            let ratio = fit["span_by_peak"].as_f64().unwrap();
+            assert!((1.0..1.5).contains(&ratio), "{shape}: {ratio}");
+            // Its blocks lie wherever the kernel puts them.
+            assert_eq!(glibc["span_by_peak"], Value::Null);
+        }
+    }
+}
+
+#[test]
+fn too_little_room_is_counted_and_not_hidden() {
+    let path = trace("dataframe");
+    let path = path.to_str().unwrap();
+    let whole = json(&run(&[
+        path,
+        "--allocators",
+        "best-fit",
+        "--repeat",
+        "1",
+        "--json",
+    ]));
+    let capacity = (whole["peak"].as_u64().unwrap() / 2).to_string();
+    let args = [
+        path,
+        "--allocators",
+        "best-fit",
+        "--repeat",
+        "1",
+        "--capacity",
+        &capacity,
+    ];
+    let half = json(&run(&[&args[..], &["--json"]].concat()));
+    let result = &half["results"][0];
+    assert!(result["failed"].as_u64().unwrap() > 0);
+    assert!(result["peak_span"].as_u64().unwrap() <= capacity.parse().unwrap());
+    let table = text(&run(&args).stdout);
+    let line = table
+        .lines()
+        .find(|line| line.starts_with("best-fit"))
+        .unwrap();
+    assert!(line.contains(&format!(" {} ", result["failed"])), "{table}");
+}
+
+#[test]
+fn what_is_left_out_of_a_log_is_told() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\r\n\r\n\
+               1,10:00:00.000001,free,0x100,64,0\r\n\
+               1,10:00:00.000002,allocate,0x200,64,0\r\n\
+               1,10:00:00.000003,allocate failure,(nil),9999999,0\r\n\
+               1,10:00:00.000004,allocate,0x200,128,0\r\n\
+               1,10:00:00.0000";
+    let output = piped(log, &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = text(&output.stderr);
+    assert!(error.contains("line 7: 2 columns"), "{error}");
+    let output = piped(log, &["--skip-bad"]);
+    assert!(output.status.success());
+    let told = text(&output.stdout);
+    for line in [
+        "-: 7 lines, 2 allocations and 1 frees by 1 threads; at most 128 B live in 1 blocks",
+        "  1 headers",
+        "  1 empty lines left out",
+        "  1 allocations that had failed left out",
+        "  1 frees left out of what the log does not know, or twice",
+        "  1 lines left out that cannot be read",
+        "  1 frees put in, where an address came again without one",
+        "  1 blocks never freed",
+    ] {
+        assert!(told.lines().any(|other| other == line), "{line}\n{told}");
+    }
+}
+
+#[test]
+fn a_snapshot_of_pytorch_is_a_trace_too() {
+    let log = r#"{"device_traces": [[
+        {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 1},
+        {"action": "free_completed", "addr": 512, "size": 512, "stream": 0, "time_us": 2}]]}"#;
+    let report = json(&piped(log, &["--json"]));
+    assert_eq!(
+        (&report["operations"], &report["peak"]),
+        (&2.into(), &512.into())
+    );
+    let pickle = piped([0x80, 4, b'}'], &[]);
+    assert_eq!(pickle.status.code(), Some(2));
+    assert!(text(&pickle.stderr).contains("json.dump"));
+}
+
+#[test]
+fn a_plot_shows_every_allocator() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plot.svg");
+    let trace = trace("kv-cache");
+    let (trace, plot) = (trace.to_str().unwrap(), path.to_str().unwrap());
+    let args = [
+        trace,
+        "--allocators",
+        "best-fit,glibc",
+        "--repeat",
+        "1",
+        "--plot",
+        plot,
+    ];
+    assert!(run(&args).status.success());
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(svg.contains(">best-fit</text>") && svg.contains(">glibc</text>"));
+    assert!(
+        !svg.contains("NaN") && svg.len() < 100 << 10,
+        "{} bytes",
+        svg.len()
+    );
+}
+
+#[test]
+fn wrong_usage_is_refused() {
+    let trace = trace("kv-cache");
+    let trace = trace.to_str().unwrap();
+    for (args, word) in [
+        (&[trace, "--allocators", "best-fit,slab"][..], "slab"),
+        (&[trace, "--align", "3"], "alignment"),
+        (&[trace, "--repeat", "0"], "repeat"),
+        (&[], "TRACE"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains(word), "{args:?}: {error}");
+    }
+    let missing = run(&["no/such/file.csv"]);
+    assert_eq!(missing.status.code(), Some(1));
+    let empty = piped("Thread,Time,Action,Pointer,Size,Stream\n", &[]);
+    assert_eq!(empty.status.code(), Some(2));
+}
