@@ -171,6 +171,7 @@ fn total(ranges: &[Range<u64>]) -> u64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // Lists of ranges are what this is about.
 mod tests {
     use proptest::prelude::*;
 

@@ -243,13 +243,16 @@ impl Cell {
     }
 }
 
+/// One of a column's counts.
+type Field = fn(&mut Cell) -> &mut u64;
+
 struct Cells(Vec<Cell>);
 
 impl Cells {
     fn count(layers: &Layers, scale: &Scale) -> Self {
         let columns = (0..scale.rows).map(|row| scale.columns(row)).sum::<u64>();
         let mut cells = vec![Cell::default(); columns as usize];
-        let kinds: [(&[Range<u64>], fn(&mut Cell) -> &mut u64); 4] = [
+        let kinds: [(&[Range<u64>], Field); 4] = [
             (&layers.used, |cell| &mut cell.used),
             (&layers.deferred, |cell| &mut cell.deferred),
             (&layers.cached, |cell| &mut cell.cached),
@@ -333,6 +336,7 @@ fn legend(svg: &mut String, y: u64, totals: &OccupancyTotals, limit: u64) {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // Lists of ranges are what this is about.
 mod tests {
     use super::super::occupancy::Chunk;
     use super::*;
@@ -473,7 +477,7 @@ mod tests {
             Occupancy::default(),
             Occupancy {
                 limit: u64::MAX,
-                chunks: vec![chunk(0..u64::MAX, -1), chunk(5..3, 9)],
+                chunks: vec![chunk(0..u64::MAX, -1), chunk(Range { start: 5, end: 3 }, 9)],
                 used: vec![u64::MAX - 1..u64::MAX, 0..1],
                 ..Occupancy::default()
             },
