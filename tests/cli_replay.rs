@@ -73,17 +73,14 @@ fn every_trace_is_replayed() {
         let path = trace(shape);
         let path = path.to_str().unwrap();
         for threads in [&[][..], &["--threads"]] {
-            let args = [
-                &[
-                    path,
-                    "--allocators",
-                    "best-fit,glibc",
-                    "--repeat",
-                    "2",
-                    "--json",
-                ],
-                threads,
+            let few = [
+                "--allocators",
+                "best-fit,glibc,heap",
+                "--repeat",
+                "2",
+                "--json",
             ];
+            let args = [&[path, "--sim", "gh200"], &few[..], threads];
             let report = json(&run(&args.concat()));
             let count = |name: &str| report["log"][name].as_u64().unwrap();
             assert_eq!(
@@ -95,7 +92,8 @@ fn every_trace_is_replayed() {
                 0
             );
             let results = report["results"].as_array().unwrap();
-            assert_eq!(results.len(), 2);
+            assert_eq!(results.len(), 3);
+            assert_eq!(report["simulated"], true);
             for result in results {
                 assert_eq!(result["peak_live"], report["peak"], "{result}");
                 assert_eq!(
@@ -106,9 +104,14 @@ fn every_trace_is_replayed() {
                 assert!(result["ns_least"].as_f64() <= result["ns"].as_f64());
                 assert!(result["ns"].as_f64() <= result["ns_most"].as_f64());
             }
-            let (fit, glibc) = (&results[0], &results[1]);
-            let ratio = fit["span_by_peak"].as_f64().unwrap();
-            assert!((1.0..1.5).contains(&ratio), "{shape}: {ratio}");
+            let (fit, glibc, heap) = (&results[0], &results[1], &results[2]);
+            for bounded in [fit, heap] {
+                let ratio = bounded["span_by_peak"].as_f64().unwrap();
+                assert!((1.0..1.5).contains(&ratio), "{shape}: {ratio}");
+            }
+            let worst = heap["worst_fragmentation"].as_f64().unwrap();
+            assert!((0.0..1.0).contains(&worst), "{shape}: {worst}");
+            assert_eq!(fit["worst_fragmentation"], Value::Null);
             // Its blocks lie wherever the kernel puts them.
             assert_eq!(glibc["span_by_peak"], Value::Null);
         }
@@ -217,6 +220,54 @@ fn a_plot_shows_every_allocator() {
         "{} bytes",
         svg.len()
     );
+}
+
+#[test]
+fn the_heap_is_drawn_at_its_peak() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("heap.svg");
+    let trace = trace("training");
+    let (trace, drawn) = (trace.to_str().unwrap(), path.to_str().unwrap());
+    let args = [
+        trace,
+        "--sim",
+        "gh200",
+        "--allocators",
+        "heap",
+        "--repeat",
+        "1",
+        "--occupancy",
+        drawn,
+    ];
+    let output = run(&args);
+    let told = text(&output.stdout);
+    assert!(told.contains("SIMULATED: the heap's memory"), "{told}");
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.contains("training.csv, SIMULATED</title>"), "{svg}");
+    // The trace's peak is in use, and little besides it.
+    let report = json(&run(&[&args[..7], &["--json"]].concat()));
+    let peak = report["peak"].as_u64().unwrap();
+    let words = svg.split("backed: ").nth(1).unwrap();
+    let used: u64 = words.split(' ').next().unwrap().parse().unwrap();
+    assert!(used >= peak && used < peak + peak / 20, "{used} of {peak}");
+}
+
+#[test]
+fn the_heap_says_why_it_has_no_room() {
+    let path = trace("training");
+    let path = path.to_str().unwrap();
+    let few = [
+        "--allocators",
+        "heap",
+        "--repeat",
+        "1",
+        "--capacity",
+        "1000000000",
+    ];
+    let output = run(&[&[path, "--sim", "gh200"], &few[..]].concat());
+    assert!(output.status.success());
+    let told = text(&output.stdout);
+    assert!(told.contains("heap failed first with: "), "{told}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use egmem::{Error, Result};
 
 use super::contestants::{Contestant, Kind, Room, Shared, SharedVisitor, Visitor};
+use super::heap::Ground;
 use super::play::{self, Facts, Script, Sight};
 use super::report::Outcome;
 use super::threads::Cast;
@@ -10,6 +11,8 @@ use super::threads::Cast;
 /// An allocator that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entrant {
+    /// egmem's.
+    Heap,
     /// One to compare with.
     Other(Kind),
 }
@@ -22,17 +25,23 @@ pub struct Setting {
     pub repeat: u32,
     /// If by many threads.
     pub threads: Option<Cast>,
+    /// Where heaps are made, if one takes part.
+    pub ground: Option<Ground>,
+    /// The heading of the heap's picture, if one is wanted.
+    pub picture: Option<String>,
 }
 
 impl Entrant {
     /// All that this build has.
     pub fn all() -> Vec<Self> {
-        Kind::available().into_iter().map(Self::Other).collect()
+        let others = Kind::available().into_iter().map(Self::Other);
+        std::iter::once(Self::Heap).chain(others).collect()
     }
 
     /// What it is called on the command line and in tables.
     pub fn name(self) -> String {
         match self {
+            Self::Heap => "heap".into(),
             Self::Other(kind) => {
                 let words = kind.name().split([' ', ',']);
                 let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
@@ -70,26 +79,50 @@ impl Entrant {
     /// # Errors
     /// If it cannot be made.
     pub fn replay(self, script: &Script, setting: &Setting) -> Result<Outcome> {
-        match self {
-            Self::Other(kind) => {
+        match (self, &setting.ground) {
+            (Self::Heap, Some(ground)) => replay_heap(ground, script, setting),
+            (Self::Heap, None) => Err(Error::invalid(
+                "allocator",
+                "there is no driver for the heap",
+            )),
+            (Self::Other(kind), _) => {
                 let refused =
                     |error| Error::system(format!("{} cannot be made", self.name()), &error);
-                let facts = kind.with(setting.room, Observe(script)).map_err(refused)?;
+                let room = setting.room;
+                let facts = kind.with(room, Observe(script)).map_err(refused)?;
                 let times = match &setting.threads {
-                    None => kind.with(setting.room, Time(script, setting.repeat)),
-                    Some(cast) => kind.with_shared(setting.room, Time(cast, setting.repeat)),
+                    None => kind.with(room, Time(script, setting.repeat)),
+                    Some(cast) => kind.with_shared(room, Time(cast, setting.repeat)),
                 };
                 let times = times.map_err(refused)?;
-                Ok(Outcome::new(
-                    self.name(),
-                    kind.is_bounded(),
-                    facts,
-                    &times,
-                    script,
-                ))
+                let bounded = kind.is_bounded();
+                Ok(Outcome::new(self.name(), bounded, facts, &times, script))
             }
         }
     }
+}
+
+fn replay_heap(ground: &Ground, script: &Script, setting: &Setting) -> Result<Outcome> {
+    let mut heap = ground.heap(setting.room)?;
+    let mut picture = None;
+    let facts = play::observe(&mut heap, script, |heap, at_peak| {
+        if let (true, Some(title)) = (at_peak, &setting.picture) {
+            picture = Some(heap.picture(title));
+        }
+        heap.sight()
+    });
+    let refused = heap.refused().map(Error::to_string);
+    // Its memory goes before the next one takes its own.
+    drop(heap);
+    let heap = ground.heap(setting.room)?;
+    let times = match &setting.threads {
+        None => Visitor::visit(Time(script, setting.repeat), heap),
+        Some(cast) => SharedVisitor::visit(Time(cast, setting.repeat), heap),
+    };
+    let mut outcome = Outcome::new(Entrant::Heap.name(), true, facts, &times, script);
+    outcome.refused = refused;
+    outcome.picture = picture;
+    Ok(outcome)
 }
 
 struct Observe<'a>(&'a Script<'a>);

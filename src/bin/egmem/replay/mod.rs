@@ -4,6 +4,7 @@
 mod contestants;
 mod entrant;
 mod generate;
+mod heap;
 mod play;
 mod plot;
 mod read;
@@ -21,11 +22,13 @@ use egmem::{Error, Result};
 use self::contestants::Room;
 use self::entrant::{Entrant, Setting};
 use self::generate::{Shape, generate};
+use self::heap::Ground;
 use self::play::Script;
 use self::read::Reading;
 use self::report::Report;
 use self::trace::Trace;
 use crate::output::{complain, print, print_json};
+use crate::source::Source;
 
 /// `egmem replay`
 #[derive(Args, Debug)]
@@ -37,6 +40,8 @@ pub struct Replay {
         required_unless_present = "generate"
     )]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
     /// Which allocators, by name; all that this build has if not given
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     allocators: Vec<String>,
@@ -55,6 +60,9 @@ pub struct Replay {
     /// What each allocator may give out, in bytes; twice the log's peak and 64 MiB if not given
     #[arg(long, value_name = "BYTES")]
     capacity: Option<u64>,
+    /// The NUMA node of the heap's memory; the first GPU's if not given
+    #[arg(long, value_name = "N")]
+    node: Option<i32>,
     /// Which device of a snapshot; the one with most entries if not given
     #[arg(long, value_name = "N")]
     device: Option<usize>,
@@ -67,6 +75,9 @@ pub struct Replay {
     /// Draw live bytes and spans over time, and times per operation
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Draw what the heap's memory is used for when most of it is
+    #[arg(long, value_name = "FILE.svg")]
+    occupancy: Option<PathBuf>,
 
     /// Print a made-up log of this shape, as those in benches/data are
     #[arg(long, hide = true, conflicts_with = "trace")]
@@ -101,6 +112,11 @@ impl Replay {
             Error::invalid("alignment", why)
         })?;
         let setting = Setting {
+            ground: match entrants.contains(&Entrant::Heap) {
+                true => Some(Ground::new(self.source.open()?, self.node)?),
+                false => None,
+            },
+            picture: self.occupancy.as_ref().map(|_| self.heading(path)),
             room: self.room(&trace),
             repeat: self.repeat,
             threads: self
@@ -108,12 +124,22 @@ impl Replay {
                 .then(|| threads::Cast::new(&script))
                 .transpose()?,
         };
-        let mut report = Report::new(path, &trace, self, setting.room.capacity);
+        let mut report = Report::new(path, &trace, self, &setting);
         for entrant in entrants {
             report.results.push(entrant.replay(&script, &setting)?);
         }
         if let Some(path) = &self.plot {
             write(path, &plot::draw(&report, &trace))?;
+        }
+        if let Some(path) = &self.occupancy {
+            let drawn = report
+                .results
+                .iter()
+                .find_map(|result| result.picture.as_ref());
+            match drawn {
+                Some(svg) => write(path, svg)?,
+                None => complain("warning: --occupancy: no heap took part, so nothing is drawn\n"),
+            }
         }
         match self.json {
             true => print_json(&report)?,
@@ -128,6 +154,15 @@ impl Replay {
                 Ok(ExitCode::FAILURE)
             }
         }
+    }
+
+    /// Of the heap's picture.
+    fn heading(&self, path: &Path) -> String {
+        let simulated = match self.source.sim {
+            Some(_) => ", SIMULATED",
+            None => "",
+        };
+        format!("The heap at the peak of {}{simulated}", path.display())
     }
 
     fn room(&self, trace: &Trace) -> Room {

@@ -61,7 +61,7 @@ pub fn draw(report: &Report, trace: &Trace) -> String {
 <desc id="egmem-replay-s">{words}</desc>
 <rect width="{WIDTH}" height="{height}" fill="#fff"/>
 <text x="24" y="32" font-size="17" font-weight="bold">Replay of {name}</text>
-<text x="24" y="52" fill="#555">{operations} operations, at most {peak} live in {blocks} blocks; medians of {repeat} replays{threads}</text>
+<text x="24" y="52" fill="#555">{operations} operations, at most {peak} live in {blocks} blocks; medians of {repeat} replays{threads}{simulated}{slow}</text>
 <text x="24" y="{over}" font-weight="bold">Live bytes, and spans from the first live byte to the last</text>
 "##,
         name = escape(&report.trace),
@@ -73,6 +73,14 @@ pub fn draw(report: &Report, trace: &Trace) -> String {
         threads = match report.threads {
             true => format!(" by {} threads", report.log_threads),
             false => String::new(),
+        },
+        simulated = match report.simulated {
+            Some(true) => "; SIMULATED: the heap's memory",
+            _ => "",
+        },
+        slow = match cfg!(debug_assertions) {
+            true => "; built without optimisation",
+            false => "",
         },
         over = TOP - 14.0,
     );

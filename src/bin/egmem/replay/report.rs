@@ -8,7 +8,8 @@ use egmem::size::Bytes;
 use serde::Serialize;
 
 use super::Replay;
-use super::entrant::Entrant;
+use super::entrant::{Entrant, Setting};
+use super::heap::Ground;
 use super::play::{Facts, Script};
 use super::trace::{Notes, Trace};
 
@@ -35,6 +36,10 @@ pub struct Report {
     pub repeat: u32,
     /// Whether by the log's threads.
     pub threads: bool,
+    /// Whether the heap's memory is simulated; none if no heap took part.
+    pub simulated: Option<bool>,
+    /// The node of the heap's memory.
+    pub node: Option<i32>,
     /// One for each allocator.
     pub results: Vec<Outcome>,
 }
@@ -59,6 +64,11 @@ pub struct Outcome {
     /// What else was seen.
     #[serde(flatten)]
     pub facts: Facts,
+    /// Why the first allocation failed that did, where the allocator tells.
+    pub refused: Option<String>,
+    /// What its memory was used for when most of it was, as SVG.
+    #[serde(skip)]
+    pub picture: Option<String>,
 }
 
 impl Outcome {
@@ -84,13 +94,15 @@ impl Outcome {
             bounded,
             span_by_peak: span.then(|| facts.peak_span as f64 / facts.peak_live as f64),
             facts,
+            refused: None,
+            picture: None,
         }
     }
 }
 
 impl Report {
     /// A report without results yet.
-    pub fn new(path: &Path, trace: &Trace, options: &Replay, capacity: u64) -> Self {
+    pub fn new(path: &Path, trace: &Trace, options: &Replay, setting: &Setting) -> Self {
         Self {
             trace: path.display().to_string(),
             log: trace.notes.clone(),
@@ -98,10 +110,12 @@ impl Report {
             log_threads: trace.threads.len(),
             peak: trace.peak,
             peak_blocks: trace.peak_blocks,
-            capacity,
+            capacity: setting.room.capacity,
             align: options.align,
             repeat: options.repeat,
             threads: options.threads,
+            simulated: setting.ground.as_ref().map(Ground::is_simulated),
+            node: setting.ground.as_ref().map(Ground::node),
             results: Vec::new(),
         }
     }
@@ -152,6 +166,11 @@ impl Report {
         }
         for line in table.lines() {
             let _ = writeln!(text, "{}", line.trim_end().trim_start_matches(' '));
+        }
+        for result in &self.results {
+            if let Some(why) = &result.refused {
+                let _ = writeln!(text, "{} failed first with: {why}", result.allocator);
+            }
         }
         let _ = write!(
             text,
@@ -211,10 +230,21 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "Aligned to {}, of {} at most.\n",
+            "Aligned to {}, of {} at most.",
             Bytes(u64::from(self.align)),
             Bytes(self.capacity),
         );
+        if let Some(node) = self.node {
+            let _ = match self.simulated {
+                Some(true) => writeln!(
+                    text,
+                    "SIMULATED: the heap's memory, on node {node} of a simulated machine. Times are this CPU's and \
+                     real;\nwhere the heap grows, in FIRST, they are the simulated driver's and say nothing."
+                ),
+                _ => writeln!(text, "The heap's memory is on node {node}."),
+            };
+        }
+        text.push('\n');
         text
     }
 

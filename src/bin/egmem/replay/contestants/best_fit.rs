@@ -98,9 +98,13 @@ mod tests {
             // SAFETY: best fit only keeps account; each is freed once with its layout.
             unsafe { fit.free(blocks[index], layout(128)) };
         }
-        assert_eq!(fit.allocate(layout(128)), Some(640), "the tighter hole");
+        assert_eq!(fit.allocate(layout(100)), Some(640), "the tighter hole");
         assert_eq!(fit.allocate(layout(256)), Some(128), "merged");
-        assert_eq!(fit.allocate(layout(1)), Some(752), "what was left of the tighter hole");
+        assert_eq!(
+            fit.allocate(layout(1)),
+            Some(752),
+            "what was left of the tighter hole"
+        );
         assert_eq!(fit.allocate(layout(1)), None, "full again");
     }
 
