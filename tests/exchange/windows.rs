@@ -29,7 +29,7 @@ fn exports(driver: &Driver) -> u64 {
 fn publish(server: &egmem::exchange::Server, shared: &Shared, count: u64) -> Vec<Published> {
     let publish = |index: u64| {
         let window = shared.window(index * 4096, 4096).unwrap();
-        server.publish(&index.to_string(), window).now().unwrap()
+        server.publish(index.to_string(), window).now().unwrap()
     };
     (0..count).map(publish).collect()
 }
@@ -46,7 +46,7 @@ async fn a_hundred_windows_are_one_import() {
     let client = client(&server, &other).await;
     let mut fetched = Vec::new();
     for index in 0..100 {
-        let remote = within(client.fetch(&index.to_string()).go()).await.unwrap();
+        let remote = within(client.fetch(index.to_string()).go()).await.unwrap();
         assert_eq!((remote.len(), remote.via()), (4096, HandleType::PosixFd));
         // Its neighbours' bytes are not for trying.
         let proof = remote.proved();
@@ -93,7 +93,7 @@ async fn windows_go_by_fabric_handle() {
     let published = publish(&server, &shared, 3);
     let client = client(&server, &other).await;
     for (index, published) in published.iter().enumerate() {
-        let fetch = client.fetch(&index.to_string()).via(HandleType::Fabric);
+        let fetch = client.fetch(index.to_string()).via(HandleType::Fabric);
         let remote = within(fetch.go()).await.unwrap();
         assert_eq!(remote.via(), HandleType::Fabric);
         remote.put(4088, index as u64 + 5).unwrap();
@@ -117,7 +117,7 @@ async fn windows_go_by_ticket_over_tls() {
     let client = within(options.connect(&other)).await.unwrap();
     let mut fetched = Vec::new();
     for index in 0..5 {
-        fetched.push(within(client.fetch(&index.to_string())).await.unwrap());
+        fetched.push(within(client.fetch(index.to_string())).await.unwrap());
     }
     assert_eq!(imports(&other), 1);
     for (index, remote) in fetched.iter().enumerate() {
