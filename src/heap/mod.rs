@@ -21,6 +21,8 @@ mod life;
 mod limits;
 mod occupancy;
 mod options;
+#[cfg(feature = "share")]
+mod share;
 mod shared;
 mod stats;
 mod svg;

@@ -114,6 +114,8 @@ pub(super) struct Shared {
     pub(super) backing: Mutex<Option<Backing>>,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
     pub(super) grower: Arc<Signal>,
+    #[cfg(feature = "share")]
+    pub(super) shares: super::share::Shares,
     pub(super) failed: AtomicU64,
 }
 
@@ -155,6 +157,8 @@ impl Shared {
             backing: Mutex::new(Some(backing)),
             deferred: Mutex::new(Some(Deferred::new(driver))),
             grower: Arc::new(Signal::new(options.grow_ahead)),
+            #[cfg(feature = "share")]
+            shares: super::share::Shares::default(),
             failed: AtomicU64::new(0),
         };
         Arc::new_cyclic(shared)

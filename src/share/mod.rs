@@ -37,10 +37,6 @@ mod view;
 
 pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};
-#[cfg_attr(
-    not(test),
-    expect(unused_imports, reason = "the chunks of a heap will be such")
-)]
 pub(crate) use exports::{Exports, Holds};
 pub use identity::{BootId, Identity, InstanceId};
 pub use import::ImportOptions;

@@ -145,10 +145,6 @@ impl Shared {
     /// # Errors
     /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
     /// drivers, and for a `len` of 0; [`Error::OutOfRange`].
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "blocks of a heap will be made by it")
-    )]
     pub(crate) fn from_held(
         parts: Vec<Arc<dyn Holds>>,
         offset: u64,
