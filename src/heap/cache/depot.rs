@@ -163,20 +163,21 @@ mod tests {
                         let mut mine = Vec::new();
                         for number in 0..BOXES {
                             let full = Box::new(thread * BOXES + number);
-                            // A full depot: the box is this thread's own.
-                            mine.extend(depot.put(full).err());
+                            // A full depot: the box is this thread's own. Each is read at once, before
+                            // anything else could order the two threads.
+                            mine.extend(depot.put(full).err().map(|full| *full));
                             if number % 2 == 0 {
-                                mine.extend(depot.take());
+                                mine.extend(depot.take().map(|full| *full));
                             }
                         }
                         mine
                     })
                 })
                 .collect();
-            let taken = threads
+            threads
                 .into_iter()
-                .flat_map(|thread| thread.join().unwrap());
-            taken.map(|full| *full).collect()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
         });
         all.extend(std::iter::from_fn(|| depot.take()).map(|full| *full));
         all.sort_unstable();

@@ -54,6 +54,15 @@ impl Fence {
         Fence::Mutual
     }
 
+    #[cfg(not(any(loom, miri)))]
+    fn choose() -> Self {
+        // Tried as well, for what filters system calls may let one command through alone.
+        match membarrier::register() && membarrier::all_threads() {
+            true => Fence::Membarrier,
+            false => Fence::Mutual,
+        }
+    }
+
     /// The frequent side's.
     #[inline]
     pub(in crate::heap) fn light(self) {
@@ -71,19 +80,24 @@ impl Fence {
     /// on in between. Nothing else could replace it then: the frequent sides that are under way have
     /// already relied on it.
     pub(in crate::heap) fn heavy(self) {
+        assert!(
+            self.try_heavy(),
+            "membarrier(2) is refused, and it was allowed before: {}",
+            std::io::Error::last_os_error()
+        );
+    }
+
+    fn try_heavy(self) -> bool {
         fence(Ordering::SeqCst);
-        #[cfg(not(any(loom, miri)))]
-        if self == Fence::Membarrier {
+        match self {
+            Fence::Mutual => true,
             // A registration belongs to the memory that it was made for. Linux hands it on to forked
             // children, and nothing here relies on that: what counts is that the process is registered
             // now, not that it was when the light side passed.
-            let done =
-                membarrier::all_threads() || (membarrier::register() && membarrier::all_threads());
-            assert!(
-                done,
-                "membarrier(2) is refused, and it was allowed before: {}",
-                std::io::Error::last_os_error()
-            );
+            #[cfg(not(any(loom, miri)))]
+            Fence::Membarrier => {
+                membarrier::all_threads() || (membarrier::register() && membarrier::all_threads())
+            }
         }
     }
 }
@@ -163,22 +177,86 @@ mod tests {
         Fence::of_process().heavy();
     }
 
-    #[test]
-    fn a_forked_child_has_the_heavy_fence() {
-        let fence = Fence::of_process();
-        // SAFETY: the child only makes system calls and ends by `_exit`.
+    /// Forks, and whether `check` holds in the child. It makes only system calls: other threads of this
+    /// process may have been inside of anything when it was forked.
+    fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child runs `check`, which allocates nothing and takes no locks, and `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
         if child == 0 {
-            let done = fence == Fence::Mutual
-                || membarrier::all_threads()
-                || (membarrier::register() && membarrier::all_threads());
+            let code = i32::from(!check());
             // SAFETY: ends the process, and runs nothing of the parent's.
-            unsafe { libc::_exit(i32::from(!done)) }
+            unsafe { libc::_exit(code) }
         }
         let mut status = 0;
-        // SAFETY: `status` is the process's own, and `child` is a child that nobody else waits for.
+        // SAFETY: `status` is this function's own, and nobody else waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0);
+        status == 0
+    }
+
+    /// From now on the kernel answers this thread's `membarrier` with EPERM. Whether that could be done:
+    /// emulators of Linux do not know filters.
+    fn refuse_membarrier() -> bool {
+        let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
+            code: code as u16, // all below 2^16
+            jt: yes,
+            jf: no,
+            k,
+        };
+        let mut filter = [
+            // The call's number is the first word of what a filter is told.
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            statement(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                0,
+                1,
+                libc::SYS_membarrier as u32,
+            ),
+            statement(
+                libc::BPF_RET | libc::BPF_K,
+                0,
+                0,
+                libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+            ),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: the first takes numbers alone; the second reads the program, which lives until after
+        // the call, and changes nothing of this process's memory.
+        unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+        }
+    }
+
+    #[test]
+    fn a_forked_child_has_the_heavy_fence() {
+        let fence = Fence::of_process();
+        assert!(in_a_child(|| fence.try_heavy()));
+    }
+
+    #[test]
+    fn where_membarrier_is_refused_the_fences_are_mutual() {
+        if in_a_child(refuse_membarrier) {
+            assert!(in_a_child(
+                || refuse_membarrier() && Fence::choose() == Fence::Mutual
+            ));
+        }
+    }
+
+    /// So it is also shown that the heavy side calls it at all.
+    #[test]
+    fn a_refusal_later_on_is_no_silent_one() {
+        if in_a_child(refuse_membarrier) {
+            assert!(in_a_child(
+                || refuse_membarrier() && !Fence::Membarrier.try_heavy()
+            ));
+            assert!(in_a_child(
+                || refuse_membarrier() && Fence::Mutual.try_heavy()
+            ));
+        }
     }
 }
