@@ -34,6 +34,8 @@
 //! - [`Buffer`] and [`vmm`]: `cuMemCreate` and its family. Shareable; in units of 2 MiB.
 //! - [`Pool`]: `cuMemPoolCreate` or `cudaMemPoolCreate`, then allocations in the order of a stream.
 //!
+//! And on top of the first, [`Heap`]: blocks of any size in nanoseconds, without a driver call.
+//!
 //! # When something is refused
 //! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] tries
 //! what works on this machine, and the command `egmem doctor` shows it as a table.
@@ -43,6 +45,7 @@
 //! |---|---|---|
 //! | `cuda-13000` | yes | the CUDA version of cudarc's bindings; choose one of `cuda-12020` … `cuda-13040` |
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
+//! | `allocator-api2` | yes | a heap as the allocator of collections |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `cudart` | no | pools through the runtime API as well |
 //! | `exchange` | no | sharing by name, between nodes too: server, client, leases, groups; mutual TLS |

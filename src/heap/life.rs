@@ -138,8 +138,6 @@ impl Shared {
         drop(members);
         if live == 0 {
             self.end();
-        } else if let Some(debug) = &self.debug {
-            debug.report_live();
         }
     }
 

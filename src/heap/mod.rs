@@ -1,4 +1,6 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
+//!
+//! [`Heap`] is where to begin; docs/architecture.md tells how it works inside.
 #![allow(dead_code)]
 
 #[cfg(feature = "allocator-api2")]
@@ -8,7 +10,6 @@ mod block;
 mod cache;
 mod classes;
 mod core;
-mod debug;
 mod deferred;
 mod grower;
 mod growth;

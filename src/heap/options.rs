@@ -22,7 +22,6 @@ pub struct HeapOptions {
     pub(super) soft_limit: Option<SoftLimit>,
     pub(super) thread_cache: u64,
     pub(super) scrub_on_free: bool,
-    pub(super) debug: bool,
 }
 
 impl HeapOptions {
@@ -36,7 +35,6 @@ impl HeapOptions {
             soft_limit: None,
             thread_cache: THREAD_CACHE,
             scrub_on_free: false,
-            debug: false,
         }
     }
 
@@ -144,13 +142,6 @@ impl HeapOptions {
         self
     }
 
-    /// Whether to look for mistakes in the use of blocks, at the cost of speed and space: see
-    /// [`Heap`](Heap#looking-for-mistakes).
-    pub const fn debug(mut self, on: bool) -> Self {
-        self.debug = on;
-        self
-    }
-
     /// Reserves the addresses, and adds what memory is to be there from the start.
     ///
     /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
@@ -180,7 +171,6 @@ impl fmt::Debug for HeapOptions {
             )
             .field("thread_cache", &self.thread_cache)
             .field("scrub_on_free", &self.scrub_on_free)
-            .field("debug", &self.debug)
             .finish()
     }
 }

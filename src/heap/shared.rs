@@ -90,11 +90,7 @@ pub(super) struct Shared {
     pub(super) host: Access,
     pub(super) location: Location,
     pub(super) driver: Driver,
-    /// Every block goes by way of [`debug`](super::debug): nothing is cached.
-    pub(super) debug: Option<super::debug::Debug>,
     pub(super) scrub: bool,
-    /// Neither: blocks come back without being looked at.
-    pub(super) plain: bool,
     /// One that may write, if any.
     pub(super) gpu: Option<i32>,
     pub(super) soft_limit: Option<SoftLimit>,
@@ -124,7 +120,6 @@ impl Shared {
         driver: &Driver,
         backing: Backing,
         options: &super::HeapOptions,
-        debug: Option<super::debug::Debug>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let start = backing.start().0;
@@ -141,8 +136,6 @@ impl Shared {
                 .copied()
                 .unwrap_or(Location::Host),
             driver: driver.clone(),
-            plain: debug.is_none() && !options.scrub_on_free,
-            debug,
             scrub: options.scrub_on_free,
             gpu: gpu_that_writes(driver, &options.plan),
             soft_limit: options.soft_limit.clone(),

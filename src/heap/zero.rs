@@ -37,12 +37,12 @@ impl Shared {
     /// As [`free`](Self::free).
     #[inline]
     pub(super) unsafe fn release(&self, piece: &Piece) {
-        if self.plain {
-            // SAFETY: the caller's promise.
-            unsafe { self.free(piece) }
-        } else {
+        if self.scrub {
             // SAFETY: the caller's promise.
             unsafe { self.release_with_care(piece) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.free(piece) }
         }
     }
 

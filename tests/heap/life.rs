@@ -31,16 +31,21 @@ fn threads_that_end_leave_nothing() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();
     for _ in 0..20 {
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
+        // Not scoped: the end of a scope does not wait for what threads do at their very end.
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let heap = heap.clone();
+                std::thread::spawn(move || {
                     let blocks: Vec<Block> = (1..200)
                         .map(|n| heap.allocate(layout(n * 60)).unwrap())
                         .collect();
                     drop(blocks);
-                });
-            }
-        });
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
     let stats = heap.stats();
     assert_eq!((stats.live_blocks, stats.threads), (0, 0));

@@ -1,9 +1,0 @@
-//! Looking for mistakes.
-
-/// What is remembered of every block.
-#[derive(Debug)]
-pub(super) struct Debug;
-
-impl Debug {
-    pub(super) fn report_live(&self) {}
-}
