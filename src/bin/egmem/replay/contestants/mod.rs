@@ -19,6 +19,8 @@ mod offset;
 mod range;
 #[cfg(feature = "compare")]
 mod talc;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "compare")]
 mod tlsf;
 pub mod umf;
