@@ -9,7 +9,9 @@
 mod contestants;
 
 mod clock;
+mod entrant;
 mod metadata;
+mod ours;
 mod plot;
 mod runner;
 mod sequence;
@@ -20,8 +22,8 @@ mod workloads;
 use std::process::ExitCode;
 
 use clap::Parser;
-use contestants::Kind;
 use criterion::{Criterion, SamplingMode, Throughput};
+use entrant::Entrant;
 
 #[global_allocator]
 static ALLOCATOR: metadata::Counting = metadata::Counting;
@@ -34,7 +36,7 @@ fn bench(criterion: &mut Criterion) {
             .sample_size(10)
             .sampling_mode(SamplingMode::Flat)
             .throughput(Throughput::Elements(workload.operations()));
-        for kind in Kind::available() {
+        for kind in Entrant::all() {
             let mut running = None;
             group.bench_function(kind.name(), |bencher| {
                 // Made when it is this one's turn, for a filter may leave it out.

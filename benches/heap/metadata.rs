@@ -4,7 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::contestants::{Contestant, Kind, Room, Visitor};
+use crate::contestants::{Contestant, Room, Visitor};
+use crate::entrant::Entrant;
 
 /// std's allocator, which counts live bytes while it is told to.
 pub struct Counting;
@@ -63,7 +64,7 @@ pub struct Metadata {
 ///
 /// # Errors
 /// If the contestant cannot be made.
-pub fn measure(kind: Kind, blocks: u32) -> io::Result<Metadata> {
+pub fn measure(kind: Entrant, blocks: u32) -> io::Result<Metadata> {
     let room = Room {
         capacity: u64::from(blocks) * 4096 * 5 / 4 + (64 << 20),
         blocks,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
-use crate::contestants::{Contestant, Kind, Room, Visitor};
+use crate::contestants::{Contestant, Room, Visitor};
+use crate::entrant::Entrant;
 use crate::sequence::{Event, Sequence};
 
 /// What one thread does while the clock runs.
@@ -71,7 +72,7 @@ pub trait Runner {
 ///
 /// # Errors
 /// If the contestant cannot be made.
-pub fn start(kind: Kind, room: Room, work: &Work) -> io::Result<Box<dyn Runner>> {
+pub fn start(kind: Entrant, room: Room, work: &Work) -> io::Result<Box<dyn Runner>> {
     kind.with(room, Start(work.clone()))
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use crate::contestants::Kind;
+use crate::entrant::Entrant;
 use crate::metadata;
 use crate::plot;
 use crate::runner;
@@ -63,7 +63,7 @@ pub struct Row {
 /// # Errors
 /// If a file cannot be written.
 pub fn run(args: &Args) -> io::Result<()> {
-    let mut kinds = Kind::available();
+    let mut kinds = Entrant::all();
     if !args.among.is_empty() {
         kinds.retain(|kind| args.among.iter().any(|name| name == kind.name()));
     }
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> io::Result<()> {
 }
 
 /// One workload: each contestant is made and looked at, then they take turns.
-fn measure(workload: &Workload, kinds: &[Kind], rounds: usize) -> Vec<Row> {
+fn measure(workload: &Workload, kinds: &[Entrant], rounds: usize) -> Vec<Row> {
     println!("{} (ns by {})", workload.name, workload.unit);
     let mut running = Vec::new();
     for &kind in kinds {
@@ -135,7 +135,7 @@ fn measure(workload: &Workload, kinds: &[Kind], rounds: usize) -> Vec<Row> {
 }
 
 /// Failures where 97 % of the capacity is live at the peak.
-fn tight(workload: &Workload, kind: Kind) -> Option<u64> {
+fn tight(workload: &Workload, kind: Entrant) -> Option<u64> {
     let room = workload.tight().filter(|_| kind.is_bounded())?;
     let Work::One(work) = &workload.work else {
         return None;
@@ -185,7 +185,7 @@ fn csv(rows: &[Row]) -> String {
 }
 
 /// What each one's books take.
-fn books(kinds: &[Kind]) {
+fn books(kinds: &[Entrant]) {
     const BLOCKS: u32 = 100_000;
     println!("books of {BLOCKS} live blocks of 4 KiB, in percent of the live bytes");
     for &kind in kinds {

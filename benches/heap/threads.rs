@@ -6,7 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::contestants::{Kind, Room, Shared, SharedVisitor};
+use crate::contestants::{Room, Shared, SharedVisitor};
+use crate::entrant::Entrant;
 use crate::runner::{Facts, Runner, Slots, pairs};
 use crate::sequence::Sequence;
 
@@ -96,7 +97,7 @@ impl Work {
 ///
 /// # Errors
 /// If the contestant cannot be made.
-pub fn start(kind: Kind, room: Room, work: &Work) -> io::Result<Box<dyn Runner>> {
+pub fn start(kind: Entrant, room: Room, work: &Work) -> io::Result<Box<dyn Runner>> {
     kind.with_shared(room, Start(work.clone()))
 }
 

@@ -4,7 +4,8 @@ use std::alloc::Layout;
 use std::io;
 use std::sync::Arc;
 
-use crate::contestants::{Kind, Room};
+use crate::contestants::Room;
+use crate::entrant::Entrant;
 use crate::runner::{self, Runner};
 use crate::sequence::{self, Sequence, Sizes};
 use crate::threads;
@@ -36,7 +37,7 @@ impl Workload {
     ///
     /// # Errors
     /// If the contestant cannot be made.
-    pub fn start(&self, kind: Kind) -> io::Result<Box<dyn Runner>> {
+    pub fn start(&self, kind: Entrant) -> io::Result<Box<dyn Runner>> {
         match &self.work {
             Work::One(work) => runner::start(kind, work.room(), work),
             Work::Many(work) => threads::start(kind, work.room(), work),

@@ -103,11 +103,6 @@ impl Kind {
         }
     }
 
-    /// Whether it is written in Rust, so that what its books take can be counted.
-    pub fn is_rust(self) -> bool {
-        self.is_bounded() && !matches!(self, Self::Umf(_))
-    }
-
     /// Makes one and hands it to `visitor`.
     ///
     /// # Errors
