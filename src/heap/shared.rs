@@ -173,6 +173,17 @@ impl Shared {
         }
     }
 
+    /// Gives ranges back to the core, at once or by whoever has it now; none is left in `nodes`.
+    fn send_ranges(&self, nodes: &mut Vec<NodeId>) {
+        match self.core.0.try_lock() {
+            Ok(mut core) => {
+                core.free_all(nodes.iter().copied());
+                nodes.clear();
+            }
+            Err(_) => self.send(Load::Ranges(std::mem::take(nodes))),
+        }
+    }
+
     /// Gives blocks back to the core, at once or by whoever has it now.
     fn send(&self, load: Load) {
         match self.core.0.try_lock() {
@@ -214,6 +225,14 @@ impl Shared {
                 local.tally.allocate(bytes);
                 Some(())
             });
+        } else {
+            member::with(self, |local| {
+                let found = self.carve(bytes, align)?;
+                offset = found.offset;
+                key = Key::range(found.node);
+                local.tally.allocate(bytes);
+                Some(())
+            });
         }
         (key != Key::NONE).then_some(Piece { offset, bytes, key })
     }
@@ -243,16 +262,24 @@ impl Shared {
         let budget = self.budget.load(Relaxed);
         let more = local.medium.wanted(size, budget) - 1;
         let bytes = u64::from(size) * GRANULE;
-        let mut out = Vec::new();
         let mut core = self.core();
         let extent = core.allocate(bytes, 1)?;
         for _ in 0..more {
             let Some(extent) = core.allocate(bytes, 1) else {
                 break;
             };
-            local.medium.push(size, extent, budget, &mut out);
+            local.medium.push(size, extent, budget);
         }
-        core.free_all(out.iter().copied());
+        core.free_all(local.medium.leaving.drain(..));
+        self.grower.look(core.free_bytes());
+        Some(extent)
+    }
+
+    /// A large block, or one of large alignment, from the core.
+    #[inline(never)]
+    fn carve(&self, bytes: u64, align: u64) -> Option<Extent> {
+        let mut core = self.core();
+        let extent = core.allocate(bytes, align)?;
         self.grower.look(core.free_bytes());
         Some(extent)
     }
@@ -313,17 +340,16 @@ impl Shared {
         let size = granules(piece.bytes);
         let budget = self.budget.load(Relaxed);
         if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
-            self.send(Load::Ranges(vec![node]));
-            return;
+            local.medium.leaving.push(node);
+        } else {
+            let extent = Extent {
+                offset: piece.offset,
+                node,
+            };
+            local.medium.push(size, extent, budget);
         }
-        let extent = Extent {
-            offset: piece.offset,
-            node,
-        };
-        let mut out = Vec::new();
-        local.medium.push(size, extent, budget, &mut out);
-        if !out.is_empty() {
-            self.send(Load::Ranges(out));
+        if !local.medium.leaving.is_empty() {
+            self.send_ranges(&mut local.medium.leaving);
         }
     }
 

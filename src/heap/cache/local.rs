@@ -197,11 +197,9 @@ impl Local {
 
     /// Takes everything out.
     pub(in crate::heap) fn empty(&mut self) -> Contents {
-        let mut medium = Vec::new();
-        self.medium.take_all(&mut medium);
         Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
-            medium,
+            medium: self.medium.take_all(),
         }
     }
 

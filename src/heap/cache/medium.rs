@@ -28,8 +28,12 @@ pub(in crate::heap) struct Medium {
     entries: Vec<Entry>,
     vacant: u32,
     granules: u64,
+    /// A bit for each slot that has blocks.
+    full: [u64; SLOTS / 64],
     /// Which slot gives way next.
     hand: usize,
+    /// What has to leave, until its way back to the core is found: kept for its room alone.
+    pub(in crate::heap) leaving: Vec<NodeId>,
     /// The size that was asked for in vain last, and how often in a row.
     missed: (u32, u32),
 }
@@ -45,7 +49,9 @@ impl Medium {
             entries: Vec::new(),
             vacant: NONE,
             granules: 0,
+            full: [0; SLOTS / 64],
             hand: 0,
+            leaving: Vec::new(),
             missed: (0, 0),
         }
     }
@@ -59,13 +65,17 @@ impl Medium {
     /// A block of exactly `size` granules.
     #[inline]
     pub(in crate::heap) fn pop(&mut self, size: u32) -> Option<Extent> {
-        let slot = &mut self.slots[Self::slot(size)];
+        let index = Self::slot(size);
+        let slot = &mut self.slots[index];
         if slot.size != size || slot.first == NONE {
             return None;
         }
         let at = slot.first;
         let entry = &mut self.entries[at as usize];
         slot.first = entry.next;
+        if slot.first == NONE {
+            self.full[index / 64] &= !(1 << (index % 64));
+        }
         entry.next = self.vacant;
         let extent = entry.extent;
         self.vacant = at;
@@ -74,20 +84,15 @@ impl Medium {
     }
 
     /// Keeps a block of `size` granules. What has to leave for it, so that no more than `budget`
-    /// granules are kept, is added to `out`.
+    /// granules are kept, is in [`leaving`](Self::leaving) then.
     #[inline]
-    pub(in crate::heap) fn push(
-        &mut self,
-        size: u32,
-        extent: Extent,
-        budget: u64,
-        out: &mut Vec<NodeId>,
-    ) {
+    pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent, budget: u64) {
         let index = Self::slot(size);
         if self.slots[index].size != size {
-            self.evict(index, out);
+            self.evict(index);
             self.slots[index].size = size;
         }
+        self.full[index / 64] |= 1 << (index % 64);
         let entry = Entry {
             extent,
             next: self.slots[index].first,
@@ -107,38 +112,55 @@ impl Medium {
         self.slots[index].first = at;
         self.granules += u64::from(size);
         if self.granules > budget {
-            self.shrink(budget, out);
+            self.shrink(budget);
         }
     }
 
     /// Half of everything leaves, whole slots in turn, so that many leave at once and seldom.
     #[cold]
-    fn shrink(&mut self, budget: u64, out: &mut Vec<NodeId>) {
-        for _ in 0..SLOTS {
-            if self.granules <= budget / 2 {
+    fn shrink(&mut self, budget: u64) {
+        while self.granules > budget / 2 {
+            let Some(next) = self.next_full() else {
                 break;
-            }
-            self.hand = (self.hand + 1) % SLOTS;
-            self.evict(self.hand, out);
+            };
+            self.hand = (next + 1) % SLOTS;
+            self.evict(next);
         }
     }
 
-    fn evict(&mut self, index: usize, out: &mut Vec<NodeId>) {
+    /// The first slot with blocks from the hand on, around.
+    fn next_full(&self) -> Option<usize> {
+        let words = self.full.len();
+        let (word, bit) = (self.hand / 64, self.hand % 64);
+        let first = self.full[word] & (u64::MAX << bit);
+        let rest = (1..=words).map(|step| (word + step) % words);
+        std::iter::once((word, first))
+            .chain(rest.map(|word| (word, self.full[word])))
+            .find(|&(_, bits)| bits != 0)
+            .map(|(word, bits)| word * 64 + bits.trailing_zeros() as usize)
+    }
+
+    fn evict(&mut self, index: usize) {
         let Slot { size, first } = self.slots[index];
         let mut at = first;
         while let Some(entry) = self.entries.get_mut(at as usize) {
-            out.push(entry.extent.node);
+            self.leaving.push(entry.extent.node);
             let next = std::mem::replace(&mut entry.next, self.vacant);
             self.vacant = at;
             self.granules -= u64::from(size);
             at = next;
         }
         self.slots[index].first = NONE;
+        self.full[index / 64] &= !(1 << (index % 64));
     }
 
-    pub(super) fn take_all(&mut self, out: &mut Vec<NodeId>) {
-        (0..SLOTS).for_each(|slot| self.evict(slot, out));
+    /// Takes everything out.
+    pub(super) fn take_all(&mut self) -> Vec<NodeId> {
+        while let Some(next) = self.next_full() {
+            self.evict(next);
+        }
         self.missed = (0, 0);
+        std::mem::take(&mut self.leaving)
     }
 
     /// How many blocks of `size` granules to fetch now that there is none: one, and more each time
@@ -161,5 +183,59 @@ impl Medium {
     /// Whether there are no blocks.
     pub(in crate::heap) fn is_empty(&self) -> bool {
         self.granules == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_gives_out_what_it_keeps_by_exact_size_and_loses_nothing(
+            steps in proptest::collection::vec((any::<bool>(), 8_u32..600), 0..3000),
+            budget in 0_u64..20_000,
+        ) {
+            let mut medium = Medium::new();
+            let mut kept: HashMap<NodeId, u32> = HashMap::new();
+            for (number, (push, size)) in steps.into_iter().enumerate() {
+                if push {
+                    let node = NodeId::from_number(number as u32);
+                    medium.push(size, Extent { offset: number as u64, node }, budget);
+                    kept.insert(node, size);
+                    for left in medium.leaving.drain(..) {
+                        prop_assert!(kept.remove(&left).is_some());
+                    }
+                    prop_assert!(medium.granules <= budget.max(u64::from(size)));
+                } else if let Some(extent) = medium.pop(size) {
+                    prop_assert_eq!(kept.remove(&extent.node), Some(size));
+                    prop_assert_eq!(extent.offset, u64::from(extent.node.number()));
+                }
+                let granules: u64 = kept.values().map(|&size| u64::from(size)).sum();
+                prop_assert_eq!(medium.granules, granules);
+            }
+            let mut left: Vec<u32> = medium.take_all().iter().map(|node| node.number()).collect();
+            let mut expected: Vec<u32> = kept.keys().map(|node| node.number()).collect();
+            left.sort_unstable();
+            expected.sort_unstable();
+            prop_assert_eq!(left, expected);
+            prop_assert!(medium.is_empty());
+        }
+    }
+
+    #[test]
+    fn more_is_fetched_of_what_is_missed_again_and_again() {
+        let mut medium = Medium::new();
+        let ample = 1 << 20;
+        let wanted: Vec<u32> = (0..6).map(|_| medium.wanted(16, ample)).collect();
+        assert_eq!(wanted, [1, 2, 4, 8, 16, 16]);
+        assert_eq!(medium.wanted(17, ample), 1);
+        assert_eq!(medium.wanted(17, 8 * 17), 2);
+        assert_eq!(medium.wanted(17, 8 * 17), 2, "no more than a fourth of the budget");
+        assert_eq!(medium.wanted(17, 0), 1);
     }
 }
