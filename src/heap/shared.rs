@@ -270,7 +270,8 @@ impl Shared {
             };
             local.medium.push(size, extent, budget);
         }
-        core.free_all(local.medium.leaving.drain(..));
+        core.free_all(local.medium.leaving.iter().copied());
+        local.medium.leaving.clear();
         self.grower.look(core.free_bytes());
         Some(extent)
     }

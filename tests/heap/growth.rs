@@ -86,7 +86,7 @@ fn reserved_memory_is_there_and_trimmed_memory_is_not() {
         // Every second chunk: the range has holes, which are filled again.
         let mut kept: Vec<Block> = Vec::new();
         for block in blocks {
-            if block.offset() / (8 * MIB) % 2 == 0 {
+            if (block.offset() / (8 * MIB)).is_multiple_of(2) {
                 kept.push(block);
             }
         }

@@ -235,7 +235,11 @@ mod tests {
         assert_eq!(wanted, [1, 2, 4, 8, 16, 16]);
         assert_eq!(medium.wanted(17, ample), 1);
         assert_eq!(medium.wanted(17, 8 * 17), 2);
-        assert_eq!(medium.wanted(17, 8 * 17), 2, "no more than a fourth of the budget");
+        assert_eq!(
+            medium.wanted(17, 8 * 17),
+            2,
+            "no more than a fourth of the budget"
+        );
         assert_eq!(medium.wanted(17, 0), 1);
     }
 }
