@@ -4,6 +4,7 @@
 use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
@@ -148,9 +149,10 @@ fn check(what: &str, result: Result) -> io::Result<()> {
 /// A pool over a range.
 pub struct Umf {
     functions: &'static Functions,
+    kind: Pool,
     pool: Handle,
     // Unmapped after the pool is gone.
-    _range: Range,
+    range: ManuallyDrop<Range>,
 }
 
 // SAFETY: pools are for all threads.
@@ -212,8 +214,9 @@ impl Umf {
         check("pool", made)?;
         Ok(Self {
             functions,
+            kind: pool,
             pool: handle,
-            _range: range,
+            range: ManuallyDrop::new(range),
         })
     }
 }
@@ -247,7 +250,15 @@ impl Shared for Umf {
 
 impl Drop for Umf {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; nobody uses the pool any more.
-        unsafe { (self.functions.pool_destroy)(self.pool) };
+        // With blocks freed by other threads than allocated them, jemalloc 5.3 crashes in the end of such
+        // a pool. It stays, with its addresses.
+        if self.kind == Pool::Jemalloc {
+            return;
+        }
+        // SAFETY: made by `new`; nobody uses the pool any more, and the range only after it.
+        unsafe {
+            (self.functions.pool_destroy)(self.pool);
+            ManuallyDrop::drop(&mut self.range);
+        }
     }
 }
