@@ -11,7 +11,7 @@ BARE=(--no-default-features --features "cuda-13000")
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
 FULL_NEEDS=(
     protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
-    etcd:etcd-server ip:iproute2
+    etcd:etcd-server etcdctl:etcd-client ip:iproute2
 )
 
 # CI builds each state once: incremental data would only cost time and disk.
