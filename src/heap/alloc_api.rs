@@ -37,6 +37,7 @@ impl Heap {
             AllocError
         })?;
         // Its owner gives it back by its address.
+        self.shared().name(block.piece());
         let block = std::mem::ManuallyDrop::new(block);
         Ok(self.pointer(block.offset(), layout.size()))
     }

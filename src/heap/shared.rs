@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
 use super::backing::{Backing, Plan};
-use super::cache::{Contents, Depot, Inbox, Local, Magazine, member};
+use super::cache::{Contents, Depot, Inbox, Local, Magazine, Medium, member};
 use super::classes::{CLASSES, Class};
-use super::core::{Core, Extent, GRANULE, NodeId};
+use super::core::{Core, Extent, Frames, GRANULE, NodeId, Owner};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::life::Members;
@@ -101,6 +101,8 @@ pub(super) struct Shared {
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
     core: Apart<Mutex<Core>>,
+    /// The core's, to look up what is named there.
+    frames: Arc<Frames>,
     /// What could not be taken back since the core was busy: whoever has it next takes this back first.
     inbox: Apart<Inbox<Load>>,
     /// Full magazines, from threads that free to threads that allocate.
@@ -123,7 +125,10 @@ impl Shared {
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let start = backing.start().0;
+        let core = Core::new(start, backing.limit());
+        let frames = Arc::clone(core.frames());
         let shared = |this: &Weak<Self>| Self {
+            frames,
             this: Weak::clone(this),
             id: NEXT.fetch_add(1, Relaxed),
             start,
@@ -143,7 +148,7 @@ impl Shared {
             budget: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
-            core: Apart(Mutex::new(Core::new(start))),
+            core: Apart(Mutex::new(core)),
             inbox: Apart(Inbox::new()),
             depots: std::array::from_fn(|_| Depot::new(DEPOT)),
             members: Mutex::default(),
@@ -173,14 +178,14 @@ impl Shared {
         }
     }
 
-    /// Gives ranges back to the core, at once or by whoever has it now; none is left in `nodes`.
-    fn send_ranges(&self, nodes: &mut Vec<NodeId>) {
+    /// Gives what leaves a cache back to the core, at once or by whoever has it now.
+    fn send_ranges(&self, medium: &mut Medium) {
         match self.core.0.try_lock() {
             Ok(mut core) => {
-                core.free_all(nodes.iter().copied());
-                nodes.clear();
+                core.free_all(medium.leaving().iter().copied());
+                medium.left();
             }
-            Err(_) => self.send(Load::Ranges(std::mem::take(nodes))),
+            Err(_) => self.send(Load::Ranges(medium.take_leaving())),
         }
     }
 
@@ -227,7 +232,7 @@ impl Shared {
             });
         } else {
             member::with(self, |local| {
-                let found = self.carve(bytes, align)?;
+                let found = self.carve(local, bytes, align)?;
                 offset = found.offset;
                 key = Key::range(found.node);
                 local.tally.allocate(bytes);
@@ -263,23 +268,23 @@ impl Shared {
         let more = local.medium.wanted(size, budget) - 1;
         let bytes = u64::from(size) * GRANULE;
         let mut core = self.core();
+        take_leaving(&mut core, &mut local.medium);
         let extent = core.allocate(bytes, 1)?;
         for _ in 0..more {
             let Some(extent) = core.allocate(bytes, 1) else {
                 break;
             };
-            local.medium.push(size, extent, budget);
+            local.medium.push(size, extent);
         }
-        core.free_all(local.medium.leaving.iter().copied());
-        local.medium.leaving.clear();
         self.grower.look(core.free_bytes());
         Some(extent)
     }
 
     /// A large block, or one of large alignment, from the core.
     #[inline(never)]
-    fn carve(&self, bytes: u64, align: u64) -> Option<Extent> {
+    fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let mut core = self.core();
+        take_leaving(&mut core, &mut local.medium);
         let extent = core.allocate(bytes, align)?;
         self.grower.look(core.free_bytes());
         Some(extent)
@@ -340,17 +345,15 @@ impl Shared {
     fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
         let size = granules(piece.bytes);
         let budget = self.budget.load(Relaxed);
-        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
-            local.medium.leaving.push(node);
+        let full = if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+            local.medium.pass_on(size, node);
+            true
         } else {
-            let extent = Extent {
-                offset: piece.offset,
-                node,
-            };
-            local.medium.push(size, extent, budget);
-        }
-        if !local.medium.leaving.is_empty() {
-            self.send_ranges(&mut local.medium.leaving);
+            let offset = piece.offset;
+            local.medium.put(size, Extent { offset, node }, budget)
+        };
+        if full {
+            self.send_ranges(&mut local.medium);
         }
     }
 
@@ -397,16 +400,23 @@ impl Shared {
             .sum()
     }
 
-    /// The block that begins at an address, for who has no more than that.
+    /// Sees to it that a block is found by its address.
+    #[inline]
+    pub(super) fn name(&self, piece: &Piece) {
+        if let Kind::Range(node) = piece.key.kind() {
+            self.frames.set(piece.offset, Owner::Range(node));
+        }
+    }
+
+    /// The block that begins at an address and was [named](Self::name), for who has no more than that.
+    #[inline]
     pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
         let offset = address.wrapping_sub(self.start);
         if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        match self.core().at(offset) {
-            Some(super::core::Found::Range(node, _)) => {
-                Ok(Piece::range(Extent { offset, node }, bytes))
-            }
+        match self.frames.get(offset) {
+            Some(Owner::Range(node)) => Ok(Piece::range(Extent { offset, node }, bytes)),
             _ => Err(Error::invalid(
                 "address",
                 format!("no block of {bytes} bytes begins at {address:#x}"),
@@ -461,6 +471,15 @@ fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
             .iter()
             .find_map(|&node| ordinal(node))
             .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
+    }
+}
+
+/// Has the core take back what leaves a cache.
+#[inline]
+fn take_leaving(core: &mut Core, medium: &mut Medium) {
+    if !medium.leaving().is_empty() {
+        core.free_all(medium.leaving().iter().copied());
+        medium.left();
     }
 }
 

@@ -6,6 +6,12 @@ use crate::heap::core::{Extent, NodeId};
 const SLOTS: usize = 512;
 const NONE: u32 = u32::MAX;
 
+/// What a hit is worth: keeping pays where one of so many requests is met by what is kept.
+const HIT: u32 = 6;
+const HIGH: u32 = 64;
+/// Where it does not pay, one block of so many is kept all the same.
+const SAMPLE: u32 = 8;
+
 /// Blocks of one size.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -32,8 +38,13 @@ pub(in crate::heap) struct Medium {
     full: [u64; SLOTS / 64],
     /// Which slot gives way next.
     hand: usize,
-    /// What has to leave, until its way back to the core is found: kept for its room alone.
-    pub(in crate::heap) leaving: Vec<NodeId>,
+    /// What is on its way back to the core, and its granules.
+    leaving: Vec<NodeId>,
+    leaving_granules: u64,
+    /// Rises where what is kept is asked for again, and falls where not; at 0 keeping does not pay.
+    score: u32,
+    /// Blocks that were not kept since the last that was, to find out whether it pays now.
+    skipped: u32,
     /// The size that was asked for in vain last, and how often in a row.
     missed: (u32, u32),
 }
@@ -52,6 +63,9 @@ impl Medium {
             full: [0; SLOTS / 64],
             hand: 0,
             leaving: Vec::new(),
+            leaving_granules: 0,
+            score: HIGH,
+            skipped: 0,
             missed: (0, 0),
         }
     }
@@ -68,8 +82,10 @@ impl Medium {
         let index = Self::slot(size);
         let slot = &mut self.slots[index];
         if slot.size != size || slot.first == NONE {
+            self.score = self.score.saturating_sub(1);
             return None;
         }
+        self.score = (self.score + HIT).min(HIGH);
         let at = slot.first;
         let entry = &mut self.entries[at as usize];
         slot.first = entry.next;
@@ -83,10 +99,35 @@ impl Medium {
         Some(extent)
     }
 
-    /// Keeps a block of `size` granules. What has to leave for it, so that no more than `budget`
-    /// granules are kept, is in [`leaving`](Self::leaving) then.
+    /// Takes a block of `size` granules in, to keep it if that pays. Whether more than `budget` granules
+    /// would be in here then: if so, what [`leaves`](Self::leaving) has to go now.
     #[inline]
-    pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent, budget: u64) {
+    pub(in crate::heap) fn put(&mut self, size: u32, extent: Extent, budget: u64) -> bool {
+        if self.score == 0 && self.skipped < SAMPLE {
+            self.skipped += 1;
+            self.leaving.push(extent.node);
+            self.leaving_granules += u64::from(size);
+        } else {
+            if self.score == 0 {
+                self.skipped = 0;
+                self.shrink(0);
+            }
+            self.push(size, extent);
+        }
+        if self.granules + self.leaving_granules <= budget {
+            return false;
+        }
+        // Half of what is kept, so that many leave at once and seldom; a sample stays.
+        let most = if self.score > 0 { budget / 2 } else { budget };
+        if self.granules > most {
+            self.shrink(most);
+        }
+        true
+    }
+
+    /// Keeps a block of `size` granules.
+    #[inline]
+    pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent) {
         let index = Self::slot(size);
         if self.slots[index].size != size {
             self.evict(index);
@@ -111,15 +152,37 @@ impl Medium {
         };
         self.slots[index].first = at;
         self.granules += u64::from(size);
-        if self.granules > budget {
-            self.shrink(budget);
-        }
     }
 
-    /// Half of everything leaves, whole slots in turn, so that many leave at once and seldom.
+    /// Has a block of `size` granules leave that is not to be kept.
+    pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
+        self.leaving.push(node);
+        self.leaving_granules += u64::from(size);
+    }
+
+    /// What has to go back to the core.
+    #[inline]
+    pub(in crate::heap) fn leaving(&self) -> &[NodeId] {
+        &self.leaving
+    }
+
+    /// It has gone back to the core. Its room is kept.
+    #[inline]
+    pub(in crate::heap) fn left(&mut self) {
+        self.leaving.clear();
+        self.leaving_granules = 0;
+    }
+
+    /// Takes it out.
+    pub(in crate::heap) fn take_leaving(&mut self) -> Vec<NodeId> {
+        self.leaving_granules = 0;
+        std::mem::take(&mut self.leaving)
+    }
+
+    /// All but `most` granules leave, whole slots in turn.
     #[cold]
-    fn shrink(&mut self, budget: u64) {
-        while self.granules > budget / 2 {
+    fn shrink(&mut self, most: u64) {
+        while self.granules > most {
             let Some(next) = self.next_full() else {
                 break;
             };
@@ -148,6 +211,7 @@ impl Medium {
             let next = std::mem::replace(&mut entry.next, self.vacant);
             self.vacant = at;
             self.granules -= u64::from(size);
+            self.leaving_granules += u64::from(size);
             at = next;
         }
         self.slots[index].first = NONE;
@@ -160,29 +224,31 @@ impl Medium {
             self.evict(next);
         }
         self.missed = (0, 0);
-        std::mem::take(&mut self.leaving)
+        self.take_leaving()
     }
 
     /// How many blocks of `size` granules to fetch now that there is none: one, and more each time
     /// that the same size is missed with no other in between.
+    #[inline]
     pub(in crate::heap) fn wanted(&mut self, size: u32, budget: u64) -> u32 {
         const MOST: u32 = 16;
-        self.missed = match self.missed {
-            (last, streak) if last == size => (size, (streak * 2).min(MOST)),
-            _ => (size, 1),
-        };
+        if self.missed.0 != size {
+            self.missed = (size, 1);
+            return 1;
+        }
+        self.missed.1 = (self.missed.1 * 2).min(MOST);
         let room = budget / 4 / u64::from(size.max(1));
         u64::from(self.missed.1).min(room).max(1) as u32
     }
 
     /// Bytes of blocks in here.
     pub(super) fn bytes(&self) -> u64 {
-        self.granules * crate::heap::core::GRANULE
+        (self.granules + self.leaving_granules) * crate::heap::core::GRANULE
     }
 
     /// Whether there are no blocks.
     pub(in crate::heap) fn is_empty(&self) -> bool {
-        self.granules == 0
+        self.granules + self.leaving_granules == 0
     }
 }
 
@@ -205,18 +271,20 @@ mod tests {
             for (number, (push, size)) in steps.into_iter().enumerate() {
                 if push {
                     let node = NodeId::from_number(number as u32);
-                    medium.push(size, Extent { offset: number as u64, node }, budget);
+                    let full = medium.put(size, Extent { offset: number as u64, node }, budget);
                     kept.insert(node, size);
-                    for left in medium.leaving.drain(..) {
-                        prop_assert!(kept.remove(&left).is_some());
+                    if full {
+                        for left in medium.take_leaving() {
+                            prop_assert!(kept.remove(&left).is_some());
+                        }
                     }
-                    prop_assert!(medium.granules <= budget.max(u64::from(size)));
+                    prop_assert!(medium.granules + medium.leaving_granules <= budget.max(u64::from(size)));
                 } else if let Some(extent) = medium.pop(size) {
                     prop_assert_eq!(kept.remove(&extent.node), Some(size));
                     prop_assert_eq!(extent.offset, u64::from(extent.node.number()));
                 }
                 let granules: u64 = kept.values().map(|&size| u64::from(size)).sum();
-                prop_assert_eq!(medium.granules, granules);
+                prop_assert_eq!(medium.granules + medium.leaving_granules, granules);
             }
             let mut left: Vec<u32> = medium.take_all().iter().map(|node| node.number()).collect();
             let mut expected: Vec<u32> = kept.keys().map(|node| node.number()).collect();

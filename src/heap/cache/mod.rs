@@ -20,5 +20,6 @@ pub(in crate::heap) use self::{
     depot::Depot,
     inbox::Inbox,
     local::{Contents, Local, Magazine, Tally},
+    medium::Medium,
     member::Member,
 };

@@ -1,7 +1,13 @@
-//! From an offset to what lies there: one entry for each 2 KiB of the heap.
+//! From an offset to what lies there: one entry for each 2 KiB of the heap, read and written without a
+//! lock.
 //!
 //! Ranges that are blocks are no smaller than a frame, so at most one begins in each; slabs consist
-//! of whole frames. Entries are not cleared, so whoever looks one up checks what it finds.
+//! of whole frames. A slab has all of its frames named, a range only once somebody will look for it by
+//! its offset alone. Entries are not cleared, so they speak of what is there only to who has a block
+//! there.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::ranges::NodeId;
 use super::slabs::SlabId;
@@ -10,57 +16,119 @@ use crate::heap::classes::FRAME;
 /// Frames in one piece of the table, which covers 1 MiB: small, so that large blocks far apart take
 /// little of it.
 const PIECE: usize = 512;
+/// Pieces in one part, which covers 1 GiB.
+const PART: usize = 1024;
 const SLAB: u32 = 1 << 31;
+
+type Piece = [AtomicU32; PIECE];
+type Part = [OnceLock<Box<Piece>>; PART];
 
 /// What an entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(in crate::heap) enum Owner {
     /// The range that begins there.
     Range(NodeId),
     /// The slab that the frame is part of.
     Slab(SlabId),
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Frames {
-    pieces: Vec<Option<Box<[u32; PIECE]>>>,
+/// The table.
+#[derive(Debug)]
+pub(in crate::heap) struct Frames {
+    parts: Box<[OnceLock<Box<Part>>]>,
+    /// What it takes, in bytes.
+    metadata: AtomicUsize,
 }
 
 impl Frames {
+    /// For offsets below `limit`, in bytes.
+    pub(super) fn new(limit: u64) -> Self {
+        let parts = limit.div_ceil(FRAME * (PIECE * PART) as u64);
+        let parts: Box<[_]> = (0..parts).map(|_| OnceLock::new()).collect();
+        let metadata = AtomicUsize::new(size_of_val(&*parts));
+        Self { parts, metadata }
+    }
+
+    /// Names what lies at `offset`, which the caller has for itself.
     #[inline]
-    pub(super) fn set(&mut self, offset: u64, owner: Owner) {
-        let frame = (offset / FRAME) as usize;
+    pub(in crate::heap) fn set(&self, offset: u64, owner: Owner) {
         let entry = 1 + match owner {
-            Owner::Range(node) => node.0,
+            Owner::Range(node) => node.number(),
             Owner::Slab(slab) => slab.0 | SLAB,
         };
-        match self.pieces.get_mut(frame / PIECE) {
-            Some(Some(piece)) => piece[frame % PIECE] = entry,
-            _ => self.new_piece(frame / PIECE)[frame % PIECE] = entry,
+        let frame = (offset / FRAME) as usize;
+        let piece = match self.piece(frame) {
+            Some(piece) => piece,
+            None => match self.new_piece(frame) {
+                Some(piece) => piece,
+                None => return, // not below the limit
+            },
+        };
+        piece[frame % PIECE].store(entry, Relaxed);
+    }
+
+    /// What was named at `offset` last.
+    #[inline]
+    pub(in crate::heap) fn get(&self, offset: u64) -> Option<Owner> {
+        let frame = (offset / FRAME) as usize;
+        match self.piece(frame)?[frame % PIECE]
+            .load(Relaxed)
+            .checked_sub(1)?
+        {
+            slab if slab & SLAB != 0 => Some(Owner::Slab(SlabId(slab & !SLAB))),
+            node => Some(Owner::Range(NodeId::from_number(node))),
         }
+    }
+
+    #[inline]
+    fn piece(&self, frame: usize) -> Option<&Piece> {
+        let part = self.parts.get(frame / (PIECE * PART))?.get()?;
+        Some(part[frame / PIECE % PART].get()?)
     }
 
     #[cold]
-    fn new_piece(&mut self, index: usize) -> &mut [u32; PIECE] {
-        if self.pieces.len() <= index {
-            self.pieces.resize_with(index + 1, || None);
-        }
-        self.pieces[index].get_or_insert_with(|| Box::new([0; PIECE]))
-    }
-
-    #[inline]
-    pub(super) fn get(&self, offset: u64) -> Option<Owner> {
-        let frame = (offset / FRAME) as usize;
-        let piece = self.pieces.get(frame / PIECE)?.as_ref()?;
-        match piece[frame % PIECE].checked_sub(1)? {
-            slab if slab & SLAB != 0 => Some(Owner::Slab(SlabId(slab & !SLAB))),
-            node => Some(Owner::Range(NodeId(node))),
-        }
+    fn new_piece(&self, frame: usize) -> Option<&Piece> {
+        let part = self.parts.get(frame / (PIECE * PART))?.get_or_init(|| {
+            self.metadata.fetch_add(size_of::<Part>(), Relaxed);
+            Box::new([const { OnceLock::new() }; PART])
+        });
+        Some(part[frame / PIECE % PART].get_or_init(|| {
+            self.metadata.fetch_add(size_of::<Piece>(), Relaxed);
+            Box::new([const { AtomicU32::new(0) }; PIECE])
+        }))
     }
 
     /// What the table takes, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        self.pieces.iter().flatten().count() * size_of::<[u32; PIECE]>()
-            + self.pieces.capacity() * size_of::<Option<Box<[u32; PIECE]>>>()
+        self.metadata.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_named_last_is_found() {
+        let frames = Frames::new((1 << 30) + 1);
+        let before = frames.metadata();
+        let range = Owner::Range(NodeId::from_number(7));
+        for offset in [0, FRAME, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 1 << 30] {
+            assert_eq!(frames.get(offset), None);
+            frames.set(offset, Owner::Slab(SlabId(3)));
+            assert_eq!(frames.get(offset), Some(Owner::Slab(SlabId(3))));
+            frames.set(offset, range);
+            assert_eq!(frames.get(offset / FRAME * FRAME), Some(range));
+        }
+        // Two parts and four pieces.
+        let taken = 2 * size_of::<Part>() + 4 * size_of::<Piece>();
+        assert_eq!(frames.metadata() - before, taken);
+    }
+
+    #[test]
+    fn beyond_the_limit_there_is_nothing() {
+        let frames = Frames::new(1);
+        frames.set(1 << 30, Owner::Slab(SlabId(0)));
+        assert_eq!(frames.get(1 << 30), None);
     }
 }

@@ -297,6 +297,7 @@ impl Ranges {
     }
 
     /// The size in bytes of the range in use that `node` is, if it begins at `offset`.
+    #[cfg(test)]
     pub(super) fn used_at(&self, node: NodeId, offset: u64) -> Option<u64> {
         let this = self.nodes.get(node.index())?;
         let in_use = self.places[node.index()] == USED && this.start << LOG_GRANULE == offset;

@@ -6,7 +6,7 @@ use crate::heap::classes::{CLASSES, Class, FRAME};
 
 /// Names a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SlabId(pub(super) u32);
+pub(in crate::heap) struct SlabId(pub(super) u32);
 
 #[derive(Debug)]
 struct Slab {
@@ -56,7 +56,7 @@ impl Slabs {
         &mut self,
         class: Class,
         ranges: &mut Ranges,
-        frames: &mut Frames,
+        frames: &Frames,
         out: &mut [u64],
     ) -> usize {
         let mut filled = 0;
@@ -75,7 +75,7 @@ impl Slabs {
         filled
     }
 
-    fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &mut Frames) -> Option<SlabId> {
+    fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &Frames) -> Option<SlabId> {
         let blocks = class.blocks_for(self.totals[class.index()]);
         let used = u64::from(blocks) * class.bytes();
         let bytes = used.next_multiple_of(FRAME);
@@ -114,8 +114,8 @@ impl Slabs {
         Some(id)
     }
 
-    /// Where the slab lies and what its blocks are like, if a block of it that is in use begins at
-    /// `offset`.
+    /// What its blocks are like, if a block of it that is in use begins at `offset`.
+    #[cfg(test)]
     pub(super) fn block_at(&self, id: SlabId, offset: u64) -> Option<Class> {
         let slab = self.slabs.get(id.0 as usize)?;
         let index = slab.index_of(offset)?;

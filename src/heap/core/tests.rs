@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::heap::classes::MAX_SMALL;
 
+const LIMIT: u64 = MAX_RANGE + 8 * CHUNK;
 const CHUNK: u64 = 2 << 20;
 
 /// What is in use, the naive way.
@@ -77,7 +78,7 @@ struct Both {
 impl Both {
     fn new(origin: u64, joins: bool) -> Self {
         Self {
-            core: Core::new(origin),
+            core: Core::new(origin, LIMIT),
             model: Model {
                 joins,
                 ..Model::default()
@@ -145,6 +146,8 @@ impl Both {
             return;
         };
         assert_eq!((extent.offset + self.origin) % align, 0);
+        let owner = Owner::Range(extent.node);
+        self.core.frames().set(extent.offset, owner);
         assert_eq!(
             self.core.at(extent.offset),
             Some(Found::Range(extent.node, size))
@@ -297,7 +300,7 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
 
 #[test]
 fn all_memory_is_one_range_again_when_all_is_free() {
-    let mut core = Core::new(0);
+    let mut core = Core::new(0, LIMIT);
     for chunk in [3, 1, 0, 2] {
         core.add(chunk * CHUNK..(chunk + 1) * CHUNK, true);
     }
@@ -311,7 +314,7 @@ fn all_memory_is_one_range_again_when_all_is_free() {
 
 #[test]
 fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
-    let mut core = Core::new(0);
+    let mut core = Core::new(0, LIMIT);
     core.add(0..MAX_RANGE + 3 * CHUNK, true);
     assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
     assert_eq!(core.largest_free(), MAX_RANGE);
@@ -325,7 +328,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
 
 #[test]
 fn near_full_the_search_is_exact() {
-    let mut core = Core::new(0);
+    let mut core = Core::new(0, LIMIT);
     core.add(0..64 << 20, true);
     // Holes of one bin: the one that fits lies deep in it.
     let mut holes = Vec::new();
@@ -344,7 +347,7 @@ fn near_full_the_search_is_exact() {
 
 #[test]
 fn blocks_that_are_none_are_not_taken_back() {
-    let mut core = Core::new(0);
+    let mut core = Core::new(0, LIMIT);
     core.add(0..CHUNK, true);
     let class = Class::of(48, 1).unwrap();
     let mut out = [0; 3];
