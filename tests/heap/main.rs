@@ -1,6 +1,7 @@
 //! The heap through the public API: on the simulator always, on CUDA where there is a GPU.
 
 mod blocks;
+mod captures;
 #[cfg(feature = "allocator-api2")]
 mod collections;
 mod growth;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::driver::{Access, Call, HandleType, HandleTypes, NodeId};
-use egmem::proof::{check_pattern, write_pattern};
+use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::share::{ImportOptions, Shared};
 use egmem::{Block, Driver, Error, Heap, Machine, Topology};
 
@@ -113,9 +113,12 @@ fn blocks_go_to_another_process_and_each_chunk_once() {
     let exports = count(&driver, Call::MemExportToShareableHandle);
     assert_eq!(exports, before.map(|before| before + chunks.len() as u64));
     peer.says("written");
+    let prover = Prover::new(&driver, 0).unwrap();
     for (seed, block) in (1000..).zip(&blocks) {
         check_pattern(&block.cpu().unwrap(), seed).unwrap();
+        prover.check_rewrite(&**block, seed, 0).unwrap();
     }
+    drop(prover);
     peer.go();
     peer.ends_well();
     drop((blocks, shares));
@@ -136,12 +139,15 @@ fn peer(driver: &Driver, path: &Path) {
     if let Some(imports) = count(driver, Call::MemImportFromShareableHandle) {
         assert_eq!(imports, chunks.len() as u64);
     }
+    let prover = Prover::new(driver, 0).unwrap();
     for (index, block) in imported.iter().enumerate() {
         let seed = index as u64;
         assert_eq!(block.len(), SIZES[index % SIZES.len()]);
         check_pattern(&block.cpu().unwrap(), seed).unwrap();
-        write_pattern(&block.cpu().unwrap(), 1000 + seed).unwrap();
+        // The GPU reads what the other process's CPU wrote, and the other way round.
+        prover.check_rewrite(block, seed, 1000 + seed).unwrap();
     }
+    drop(prover);
     say("written");
     wait_for_go();
 }

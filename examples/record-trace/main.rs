@@ -5,7 +5,12 @@
 //! cargo run --release --example record-trace -- --replay h200.jsonl --sim h200x8
 //! ```
 //!
+//! With `--heap` the calls are not random, but what heaps at work ask of the driver.
+//!
 //! Recording runs in child processes, so that a driver that crashes costs one sequence.
+
+#[cfg(feature = "share")]
+mod heap;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Write};
@@ -16,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Parser;
 use egmem::trace::{
-    Crash, Header, Line, Outcome, Recorded, Report, Runner, Shape, compare, generate,
+    Crash, Header, Line, Outcome, Recorded, Report, Runner, Sequence, Shape, compare, generate,
 };
 use egmem::{Driver, Machine};
 
@@ -37,6 +42,11 @@ struct Args {
     /// How many GPUs to use.
     #[arg(long, default_value_t = 1)]
     devices: i32,
+    /// What heaps at work ask for: each sequence is a heap's, until it has made so many calls, and its
+    /// end. One GPU.
+    #[cfg(feature = "share")]
+    #[arg(long, conflicts_with = "replay")]
+    heap: bool,
     /// The file to write.
     #[arg(long, required_unless_present_any = ["replay", "child"])]
     out: Option<PathBuf>,
@@ -112,7 +122,7 @@ fn record(args: &Args) -> Result<bool> {
                     }
                 }
                 Event::Crashed { op, how } => {
-                    let sequence = generate(args.seed + next, &shape(args));
+                    let sequence = sequence(args, args.seed + next)?;
                     eprintln!("sequence {} died at operation {op}: {how}", sequence.seed);
                     next += 1;
                     crashes += 1;
@@ -141,6 +151,14 @@ fn shape(args: &Args) -> Shape {
         len: args.len,
         devices: args.devices,
     }
+}
+
+fn sequence(args: &Args, seed: u64) -> Result<Sequence> {
+    #[cfg(feature = "share")]
+    if args.heap {
+        return Ok(heap::sequence(seed, args.len)?);
+    }
+    Ok(generate(seed, &shape(args)))
 }
 
 fn header(args: &Args) -> Result<Header> {
@@ -208,6 +226,10 @@ fn run_child(args: &Args, first: u64, mut on: impl FnMut(Event) -> Result<()>) -
         .args(["--devices", &args.devices.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
+    #[cfg(feature = "share")]
+    if args.heap {
+        command.arg("--heap");
+    }
     if let Some(preset) = &args.sim {
         command.args(["--sim", preset]);
     }
@@ -269,7 +291,7 @@ fn child(args: &Args, first: u64) -> Result<()> {
     let mut runner = Runner::new(&open(args)?);
     let mut out = std::io::stdout().lock();
     for seed in args.seed + first..args.seed + args.seqs {
-        let sequence = generate(seed, &shape(args));
+        let sequence = sequence(args, seed)?;
         // A parent that is gone reads nothing more: the next line's error ends this.
         let record = runner.run(&sequence, |op| {
             let _ = writeln!(out, "@{op}").and_then(|()| out.flush());
