@@ -339,6 +339,12 @@ pub enum Error {
         /// How many ranks there should be.
         size: u32,
     },
+    /// A heap in debug mode has found damage.
+    #[error("{report}")]
+    HeapDamaged {
+        /// What was found.
+        report: Box<crate::heap::debug::DamageReport>,
+    },
     /// A limit of this process, set by its options, is reached.
     #[error("the limit of {limit} {what} is reached")]
     LimitReached {

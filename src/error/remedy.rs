@@ -47,6 +47,10 @@ impl Error {
             Self::WrongBytes { .. } => {
                 "memory was overwritten or is faulty: check other writers, then the machine's logs"
             }
+            Self::HeapDamaged { .. } => {
+                "look at who uses the blocks that are named: kernels' indices and lengths, and work that \
+                 still runs when a block is dropped (Block::free_after); compute-sanitizer finds the access"
+            }
             Self::ProbeDied { .. } => {
                 "if the driver crashed, update it, and keep to the paths that work"
             }

@@ -131,6 +131,7 @@ impl Block {
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
     /// into a graph; the driver's. Then the block is in the error, not given back.
+    #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_stream(stream, piece))
     }
@@ -141,10 +142,12 @@ impl Block {
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's event; the driver's. Then the block is in the
     /// error, not given back.
+    #[track_caller]
     pub fn free_after_event(self, event: Arc<Event>) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_event(event, piece))
     }
 
+    #[track_caller]
     fn defer(
         self,
         put: impl FnOnce(
@@ -156,15 +159,23 @@ impl Block {
         let Some(heap) = self.heap().this.upgrade() else {
             return Ok(()); // not while there is a block
         };
+        if let Some(watch) = &heap.watch {
+            watch.defer(self.piece.offset, std::panic::Location::caller());
+        }
         let refused = match crate::per_driver::lock(&heap.deferred).as_mut() {
             Some(deferred) => put(deferred, self.piece).err(),
             None => None,
         };
         match refused {
-            Some(refused) => Err(NotFreed {
-                error: Box::new(refused.error),
-                block: self,
-            }),
+            Some(refused) => {
+                if let Some(watch) = &heap.watch {
+                    watch.undo_defer(self.piece.offset);
+                }
+                Err(NotFreed {
+                    error: Box::new(refused.error),
+                    block: self,
+                })
+            }
             None => {
                 let bytes = self.len();
                 std::mem::forget(self);

@@ -147,6 +147,9 @@ impl Shared {
         &self,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
+        if let Some(watch) = &self.watch {
+            watch.flush(self);
+        }
         let contents = self.take_all_caches();
         let mut core = self.core();
         for contents in contents {
@@ -166,10 +169,9 @@ impl Shared {
         };
         for piece in &passed {
             // SAFETY: its user gave it back, and the GPU's work is done.
-            if unsafe { self.may_be_used_again(piece) } {
-                self.take_back(*piece);
-            }
+            unsafe { self.take_back_passed(piece) };
         }
+        self.tell();
         result.map(|_| passed.len())
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::backing::Backing;
+use super::debug::{BlockInfo, LeakReport, Watch};
 use super::shared::Shared;
 use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
 use crate::driver::{DevicePtr, Driver, Location};
@@ -79,6 +80,7 @@ impl Heap {
     /// [`Error::InvalidArgument`] for 0 bytes; where the heap has to grow, [`Error::LimitReached`],
     /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.
     #[inline]
+    #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
         if bytes > 0
@@ -87,16 +89,21 @@ impl Heap {
             // SAFETY: just allocated and counted, for this block.
             return Ok(unsafe { Block::new(&self.shared, piece) });
         }
-        self.allocate_slowly(bytes, align)
+        self.allocate_slowly(bytes, align, std::panic::Location::caller())
     }
 
     #[cold]
     #[inline(never)]
-    fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Block> {
+    fn allocate_slowly(
+        &self,
+        bytes: u64,
+        align: u64,
+        place: &'static std::panic::Location<'static>,
+    ) -> Result<Block> {
         if bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
-        let piece = self.shared.allocate_slowly(bytes, align)?;
+        let piece = self.shared.allocate_slowly(bytes, align, place)?;
         // SAFETY: just allocated and counted, for this block.
         Ok(unsafe { Block::new(&self.shared, piece) })
     }
@@ -106,6 +113,7 @@ impl Heap {
     ///
     /// # Errors
     /// As there; the driver's, where a GPU cannot write.
+    #[track_caller]
     pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
         let block = self.allocate(layout)?;
         // SAFETY: the block is new, and this function's alone.
@@ -147,7 +155,9 @@ impl Heap {
     /// # Errors
     /// As there.
     pub fn trim_to(&self, bytes: u64) -> Result<u64> {
-        self.shared.trim(bytes)
+        let given = self.shared.trim(bytes);
+        self.shared.tell();
+        given
     }
 
     /// Takes back the blocks that were [freed after](Block::free_after) work that has run by now; how
@@ -157,6 +167,42 @@ impl Heap {
     /// The driver's; what has passed is taken back all the same.
     pub fn collect(&self) -> Result<usize> {
         self.shared.collect_passed()
+    }
+
+    /// In [debug mode](super::debug), looks at all guards and at all freed blocks in quarantine.
+    /// Each damage is reported by one check: its bytes are put right then.
+    ///
+    /// Of a block in use, guarded bytes in the same eight as its last are looked at when it is freed.
+    ///
+    /// # Errors
+    /// [`Error::HeapDamaged`] with all that is found now and was found since the last check;
+    /// [`Error::InvalidArgument`] where the heap is not in debug mode; the driver's, where a GPU has to
+    /// look.
+    pub fn check(&self) -> Result<()> {
+        self.watch()?.check(&self.shared)
+    }
+
+    /// In [debug mode](super::debug), the blocks that users have, the oldest first: those freed after
+    /// GPU work are not among them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the heap is not in debug mode.
+    pub fn live_blocks(&self) -> Result<Vec<BlockInfo>> {
+        Ok(self.watch()?.live_blocks())
+    }
+
+    /// In [debug mode](super::debug), the blocks that users have, by where they were allocated. The same
+    /// is warned of when the heap's last handle goes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where the heap is not in debug mode.
+    pub fn leaks(&self) -> Result<LeakReport> {
+        Ok(self.watch()?.leaks())
+    }
+
+    fn watch(&self) -> Result<&Watch> {
+        let watch = self.shared.watch.as_ref();
+        watch.ok_or_else(|| Error::invalid("heap", "it was built without `debug`"))
     }
 
     /// How many bytes have memory now.

@@ -22,7 +22,8 @@ impl Shared {
     /// A member for the calling thread; none where the heap is closed.
     pub(super) fn join(&self) -> Option<Arc<Member>> {
         let mut members = lock(&self.members);
-        if members.closed {
+        // In debug mode nothing is kept, so that each block takes the slow way.
+        if members.closed || self.watch.is_some() {
             return None;
         }
         let member = Arc::new(Member::new(self.this.upgrade()?));
@@ -138,6 +139,8 @@ impl Shared {
         drop(members);
         if live == 0 {
             self.end();
+        } else if let Some(watch) = &self.watch {
+            watch.tell_leaks();
         }
     }
 
@@ -148,7 +151,12 @@ impl Shared {
         let Some(mut deferred) = deferred else {
             return;
         };
-        if let Err(error) = deferred.drain(&mut Vec::new()) {
+        let mut passed = Vec::new();
+        let drained = deferred.drain(&mut passed);
+        if let Some(watch) = &self.watch {
+            watch.end(self, &passed);
+        }
+        if let Err(error) = drained {
             // A GPU that touches addresses that are unmapped loses its context.
             tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");
             std::mem::forget(backing);

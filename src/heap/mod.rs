@@ -10,6 +10,7 @@ mod block;
 mod cache;
 mod classes;
 mod core;
+pub mod debug;
 mod deferred;
 mod grower;
 mod growth;
@@ -30,6 +31,7 @@ mod svg;
 mod zero;
 
 pub use block::{Block, NotFreed};
+pub use debug::DebugOptions;
 pub use heap::Heap;
 pub use limits::{Pressure, Relief};
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};

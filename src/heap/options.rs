@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Heap;
 use super::backing::Plan;
+use super::debug::DebugOptions;
 use super::limits::{Pressure, Relief, SoftLimit};
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location};
 use crate::{Error, Result};
@@ -22,6 +23,7 @@ pub struct HeapOptions {
     pub(super) soft_limit: Option<SoftLimit>,
     pub(super) thread_cache: u64,
     pub(super) scrub_on_free: bool,
+    pub(super) debug: Option<DebugOptions>,
 }
 
 impl HeapOptions {
@@ -35,6 +37,7 @@ impl HeapOptions {
             soft_limit: None,
             thread_cache: THREAD_CACHE,
             scrub_on_free: false,
+            debug: None,
         }
     }
 
@@ -142,6 +145,13 @@ impl HeapOptions {
         self
     }
 
+    /// Turns the [debug mode](super::debug) on: writes beside blocks and to freed blocks are found, and
+    /// where each block was allocated is known. For tests; slow, and blocks take more memory.
+    pub fn debug(mut self, options: DebugOptions) -> Self {
+        self.debug = Some(options);
+        self
+    }
+
     /// Reserves the addresses, and adds what memory is to be there from the start.
     ///
     /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
@@ -171,6 +181,7 @@ impl fmt::Debug for HeapOptions {
             )
             .field("thread_cache", &self.thread_cache)
             .field("scrub_on_free", &self.scrub_on_free)
+            .field("debug", &self.debug)
             .finish()
     }
 }

@@ -91,6 +91,10 @@ pub(super) struct Shared {
     pub(super) location: Location,
     pub(super) driver: Driver,
     pub(super) scrub: bool,
+    /// Of the debug mode.
+    pub(super) watch: Option<super::debug::Watch>,
+    /// Whether a block's end takes more than giving it back.
+    pub(super) careful: bool,
     /// One that may write, if any.
     pub(super) gpu: Option<i32>,
     pub(super) soft_limit: Option<SoftLimit>,
@@ -142,6 +146,8 @@ impl Shared {
                 .unwrap_or(Location::Host),
             driver: driver.clone(),
             scrub: options.scrub_on_free,
+            watch: options.debug.clone().map(super::debug::Watch::new),
+            careful: options.scrub_on_free || options.debug.is_some(),
             gpu: gpu_that_writes(driver, &options.plan),
             soft_limit: options.soft_limit.clone(),
             thread_cache: options.thread_cache,
@@ -293,18 +299,16 @@ impl Shared {
     /// Straight from the core, and from new memory where there is none left.
     #[cold]
     #[inline(never)]
-    pub(super) fn allocate_slowly(&self, bytes: u64, align: u64) -> Result<Piece> {
-        let class = Class::of(bytes, align);
-        let attempt = |core: &mut Core| match class {
-            Some(class) => {
-                let mut offset = [0];
-                (core.fill(class, &mut offset) == 1).then(|| Piece::small(offset[0], bytes, class))
-            }
-            None => core.allocate(bytes, align).map(|e| Piece::range(e, bytes)),
+    pub(super) fn allocate_slowly(
+        &self,
+        bytes: u64,
+        align: u64,
+        place: &'static std::panic::Location<'static>,
+    ) -> Result<Piece> {
+        let piece = match &self.watch {
+            Some(watch) => watch.allocate(self, bytes, align, place)?,
+            None => self.take_new(bytes, align)?,
         };
-        let piece = self.with_memory(bytes, align, attempt).inspect_err(|_| {
-            self.failed.fetch_add(1, Relaxed);
-        })?;
         let counted = member::with(self, |local| {
             local.tally.allocate(bytes);
             Some(())
@@ -313,6 +317,21 @@ impl Shared {
             self.note_without_member(|tally| tally.allocate(bytes));
         }
         Ok(piece)
+    }
+
+    /// The same, not yet counted.
+    pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
+        let class = Class::of(bytes, align);
+        let attempt = |core: &mut Core| match class {
+            Some(class) => {
+                let mut offset = [0];
+                (core.fill(class, &mut offset) == 1).then(|| Piece::small(offset[0], bytes, class))
+            }
+            None => core.allocate(bytes, align).map(|e| Piece::range(e, bytes)),
+        };
+        self.with_memory(bytes, align, attempt).inspect_err(|_| {
+            self.failed.fetch_add(1, Relaxed);
+        })
     }
 
     /// Takes a block back that its user does not use any more, nor a GPU.
@@ -411,6 +430,9 @@ impl Shared {
     /// The block that begins at an address and was [named](Self::name), for who has no more than that.
     #[inline]
     pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
+        if let Some(watch) = &self.watch {
+            return watch.piece_at(self, address, bytes, align);
+        }
         let offset = address.wrapping_sub(self.start);
         if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
@@ -433,7 +455,7 @@ impl Piece {
     }
 
     #[inline]
-    fn range(extent: Extent, bytes: u64) -> Self {
+    pub(super) fn range(extent: Extent, bytes: u64) -> Self {
         Self {
             offset: extent.offset,
             bytes,

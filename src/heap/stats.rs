@@ -22,6 +22,9 @@ pub struct HeapStats {
     pub used: u64,
     /// Kept by threads, and waiting between them, to be given out again.
     pub cached: u64,
+    /// Kept out of use by the [debug mode](super::debug): freed blocks, with their guards.
+    #[serde(default)]
+    pub quarantined: u64,
     /// Freed by users, but not yet by the GPU work that they named.
     pub deferred_blocks: u64,
     /// In no use: the memory outside slabs.
@@ -122,6 +125,7 @@ impl Shared {
                 halvings: counts.halvings,
             };
         }
+        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         let core = self.core();
         let (free_in_slabs, slab_ends) = core.slab_bytes();
         stats.backed = core.total();
@@ -134,7 +138,8 @@ impl Shared {
         stats.used_high_water = core.used_high_water();
         let waiting: u64 = self.waiting_bytes();
         stats.cached = (kept + waiting).min(out);
-        stats.used = out - stats.cached;
+        stats.quarantined = quarantined.min(out - stats.cached);
+        stats.used = out - stats.cached - stats.quarantined;
         stats.metadata = core.metadata() as u64;
         let classes = Class::all().zip(core.class_counts());
         stats.classes = classes

@@ -6,17 +6,22 @@ use crate::memory::CpuView;
 use crate::{Error, Result, Stream};
 
 impl Shared {
-    /// Overwrites all that a block takes with zeros and waits for the end.
+    /// Overwrites all that a block takes with zeros and waits for the end. In debug mode, what it takes
+    /// beside its own bytes is left.
     ///
     /// # Safety
     /// The piece is in use, and nobody else uses it.
     pub(super) unsafe fn zero(&self, piece: &Piece) -> Result<()> {
         let start = DevicePtr(self.start + piece.offset);
+        let bytes = match self.watch {
+            Some(_) => piece.bytes,
+            None => piece.taken(),
+        };
         if self.host == Access::ReadWrite {
             // SAFETY: the heap's memory is mapped and granted while it has blocks, and of this one
             // nobody else has a byte; blocks are whole words.
-            let view = unsafe { CpuView::new(start, piece.taken(), true) };
-            return view.fill(0, piece.taken(), 0);
+            let view = unsafe { CpuView::new(start, bytes, true) };
+            return view.fill(0, bytes, 0);
         }
         let Some(gpu) = self.gpu else {
             return Err(Error::NotAccessible {
@@ -27,7 +32,7 @@ impl Shared {
         };
         let stream = Stream::new(&self.driver, gpu)?;
         // SAFETY: as above; the work ends before this returns.
-        let put = unsafe { stream.memset_async(start, 0, piece.taken()) };
+        let put = unsafe { stream.memset_async(start, 0, bytes) };
         put.and(stream.synchronize())
     }
 
@@ -37,7 +42,7 @@ impl Shared {
     /// As [`free`](Self::free).
     #[inline]
     pub(super) unsafe fn release(&self, piece: &Piece) {
-        if self.scrub {
+        if self.careful {
             // SAFETY: the caller's promise.
             unsafe { self.release_with_care(piece) }
         } else {
@@ -49,6 +54,17 @@ impl Shared {
     #[cold]
     #[inline(never)]
     unsafe fn release_with_care(&self, piece: &Piece) {
+        if let Some(watch) = &self.watch {
+            // The heap ends no sooner than this.
+            let Some(this) = self.this.upgrade() else {
+                return; // not while there is a block
+            };
+            if watch.free(self, piece.offset) {
+                this.count_freed(piece.bytes);
+            }
+            watch.tell();
+            return;
+        }
         // SAFETY: the caller's promise: the block is at its end.
         if unsafe { self.may_be_used_again(piece) } {
             // SAFETY: the caller's promise.
@@ -58,11 +74,34 @@ impl Shared {
         }
     }
 
+    /// Takes a block back that was freed after GPU work, which has passed.
+    ///
+    /// # Safety
+    /// The piece is no longer anybody's.
+    pub(super) unsafe fn take_back_passed(&self, piece: &Piece) {
+        match &self.watch {
+            Some(watch) => watch.passed(self, piece.offset),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.take_back_scrubbed(piece) },
+        }
+    }
+
+    /// Gives a block straight back to the core, scrubbed where the heap is to.
+    ///
+    /// # Safety
+    /// The piece is no longer anybody's.
+    pub(super) unsafe fn take_back_scrubbed(&self, piece: &Piece) {
+        // SAFETY: the caller's promise.
+        if unsafe { self.may_be_used_again(piece) } {
+            self.take_back(*piece);
+        }
+    }
+
     /// Whether a block may be given to another owner; it is scrubbed where the heap is to.
     ///
     /// # Safety
     /// As [`zero`](Self::zero).
-    pub(super) unsafe fn may_be_used_again(&self, piece: &Piece) -> bool {
+    unsafe fn may_be_used_again(&self, piece: &Piece) -> bool {
         if !self.scrub {
             return true;
         }
@@ -74,6 +113,13 @@ impl Shared {
                 tracing::error!(%error, bytes = piece.bytes, "a block cannot be scrubbed and is not used again");
                 false
             }
+        }
+    }
+
+    /// Tells what the debug mode has found. Never with a lock of the heap held.
+    pub(super) fn tell(&self) {
+        if let Some(watch) = &self.watch {
+            watch.tell();
         }
     }
 }

@@ -4,6 +4,7 @@ mod blocks;
 mod captures;
 #[cfg(feature = "allocator-api2")]
 mod collections;
+mod debug;
 mod growth;
 mod life;
 mod streams;

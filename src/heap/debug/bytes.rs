@@ -1,0 +1,181 @@
+//! Patterns in a heap's bytes: written, and looked for.
+
+use crate::driver::{Access, DevicePtr, Driver, Relaxed};
+use crate::memory::CpuView;
+use crate::plain::PinnedHost;
+use crate::{Memory, Result, Stream};
+
+/// How many bytes are looked at at once.
+const STEP: u64 = 64 << 10;
+/// How many wrong bytes are shown.
+const SHOWN: usize = 32;
+
+/// How the bytes are reached.
+pub(super) enum Reach {
+    Cpu,
+    Gpu(Gpu),
+    /// By nobody that could write them.
+    None,
+}
+
+/// A GPU that writes the bytes, and copies them to where the CPU reads.
+pub(super) struct Gpu {
+    stream: Stream,
+    staging: PinnedHost,
+}
+
+/// The bytes of a range that are not what they should be, counted from its start.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) count: u64,
+    pub(super) found: Vec<u8>,
+}
+
+impl Reach {
+    pub(super) fn new(driver: &Driver, host: Access, gpu: Option<i32>) -> Result<Self> {
+        if host == Access::ReadWrite {
+            return Ok(Self::Cpu);
+        }
+        let Some(gpu) = gpu else {
+            return Ok(Self::None);
+        };
+        // Another thread may be capturing its streams.
+        let _relaxed = Relaxed::new(driver);
+        Ok(Self::Gpu(Gpu {
+            stream: Stream::new(driver, gpu)?,
+            staging: PinnedHost::new(driver, gpu, STEP)?,
+        }))
+    }
+
+    /// Fills a range with one byte.
+    ///
+    /// # Safety
+    /// The range is the heap's, has memory, and nobody else uses it.
+    pub(super) unsafe fn fill(&self, start: DevicePtr, bytes: u64, byte: u8) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        match self {
+            // SAFETY: the caller's promise; words at the ends are changed in part, atomically.
+            Self::Cpu => unsafe { CpuView::new(start, bytes, true) }.fill(0, bytes, byte),
+            Self::Gpu(gpu) => {
+                let _relaxed = Relaxed::new(gpu.stream.driver());
+                // SAFETY: the caller's promise; the work ends before this returns.
+                let put = unsafe { gpu.stream.memset_async(start, byte, bytes) };
+                put.and(gpu.stream.synchronize())
+            }
+            Self::None => Ok(()),
+        }
+    }
+
+    /// Which bytes of a range are not `byte`.
+    ///
+    /// # Safety
+    /// The range is the heap's and has memory; who writes to its words meanwhile does so atomically.
+    pub(super) unsafe fn wrong(
+        &self,
+        start: DevicePtr,
+        bytes: u64,
+        byte: u8,
+    ) -> Result<Option<Wrong>> {
+        let mut wrong = None;
+        let mut buffer = vec![0; STEP.min(bytes) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let step = STEP.min(bytes - at);
+            let buffer = &mut buffer[..step as usize];
+            match self {
+                // SAFETY: the caller's promise.
+                Self::Cpu => {
+                    unsafe { CpuView::new(start.add(at), step, false) }.read_at(0, buffer)?
+                }
+                Self::Gpu(gpu) => {
+                    // SAFETY: the caller's promise.
+                    unsafe { gpu.fetch(start.add(at), step)? };
+                    gpu.staging.cpu().read_at(0, buffer)?;
+                }
+                Self::None => return Ok(None),
+            }
+            look(&mut wrong, at, buffer, byte);
+            at += step;
+        }
+        Ok(wrong)
+    }
+}
+
+impl Gpu {
+    /// # Safety
+    /// As [`wrong`](Reach::wrong); no more than [`STEP`] bytes.
+    unsafe fn fetch(&self, start: DevicePtr, bytes: u64) -> Result<()> {
+        let _relaxed = Relaxed::new(self.stream.driver());
+        let to = self.staging.device_ptr();
+        // SAFETY: both have so many bytes; the staging memory is this heap's own, and the work ends
+        // before this returns.
+        let put = unsafe { self.stream.copy_async(to, start, bytes) };
+        put.and(self.stream.synchronize())
+    }
+}
+
+/// Adds what of `bytes`, which lie at `start`, is not `expected`.
+fn look(wrong: &mut Option<Wrong>, start: u64, bytes: &[u8], expected: u8) {
+    if bytes.iter().all(|&byte| byte == expected) {
+        return;
+    }
+    for (at, &byte) in bytes.iter().enumerate() {
+        let at = start + at as u64;
+        let is_wrong = byte != expected;
+        if !is_wrong && wrong.is_none() {
+            continue;
+        }
+        let wrong = wrong.get_or_insert_with(|| Wrong {
+            first: at,
+            last: at,
+            count: 0,
+            found: Vec::new(),
+        });
+        if wrong.found.len() < SHOWN && wrong.first + wrong.found.len() as u64 == at {
+            wrong.found.push(byte);
+        }
+        if is_wrong {
+            wrong.last = at;
+            wrong.count += 1;
+        }
+    }
+    if let Some(wrong) = wrong {
+        let reach = wrong.last - wrong.first + 1;
+        wrong.found.truncate(reach.min(SHOWN as u64) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// However the bytes are cut into steps.
+        #[test]
+        fn all_wrong_bytes_are_counted_and_the_first_shown(
+            bytes in proptest::collection::vec(prop_oneof![6 => Just(7_u8), 1 => any::<u8>()], 0..300),
+            step in 1_usize..120,
+        ) {
+            let mut seen = None;
+            for (number, part) in bytes.chunks(step).enumerate() {
+                look(&mut seen, (number * step) as u64, part, 7);
+            }
+            let wrong: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != 7).collect();
+            let expected = wrong.first().zip(wrong.last()).map(|(&first, &last)| {
+                (first as u64, last as u64, wrong.len() as u64)
+            });
+            prop_assert_eq!(seen.as_ref().map(|w| (w.first, w.last, w.count)), expected);
+            if let Some(Wrong { first, found, .. }) = seen {
+                let first = first as usize;
+                prop_assert!(!found.is_empty() && found.len() <= SHOWN);
+                prop_assert_eq!(&bytes[first..first + found.len()], &found[..]);
+            }
+        }
+    }
+}

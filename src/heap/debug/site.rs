@@ -1,0 +1,82 @@
+//! Where in the program something was done, and by which thread.
+
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// Where in the program something was done, and by which thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Site {
+    /// The call's file, line and column, as `src/main.rs:10:5`. Not known of a drop, nor where GPU work
+    /// or the heap itself is the reason; a collection's is within the collection.
+    pub place: Option<String>,
+    /// The thread's name, or its number where it has none.
+    pub thread: String,
+    /// How the program came there, if [that was wanted](super::DebugOptions::backtraces).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backtrace: Option<String>,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "at {place} ")?;
+        }
+        write!(f, "by thread {}", self.thread)?;
+        match &self.backtrace {
+            Some(backtrace) => write!(f, "\n{backtrace}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A site as it is noted: nothing is put into words that nobody may ask for.
+#[derive(Clone, Debug)]
+pub(in crate::heap) struct Origin {
+    place: Option<&'static Location<'static>>,
+    thread: Arc<str>,
+    backtrace: Option<Arc<Backtrace>>,
+}
+
+impl Origin {
+    /// The calling thread, now.
+    pub(super) fn here(place: Option<&'static Location<'static>>, backtrace: bool) -> Self {
+        Self {
+            place,
+            thread: thread(),
+            backtrace: backtrace.then(|| Arc::new(Backtrace::force_capture())),
+        }
+    }
+
+    /// The line of the program.
+    pub(super) fn place(&self) -> Option<&'static Location<'static>> {
+        self.place
+    }
+
+    pub(super) fn site(&self) -> Site {
+        Site {
+            place: self.place.map(ToString::to_string),
+            thread: self.thread.to_string(),
+            backtrace: self.backtrace.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+fn thread() -> Arc<str> {
+    thread_local! {
+        static NAME: Arc<str> = {
+            let thread = std::thread::current();
+            match thread.name() {
+                Some(name) => name.into(),
+                None => format!("{:?}", thread.id()).into(),
+            }
+        };
+    }
+    // Blocks are freed by threads at their very end too.
+    let name = NAME.try_with(Arc::clone);
+    name.unwrap_or_else(|_| "that has ended".into())
+}

@@ -1,0 +1,276 @@
+//! Which blocks there are, and which were freed a while ago. Pure: no memory is touched.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use super::{BlockInfo, Origin};
+use crate::heap::shared::Piece;
+
+/// Up to this alignment blocks have room before them.
+const MAX_FRONT: u64 = 2 << 20;
+/// How much of that room is guarded at most, where the guard is no larger.
+const MAX_BEFORE: u64 = 4096;
+
+/// How a block lies in what the core gives for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fit {
+    /// The bytes before it.
+    pub(super) front: u64,
+    /// All bytes, with those after it.
+    pub(super) bytes: u64,
+}
+
+impl Fit {
+    /// For `bytes` at a multiple of `align`, a power of two, with guards of at least `guard` bytes.
+    pub(super) fn of(bytes: u64, align: u64, guard: u32) -> Self {
+        let guard = u64::from(guard);
+        let front = match align > MAX_FRONT {
+            true => 0,
+            // Blocks begin at whole words at least, as they do without guards.
+            false => guard.next_multiple_of(align.max(16)),
+        };
+        Self {
+            front,
+            bytes: front.saturating_add(bytes).saturating_add(guard),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// The program has it.
+    Live,
+    /// The program has given it back, and GPU work has not.
+    Deferred,
+    /// In quarantine.
+    Freed,
+}
+
+/// A block.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    /// What the core knows.
+    pub(super) outer: Piece,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) align: u64,
+    pub(super) guard: u32,
+    /// Whether its guards and bytes were written, so that they can be looked at.
+    pub(super) written: bool,
+    pub(super) number: u64,
+    pub(super) state: State,
+    pub(super) allocated: Origin,
+    pub(super) freed: Option<Origin>,
+}
+
+impl Record {
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+
+    /// The guarded bytes before it.
+    pub(super) fn before(&self) -> Range<u64> {
+        let most = MAX_BEFORE.max(self.guard.into());
+        let front = (self.offset - self.outer.offset).min(most);
+        self.offset - front..self.offset
+    }
+
+    /// The guarded bytes after it.
+    pub(super) fn after(&self) -> Range<u64> {
+        self.end()..self.outer.offset + self.outer.taken()
+    }
+
+    pub(super) fn info(&self) -> BlockInfo {
+        BlockInfo {
+            number: self.number,
+            offset: self.offset,
+            bytes: self.bytes,
+            align: self.align,
+            allocated: self.allocated.site(),
+            freed: self.freed.as_ref().map(Origin::site),
+        }
+    }
+}
+
+/// All blocks that are out of the core, by where they begin.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    blocks: BTreeMap<u64, Record>,
+    /// The oldest first.
+    quarantine: VecDeque<u64>,
+    quarantined: u64,
+    next: u64,
+}
+
+impl Table {
+    /// A number for the next block.
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub(super) fn insert(&mut self, record: Record) {
+        self.blocks.insert(record.offset, record);
+    }
+
+    pub(super) fn get(&self, offset: u64) -> Option<&Record> {
+        self.blocks.get(&offset)
+    }
+
+    pub(super) fn get_mut(&mut self, offset: u64) -> Option<&mut Record> {
+        self.blocks.get_mut(&offset)
+    }
+
+    /// The block that has the byte at `offset`, its guards included.
+    pub(super) fn around(&self, offset: u64) -> Option<&Record> {
+        // Blocks of others may begin before its guard, but not after it.
+        let mut near = self.blocks.range(..=offset).next_back().into_iter();
+        let mut next = self.blocks.range(offset..).next().into_iter();
+        let has = |record: &&Record| {
+            (record.outer.offset..record.outer.offset + record.outer.taken()).contains(&offset)
+        };
+        let near = near.find_map(|(_, record)| Some(record).filter(has));
+        near.or_else(|| next.find_map(|(_, record)| Some(record).filter(has)))
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Record> {
+        self.blocks.values()
+    }
+
+    /// What the program has, by when it was allocated.
+    pub(super) fn live(&self) -> Vec<&Record> {
+        let live = |record: &&Record| record.state == State::Live;
+        let mut live: Vec<_> = self.all().filter(live).collect();
+        live.sort_unstable_by_key(|record| record.number);
+        live
+    }
+
+    /// Puts a block into quarantine.
+    pub(super) fn quarantine(&mut self, offset: u64) {
+        if let Some(record) = self.blocks.get_mut(&offset)
+            && record.state != State::Freed
+        {
+            record.state = State::Freed;
+            self.quarantined += record.outer.taken();
+            self.quarantine.push_back(offset);
+        }
+    }
+
+    /// The bytes in quarantine, guards included.
+    pub(super) fn quarantined(&self) -> u64 {
+        self.quarantined
+    }
+
+    /// Takes the oldest block out of quarantine, if there are more than `most` bytes in it.
+    pub(super) fn leave(&mut self, most: u64) -> Option<Record> {
+        if self.quarantined <= most {
+            return None;
+        }
+        let record = self.blocks.remove(&self.quarantine.pop_front()?)?;
+        self.quarantined -= record.outer.taken();
+        Some(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::heap::core::{Extent, NodeId};
+
+    fn record(offset: u64, bytes: u64, number: u64) -> Record {
+        let fit = Fit::of(bytes, 1, 32);
+        Record {
+            outer: Piece::range(
+                Extent {
+                    offset,
+                    node: NodeId::from_number(0),
+                },
+                fit.bytes,
+            ),
+            offset: offset + fit.front,
+            bytes,
+            align: 1,
+            guard: 32,
+            written: true,
+            number,
+            state: State::Live,
+            allocated: Origin::here(None, false),
+            freed: None,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_block_lies_where_it_should_with_guards_on_both_sides(
+            bytes in 1_u64..1 << 40, log in 0_u32..40, guard in 0_u32..10_000,
+        ) {
+            let align = 1_u64 << log;
+            let fit = Fit::of(bytes, align, guard);
+            prop_assert!(fit.front.is_multiple_of(align.max(16)));
+            prop_assert!(fit.bytes >= fit.front + bytes + u64::from(guard));
+            if log <= 21 {
+                prop_assert!(fit.front >= guard.into());
+                prop_assert!(fit.front < u64::from(guard) + align.max(16));
+            } else {
+                prop_assert_eq!(fit.front, 0);
+            }
+        }
+
+        /// Against a plain list: blocks leave in the order in which they came, and no sooner than they must.
+        #[test]
+        fn quarantine_is_first_in_first_out_and_bounded(
+            sizes in proptest::collection::vec(1_u64..5000, 1..60), most in 0_u64..50_000,
+        ) {
+            let mut table = Table::default();
+            let mut waiting: VecDeque<(u64, u64)> = VecDeque::new();
+            for (number, &bytes) in sizes.iter().enumerate() {
+                let record = record(number as u64 * 8192, bytes, number as u64);
+                let (offset, takes) = (record.offset, record.outer.taken());
+                table.insert(record);
+                table.quarantine(offset);
+                table.quarantine(offset); // counted once
+                waiting.push_back((number as u64, takes));
+                while let Some(left) = table.leave(most) {
+                    let before: u64 = waiting.iter().map(|(_, takes)| takes).sum();
+                    prop_assert!(before > most);
+                    prop_assert_eq!(Some(left.number), waiting.pop_front().map(|(number, _)| number));
+                }
+                let now: u64 = waiting.iter().map(|(_, takes)| takes).sum();
+                prop_assert_eq!(table.quarantined(), now);
+                prop_assert!(now <= most);
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_belongs_to_the_block_whose_guard_it_is_in() {
+        let mut table = Table::default();
+        for number in [0, 1] {
+            table.insert(record(number * 4096, 100, number));
+        }
+        let first = table.get(32).map(|record| record.outer.taken()).unwrap();
+        let number = |offset| table.around(offset).map(|record| record.number);
+        assert_eq!(number(0), Some(0), "before it");
+        assert_eq!(number(50), Some(0));
+        assert_eq!(number(first - 1), Some(0), "after it");
+        assert_eq!(number(first), None);
+        assert_eq!(number(4096), Some(1), "before the second");
+    }
+
+    #[test]
+    fn what_is_live_comes_by_age_whatever_lies_first() {
+        let mut table = Table::default();
+        let mut offsets = Vec::new();
+        for offset in [8192, 0, 4096] {
+            let number = table.number();
+            let record = record(offset, 10, number);
+            offsets.push(record.offset);
+            table.insert(record);
+        }
+        table.quarantine(offsets[1]);
+        let live: Vec<u64> = table.live().iter().map(|record| record.offset).collect();
+        assert_eq!(live, [offsets[0], offsets[2]]);
+    }
+}
