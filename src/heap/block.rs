@@ -217,9 +217,17 @@ impl Memory for Block {
     fn len(&self) -> u64 {
         self.piece.bytes
     }
-    /// Of a heap on several nodes, the first of them.
+    /// Where its first byte lies. A heap on several nodes may be growing: then this waits.
     fn location(&self) -> Location {
-        self.heap().location
+        let heap = self.heap();
+        heap.location.unwrap_or_else(|| {
+            let backing = crate::per_driver::lock(&heap.backing);
+            let chunk = backing
+                .as_ref()
+                .and_then(|all| all.chunk_at(self.piece.offset));
+            // There is a chunk at each block.
+            chunk.map_or(Location::Host, |chunk| chunk.location())
+        })
     }
 }
 

@@ -126,8 +126,8 @@ impl Heap {
         self.shared.stats()
     }
 
-    /// What lies where at this moment, to count or [to draw](Occupancy::to_svg). Blocks of slabs are
-    /// not told apart, and what threads keep counts as used.
+    /// What lies where at this moment, to count or [to draw](Occupancy::to_svg). Blocks that touch are
+    /// one range. Takes as long as it takes to go through all blocks, while the heap's threads wait.
     pub fn occupancy(&self) -> Occupancy {
         self.shared.occupancy()
     }

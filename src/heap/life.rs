@@ -1,9 +1,10 @@
 //! Threads come and go, handles go, blocks may outlive both; with the last block goes the memory.
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Contents, Member, Tally, member};
+use super::cache::{Biased, Contents, Local, Member, Tally, member};
 use super::shared::{Piece, Shared};
 use crate::per_driver::lock;
 
@@ -16,6 +17,13 @@ pub(super) struct Members {
     /// Keeps a closed heap for the blocks that it still has.
     orphan: Option<Arc<Shared>>,
     closed: bool,
+}
+
+impl Members {
+    /// What all threads keep.
+    pub(super) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
+        Biased::hold_all(self.list.iter().map(|member| &member.local))
+    }
 }
 
 impl Shared {
@@ -48,14 +56,14 @@ impl Shared {
     /// Takes out what all threads keep.
     pub(super) fn take_all_caches(&self) -> Vec<Contents> {
         let members = lock(&self.members);
-        let mut held = Biased::hold_all(members.list.iter().map(|member| &member.local));
+        let mut held = members.hold_all();
         held.iter_mut().map(|local| local.empty()).collect()
     }
 
     /// What users have, and what threads keep in bytes.
     pub(super) fn tally(&self) -> (Tally, u64) {
         let members = lock(&self.members);
-        let held = Biased::hold_all(members.list.iter().map(|member| &member.local));
+        let held = members.hold_all();
         let mut tally = members.tally;
         let mut kept = 0;
         for local in &held {

@@ -23,6 +23,7 @@ mod life;
 mod limits;
 mod occupancy;
 mod options;
+mod picture;
 #[cfg(feature = "share")]
 mod share;
 mod shared;

@@ -20,7 +20,8 @@ pub struct Occupancy {
     pub chunks: Vec<Chunk>,
     /// Blocks that the program holds.
     pub used: Vec<Range<u64>>,
-    /// Freed blocks that a thread's cache keeps for its next allocation.
+    /// Freed blocks that threads keep for their next allocations, and those that the
+    /// [debug mode](super::debug) keeps out of use.
     #[serde(default)]
     pub cached: Vec<Range<u64>>,
     /// Freed blocks that wait for GPU work to pass.
@@ -123,7 +124,7 @@ impl Layers {
 }
 
 /// The ranges in order, those that touch or overlap as one.
-fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
+pub(super) fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = ranges
         .into_iter()
         .filter(|range| range.start < range.end)
@@ -141,7 +142,7 @@ fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> Vec<Range<u
 }
 
 /// What of `from` is not in `taken`; both in order.
-fn without(from: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(super) fn without(from: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut left = Vec::with_capacity(from.len());
     let mut next = 0;
     for range in from {

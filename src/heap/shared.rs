@@ -88,7 +88,8 @@ pub(super) struct Shared {
     pub(super) start: u64,
     pub(super) limit: u64,
     pub(super) host: Access,
-    pub(super) location: Location,
+    /// None where its chunks lie in several places.
+    pub(super) location: Option<Location>,
     pub(super) driver: Driver,
     pub(super) scrub: bool,
     /// Of the debug mode.
@@ -138,12 +139,10 @@ impl Shared {
             start,
             limit: backing.limit(),
             host: backing.host_access(),
-            location: options
-                .plan
-                .nodes
-                .first()
-                .copied()
-                .unwrap_or(Location::Host),
+            location: match options.plan.nodes[..] {
+                [node] => Some(node),
+                _ => None,
+            },
             driver: driver.clone(),
             scrub: options.scrub_on_free,
             watch: options.debug.clone().map(super::debug::Watch::new),
@@ -461,6 +460,11 @@ impl Piece {
             bytes,
             key: Key::range(extent.node),
         }
+    }
+
+    /// Where it lies, with what it takes.
+    pub(super) fn range_taken(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset + self.taken()
     }
 
     /// What the block takes, in bytes.

@@ -6,8 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::classes::Class;
 use super::shared::Shared;
-use super::{Chunk, Occupancy, backing};
-use crate::driver::{Location, NodeId};
 use crate::per_driver::lock;
 
 /// A heap's numbers at one moment; made by [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
@@ -151,32 +149,5 @@ impl Shared {
             })
             .collect();
         stats
-    }
-
-    pub(super) fn occupancy(&self) -> Occupancy {
-        let chunks = match lock(&self.backing).as_ref() {
-            Some(backing) => backing.chunks().map(drawn).collect(),
-            None => Vec::new(),
-        };
-        let core = self.core();
-        let used = core.all_ranges().filter(|(_, used)| *used);
-        Occupancy {
-            limit: self.limit,
-            chunks,
-            used: used.map(|(range, _)| range).collect(),
-            ..Occupancy::default()
-        }
-    }
-}
-
-fn drawn(chunk: &backing::Chunk) -> Chunk {
-    let node = match chunk.location() {
-        Location::HostNuma(node) => NodeId(node),
-        // No node of the host: a GPU's memory, or the host's anywhere.
-        _ => NodeId(-1),
-    };
-    Chunk {
-        range: chunk.range(),
-        node,
     }
 }

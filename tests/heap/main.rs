@@ -7,6 +7,7 @@ mod collections;
 mod debug;
 mod growth;
 mod life;
+mod picture;
 mod streams;
 mod threads;
 

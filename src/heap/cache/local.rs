@@ -203,6 +203,19 @@ impl Local {
         }
     }
 
+    /// Names each block in here, by offset and bytes.
+    pub(in crate::heap) fn each(&self, mut name: impl FnMut(u64, u64)) {
+        for (class, shelf) in Class::all().zip(&self.small) {
+            for full in [&shelf.loaded, &shelf.spare].into_iter().flatten() {
+                let mut offsets = full.offsets().iter();
+                offsets
+                    .by_ref()
+                    .for_each(|&offset| name(offset, class.bytes()));
+            }
+        }
+        self.medium.each(name);
+    }
+
     /// Bytes of blocks in here.
     pub(in crate::heap) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);

@@ -154,6 +154,18 @@ impl Medium {
         self.granules += u64::from(size);
     }
 
+    /// Names each block that is kept, by offset and bytes.
+    pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
+        for slot in self.slots.iter() {
+            let mut at = slot.first;
+            while let Some(entry) = self.entries.get(at as usize) {
+                let bytes = u64::from(slot.size) * crate::heap::core::GRANULE;
+                name(entry.extent.offset, bytes);
+                at = entry.next;
+            }
+        }
+    }
+
     /// Has a block of `size` granules leave that is not to be kept.
     pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
         self.leaving.push(node);

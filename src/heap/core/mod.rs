@@ -196,6 +196,17 @@ impl Core {
         self.ranges.free_ranges(bytes)
     }
 
+    /// Ranges in use, as slabs or otherwise, in the order of offsets.
+    pub(super) fn used_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let used = self.all_ranges().filter(|(_, used)| *used);
+        used.map(|(range, _)| range)
+    }
+
+    /// What of slabs is no block that is in use.
+    pub(super) fn free_in_slabs(&self) -> impl Iterator<Item = Range<u64>> {
+        self.slabs.free_ranges()
+    }
+
     /// All ranges in the order of offsets, and whether they are in use, as a slab or otherwise.
     pub(super) fn all_ranges(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
         let all = self.ranges.all();

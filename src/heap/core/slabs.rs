@@ -1,5 +1,7 @@
 //! Slabs: ranges that are divided into blocks of one class, each block a bit.
 
+use std::ops::Range;
+
 use super::frames::{Frames, Owner};
 use super::ranges::{NodeId, Ranges};
 use crate::heap::classes::{CLASSES, Class, FRAME};
@@ -190,6 +192,21 @@ impl Slabs {
         self.totals[class.index()] -= bytes;
         ranges.free(node);
         self.vacant.push(id);
+    }
+
+    /// Free blocks, and the ends that are no block's.
+    pub(super) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let there = self.slabs.iter().filter(|slab| !slab.words.is_empty());
+        there.flat_map(|slab| {
+            let size = slab.class.bytes();
+            let end = slab.start + u64::from(slab.blocks) * size;
+            let is_free = |block: &u32| slab.words[*block as usize / 64] & (1 << (block % 64)) != 0;
+            let free = (0..slab.blocks).filter(is_free).map(move |block| {
+                let at = slab.start + u64::from(block) * size;
+                at..at + size
+            });
+            free.chain(std::iter::once(end..end.next_multiple_of(FRAME)))
+        })
     }
 
     /// Of each class: how many blocks are free, and how many there are.

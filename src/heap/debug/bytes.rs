@@ -87,9 +87,10 @@ impl Reach {
             let step = STEP.min(bytes - at);
             let buffer = &mut buffer[..step as usize];
             match self {
-                // SAFETY: the caller's promise.
                 Self::Cpu => {
-                    unsafe { CpuView::new(start.add(at), step, false) }.read_at(0, buffer)?
+                    // SAFETY: the caller's promise.
+                    let view = unsafe { CpuView::new(start.add(at), step, false) };
+                    view.read_at(0, buffer)?;
                 }
                 Self::Gpu(gpu) => {
                     // SAFETY: the caller's promise.

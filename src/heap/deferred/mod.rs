@@ -95,6 +95,14 @@ impl<T> Deferred<T> {
         self.pending
     }
 
+    /// What waits, in no order.
+    pub(in crate::heap) fn payloads(&self) -> impl Iterator<Item = &T> {
+        let by_stream = self.streams.values().flatten();
+        let by_stream = by_stream.flat_map(|batch| &batch.payloads);
+        let by_event = self.events.values().flat_map(|waiting| &waiting.payloads);
+        by_stream.chain(by_event).chain(&self.lost)
+    }
+
     /// `payload` may be used again once all that is on `stream` by now has run, and with it all
     /// that the stream has been told to wait for. The stream is not needed after the call.
     ///

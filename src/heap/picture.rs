@@ -1,0 +1,69 @@
+//! What of a heap is where at one moment.
+
+use std::ops::Range;
+
+use super::occupancy::{in_order, without};
+use super::shared::{Piece, Shared};
+use super::{Chunk, Occupancy, backing};
+use crate::driver::{Location, NodeId};
+use crate::per_driver::lock;
+
+impl Shared {
+    /// Has all locks at once, in their order, so that no block is in two places or in none. `deferred`
+    /// comes first: whoever has it otherwise takes no other.
+    pub(super) fn occupancy(&self) -> Occupancy {
+        let deferred = lock(&self.deferred);
+        let backing = lock(&self.backing);
+        let members = lock(&self.members);
+        let mut held = members.hold_all();
+        let quarantine = self.watch.as_ref().map(|watch| watch.quarantine());
+        let deferred: Vec<Range<u64>> = deferred
+            .iter()
+            .flat_map(|deferred| deferred.payloads())
+            .map(|piece| match &self.watch {
+                Some(watch) => watch.outer(piece).range_taken(),
+                None => piece.range_taken(),
+            })
+            .collect();
+        let mut core = self.core();
+        // A thread that finds nothing between threads takes from the core.
+        self.empty_depots(&mut core);
+        let mut cached: Vec<Range<u64>> = Vec::new();
+        for local in &mut held {
+            core.free_all(local.medium.leaving().iter().copied());
+            local.medium.left();
+            local.each(|offset, bytes| cached.push(offset..offset + bytes));
+        }
+        cached.extend(quarantine.iter().flatten().map(Piece::range_taken));
+        let out: Vec<Range<u64>> = core.used_ranges().collect();
+        let free: Vec<Range<u64>> = core.free_in_slabs().collect();
+        drop(core);
+        let (cached, deferred) = (in_order(&cached), in_order(&deferred));
+        let free = in_order(&free);
+        let used = [&free, &cached, &deferred]
+            .into_iter()
+            .fold(in_order(&out), |left, taken| without(&left, taken));
+        Occupancy {
+            limit: self.limit,
+            chunks: backing
+                .iter()
+                .flat_map(|backing| backing.chunks().map(drawn))
+                .collect(),
+            used,
+            cached,
+            deferred,
+        }
+    }
+}
+
+fn drawn(chunk: &backing::Chunk) -> Chunk {
+    let node = match chunk.location() {
+        Location::HostNuma(node) => NodeId(node),
+        // No node of the host: a GPU's memory, or the host's anywhere.
+        _ => NodeId(-1),
+    };
+    Chunk {
+        range: chunk.range(),
+        node,
+    }
+}
