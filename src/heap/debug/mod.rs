@@ -50,6 +50,7 @@
 //! either, there are no guards and no patterns: blocks freed twice and leaks are found, writes are not.
 
 mod bytes;
+mod inner;
 mod options;
 mod report;
 mod site;

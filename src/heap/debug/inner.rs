@@ -1,0 +1,185 @@
+//! What is under the debug mode's lock: the table, and who looks at the bytes.
+
+use super::bytes::Reach;
+use super::table::{Record, State, Table};
+use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
+use crate::Result;
+use crate::driver::DevicePtr;
+use crate::heap::shared::{Piece, Shared};
+
+/// How many findings are kept for the next check.
+const KEPT: usize = 1000;
+
+#[derive(Default)]
+pub(super) struct Inner {
+    pub(super) table: Table,
+    /// None until it is needed.
+    pub(super) reach: Option<Reach>,
+    /// What nobody was told yet.
+    pub(super) news: Vec<Damage>,
+    /// For the next check.
+    pub(super) kept: DamageReport,
+}
+
+impl Inner {
+    pub(super) fn reach(&mut self, heap: &Shared) -> Result<&Reach> {
+        let reach = match self.reach.take() {
+            Some(reach) => reach,
+            None => Reach::new(&heap.driver, heap.host, heap.gpu)?,
+        };
+        Ok(self.reach.insert(reach))
+    }
+
+    pub(super) fn write_new(
+        &mut self,
+        heap: &Shared,
+        record: &Record,
+        options: &DebugOptions,
+    ) -> Result<()> {
+        let reach = self.reach(heap)?;
+        let fill = |range: std::ops::Range<u64>, byte| {
+            let start = DevicePtr(heap.start + range.start);
+            // SAFETY: the block is new, and nobody else's yet.
+            unsafe { reach.fill(start, range.end - range.start, byte) }
+        };
+        fill(record.before(), DebugOptions::GUARD_BYTE)?;
+        fill(record.offset..record.end(), options.fresh)?;
+        fill(record.after(), DebugOptions::GUARD_BYTE)
+    }
+
+    pub(super) fn write_freed(
+        &mut self,
+        heap: &Shared,
+        record: &Record,
+        options: &DebugOptions,
+    ) -> Result<()> {
+        let start = DevicePtr(heap.start + record.offset);
+        // SAFETY: the block is freed, and nobody else's yet.
+        unsafe { self.reach(heap)?.fill(start, record.bytes, options.freed) }
+    }
+
+    /// Takes blocks out of quarantine, until no more than `most` bytes are in it.
+    pub(super) fn leave(
+        &mut self,
+        heap: &Shared,
+        options: &DebugOptions,
+        most: u64,
+        seen: Seen,
+    ) -> Vec<Piece> {
+        let seen = match seen {
+            Seen::Freed => Seen::LeftQuarantine,
+            other => other,
+        };
+        let mut left = Vec::new();
+        while let Some(record) = self.table.leave(most) {
+            self.look_or_log(heap, &record, options, seen);
+            left.push(record.outer);
+        }
+        left
+    }
+
+    pub(super) fn look_or_log(
+        &mut self,
+        heap: &Shared,
+        record: &Record,
+        options: &DebugOptions,
+        seen: Seen,
+    ) {
+        if let Err(error) = self.look(heap, record, options, seen) {
+            tracing::warn!(%error, offset = record.offset, "a block cannot be looked at");
+        }
+    }
+
+    /// Looks at all bytes of a block that nobody may have written; what is wrong is put right, so that it
+    /// is found once.
+    pub(super) fn look(
+        &mut self,
+        heap: &Shared,
+        record: &Record,
+        options: &DebugOptions,
+        seen: Seen,
+    ) -> Result<()> {
+        if !record.written {
+            return Ok(());
+        }
+        let mut after = record.after();
+        if seen == Seen::Checked && record.state != State::Freed {
+            // A word that its user may be writing to, in other ways than by atomic accesses.
+            after.start = after.start.next_multiple_of(8).min(after.end);
+        }
+        let guard = DebugOptions::GUARD_BYTE;
+        let mut parts = vec![
+            (DamageKind::Underrun, record.before(), guard),
+            (DamageKind::Overrun, after, guard),
+        ];
+        if record.state == State::Freed {
+            let all = record.offset..record.end();
+            parts.push((DamageKind::UseAfterFree, all, options.freed));
+        }
+        for (kind, range, expected) in parts {
+            let start = DevicePtr(heap.start + range.start);
+            let bytes = range.end - range.start;
+            let reach = self.reach(heap)?;
+            // SAFETY: the block is not given back, and of these words nobody has a byte but by damage.
+            let Some(wrong) = (unsafe { reach.wrong(start, bytes, expected)? }) else {
+                continue;
+            };
+            // SAFETY: as above.
+            let mended = unsafe { reach.fill(start, bytes, expected) };
+            let from = range.start as i64 - record.offset as i64;
+            self.add(Damage {
+                kind,
+                address: start.0 + wrong.first,
+                block: Some(record.info()),
+                bytes: Some(WrongBytes {
+                    first: from + wrong.first as i64,
+                    last: from + wrong.last as i64,
+                    count: wrong.count,
+                    expected,
+                    found: wrong.found,
+                }),
+                seen,
+                by: None,
+            });
+            mended?;
+        }
+        Ok(())
+    }
+
+    /// Somebody freed what cannot be freed.
+    pub(super) fn freed_wrongly(&mut self, heap: &Shared, offset: u64, by: Option<Origin>) {
+        let address = heap.start.wrapping_add(offset);
+        let damage = match self.table.get(offset) {
+            Some(record) => wrong_free(DamageKind::DoubleFree, address, Some(record.info()), by),
+            None => {
+                let around = self.table.around(offset).map(Record::info);
+                wrong_free(DamageKind::InvalidFree, address, around, by)
+            }
+        };
+        self.add(damage);
+    }
+
+    pub(super) fn add(&mut self, damage: Damage) {
+        match self.kept.damage.len() < KEPT {
+            true => self.kept.damage.push(damage.clone()),
+            false => self.kept.more += 1,
+        }
+        self.news.push(damage);
+    }
+}
+
+pub(super) fn wrong_free(
+    kind: DamageKind,
+    address: u64,
+    block: Option<BlockInfo>,
+    by: Option<Origin>,
+) -> Damage {
+    Damage {
+        kind,
+        address,
+        block,
+        bytes: None,
+        seen: Seen::Freed,
+        by: by.map(|by| by.site()),
+    }
+}
