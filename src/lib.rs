@@ -53,6 +53,7 @@
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
 //! | `cli` | no | the command line `egmem` |
+//! | `compare` | no | nothing in the library: other allocators, for `egmem replay` and the benchmark of the heap |
 //!
 //! # Non-goals
 //! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
