@@ -82,6 +82,18 @@ impl Core {
         &self.frames
     }
 
+    /// Makes a range in use one of at least `bytes` where it lies; whether there was room behind it.
+    pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
+        let extended = self.ranges.extend(node, bytes.max(FRAME));
+        self.mark_high_water();
+        extended
+    }
+
+    /// Gives back what a range in use has beyond `bytes`.
+    pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
+        self.ranges.shrink(node, bytes.max(FRAME));
+    }
+
     /// Gives a range back.
     #[inline]
     pub(super) fn free(&mut self, node: NodeId) {
@@ -189,11 +201,6 @@ impl Core {
     /// The free bytes right after `start`, where memory begins.
     pub(super) fn free_after(&self, start: u64) -> u64 {
         self.ranges.free_after(start)
-    }
-
-    /// Free ranges of at least `bytes`, more than 0, in no order.
-    pub(super) fn free_ranges(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
-        self.ranges.free_ranges(bytes)
     }
 
     /// Ranges in use, as slabs or otherwise, in the order of offsets.

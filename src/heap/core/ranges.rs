@@ -3,6 +3,8 @@
 //! Each range is a node, beside its neighbours in memory; a free one is in a bin of its size as well.
 //! Nodes lie in tables of their own, never in the memory that they describe.
 
+mod resize;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -310,18 +312,6 @@ impl Ranges {
     pub(super) fn touch(&self, node: NodeId) -> u32 {
         let node = &self.nodes[node.index()];
         self.nodes[node.previous.index()].next.0 ^ self.nodes[node.next.index()].next.0
-    }
-
-    /// The free ranges of at least `bytes`, more than 0, in bytes, in no order.
-    pub(super) fn free_ranges(&self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
-        let size = bytes.div_ceil(GRANULE);
-        let bins = u32::try_from(size).ok();
-        let found = bins.map(|size| self.bins.at_least(size));
-        found.into_iter().flatten().filter_map(move |free| {
-            let start = self.nodes[free.node.index()].start << LOG_GRANULE;
-            (u64::from(free.size) >= size)
-                .then(|| start..start + (u64::from(free.size) << LOG_GRANULE))
-        })
     }
 
     /// All ranges in the order of offsets, in bytes, each with its node if it is in use.

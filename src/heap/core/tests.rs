@@ -98,6 +98,7 @@ impl Both {
             Step::Fill(class, count) => self.fill(Class::all().nth(class).unwrap(), count),
             Step::Free(which) => self.free_nth(which),
             Step::Give(which) => self.give_nth(which),
+            Step::Resize(which, bytes) => self.resize_nth(which, bytes),
         }
     }
 
@@ -175,6 +176,38 @@ impl Both {
         }
     }
 
+    /// Larger only where all that it comes to have is free, and where it is.
+    fn resize_nth(&mut self, which: usize, bytes: u64) {
+        let Some(at) = which.checked_rem(self.ranges.len()) else {
+            return;
+        };
+        let (extent, size) = self.ranges[at];
+        let wanted = Core::range_bytes(bytes).unwrap();
+        let free = self.core.free_bytes();
+        if wanted <= size {
+            assert!(self.core.extend(extent.node, bytes));
+            assert_eq!(self.core.free_bytes(), free, "extending never gives back");
+            self.core.shrink(extent.node, bytes);
+        } else if !self.core.extend(extent.node, bytes) {
+            assert_eq!(
+                self.core.free_bytes(),
+                free,
+                "refused, but something changed"
+            );
+            let end = extent.offset + size;
+            let beside = self.model.joins || !end.is_multiple_of(CHUNK);
+            let mut holes = self.core.all_ranges().filter(|(_, used)| beside && !used);
+            let hole = holes.find(|(hole, _)| hole.start == end);
+            let room = hole.map_or(0, |(hole, _)| hole.end - hole.start);
+            assert!(room < wanted - size, "{room} bytes behind it were free");
+            return;
+        }
+        assert_eq!(self.core.free_bytes() + wanted, free + size);
+        self.model.used.remove(&extent.offset);
+        self.model.take(extent.offset..extent.offset + wanted);
+        self.ranges[at].1 = wanted;
+    }
+
     fn give_nth(&mut self, which: usize) {
         if !self.small.is_empty() {
             let (offset, _) = self.small.swap_remove(which % self.small.len());
@@ -214,18 +247,20 @@ enum Step {
     Fill(usize, usize),
     Free(usize),
     Give(usize),
+    Resize(usize, u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let index = any::<usize>;
-    let bytes = prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000];
+    let bytes = || prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000];
     prop_oneof![
         2 => (0_u64..12).prop_map(Step::Add),
         2 => (0_u64..12).prop_map(Step::Remove),
-        8 => (bytes, prop_oneof![3 => Just(0_u32), 1 => 0_u32..23]).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        8 => (bytes(), prop_oneof![3 => Just(0_u32), 1 => 0_u32..23]).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
         2 => (0..CLASSES, 1_usize..70).prop_map(|(class, count)| Step::Fill(class, count)),
         8 => index().prop_map(Step::Free),
         60 => index().prop_map(Step::Give),
+        8 => (index(), bytes()).prop_map(|(which, bytes)| Step::Resize(which, bytes)),
     ]
 }
 
@@ -281,7 +316,11 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
                     both.fill(class.unwrap(), count);
                     done += count as u64;
                 }
-                44..80 => both.free_nth(numbers.below(1 << 32) as usize),
+                44..72 => both.free_nth(numbers.below(1 << 32) as usize),
+                72..80 => {
+                    let most = [40_000, 600_000, 6_000_000][numbers.below(3) as usize];
+                    both.resize_nth(numbers.below(1 << 32) as usize, 1 + numbers.below(most));
+                }
                 _ => {
                     for _ in 0..4 {
                         both.give_nth(numbers.below(1 << 32) as usize);
@@ -323,6 +362,23 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
     core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
     assert_eq!(core.largest_free(), 4 * CHUNK);
     core.free(all.node);
+    core.ranges.check();
+}
+
+#[test]
+fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
+    let mut core = Core::new(0);
+    core.add(0..CHUNK, true);
+    let block = core.allocate(9000, 1).unwrap();
+    let wall = core.allocate(CHUNK / 2, 1).unwrap();
+    assert!(core.extend(block.node, 9216));
+    assert!(!core.extend(block.node, 9217), "the next range is in use");
+    core.free(wall.node);
+    assert!(!core.extend(block.node, CHUNK + 1), "memory ends");
+    assert!(core.extend(block.node, CHUNK));
+    assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
+    core.shrink(block.node, 1);
+    assert_eq!(core.largest_free(), CHUNK - FRAME);
     core.ranges.check();
 }
 
