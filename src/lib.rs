@@ -45,7 +45,8 @@
 //! |---|---|---|
 //! | `cuda-13000` | yes | the CUDA version of cudarc's bindings; choose one of `cuda-12020` … `cuda-13040` |
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
-//! | `allocator-api2` | yes | a heap as the allocator of collections |
+//! | `allocator-api2` | yes | a heap as the allocator of collections, by allocator-api2's trait |
+//! | `nightly` | no | the same by std's trait; needs a nightly compiler |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `cudart` | no | pools through the runtime API as well |
 //! | `exchange` | no | sharing by name, between nodes too: server, client, leases, groups; mutual TLS |
@@ -58,6 +59,7 @@
 //! # Non-goals
 //! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
 #![deny(missing_docs)]
+#![cfg_attr(feature = "nightly", feature(allocator_api))]
 
 mod accessors;
 mod buffer;

@@ -1,11 +1,11 @@
-//! A heap as the allocator of collections.
+//! A heap as the allocator of collections: one body, for allocator-api2's trait and for std's.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use allocator_api2::alloc::{AllocError, Allocator};
-
 use super::Heap;
+use super::classes::Class;
+use super::shared::{Kind, Piece, Shared};
 use crate::driver::Access;
 
 impl Heap {
@@ -22,53 +22,189 @@ impl Heap {
         NonNull::slice_from_raw_parts(first, len)
     }
 
-    fn allocate_for_cpu(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    fn allocate_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
         if layout.size() == 0 {
-            let dangling = std::ptr::without_provenance_mut(layout.align());
-            let dangling = NonNull::new(dangling).unwrap_or(NonNull::dangling());
-            return Ok(NonNull::slice_from_raw_parts(dangling, 0));
+            return Some(nothing(layout));
         }
         if !self.cpu_writes() {
             tracing::warn!("a collection cannot lie in a heap that the CPU may not write to");
-            return Err(AllocError);
+            return None;
         }
-        let block = self.allocate(layout).map_err(|error| {
-            tracing::warn!(%error, "a collection in a heap gets no memory");
-            AllocError
-        })?;
+        let block = self
+            .allocate(layout)
+            .inspect_err(|error| tracing::warn!(%error, "a collection in a heap gets no memory"))
+            .ok()?;
         // Its owner gives it back by its address.
         self.shared().name(block.piece());
         let block = std::mem::ManuallyDrop::new(block);
-        Ok(self.pointer(block.offset(), layout.size()))
+        Some(self.pointer(block.offset(), layout.size()))
+    }
+
+    fn allocate_zeroed_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
+        let memory = self.allocate_for_cpu(layout)?;
+        // SAFETY: so many bytes are new, and the CPU writes to them.
+        unsafe { memory.cast::<u8>().write_bytes(0, layout.size()) };
+        Some(memory)
     }
 
     /// # Safety
-    /// `ptr` was given out by [`allocate_for_cpu`](Self::allocate_for_cpu) of this heap for `layout`,
-    /// and nobody uses it any more.
+    /// `ptr` was given out by this file's functions of this heap for `layout`, and nobody uses it any
+    /// more.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
+        if let Some(piece) = self.piece_of(ptr, layout) {
+            // SAFETY: a block of this heap, by the caller's word; `self` is a handle.
+            unsafe { self.shared().release(&piece) }
+        }
+    }
+
+    /// The block behind a collection's memory; none where that has no bytes.
+    fn piece_of(&self, ptr: NonNull<u8>, layout: Layout) -> Option<Piece> {
         if layout.size() == 0 {
-            return;
+            return None;
         }
         let address = ptr.as_ptr().expose_provenance() as u64;
-        let shared = self.shared();
-        match shared.piece_at(address, layout.size() as u64, layout.align() as u64) {
-            // SAFETY: a block of this heap, by the caller's word; `self` is a handle.
-            Ok(piece) => unsafe { shared.release(&piece) },
-            Err(error) => tracing::error!(%error, "a collection's memory is not given back"),
+        let (bytes, align) = (layout.size() as u64, layout.align() as u64);
+        self.shared()
+            .piece_at(address, bytes, align)
+            .inspect_err(|error| tracing::error!(%error, "a collection's memory is not a block"))
+            .ok()
+    }
+
+    /// The memory with the size and alignment of `new`, where it lies if that goes. Its first bytes are
+    /// what they were, as many as both have.
+    ///
+    /// # Safety
+    /// As [`deallocate_for_cpu`](Self::deallocate_for_cpu), with `old`. Unless the result is none, only
+    /// the result is used from then on.
+    unsafe fn resize_for_cpu(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Option<NonNull<[u8]>> {
+        if let Some(mut piece) = self.piece_of(ptr, old)
+            // SAFETY: the caller's promise.
+            && unsafe {
+                self.shared()
+                    .resize_for_layout(&mut piece, new.size() as u64, new.align() as u64)
+            }
+        {
+            return Some(self.pointer(piece.offset, new.size()));
         }
+        let memory = self.allocate_for_cpu(new)?;
+        let bytes = old.size().min(new.size());
+        // SAFETY: both have so many bytes, and the second is new. The first is the caller's, and is not
+        // used any more.
+        unsafe {
+            memory.cast::<u8>().copy_from_nonoverlapping(ptr, bytes);
+            self.deallocate_for_cpu(ptr, old);
+        }
+        Some(memory)
     }
-}
 
-// SAFETY: blocks stay where they are until they are deallocated, wherever the handle moves; clones are
-// handles of the same heap, and any of them gives back what another gave out. The CPU can read and
-// write them, as checked, and nobody else is given the same bytes.
-unsafe impl Allocator for Heap {
-    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        self.allocate_for_cpu(layout)
-    }
-
-    unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+    /// # Safety
+    /// As [`resize_for_cpu`](Self::resize_for_cpu); `new` is no smaller than `old`.
+    unsafe fn grow_zeroed_for_cpu(
+        &self,
+        ptr: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Option<NonNull<[u8]>> {
         // SAFETY: the caller's promise.
-        unsafe { self.deallocate_for_cpu(ptr, layout) }
+        let memory = unsafe { self.resize_for_cpu(ptr, old, new)? };
+        let more = new.size().saturating_sub(old.size());
+        // SAFETY: `memory` has the bytes of `new`, the last of them nobody's before.
+        unsafe { memory.cast::<u8>().add(old.size()).write_bytes(0, more) };
+        Some(memory)
     }
 }
+
+impl Shared {
+    /// [Resizes](Self::resize) a block whose owner knows it by its layout alone: only where a block of
+    /// the new layout is of the same kind, and may be at this address.
+    ///
+    /// # Safety
+    /// As [`resize`](Self::resize).
+    unsafe fn resize_for_layout(&self, piece: &mut Piece, bytes: u64, align: u64) -> bool {
+        let fits = (self.start + piece.offset).is_multiple_of(align);
+        let same = match (piece.key.kind(), Class::of(bytes, align)) {
+            (Kind::Small(class), Some(wanted)) => class == wanted,
+            (Kind::Range(_), None) => true,
+            _ => false,
+        };
+        // SAFETY: the caller's promise.
+        fits && same && unsafe { self.resize(piece, bytes) }
+    }
+}
+
+/// Memory without bytes.
+fn nothing(layout: Layout) -> NonNull<[u8]> {
+    let dangling = std::ptr::without_provenance_mut(layout.align());
+    let dangling = NonNull::new(dangling).unwrap_or(NonNull::dangling());
+    NonNull::slice_from_raw_parts(dangling, 0)
+}
+
+/// Implements the trait of a module that has `Allocator` and `AllocError`, for they are two where
+/// allocator-api2 does not pass on std's.
+macro_rules! allocator {
+    ($($of:ident)::+) => {
+        // SAFETY: blocks stay where they are until they are deallocated, wherever the handle moves;
+        // clones are handles of the same heap, and any of them gives back what another gave out. The
+        // CPU can read and write them, as checked, and nobody else is given the same bytes.
+        unsafe impl $($of)::+::Allocator for Heap {
+            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+                self.allocate_for_cpu(layout).ok_or($($of)::+::AllocError)
+            }
+
+            fn allocate_zeroed(
+                &self,
+                layout: Layout,
+            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+                self.allocate_zeroed_for_cpu(layout).ok_or($($of)::+::AllocError)
+            }
+
+            unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+                // SAFETY: the caller's promise.
+                unsafe { self.deallocate_for_cpu(ptr, layout) }
+            }
+
+            unsafe fn grow(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+                // SAFETY: the caller's promise.
+                let grown = unsafe { self.resize_for_cpu(ptr, old, new) };
+                grown.ok_or($($of)::+::AllocError)
+            }
+
+            unsafe fn grow_zeroed(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+                // SAFETY: the caller's promise.
+                let grown = unsafe { self.grow_zeroed_for_cpu(ptr, old, new) };
+                grown.ok_or($($of)::+::AllocError)
+            }
+
+            unsafe fn shrink(
+                &self,
+                ptr: NonNull<u8>,
+                old: Layout,
+                new: Layout,
+            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+                // SAFETY: the caller's promise.
+                let shrunk = unsafe { self.resize_for_cpu(ptr, old, new) };
+                shrunk.ok_or($($of)::+::AllocError)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "allocator-api2")]
+allocator!(allocator_api2::alloc);
+#[cfg(feature = "nightly")]
+allocator!(std::alloc);

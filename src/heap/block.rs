@@ -48,6 +48,15 @@ impl Block {
         &self.piece
     }
 
+    /// The piece alone; the block has no end then.
+    pub(super) fn into_piece(self) -> Piece {
+        std::mem::ManuallyDrop::new(self).piece
+    }
+
+    pub(super) fn piece_mut(&mut self) -> &mut Piece {
+        &mut self.piece
+    }
+
     /// Where it begins, in bytes from the heap's first address.
     pub fn offset(&self) -> u64 {
         self.piece.offset
@@ -124,7 +133,8 @@ impl Block {
     /// Gives the block back once all that is on `stream` by now has run.
     ///
     /// It is given out again when the heap sees that: when it would have to grow, or at
-    /// [`Heap::collect`](super::Heap::collect).
+    /// [`Heap::collect`](super::Heap::collect). Many blocks cost one event with
+    /// [`Heap::free_all_after`](super::Heap::free_all_after).
     ///
     /// Source: `cuEventRecord`, `cuEventQuery`.
     ///

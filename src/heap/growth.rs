@@ -16,17 +16,39 @@ const LEAST_BUDGET: u64 = 128 << 10;
 const BUDGET_SHARE: u64 = 512;
 
 impl Shared {
-    /// What `attempt` gets from the core, after making room for it where there is none.
+    /// What `attempt` gets from the core, after making room for it where there is none. Only where a
+    /// handle is held.
     pub(super) fn with_memory<R>(
         &self,
         bytes: u64,
         align: u64,
         attempt: impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
+        let error = match self.make_room(bytes, align, &attempt) {
+            Err(error) if self.wait_for_gpu => error,
+            result => return result,
+        };
+        // The last resort. Blocks that others have freed meanwhile may do as well.
+        match self.wait_and_collect() {
+            Ok(0) => Err(error),
+            Ok(_) => self.make_room(bytes, align, &attempt),
+            Err(refusal) => {
+                tracing::warn!(%refusal, "blocks that were freed after GPU work are not taken back");
+                Err(error)
+            }
+        }
+    }
+
+    fn make_room<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Result<R> {
         if let Some(found) = attempt(&mut self.core()) {
             return Ok(found);
         }
-        if let Some(found) = self.after_own_cache(&attempt) {
+        if let Some(found) = self.after_own_cache(attempt) {
             return Ok(found);
         }
         self.collect_or_log();
@@ -51,14 +73,14 @@ impl Shared {
                     asked,
                 };
                 drop(guard);
-                if let Some(found) = self.after_all_caches(&attempt) {
+                if let Some(found) = self.after_all_caches(attempt) {
                     return Ok(found);
                 }
                 asked += 1;
                 match (soft.relieve)(&pressure) {
                     Relief::Retry => {
                         self.collect_or_log();
-                        if let Some(found) = self.after_all_caches(&attempt) {
+                        if let Some(found) = self.after_all_caches(attempt) {
                             return Ok(found);
                         }
                         continue;
@@ -72,9 +94,9 @@ impl Shared {
                     Relief::Grow => guard = lock(&self.backing),
                 }
                 let backing = guard.as_mut().ok_or_else(ended)?;
-                return self.grow_for(backing, bytes, align, &attempt);
+                return self.grow_for(backing, bytes, align, attempt);
             }
-            return self.grow_for(backing, bytes, align, &attempt);
+            return self.grow_for(backing, bytes, align, attempt);
         }
     }
 
@@ -167,10 +189,7 @@ impl Shared {
             Some(deferred) => deferred.poll(&mut passed),
             None => Ok(0),
         };
-        for piece in &passed {
-            // SAFETY: its user gave it back, and the GPU's work is done.
-            unsafe { self.take_back_passed(piece) };
-        }
+        self.take_back_all_passed(&passed);
         self.tell();
         result.map(|_| passed.len())
     }

@@ -1,9 +1,8 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
 //!
 //! [`Heap`] is where to begin; docs/architecture.md tells how it works inside.
-#![allow(dead_code)]
 
-#[cfg(feature = "allocator-api2")]
+#[cfg(any(feature = "allocator-api2", feature = "nightly"))]
 mod alloc_api;
 mod backing;
 mod block;
@@ -24,6 +23,8 @@ mod limits;
 mod occupancy;
 mod options;
 mod picture;
+mod release;
+mod resize;
 #[cfg(feature = "share")]
 mod share;
 mod shared;
@@ -37,4 +38,5 @@ pub use heap::Heap;
 pub use limits::{Pressure, Relief};
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 pub use options::HeapOptions;
+pub use release::NotAllFreed;
 pub use stats::{ClassStats, DriverCounts, HeapStats};

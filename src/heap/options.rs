@@ -24,6 +24,7 @@ pub struct HeapOptions {
     pub(super) thread_cache: u64,
     pub(super) scrub_on_free: bool,
     pub(super) debug: Option<DebugOptions>,
+    pub(super) wait_for_gpu: bool,
 }
 
 impl HeapOptions {
@@ -38,6 +39,7 @@ impl HeapOptions {
             thread_cache: THREAD_CACHE,
             scrub_on_free: false,
             debug: None,
+            wait_for_gpu: false,
         }
     }
 
@@ -152,6 +154,17 @@ impl HeapOptions {
         self
     }
 
+    /// Whether an allocation that would fail for want of memory waits first for the GPU work that blocks
+    /// were [freed after](super::Block::free_after), and takes those blocks: as
+    /// [`Heap::collect_all`], which says what such a wait may wait for. By default it does not wait: it
+    /// takes what has passed and fails where that is not enough.
+    ///
+    /// Memory reserved or added ahead of need never waits so.
+    pub const fn wait_for_gpu(mut self, on: bool) -> Self {
+        self.wait_for_gpu = on;
+        self
+    }
+
     /// Reserves the addresses, and adds what memory is to be there from the start.
     ///
     /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
@@ -182,6 +195,7 @@ impl fmt::Debug for HeapOptions {
             .field("thread_cache", &self.thread_cache)
             .field("scrub_on_free", &self.scrub_on_free)
             .field("debug", &self.debug)
+            .field("wait_for_gpu", &self.wait_for_gpu)
             .finish()
     }
 }

@@ -107,6 +107,10 @@ pub(super) struct Shared {
     pub(super) handles: Apart<AtomicUsize>,
     core: Apart<Mutex<Core>>,
     /// The core's, to look up what is named there.
+    #[cfg_attr(
+        not(any(feature = "allocator-api2", feature = "nightly")),
+        allow(dead_code, reason = "for collections")
+    )]
     frames: Arc<Frames>,
     /// What could not be taken back since the core was busy: whoever has it next takes this back first.
     inbox: Apart<Inbox<Load>>,
@@ -116,6 +120,11 @@ pub(super) struct Shared {
     /// None once all memory is given back.
     pub(super) backing: Mutex<Option<Backing>>,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
+    /// Held by the thread that waits for all of them.
+    pub(super) waiting: Mutex<()>,
+    /// How many blocks it has taken out of `deferred`, which it locks to write this.
+    pub(super) awaited: AtomicUsize,
+    pub(super) wait_for_gpu: bool,
     pub(super) grower: Arc<Signal>,
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
@@ -159,6 +168,9 @@ impl Shared {
             members: Mutex::default(),
             backing: Mutex::new(Some(backing)),
             deferred: Mutex::new(Some(Deferred::new(driver))),
+            waiting: Mutex::default(),
+            awaited: AtomicUsize::new(0),
+            wait_for_gpu: options.wait_for_gpu,
             grower: Arc::new(Signal::new(options.grow_ahead)),
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
@@ -419,6 +431,10 @@ impl Shared {
     }
 
     /// Sees to it that a block is found by its address.
+    #[cfg_attr(
+        not(any(feature = "allocator-api2", feature = "nightly")),
+        allow(dead_code, reason = "for collections")
+    )]
     #[inline]
     pub(super) fn name(&self, piece: &Piece) {
         if let Kind::Range(node) = piece.key.kind() {
@@ -427,6 +443,10 @@ impl Shared {
     }
 
     /// The block that begins at an address and was [named](Self::name), for who has no more than that.
+    #[cfg_attr(
+        not(any(feature = "allocator-api2", feature = "nightly")),
+        allow(dead_code, reason = "for collections")
+    )]
     #[inline]
     pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
         if let Some(watch) = &self.watch {

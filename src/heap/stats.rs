@@ -100,7 +100,7 @@ impl HeapStats {
 impl Shared {
     pub(super) fn stats(&self) -> HeapStats {
         let (tally, kept) = self.tally();
-        let deferred = lock(&self.deferred).as_ref().map_or(0, |d| d.pending());
+        let deferred = self.deferred_blocks();
         let mut stats = HeapStats {
             live_blocks: tally.live(),
             live: tally.live_bytes(),

@@ -12,11 +12,21 @@ impl Shared {
     /// # Safety
     /// The piece is in use, and nobody else uses it.
     pub(super) unsafe fn zero(&self, piece: &Piece) -> Result<()> {
-        let start = DevicePtr(self.start + piece.offset);
         let bytes = match self.watch {
             Some(_) => piece.bytes,
             None => piece.taken(),
         };
+        // SAFETY: the caller's promise.
+        unsafe { self.zero_range(piece.offset, bytes) }
+    }
+
+    /// The same for a part of it: from `offset`, in bytes from the heap's start, so many `bytes`, both
+    /// multiples of 16.
+    ///
+    /// # Safety
+    /// As [`zero`](Self::zero).
+    pub(super) unsafe fn zero_range(&self, offset: u64, bytes: u64) -> Result<()> {
+        let start = DevicePtr(self.start + offset);
         if self.host == Access::ReadWrite {
             // SAFETY: the heap's memory is mapped and granted while it has blocks, and of this one
             // nobody else has a byte; blocks are whole words.

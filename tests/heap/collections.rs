@@ -1,7 +1,11 @@
 //! Collections whose buffers lie in a heap.
 
+use std::ptr::NonNull;
+
+use allocator_api2::alloc::Allocator;
 use allocator_api2::vec::Vec as HeapVec;
 use egmem::proof::Prover;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -24,6 +28,174 @@ fn a_vector_grows_in_the_heap() {
     drop(numbers);
     let stats = heap.stats();
     assert_eq!((stats.live_blocks, stats.live), (0, 0));
+}
+
+#[test]
+fn a_vector_grows_and_shrinks_where_it_lies() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let mut numbers = HeapVec::with_capacity_in(1000, &heap);
+    let address = numbers.as_ptr();
+    for n in 0..1_000_000_u64 {
+        numbers.push(n);
+    }
+    assert_eq!(numbers.as_ptr(), address);
+    // Another lies behind it, and is not overwritten.
+    let mut second = HeapVec::new_in(&heap);
+    second.resize(20_000, 7_u8);
+    numbers.extend_from_slice(&[1; 500_000]);
+    assert_ne!(numbers.as_ptr(), address);
+    assert!(second.iter().all(|&byte| byte == 7));
+    let address = numbers.as_ptr();
+    numbers.truncate(5000);
+    numbers.shrink_to_fit();
+    assert_eq!(numbers.as_ptr(), address);
+    assert!(numbers.iter().enumerate().all(|(at, &n)| at as u64 == n));
+    assert_eq!(heap.stats().live, 40_000 + second.capacity() as u64);
+    // Smaller than a range may be: it moves to a small block.
+    numbers.truncate(10);
+    numbers.shrink_to_fit();
+    assert_eq!(numbers.as_slice(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    drop((numbers, second));
+    let stats = heap.stats();
+    assert_eq!((stats.live, stats.live_blocks), (0, 0));
+}
+
+/// What a collection may ask of its allocator.
+#[derive(Clone, Debug)]
+enum Wish {
+    Resize {
+        bytes: usize,
+        log: u32,
+        zeroed: bool,
+    },
+    /// Beside it, so that growth in place has something to run into.
+    Allocate {
+        bytes: usize,
+        zeroed: bool,
+    },
+    Free(usize),
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    let bytes = || prop_oneof![0_usize..300, 0_usize..5000, 0_usize..300_000];
+    prop_oneof![
+        6 => (bytes(), prop_oneof![Just(0_u32), 0_u32..13], any::<bool>())
+            .prop_map(|(bytes, log, zeroed)| Wish::Resize { bytes, log, zeroed }),
+        2 => (bytes(), any::<bool>()).prop_map(|(bytes, zeroed)| Wish::Allocate { bytes, zeroed }),
+        1 => any::<usize>().prop_map(Wish::Free),
+    ]
+}
+
+/// Memory of a heap, and beside it what its bytes should be.
+struct Pair {
+    memory: NonNull<u8>,
+    layout: Layout,
+    bytes: Vec<u8>,
+}
+
+impl Pair {
+    fn new(heap: &Heap, bytes: usize, zeroed: bool) -> Self {
+        let layout = layout(bytes as u64);
+        let memory = match zeroed {
+            true => Allocator::allocate_zeroed(heap, layout),
+            false => Allocator::allocate(heap, layout),
+        };
+        let mut new = Self {
+            memory: memory.unwrap().cast(),
+            layout,
+            bytes: vec![0; bytes],
+        };
+        if zeroed {
+            new.check();
+        }
+        new.write(0);
+        new
+    }
+
+    /// Gives the bytes from `from` on values that tell one block from another.
+    fn write(&mut self, from: usize) {
+        let seed = self.memory.as_ptr().addr() >> 4;
+        for (at, byte) in self.bytes.iter_mut().enumerate().skip(from) {
+            *byte = (at * 31 + seed + 1) as u8;
+        }
+        let new = &self.bytes[from..];
+        // SAFETY: so many bytes are this block's.
+        unsafe {
+            let end = self.memory.as_ptr().add(from);
+            end.copy_from_nonoverlapping(new.as_ptr(), new.len());
+        }
+    }
+
+    fn check(&self) {
+        // SAFETY: so many bytes are this block's, and written by it or the heap.
+        let seen = unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.bytes.len()) };
+        assert!(seen == self.bytes, "{:?}", self.layout);
+    }
+
+    fn resize(&mut self, heap: &Heap, new: Layout, zeroed: bool) {
+        let (old, memory) = (self.layout, self.memory);
+        // SAFETY: allocated from the heap with `old`; the size of `new` is what each may have.
+        let resized = unsafe {
+            match (new.size() >= old.size(), zeroed) {
+                (false, _) => Allocator::shrink(heap, memory, old, new),
+                (true, false) => Allocator::grow(heap, memory, old, new),
+                (true, true) => Allocator::grow_zeroed(heap, memory, old, new),
+            }
+        };
+        self.memory = resized.unwrap().cast();
+        self.layout = new;
+        assert!(self.memory.as_ptr().addr().is_multiple_of(new.align()));
+        let kept = old.size().min(new.size());
+        self.bytes.resize(new.size(), 0);
+        if !zeroed {
+            self.write(kept);
+        }
+        self.check();
+        self.write(kept);
+    }
+
+    fn free(self, heap: &Heap) {
+        self.check();
+        // SAFETY: allocated from the heap with this layout.
+        unsafe { Allocator::deallocate(heap, self.memory, self.layout) };
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn memory_that_grows_and_shrinks_has_the_bytes_of_a_plain_vector(
+        wishes in proptest::collection::vec((any::<usize>(), wish()), 1..120),
+    ) {
+        let driver = simulated();
+        let heap = on(&driver).build(&driver).unwrap();
+        let mut pairs = vec![Pair::new(&heap, 100, true)];
+        for (which, wish) in wishes {
+            match wish {
+                Wish::Resize { bytes, log, zeroed } => {
+                    let at = which % pairs.len();
+                    pairs[at].resize(&heap, aligned(bytes as u64, 1 << log), zeroed);
+                }
+                Wish::Allocate { bytes, zeroed } => pairs.push(Pair::new(&heap, bytes, zeroed)),
+                Wish::Free(which) if pairs.len() > 1 => {
+                    let at = which % pairs.len();
+                    pairs.swap_remove(at).free(&heap);
+                }
+                Wish::Free(_) => {}
+            }
+            let live: usize = pairs.iter().map(|pair| pair.layout.size()).sum();
+            prop_assert_eq!(heap.stats().live, live as u64);
+        }
+        for pair in &pairs {
+            pair.check();
+        }
+        pairs.into_iter().for_each(|pair| pair.free(&heap));
+        let stats = heap.stats();
+        prop_assert_eq!((stats.live, stats.live_blocks), (0, 0));
+        drop(heap);
+        nothing_held(&driver);
+    }
 }
 
 #[test]

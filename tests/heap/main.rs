@@ -1,4 +1,5 @@
 //! The heap through the public API: on the simulator always, on CUDA where there is a GPU.
+#![cfg_attr(feature = "nightly", feature(allocator_api, btreemap_alloc))]
 
 mod blocks;
 mod captures;
@@ -8,6 +9,9 @@ mod debug;
 mod growth;
 mod life;
 mod picture;
+mod resize;
+#[cfg(feature = "nightly")]
+mod std_collections;
 mod streams;
 mod threads;
 

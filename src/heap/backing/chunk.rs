@@ -35,11 +35,13 @@ impl Chunk {
     }
 
     /// The memory. While a clone of it is held elsewhere, the chunk is not given back.
+    #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
     pub(in crate::heap) const fn memory(&self) -> &Arc<PhysicalMemory> {
         &self.memory
     }
 
     /// The memory at its addresses.
+    #[cfg(test)]
     pub(in crate::heap) const fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -50,6 +52,7 @@ impl Chunk {
     }
 
     /// Which of the heap's chunks it is, counted from 0 by when they were made.
+    #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
     pub(in crate::heap) const fn order(&self) -> u64 {
         self.order
     }

@@ -23,10 +23,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(in crate::heap) use chunk::{Chunk, Counts};
-#[allow(unused_imports)] // Until the heap grows.
 pub(in crate::heap) use fit::{Beside, Want};
-#[allow(unused_imports)]
-pub(in crate::heap) use plan::{DEFAULT_CHUNK, Plan};
+#[cfg(test)]
+use plan::DEFAULT_CHUNK;
+pub(in crate::heap) use plan::Plan;
 
 use crate::driver::{Access, Code, DevicePtr, Driver};
 use crate::guard::WORTH_ASKING;
@@ -153,11 +153,6 @@ impl Backing {
     /// The size of chunks where nothing stands against it.
     pub(in crate::heap) const fn chunk(&self) -> u64 {
         self.settled.chunk
-    }
-
-    /// What chunks are multiples of.
-    pub(in crate::heap) const fn granularity(&self) -> u64 {
-        self.settled.unit
     }
 
     /// Whether blocks may lie in several chunks.

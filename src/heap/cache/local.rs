@@ -146,6 +146,12 @@ impl Tally {
         self.freed_bytes = self.freed_bytes.wrapping_add(bytes);
     }
 
+    /// A block has another size.
+    pub(in crate::heap) const fn resize(&mut self, old: u64, new: u64) {
+        self.allocated_bytes = self.allocated_bytes.wrapping_add(new);
+        self.freed_bytes = self.freed_bytes.wrapping_add(old);
+    }
+
     pub(in crate::heap) const fn add(&mut self, other: &Self) {
         self.allocated = self.allocated.wrapping_add(other.allocated);
         self.freed = self.freed.wrapping_add(other.freed);

@@ -42,13 +42,7 @@ impl Fence {
         #[cfg(not(any(loom, miri)))]
         {
             static KNOWN: std::sync::OnceLock<Fence> = std::sync::OnceLock::new();
-            // Tried as well, for what filters system calls may let one command through alone.
-            *KNOWN.get_or_init(
-                || match membarrier::register() && membarrier::all_threads() {
-                    true => Fence::Membarrier,
-                    false => Fence::Mutual,
-                },
-            )
+            *KNOWN.get_or_init(Self::choose)
         }
         #[cfg(any(loom, miri))]
         Fence::Mutual

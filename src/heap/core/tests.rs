@@ -367,7 +367,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
 
 #[test]
 fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
-    let mut core = Core::new(0);
+    let mut core = Core::new(0, CHUNK);
     core.add(0..CHUNK, true);
     let block = core.allocate(9000, 1).unwrap();
     let wall = core.allocate(CHUNK / 2, 1).unwrap();

@@ -1,0 +1,157 @@
+//! Blocks that wait for GPU work: many freed at once, and the wait for all of them.
+
+use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::shared::{Piece, Shared};
+use super::{Block, Heap};
+use crate::per_driver::lock;
+use crate::{Error, Result, Stream};
+
+impl Heap {
+    /// Gives many blocks back once all that is on `stream` by now has run: as
+    /// [`Block::free_after`] does, with one event for all of them.
+    ///
+    /// Source: `cuEventRecord`, `cuEventQuery`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another heap's block, for another driver's stream, and for one
+    /// that is being captured into a graph; the driver's. Then all of the blocks are in the error, and
+    /// none is given back.
+    #[track_caller]
+    pub fn free_all_after(
+        &self,
+        blocks: impl IntoIterator<Item = Block>,
+        stream: &Stream,
+    ) -> Result<(), NotAllFreed> {
+        let blocks: Vec<Block> = blocks.into_iter().collect();
+        let heap = self.shared();
+        let foreign = |block: &Block| !std::ptr::eq(block.heap(), &**heap);
+        if let Some(at) = blocks.iter().position(foreign) {
+            let why = format!("number {at} of them, counted from 0, is another heap's");
+            return Err(NotAllFreed::new(Error::invalid("blocks", why), blocks));
+        }
+        let pieces: Vec<Piece> = blocks.into_iter().map(Block::into_piece).collect();
+        let freed = pieces.clone();
+        if let Some(watch) = &heap.watch {
+            let place = std::panic::Location::caller();
+            let offsets = freed.iter().map(|piece| piece.offset);
+            offsets.for_each(|offset| watch.defer(offset, place));
+        }
+        let refused = match lock(&heap.deferred).as_mut() {
+            Some(deferred) => deferred.after_stream_all(stream, pieces).err(),
+            None => None, // not while there is a handle
+        };
+        if let Some(refused) = refused {
+            if let Some(watch) = &heap.watch {
+                let offsets = freed.iter().map(|piece| piece.offset);
+                offsets.for_each(|offset| watch.undo_defer(offset));
+            }
+            let blocks = refused.payload.into_iter();
+            // SAFETY: the pieces are the blocks' from above, still counted, and nobody else's.
+            let blocks = blocks.map(|piece| unsafe { Block::new(heap, piece) });
+            return Err(NotAllFreed::new(refused.error, blocks.collect()));
+        }
+        for piece in freed {
+            heap.note_freed_later(piece.bytes);
+        }
+        Ok(())
+    }
+
+    /// Waits for the GPU work that blocks were [freed after](Block::free_after), and takes all of them
+    /// back; how many. What is freed by others meanwhile need not be among them.
+    ///
+    /// No lock of the heap is held while this waits: others allocate and free. It waits for ever
+    /// where the work waits for something that this thread has still to do. Until it ends,
+    /// [`occupancy`](Self::occupancy) shows the blocks as used.
+    ///
+    /// Source: `cuEventSynchronize`.
+    ///
+    /// # Errors
+    /// The driver's; what has passed is taken back all the same, the rest stays as it was.
+    pub fn collect_all(&self) -> Result<usize> {
+        self.shared().wait_and_collect()
+    }
+}
+
+impl Shared {
+    /// See [`Heap::collect_all`]. Only where a handle is held, for the heap must not end meanwhile.
+    pub(super) fn wait_and_collect(&self) -> Result<usize> {
+        // One at a time: who comes second would not see what the first one waits for.
+        let turn = lock(&self.waiting);
+        let mut taken = {
+            let mut deferred = lock(&self.deferred);
+            let Some(deferred) = deferred.as_mut().filter(|all| all.pending() > 0) else {
+                return Ok(0);
+            };
+            let taken = deferred.take();
+            self.awaited.store(taken.pending(), Relaxed);
+            taken
+        };
+        let mut passed = Vec::new();
+        let result = taken.drain(&mut passed);
+        self.take_back_all_passed(&passed);
+        let mut deferred = lock(&self.deferred);
+        self.awaited.store(0, Relaxed);
+        if let Some(deferred) = deferred.as_mut() {
+            deferred.put_back(taken);
+        }
+        drop(deferred);
+        drop(turn);
+        self.tell();
+        result.map(|()| passed.len())
+    }
+
+    /// How many blocks wait for a GPU, those among them that a thread waits for.
+    pub(super) fn deferred_blocks(&self) -> usize {
+        let deferred = lock(&self.deferred);
+        let waiting = deferred.as_ref().map_or(0, |deferred| deferred.pending());
+        waiting + self.awaited.load(Relaxed)
+    }
+
+    /// Takes back what GPUs are done with.
+    pub(super) fn take_back_all_passed(&self, passed: &[Piece]) {
+        for piece in passed {
+            // SAFETY: its user gave it back, and the GPU's work is done.
+            unsafe { self.take_back_passed(piece) };
+        }
+    }
+}
+
+/// Why blocks were not given back, and all of the blocks.
+#[derive(Debug)]
+pub struct NotAllFreed {
+    /// What the heap or the driver refused.
+    pub error: Box<Error>,
+    /// The blocks, as they were.
+    pub blocks: Vec<Block>,
+}
+
+impl NotAllFreed {
+    fn new(error: Error, blocks: Vec<Block>) -> Self {
+        Self {
+            error: Box::new(error),
+            blocks,
+        }
+    }
+}
+
+impl fmt::Display for NotAllFreed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.blocks.len();
+        write!(f, "{count} blocks were not given back: {}", self.error)
+    }
+}
+
+impl std::error::Error for NotAllFreed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.error)
+    }
+}
+
+impl From<NotAllFreed> for Error {
+    /// The blocks are given back at once: wait for the GPU's work before this.
+    fn from(not_freed: NotAllFreed) -> Self {
+        *not_freed.error
+    }
+}
