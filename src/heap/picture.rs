@@ -30,7 +30,7 @@ impl Shared {
         self.empty_depots(&mut core);
         let mut cached: Vec<Range<u64>> = Vec::new();
         for local in &mut held {
-            core.free_all(local.medium.leaving().iter().copied());
+            core.free_all(local.medium.leaving());
             local.medium.left();
             local.each(|offset, bytes| cached.push(offset..offset + bytes));
         }

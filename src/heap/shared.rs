@@ -2,10 +2,12 @@
 //! and back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::backing::{Backing, Plan};
-use super::cache::{Contents, Depot, Inbox, Local, Magazine, Medium, member};
+use super::cache::{
+    Contents, Depot, Inbox, Inside, Local, Magazine, Medium, Reserved, Visitor, member,
+};
 use super::classes::{CLASSES, Class};
 use super::core::{Core, Extent, Frames, GRANULE, NodeId, Owner};
 use super::deferred::Deferred;
@@ -13,7 +15,6 @@ use super::grower::Signal;
 use super::life::Members;
 use super::limits::SoftLimit;
 use crate::driver::{Access, Driver, Location};
-use crate::per_driver::lock;
 use crate::{Error, Result};
 
 /// The largest blocks that threads keep for themselves, in bytes.
@@ -105,7 +106,7 @@ pub(super) struct Shared {
     /// Set once, by [`close`](Self::close).
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
-    core: Apart<Mutex<Core>>,
+    core: Reserved<Core>,
     /// The core's, to look up what is named there.
     #[cfg_attr(
         not(any(feature = "allocator-api2", feature = "nightly")),
@@ -162,7 +163,7 @@ impl Shared {
             budget: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
-            core: Apart(Mutex::new(core)),
+            core: Reserved::new(core),
             inbox: Apart(Inbox::new()),
             depots: std::array::from_fn(|_| Depot::new(DEPOT)),
             members: Mutex::default(),
@@ -181,12 +182,22 @@ impl Shared {
 
     /// The core, with all that was sent to it. Never while a driver is called; after a thread's cache,
     /// never before one.
-    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
-        let mut core = lock(&self.core.0);
+    pub(super) fn core(&self) -> Inside<'_, Core> {
+        let mut core = self.core.lock();
         self.drain(&mut core);
         core
     }
 
+    /// What `f` gets from it, for a thread with a cache.
+    #[inline]
+    fn with_core<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut Core) -> R) -> R {
+        self.core.with(visitor, |core| {
+            self.drain(core);
+            f(core)
+        })
+    }
+
+    #[inline]
     fn drain(&self, core: &mut Core) {
         if !self.inbox.0.is_empty() {
             for load in self.inbox.0.take_all() {
@@ -196,23 +207,17 @@ impl Shared {
     }
 
     /// Gives what leaves a cache back to the core, at once or by whoever has it now.
-    fn send_ranges(&self, medium: &mut Medium) {
-        match self.core.0.try_lock() {
-            Ok(mut core) => {
-                core.free_all(medium.leaving().iter().copied());
-                medium.left();
-            }
-            Err(_) => self.send(Load::Ranges(medium.take_leaving())),
+    fn send_ranges(&self, local: &mut Local) {
+        let medium = &mut local.medium;
+        let give = |core: &mut Core| take_leaving(core, medium);
+        if self.core.try_with(&mut local.visitor, give).is_none() {
+            self.send(Load::Ranges(local.medium.take_leaving()));
         }
     }
 
-    /// Gives blocks back to the core, at once or by whoever has it now.
+    /// Leaves blocks for whoever has the core next.
     fn send(&self, load: Load) {
-        match self.core.0.try_lock() {
-            Ok(mut core) => take_back(&mut core, load),
-            Err(TryLockError::Poisoned(poisoned)) => take_back(&mut poisoned.into_inner(), load),
-            Err(TryLockError::WouldBlock) => self.inbox.0.push(load),
-        }
+        self.inbox.0.push(load);
     }
 
     /// A block of `bytes`, more than 0, at an address that is a multiple of `align`, as threads' caches
@@ -268,9 +273,9 @@ impl Shared {
             Some(full) => shelf.load(full),
             None => {
                 let mut magazine = shelf.take_empty();
-                let mut core = self.core();
-                magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
-                drop(core);
+                self.with_core(&mut local.visitor, |core| {
+                    magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
+                });
                 shelf.load(magazine);
             }
         }
@@ -282,29 +287,37 @@ impl Shared {
     #[inline(never)]
     fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
         let budget = self.budget.load(Relaxed);
-        let more = local.medium.wanted(size, budget) - 1;
+        let Local {
+            medium, visitor, ..
+        } = local;
+        let more = medium.wanted(size, budget) - 1;
         let bytes = u64::from(size) * GRANULE;
-        let mut core = self.core();
-        take_leaving(&mut core, &mut local.medium);
-        let extent = core.allocate(bytes, 1)?;
-        for _ in 0..more {
-            let Some(extent) = core.allocate(bytes, 1) else {
-                break;
-            };
-            local.medium.push(size, extent);
-        }
-        self.grower.look(core.free_bytes());
-        Some(extent)
+        self.with_core(visitor, |core| {
+            take_leaving(core, medium);
+            let extent = core.allocate(bytes, 1)?;
+            for _ in 0..more {
+                let Some(extent) = core.allocate(bytes, 1) else {
+                    break;
+                };
+                medium.push(size, extent);
+            }
+            self.grower.look(core.free_bytes());
+            Some(extent)
+        })
     }
 
     /// A large block, or one of large alignment, from the core.
     #[inline(never)]
     fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
-        let mut core = self.core();
-        take_leaving(&mut core, &mut local.medium);
-        let extent = core.allocate(bytes, align)?;
-        self.grower.look(core.free_bytes());
-        Some(extent)
+        let Local {
+            medium, visitor, ..
+        } = local;
+        self.with_core(visitor, |core| {
+            take_leaving(core, medium);
+            let extent = core.allocate(bytes, align)?;
+            self.grower.look(core.free_bytes());
+            Some(extent)
+        })
     }
 
     /// Straight from the core, and from new memory where there is none left.
@@ -358,7 +371,7 @@ impl Shared {
                 Kind::Small(class) => {
                     let shelf = &mut local.small[class.index()];
                     if let Some(full) = shelf.push(Magazine::rounds(class), piece.offset) {
-                        self.hand_on(class, full);
+                        self.hand_on(&mut local.visitor, class, full);
                     }
                 }
                 Kind::Range(node) => self.keep(local, piece, node),
@@ -375,21 +388,40 @@ impl Shared {
     fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
         let size = granules(piece.bytes);
         let budget = self.budget.load(Relaxed);
-        let full = if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+            return self.send_large(local, node, size);
+        }
+        let offset = piece.offset;
+        if local.medium.put(size, Extent { offset, node }, budget) {
+            self.send_ranges(local);
+        }
+    }
+
+    /// Gives a block back that no cache keeps.
+    #[inline]
+    fn send_large(&self, local: &mut Local, node: NodeId, size: u32) {
+        let freed = self
+            .core
+            .try_with(&mut local.visitor, |core| core.free(node));
+        if freed.is_none() {
             local.medium.pass_on(size, node);
-            true
-        } else {
-            let offset = piece.offset;
-            local.medium.put(size, Extent { offset, node }, budget)
-        };
-        if full {
-            self.send_ranges(&mut local.medium);
+            self.send(Load::Ranges(local.medium.take_leaving()));
         }
     }
 
     #[cold]
-    fn hand_on(&self, class: Class, full: Box<Magazine>) {
-        if let Err(full) = self.depots[class.index()].put(full) {
+    fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
+        let Err(full) = self.depots[class.index()].put(full) else {
+            return;
+        };
+        let mut full = Some(full);
+        let give = |core: &mut Core| {
+            let full = full.take();
+            full.into_iter()
+                .for_each(|full| take_back(core, Load::Small(full)));
+        };
+        self.core.try_with(visitor, give);
+        if let Some(full) = full {
             self.send(Load::Small(full));
         }
     }
@@ -524,7 +556,7 @@ fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
 #[inline]
 fn take_leaving(core: &mut Core, medium: &mut Medium) {
     if !medium.leaving().is_empty() {
-        core.free_all(medium.leaving().iter().copied());
+        core.free_all(medium.leaving());
         medium.left();
     }
 }
@@ -532,7 +564,7 @@ fn take_leaving(core: &mut Core, medium: &mut Medium) {
 fn take_back(core: &mut Core, load: Load) {
     match load {
         Load::Small(full) => full.offsets().iter().for_each(|&at| give(core, at)),
-        Load::Ranges(nodes) => core.free_all(nodes.iter().copied()),
+        Load::Ranges(nodes) => core.free_all(&nodes),
     }
 }
 

@@ -2,6 +2,7 @@
 //! size.
 
 use super::medium::Medium;
+use super::reserved::Visitor;
 use crate::heap::classes::{CLASSES, Class};
 use crate::heap::core::NodeId;
 
@@ -175,6 +176,8 @@ impl Tally {
 pub(in crate::heap) struct Local {
     pub(in crate::heap) small: [Shelf; CLASSES],
     pub(in crate::heap) medium: Medium,
+    /// Who this is to the core's lock.
+    pub(in crate::heap) visitor: Visitor,
     pub(in crate::heap) tally: Tally,
     /// The heap's last handle is gone: nothing is kept here any more.
     pub(in crate::heap) closed: bool,
@@ -196,6 +199,7 @@ impl Local {
         Self {
             small: std::array::from_fn(|_| Shelf::default()),
             medium: Medium::new(),
+            visitor: Visitor::new(),
             tally: Tally::default(),
             closed: false,
         }

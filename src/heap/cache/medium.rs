@@ -10,7 +10,7 @@ const NONE: u32 = u32::MAX;
 const HIT: u32 = 6;
 const HIGH: u32 = 64;
 /// Where it does not pay, one block of so many is kept all the same.
-const SAMPLE: u32 = 8;
+const SAMPLE: u32 = 32;
 
 /// Blocks of one size.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +167,7 @@ impl Medium {
     }
 
     /// Has a block of `size` granules leave that is not to be kept.
+    #[inline]
     pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
         self.leaving.push(node);
         self.leaving_granules += u64::from(size);

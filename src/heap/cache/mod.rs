@@ -13,6 +13,7 @@ mod inbox;
 mod local;
 mod medium;
 pub(in crate::heap) mod member;
+mod reserved;
 pub(in crate::heap) mod sync;
 
 pub(in crate::heap) use self::{
@@ -22,4 +23,5 @@ pub(in crate::heap) use self::{
     local::{Contents, Local, Magazine, Tally},
     medium::Medium,
     member::Member,
+    reserved::{Inside, Reserved, Visitor},
 };

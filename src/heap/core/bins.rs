@@ -1,27 +1,18 @@
-//! Free ranges by size: the smallest that fits, or nearly, in constant time.
+//! Sizes of free ranges in bins: which bin a size belongs to, and which bins have ranges.
 
-use super::ranges::NodeId;
-
-/// Bins to a doubling of the size, as a power of two: a range is at most a 32nd larger than the
-/// smallest of its bin.
-const LOG_STEPS: u32 = 5;
+/// Bins to a doubling of the size, as a power of two: a range is at most a 64th larger than the
+/// smallest of its bin, and sizes below 128 granules have a bin each.
+const LOG_STEPS: u32 = 6;
 const STEPS: u32 = 1 << LOG_STEPS;
 /// Sizes are below 2³² granules.
-const BINS: usize = ((32 - LOG_STEPS + 1) * STEPS) as usize;
-/// How many ranges of the request's own bin are looked at in the first try. More make the fit better
-/// and the search longer; eight are as good as all of them, by measurement, on random sizes.
-const LOOK: usize = 8;
+pub(super) const BINS: usize = ((32 - LOG_STEPS + 1) * STEPS) as usize;
+/// With room for the one after the last.
+const WORDS: usize = BINS / 64 + 1;
+const _: () = assert!(WORDS <= 64, "a bit of one word for each");
 
-/// A free range: its node, and its size in granules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Free {
-    pub(super) node: NodeId,
-    pub(super) size: u32,
-}
-
-/// Which bin a size belongs to. Sizes below 64 granules have a bin each.
+/// Which bin a size belongs to.
 #[inline]
-fn bin_of(size: u32) -> usize {
+pub(super) fn bin_of(size: u32) -> usize {
     if size < STEPS {
         return size as usize;
     }
@@ -30,140 +21,72 @@ fn bin_of(size: u32) -> usize {
     ((exponent - LOG_STEPS) * STEPS + step) as usize
 }
 
-/// Free ranges, each with a place in its bin that its node is told.
+/// Whether all of a size's bin is of that size.
+#[cfg(test)]
+pub(super) const fn is_exact(size: u32) -> bool {
+    size < 2 * STEPS
+}
+
+/// Which bins have ranges: a bit for each, and one for each word of these bits that has some.
 #[derive(Debug)]
-pub(super) struct Bins {
-    bins: Box<[Vec<Free>]>,
-    /// A bit for each bin that has ranges, and for each word of these bits that has some.
-    words: [u64; BINS.div_ceil(64)],
+pub(super) struct Occupied {
+    words: [u64; 64],
     summary: u64,
 }
 
-impl Bins {
-    pub(super) fn new() -> Self {
+impl Occupied {
+    pub(super) const fn new() -> Self {
         Self {
-            bins: (0..BINS).map(|_| Vec::new()).collect(),
-            words: [0; BINS.div_ceil(64)],
+            words: [0; 64],
             summary: 0,
         }
     }
 
-    /// Adds a range and tells its place.
     #[inline]
-    pub(super) fn insert(&mut self, free: Free) -> u32 {
-        let bin = bin_of(free.size);
-        let list = &mut self.bins[bin];
-        list.push(free);
-        let place = list.len() - 1;
-        if place == 0 {
-            self.words[bin / 64] |= 1 << (bin % 64);
-            self.summary |= 1 << (bin / 64);
-        }
-        place as u32
+    pub(super) fn set(&mut self, bin: usize) {
+        self.words[bin / 64 % 64] |= 1 << (bin % 64);
+        self.summary |= 1 << (bin / 64 % 64);
     }
 
-    /// Takes the range of `size` at `place` away; the node that is at this place from now on, if any.
+    /// Resets a bin's bit if it is `empty` now. Without a branch: whether it is cannot be foreseen.
     #[inline]
-    pub(super) fn remove(&mut self, size: u32, place: u32) -> Option<NodeId> {
-        let bin = bin_of(size);
-        let list = &mut self.bins[bin];
-        list.swap_remove(place as usize);
-        if list.is_empty() {
-            self.words[bin / 64] &= !(1 << (bin % 64));
-            if self.words[bin / 64] == 0 {
-                self.summary &= !(1 << (bin / 64));
+    pub(super) fn reset_if(&mut self, bin: usize, empty: bool) {
+        let word = &mut self.words[bin / 64 % 64];
+        *word &= !(u64::from(empty) << (bin % 64));
+        self.summary &= !(u64::from(*word == 0) << (bin / 64 % 64));
+    }
+
+    /// The first bin from `bin` on, which may be [`BINS`], that has ranges.
+    #[inline]
+    pub(super) fn next(&self, bin: usize) -> Option<usize> {
+        let at = bin / 64 % 64;
+        let here = self.words[at] & (u64::MAX << (bin % 64));
+        let beyond = self.summary & (u64::MAX << at << 1);
+        // Without a branch, as above; 64 where there is none.
+        let (at, bits) = match here {
+            0 => {
+                let at = beyond.trailing_zeros() as usize;
+                (
+                    at,
+                    self.words[at % 64] & u64::from(beyond != 0).wrapping_neg(),
+                )
             }
-        }
-        list.get(place as usize).map(|free| free.node)
-    }
-
-    /// A range of at least `size` granules: the smallest of some of its own bin, else one of the next
-    /// bin that has any, else the smallest of all in its own.
-    #[inline]
-    pub(super) fn find(&self, size: u32) -> Option<Free> {
-        let bin = bin_of(size);
-        let own = &self.bins[bin];
-        let near = &own[own.len().saturating_sub(LOOK)..];
-        if let Some(free) = smallest(near, size) {
-            return Some(free);
-        }
-        if let Some(next) = self.next(bin + 1) {
-            return self.bins[next].last().copied();
-        }
-        smallest(&own[..own.len() - near.len()], size)
-    }
-
-    /// Every range that may be of at least `size` granules, and some that are smaller, by bins
-    /// upwards.
-    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = Free> {
-        let mut bin = self.next(bin_of(size));
-        std::iter::from_fn(move || {
-            let list = &self.bins[bin?];
-            bin = bin.and_then(|bin| self.next(bin + 1));
-            Some(list)
-        })
-        .flatten()
-        .copied()
-    }
-
-    /// The size of the largest range, in granules.
-    pub(super) fn largest(&self) -> u32 {
-        let Some(word) = self.summary.checked_ilog2() else {
-            return 0;
+            here => (at, here),
         };
-        let bin = word * 64 + self.words[word as usize].ilog2();
-        let sizes = self.bins[bin as usize].iter().map(|free| free.size);
-        sizes.max().unwrap_or(0)
+        (bits != 0).then(|| at * 64 + bits.trailing_zeros() as usize)
     }
 
-    /// The range at a place of the bin for `size`.
-    #[cfg(test)]
-    pub(super) fn at(&self, size: u32, place: u32) -> Option<Free> {
-        self.bins[bin_of(size)].get(place as usize).copied()
+    /// The last bin that has ranges.
+    pub(super) fn last(&self) -> Option<usize> {
+        let word = self.summary.checked_ilog2()? as usize;
+        Some(word * 64 + self.words[word].ilog2() as usize)
     }
-
-    /// What the lists take, in bytes.
-    pub(super) fn metadata(&self) -> usize {
-        let entries: usize = self.bins.iter().map(Vec::capacity).sum();
-        entries * size_of::<Free>() + size_of_val(&*self.bins)
-    }
-
-    /// The first bin from `bin` on that has ranges.
-    #[inline]
-    fn next(&self, bin: usize) -> Option<usize> {
-        if bin >= BINS {
-            return None;
-        }
-        let here = self.words[bin / 64] & (u64::MAX << (bin % 64));
-        if here != 0 {
-            return Some(bin / 64 * 64 + here.trailing_zeros() as usize);
-        }
-        let words = self.summary & (u64::MAX << (bin / 64) << 1);
-        if words == 0 {
-            return None;
-        }
-        let word = words.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
-    }
-}
-
-/// The smallest of `list` that has `size` granules, the last such.
-#[inline]
-fn smallest(list: &[Free], size: u32) -> Option<Free> {
-    let mut best: Option<Free> = None;
-    for &free in list.iter().rev() {
-        if free.size >= size && best.is_none_or(|best| free.size < best.size) {
-            best = Some(free);
-            if free.size == size {
-                break;
-            }
-        }
-    }
-    best
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -172,41 +95,40 @@ mod tests {
     fn bins_are_in_the_order_of_sizes_and_narrow() {
         let mut last = 0;
         for log in 0..32 {
-            for step in 0..200_u64 {
-                let size = (1_u64 << log) + (step << log) / 200;
+            for step in 0..400_u64 {
+                let size = (1_u64 << log) + (step << log) / 400;
                 let bin = bin_of(size as u32);
                 assert!(bin >= last && bin < BINS, "{size}");
-                assert!(bin <= last + 1 || size < 64, "{size}");
+                assert!(bin <= last + 1 || is_exact(size as u32), "{size}");
                 last = bin;
             }
         }
         assert_eq!(bin_of(u32::MAX), BINS - 1);
-        assert_eq!(bin_of(63) + 1, bin_of(64));
-        assert_eq!(bin_of(64), bin_of(65));
+        assert!(is_exact(127) && bin_of(127) + 1 == bin_of(128));
+        assert!(!is_exact(128) && bin_of(128) == bin_of(129));
     }
 
     proptest! {
         #[test]
-        fn what_fits_is_found(sizes in proptest::collection::vec(1_u32..5000, 0..60), wanted in 1_u32..5000) {
-            let mut bins = Bins::new();
-            for (node, &size) in sizes.iter().enumerate() {
-                bins.insert(Free { node: NodeId(node as u32), size });
+        fn occupied_bins_are_found(
+            steps in proptest::collection::vec((0..BINS, any::<bool>()), 0..200),
+            from in proptest::collection::vec(0..=BINS, 20),
+        ) {
+            let (mut occupied, mut model) = (Occupied::new(), BTreeSet::new());
+            for (bin, insert) in steps {
+                if insert {
+                    occupied.set(bin);
+                    model.insert(bin);
+                } else {
+                    occupied.reset_if(bin, false);
+                    occupied.reset_if(bin, true);
+                    model.remove(&bin);
+                }
+                prop_assert_eq!(occupied.last(), model.last().copied());
             }
-            prop_assert_eq!(bins.largest(), sizes.iter().copied().max().unwrap_or(0));
-            let best = sizes.iter().copied().filter(|&size| size >= wanted).min();
-            let found = bins.find(wanted);
-            prop_assert_eq!(found.is_some(), best.is_some());
-            if let (Some(found), Some(best)) = (found, best) {
-                prop_assert!(found.size >= best);
-                // The next bin is searched before all of a crowded own one.
-                let own = sizes.iter().filter(|&&size| bin_of(size) == bin_of(wanted)).count();
-                prop_assert!(own > LOOK || bin_of(found.size) == bin_of(best), "{} for {best}", found.size);
+            for bin in from {
+                prop_assert_eq!(occupied.next(bin), model.range(bin..).next().copied());
             }
-            let mut all: Vec<u32> = bins.at_least(wanted).map(|free| free.size).filter(|&size| size >= wanted).collect();
-            all.sort_unstable();
-            let mut expected: Vec<u32> = sizes.iter().copied().filter(|&size| size >= wanted).collect();
-            expected.sort_unstable();
-            prop_assert_eq!(all, expected);
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use super::ranges::NodeId;
+use super::nodes::NodeId;
 use super::slabs::SlabId;
 use crate::heap::classes::FRAME;
 

@@ -2,8 +2,11 @@
 
 mod bins;
 mod frames;
+mod nodes;
 mod ranges;
+mod resize;
 mod slabs;
+mod stretches;
 #[cfg(test)]
 mod tests;
 
@@ -11,7 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use frames::{Frames, Owner};
-pub(super) use ranges::{Extent, GRANULE, NodeId};
+pub(super) use nodes::NodeId;
+pub(super) use ranges::{Extent, GRANULE};
 
 #[cfg(test)]
 use self::ranges::MAX_RANGE;
@@ -101,17 +105,18 @@ impl Core {
     }
 
     /// Gives many ranges back.
-    pub(super) fn free_all(&mut self, nodes: impl Iterator<Item = NodeId> + Clone) {
+    #[inline]
+    pub(super) fn free_all(&mut self, nodes: &[NodeId]) {
         // Each has neighbours somewhere else: read all of them at once, not one after the other.
-        if nodes.clone().nth(2).is_some() {
+        if nodes.len() > 2 {
             let touched = nodes
-                .clone()
-                .fold(0, |sum, node| sum ^ self.ranges.touch(node));
+                .iter()
+                .fold(0, |sum, &node| sum ^ self.ranges.touch(node));
             std::hint::black_box(touched);
         }
-        nodes.for_each(|node| {
+        for &node in nodes {
             self.ranges.free(node);
-        });
+        }
     }
 
     /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends.

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::frames::{Frames, Owner};
-use super::ranges::{NodeId, Ranges};
+use super::nodes::NodeId;
+use super::ranges::Ranges;
 use crate::heap::classes::{CLASSES, Class, FRAME};
 
 /// Names a slab.

@@ -346,7 +346,7 @@ fn all_memory_is_one_range_again_when_all_is_free() {
     let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(9000, 1)).collect();
     assert!(blocks.len() as u64 >= 4 * CHUNK / 9216 - 1);
     assert!(core.largest_free() < 9216);
-    core.free_all(blocks.iter().map(|extent| extent.node));
+    core.free_all(&blocks.iter().map(|extent| extent.node).collect::<Vec<_>>());
     assert_eq!(core.largest_free(), 4 * CHUNK);
     assert_eq!(core.all_ranges().count(), 1);
 }
@@ -395,7 +395,7 @@ fn near_full_the_search_is_exact() {
         walls.push(core.allocate(8192, 1).unwrap());
     }
     while core.allocate(8192, 1).is_some() {}
-    core.free_all(holes.iter().map(|extent| extent.node));
+    core.free_all(&holes.iter().map(|extent| extent.node).collect::<Vec<_>>());
     let found = core.allocate(1050 * GRANULE, 1).unwrap();
     assert_eq!(found.offset, holes[0].offset);
     assert_eq!(core.allocate(1050 * GRANULE, 1), None);

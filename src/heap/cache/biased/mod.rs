@@ -163,7 +163,7 @@ impl<T> fmt::Debug for Biased<T> {
 }
 
 /// Resets a word in the end, and releases what was done until then.
-struct Reset<'a>(&'a AtomicBool);
+pub(super) struct Reset<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Reset<'_> {
     #[inline]
@@ -199,7 +199,7 @@ impl<'a, T> Claim<'a, T> {
 
 /// Waits a moment, the longer the more often: owners are inside for nanoseconds, if they are not
 /// interrupted there.
-fn pause(tries: u32) {
+pub(super) fn pause(tries: u32) {
     match tries {
         0..64 => spin_loop(),
         // Sleeps where yielding does not help: a thread of real-time priority only yields to its equals.

@@ -1,0 +1,335 @@
+//! The table of ranges: each a node beside its neighbours in memory, the free ones in lists by size.
+
+use super::bins::{self, BINS, Occupied};
+
+/// Names a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::heap) struct NodeId(u32);
+
+impl NodeId {
+    /// No range's: the first node, which stands where there is none, so that it can be read and written
+    /// like any other.
+    pub(super) const NONE: Self = Self(0);
+
+    #[inline]
+    const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// As a number, to keep it elsewhere: below 2³¹.
+    #[inline]
+    pub(in crate::heap) const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The node of that number.
+    #[inline]
+    pub(in crate::heap) const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// A range that somebody has, or the empty first or last one of a stretch.
+    Used,
+    /// A range that nobody has, in a list.
+    Free,
+    /// Nothing.
+    Vacant,
+}
+
+/// A range. Two of them are in a cache line, and none in two.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+pub(super) struct Node {
+    /// In granules from the heap's start.
+    pub(super) start: u64,
+    /// In granules.
+    pub(super) size: u32,
+    pub(super) state: State,
+    /// The one before it in memory.
+    pub(super) previous: NodeId,
+    /// The one after it in memory; of a vacant one, the next vacant one.
+    pub(super) next: NodeId,
+    /// Its neighbours in its list.
+    before: NodeId,
+    after: NodeId,
+}
+
+const _: () = assert!(size_of::<Node>() == 32);
+
+/// All nodes.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    nodes: Vec<Node>,
+    /// The first of each bin's list.
+    heads: Box<[NodeId; BINS]>,
+    vacant: NodeId,
+    occupied: Occupied,
+    /// How many are not vacant.
+    pub(super) count: usize,
+}
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        let none = Node {
+            start: 0,
+            size: 0,
+            state: State::Used,
+            previous: NodeId::NONE,
+            next: NodeId::NONE,
+            before: NodeId::NONE,
+            after: NodeId::NONE,
+        };
+        Self {
+            nodes: vec![none],
+            heads: Box::new([NodeId::NONE; BINS]),
+            vacant: NodeId::NONE,
+            occupied: Occupied::new(),
+            count: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, node: NodeId) -> &Node {
+        &self.nodes[node.index()]
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, node: NodeId) -> &mut Node {
+        &mut self.nodes[node.index()]
+    }
+
+    /// Whether there is such a node.
+    #[cfg(test)]
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        node.index() < self.nodes.len()
+    }
+
+    /// A new node, in use and in no list.
+    #[inline]
+    pub(super) fn add(&mut self, start: u64, size: u32, previous: NodeId, next: NodeId) -> NodeId {
+        if self.vacant == NodeId::NONE {
+            self.add_vacant();
+        }
+        let id = self.vacant;
+        // Word by word: a whole one would go through memory in pieces that the processor cannot forward.
+        let node = &mut self.nodes[id.index()];
+        self.vacant = node.next;
+        node.start = start;
+        node.size = size;
+        node.state = State::Used;
+        node.previous = previous;
+        node.next = next;
+        self.count += 1;
+        id
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_vacant(&mut self) {
+        // By an eighth: doubled, the table would be half empty.
+        if self.nodes.len() == self.nodes.capacity() {
+            self.nodes.reserve_exact((self.nodes.len() / 8).max(1024));
+        }
+        let vacant = NodeId(self.nodes.len() as u32);
+        self.nodes.push(Node {
+            start: 0,
+            size: 0,
+            state: State::Vacant,
+            previous: NodeId::NONE,
+            next: self.vacant,
+            before: NodeId::NONE,
+            after: NodeId::NONE,
+        });
+        self.vacant = vacant;
+    }
+
+    /// The same between `next` and what is before it.
+    #[inline]
+    pub(super) fn insert_before(&mut self, next: NodeId, start: u64, size: u32) -> NodeId {
+        self.insert_between(self.get(next).previous, next, start, size)
+    }
+
+    /// The same between two neighbours.
+    #[inline]
+    pub(super) fn insert_between(
+        &mut self,
+        previous: NodeId,
+        next: NodeId,
+        start: u64,
+        size: u32,
+    ) -> NodeId {
+        let node = self.add(start, size, previous, next);
+        self.get_mut(previous).next = node;
+        self.get_mut(next).previous = node;
+        node
+    }
+
+    /// Ends a node that is in no list.
+    #[inline]
+    pub(super) fn retire(&mut self, node: NodeId) {
+        self.count -= 1;
+        let vacant = std::mem::replace(&mut self.vacant, node);
+        let node = self.get_mut(node);
+        node.state = State::Vacant;
+        node.next = vacant;
+    }
+
+    /// Puts a node in the list of its size.
+    #[inline(always)]
+    pub(super) fn link(&mut self, node: NodeId) {
+        let bin = bins::bin_of(self.get(node).size);
+        let first = std::mem::replace(&mut self.heads[bin], node);
+        self.get_mut(first).before = node;
+        let this = self.get_mut(node);
+        this.before = NodeId::NONE;
+        this.after = first;
+        this.state = State::Free;
+        self.occupied.set(bin);
+    }
+
+    /// Takes a node out of its list: it is in use.
+    #[inline(always)]
+    pub(super) fn unlink(&mut self, node: NodeId) {
+        let this = self.get_mut(node);
+        let (before, after, size) = (this.before, this.after, this.size);
+        this.state = State::Used;
+        let bin = bins::bin_of(size);
+        self.get_mut(after).before = before;
+        if before == NodeId::NONE {
+            self.heads[bin] = after;
+            self.occupied.reset_if(bin, after == NodeId::NONE);
+        } else {
+            self.get_mut(before).after = after;
+        }
+    }
+
+    /// A free node of at least `size` granules, more than 0: the last freed of its own bin if that fits,
+    /// else one of the next bin that has any, else the smallest that fits of all its own bin.
+    #[inline(always)]
+    pub(super) fn find(&self, size: u32) -> Option<NodeId> {
+        let own = bins::bin_of(size);
+        let first = self.heads[own];
+        // Both are looked up, and one chosen without a branch: which cannot be foreseen.
+        let next = self.occupied.next(own + 1);
+        let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
+        let found = match self.get(first).size >= size {
+            true => first,
+            false => next,
+        };
+        match found {
+            NodeId::NONE => self.find_in(own, size),
+            found => Some(found),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_in(&self, bin: usize, size: u32) -> Option<NodeId> {
+        let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
+        fitting.min_by_key(|&node| self.get(node).size)
+    }
+
+    /// The nodes of a bin.
+    fn list(&self, bin: usize) -> impl Iterator<Item = NodeId> {
+        let mut node = self.heads[bin];
+        std::iter::from_fn(move || {
+            let this = node;
+            node = self.get(this).after;
+            (this != NodeId::NONE).then_some(this)
+        })
+    }
+
+    /// The free nodes of at least `size` granules, by bins upwards.
+    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = NodeId> {
+        let mut from = bins::bin_of(size);
+        let bins = std::iter::from_fn(move || {
+            let bin = self.occupied.next(from)?;
+            from = bin + 1;
+            Some(bin)
+        });
+        bins.flat_map(|bin| self.list(bin))
+            .filter(move |&node| self.get(node).size >= size)
+    }
+
+    /// The size of the largest free node.
+    pub(super) fn largest(&self) -> u32 {
+        let bin = self.occupied.last();
+        let sizes = bin.map(|bin| self.list(bin).map(|node| self.get(node).size));
+        sizes.into_iter().flatten().max().unwrap_or(0)
+    }
+
+    /// What the table takes, in bytes.
+    pub(super) fn metadata(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+            + size_of::<Occupied>()
+            + size_of_val(&*self.heads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_used_again() {
+        let mut nodes = Nodes::new();
+        let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
+        let (a, b) = (add(&mut nodes), add(&mut nodes));
+        assert_ne!(a, b);
+        nodes.retire(a);
+        nodes.retire(b);
+        assert_eq!((nodes.get(b).state, nodes.count), (State::Vacant, 0));
+        assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
+        assert!(add(&mut nodes).index() > b.index());
+        assert_eq!(nodes.count, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn what_fits_is_found(
+            sizes in proptest::collection::vec(1_u32..5000, 0..60),
+            gone in proptest::collection::vec(any::<bool>(), 60),
+            wanted in 1_u32..5000,
+        ) {
+            let mut nodes = Nodes::new();
+            let mut free = Vec::new();
+            for &size in &sizes {
+                let node = nodes.add(0, size, NodeId::NONE, NodeId::NONE);
+                nodes.link(node);
+                free.push(node);
+            }
+            let mut gone = gone.into_iter();
+            free.retain(|&node| {
+                let stays = gone.next() != Some(true);
+                if !stays {
+                    nodes.unlink(node);
+                }
+                stays
+            });
+            let size = |node: NodeId| nodes.get(node).size;
+            prop_assert_eq!(nodes.largest(), free.iter().map(|&node| size(node)).max().unwrap_or(0));
+            let best = free.iter().map(|&node| size(node)).filter(|&size| size >= wanted).min();
+            let found = nodes.find(wanted).map(size);
+            prop_assert_eq!(found.is_some(), best.is_some());
+            if let (Some(found), Some(best)) = (found, best) {
+                let exact = bins::is_exact(best);
+                prop_assert!(found >= best && (found == best || !exact));
+                // One of the best one's bin, or of the next that has any.
+                let between = free.iter().map(|&node| bins::bin_of(size(node)));
+                let between = between.filter(|&bin| bin > bins::bin_of(best) && bin < bins::bin_of(found));
+                prop_assert_eq!(between.count(), 0);
+            }
+            let mut least: Vec<NodeId> = nodes.at_least(wanted).collect();
+            free.retain(|&node| size(node) >= wanted);
+            least.sort_unstable_by_key(|node| node.0);
+            free.sort_unstable_by_key(|node| node.0);
+            prop_assert_eq!(least, free);
+        }
+    }
+}

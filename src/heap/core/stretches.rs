@@ -1,0 +1,184 @@
+//! Memory comes to the ranges and goes.
+
+use std::ops::Range;
+
+use super::nodes::NodeId;
+#[cfg(test)]
+use super::nodes::State;
+use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
+
+impl Ranges {
+    /// Adds memory, in bytes; with `joins` ranges may reach across its borders to memory that is
+    /// beside it and joins too. It must not be there already.
+    pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
+        let mut start = range.start >> LOG_GRANULE;
+        let end = range.end >> LOG_GRANULE;
+        while start < end {
+            // No stretch is longer than a range may be.
+            let most = MAX_RANGE >> LOG_GRANULE;
+            let left = self.stretch_before(start).filter(|_| joins);
+            let room = left.map_or(most, |first| most - (start - first));
+            let part = match room {
+                0 => start..end.min(start + most),
+                room => start..end.min(start + room),
+            };
+            start = part.end;
+            self.add_part(part, left.filter(|_| room > 0), joins);
+        }
+    }
+
+    /// The start of the stretch that ends at `end` granules.
+    fn stretch_before(&self, end: u64) -> Option<u64> {
+        let (&start, &(_, last)) = self.stretches.range(..end).next_back()?;
+        (self.nodes.get(last).start == end).then_some(start)
+    }
+
+    fn add_part(&mut self, part: Range<u64>, left: Option<u64>, joins: bool) {
+        let size = part.end - part.start;
+        self.total += size;
+        let size = size as u32; // no more than a range may have
+        // As a used range first, which is then freed, so that freeing alone knows how to coalesce.
+        let node = match left.and_then(|start| self.stretches.get(&start).copied()) {
+            Some((_, last)) => {
+                let node = self.nodes.insert_before(last, part.start, size);
+                self.nodes.get_mut(last).start = part.end;
+                node
+            }
+            None => {
+                let first = self.nodes.add(part.start, 0, NodeId::NONE, NodeId::NONE);
+                let last = self.nodes.add(part.end, 0, first, NodeId::NONE);
+                self.nodes.get_mut(first).next = last;
+                self.stretches.insert(part.start, (first, last));
+                self.nodes.insert_before(last, part.start, size)
+            }
+        };
+        if joins {
+            self.join_right(part.end, left.unwrap_or(part.start));
+        }
+        self.free(node);
+    }
+
+    /// Makes the stretch that starts at `end`, if there is one, part of the one at `start`.
+    fn join_right(&mut self, end: u64, start: u64) {
+        let Some(&(right_first, right_last)) = self.stretches.get(&end) else {
+            return;
+        };
+        let length = self.nodes.get(right_last).start - start;
+        if length > MAX_RANGE >> LOG_GRANULE {
+            return;
+        }
+        let Some(&(first, last)) = self.stretches.get(&start) else {
+            return;
+        };
+        self.stretches.remove(&end);
+        let before = self.nodes.get(last).previous;
+        let after = self.nodes.get(right_first).next;
+        self.nodes.get_mut(before).next = after;
+        self.nodes.get_mut(after).previous = before;
+        self.nodes.retire(last);
+        self.nodes.retire(right_first);
+        self.stretches.insert(start, (first, right_last));
+    }
+
+    /// Takes memory away, in bytes, if all of it is free; whether it was.
+    pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
+        let (start, end) = (range.start >> LOG_GRANULE, range.end >> LOG_GRANULE);
+        let Some(node) = self.free_range_around(start, end) else {
+            return false;
+        };
+        let Some((&at, &(first, last))) = self.stretches.range(..=start).next_back() else {
+            return false;
+        };
+        self.nodes.unlink(node);
+        let whole = *self.nodes.get(node);
+        let (from, to) = (whole.start, whole.start + u64::from(whole.size));
+        let (previous, next) = (whole.previous, whole.next);
+        self.free -= end - start;
+        self.total -= end - start;
+        self.stretches.remove(&at);
+        // What is left of the range and before it, if anything.
+        match (previous == first, from == start) {
+            (true, true) => self.nodes.retire(first),
+            (_, left_over) => {
+                let before = if left_over {
+                    previous
+                } else {
+                    let size = (start - from) as u32;
+                    let node = self.nodes.add(from, size, previous, NodeId::NONE);
+                    self.nodes.get_mut(previous).next = node;
+                    self.nodes.link(node);
+                    node
+                };
+                let end = self.nodes.add(start, 0, before, NodeId::NONE);
+                self.nodes.get_mut(before).next = end;
+                self.stretches.insert(at, (first, end));
+            }
+        }
+        // And after it.
+        match (next == last, to == end) {
+            (true, true) => self.nodes.retire(last),
+            (_, right_over) => {
+                let first = self.nodes.add(end, 0, NodeId::NONE, next);
+                self.nodes.get_mut(next).previous = first;
+                self.stretches.insert(end, (first, last));
+                if !right_over {
+                    let node = self.nodes.insert_before(next, end, (to - end) as u32);
+                    self.nodes.link(node);
+                }
+            }
+        }
+        self.nodes.retire(node);
+        true
+    }
+
+    /// The free range that has all from `start` to `end` granules.
+    fn free_range_around(&self, start: u64, end: u64) -> Option<NodeId> {
+        let size = u32::try_from(end - start).ok()?;
+        self.nodes.at_least(size).find(|&node| {
+            let node = self.nodes.get(node);
+            node.start <= start && end <= node.start + u64::from(node.size)
+        })
+    }
+}
+
+#[cfg(test)]
+impl Ranges {
+    /// Whether everything that must be true of the tables is; panics otherwise.
+    pub(super) fn check(&self) {
+        let (mut free, mut total, mut ranges, mut free_nodes) = (0, 0, 0, 0);
+        for (&start, &(first, last)) in &self.stretches {
+            let ends = [first, last].map(|node| *self.nodes.get(node));
+            assert!(
+                ends.iter()
+                    .all(|end| end.size == 0 && end.state == State::Used)
+            );
+            let (mut node, mut before, mut at) = (ends[0].next, first, start);
+            assert_eq!(ends[0].start, start);
+            let mut was_free = false;
+            while node != last {
+                let this = *self.nodes.get(node);
+                assert_eq!((this.previous, this.start), (before, at));
+                assert!(this.size > 0);
+                total += u64::from(this.size);
+                let is_free = this.state == State::Free;
+                assert!(!(was_free && is_free), "two free ranges side by side");
+                assert!(is_free || this.state == State::Used);
+                was_free = is_free;
+                if is_free {
+                    free += u64::from(this.size);
+                    free_nodes += 1;
+                    let mut listed = self.nodes.at_least(this.size);
+                    assert!(listed.any(|other| other == node));
+                }
+                ranges += 1;
+                at += u64::from(this.size);
+                before = node;
+                node = this.next;
+            }
+            assert_eq!((ends[1].previous, ends[1].start), (before, at));
+        }
+        assert_eq!((free, total), (self.free, self.total));
+        assert_eq!(self.nodes.at_least(1).count(), free_nodes);
+        assert_eq!(self.nodes.count, ranges + 2 * self.stretches.len());
+    }
+}
