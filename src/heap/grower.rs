@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::shared::Shared;
 use crate::per_driver::lock;
@@ -11,6 +11,12 @@ use crate::{Error, Result};
 
 /// How long the thread waits after a refusal before it tries once more.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How often the thread looks by itself while the heap is growing. To wake it
+/// takes the allocating thread microseconds, more than the allocation itself.
+const LOOK: Duration = Duration::from_millis(1);
+/// After so long without growth it rests until it is woken.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// Through which allocating threads wake the one that grows.
 pub(super) struct Signal {
@@ -58,6 +64,19 @@ impl Signal {
             *current = wish;
         }
         self.changed.notify_all();
+    }
+
+    /// Waits for `pause`, or until the thread is to end: whether it is.
+    fn ends_within(&self, pause: Duration) -> bool {
+        let wish = lock(&self.wish);
+        let waited = self
+            .changed
+            .wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
+        let wish = match waited {
+            Ok((wish, _)) => wish,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        *wish == Wish::End
     }
 
     /// Waits for a wish other than to rest, or for `pause`.
@@ -111,17 +130,39 @@ pub(super) fn start(heap: &Arc<Shared>) -> Result<()> {
 fn run(heap: &Weak<Shared>, signal: &Signal) {
     let mut pause = None;
     while signal.wait(pause) == Wish::Grow {
-        let Some(heap) = heap.upgrade() else {
+        let Some(next) = follow(heap, signal) else {
             return;
         };
-        signal.awake.store(false, Relaxed);
-        pause = match heap.add_memory(signal.ahead, true) {
-            Ok(()) => None,
-            Err(error) => {
+        pause = next;
+    }
+}
+
+/// Grows the heap for as long as there is need, and looks for some time after; how long to wait then
+/// before the next wish is heard. `None`: the heap ends.
+fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
+    let mut grown = Instant::now();
+    loop {
+        let heap = heap.upgrade()?;
+        if heap.core().free_bytes() < signal.ahead {
+            if let Err(error) = heap.add_memory(signal.ahead, true) {
                 // Whoever needs memory now will hear of it; ahead of need it is no failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
-                Some(PAUSE)
+                signal.awake.store(false, Relaxed);
+                return Some(Some(PAUSE));
             }
-        };
+            grown = Instant::now();
+        } else if grown.elapsed() > QUIET {
+            signal.awake.store(false, Relaxed);
+            // Whoever took memory until now, under the core's lock, woke nobody; who takes it from now
+            // on sees that somebody must be.
+            if heap.core().free_bytes() >= signal.ahead {
+                return Some(None);
+            }
+            signal.awake.store(true, Relaxed);
+        }
+        drop(heap);
+        if signal.ends_within(LOOK) {
+            return None;
+        }
     }
 }

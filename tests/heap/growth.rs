@@ -194,6 +194,25 @@ fn memory_is_added_ahead_of_need() {
 }
 
 #[test]
+fn growth_ahead_goes_on_after_a_rest() {
+    let driver = simulated();
+    let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
+    let mut blocks = Vec::new();
+    let begun = std::time::Instant::now();
+    for _ in 0..2 {
+        let backed = heap.backed();
+        blocks.push(heap.allocate(layout(16 * MIB)).unwrap());
+        // Backed by the thread, for nobody asks for more.
+        while heap.stats().free < 16 * MIB || heap.backed() <= backed {
+            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+            std::thread::yield_now();
+        }
+        // Longer than the thread looks by itself.
+        std::thread::sleep(std::time::Duration::from_millis(700));
+    }
+}
+
+#[test]
 fn chunks_lie_on_several_nodes_in_turn() {
     let driver = Driver::simulated(Machine::gh200x4()).unwrap();
     let topology = egmem::Topology::discover(&driver).unwrap();
