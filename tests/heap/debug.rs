@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::heap::debug::{Damage, DamageKind, DebugOptions, LeakReport, Seen};
-use egmem::{Block, Error, Memory, Stream};
+use egmem::{Block, Error, Stream};
 
 use super::*;
 
@@ -457,6 +457,6 @@ fn a_shared_block_has_its_guards_and_an_importers_write_is_found() {
     imported.put(992, 42_u64).unwrap();
     assert_eq!(block.get::<u64>(992).unwrap(), 42);
     assert_eq!(damage(&heap), []);
-    gpu_writes(&driver, Memory::device_ptr(&imported).0, 1000, 8);
+    gpu_writes(&driver, egmem::Memory::device_ptr(&imported).0, 1000, 8);
     assert_eq!(damage(&heap)[0].kind, DamageKind::Overrun);
 }
