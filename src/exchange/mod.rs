@@ -9,6 +9,8 @@ mod limits;
 mod peer;
 pub mod protocol;
 pub mod server;
+#[cfg(test)]
+mod slow;
 mod tally;
 mod tls;
 mod transport;

@@ -43,7 +43,7 @@ async fn server(directory: Option<&Directory>, address: Address) -> Server {
 fn finder(directory: Directory, driver: &Driver) -> Finder {
     Finder::with_clients(directory, driver, |address| {
         Client::options(address)
-            .timeout(Duration::from_secs(5))
+            .timeout(Duration::from_secs(30))
             .reconnect(Reconnect::backoff(
                 Duration::from_millis(10),
                 Duration::from_millis(100),

@@ -28,14 +28,14 @@ use program::this_program;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Far beyond every deadline of these tests.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
 /// The lease of a test's exporters.
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(4);
 
 fn options(etcd: &Etcd) -> EtcdOptions {
     EtcdOptions::new([etcd.endpoint()])
         .lease(LEASE)
-        .timeout(Duration::from_secs(1))
+        .timeout(Duration::from_secs(3))
         .retry(Duration::from_millis(50), Duration::from_millis(400))
 }
 

@@ -21,7 +21,7 @@ use egmem::{Buffer, Driver, Error, Machine};
 use tokio::time::timeout;
 
 /// No test waits longer for anything.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

@@ -9,8 +9,8 @@ use egmem::share::Shared;
 use egmem::{Driver, Error};
 
 use super::{
-    buffer, client, fabric, let_go, ms, no_fabric, nothing_held, options, server, server_at, tls,
-    within,
+    LONG, buffer, client, fabric, let_go, ms, no_fabric, nothing_held, options, server, server_at,
+    tls, within,
 };
 
 fn imports(driver: &Driver) -> u64 {
@@ -77,7 +77,7 @@ async fn a_hundred_windows_are_one_import() {
     let remote = fetched.remove(7);
     within(remote.release()).await.unwrap();
     assert!(published[7].importers().is_empty());
-    within(published[7].withdraw(ms(5000))).await.unwrap();
+    within(published[7].withdraw(LONG)).await.unwrap();
     let error = within(published[8].withdraw(ms(20))).await.unwrap_err();
     assert!(matches!(error, Error::StillHeld { .. }), "{error}");
     drop(fetched);
@@ -154,7 +154,7 @@ async fn a_published_window_keeps_its_owner() {
     within(published.withdraw(ms(20))).await.unwrap_err();
     assert!(held());
     within(remote.release()).await.unwrap();
-    let window = within(published.withdraw(ms(5000))).await.unwrap();
+    let window = within(published.withdraw(LONG)).await.unwrap();
     drop(published);
     assert!(held());
     drop(window);

@@ -12,25 +12,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::pki::Files;
+pub(crate) use crate::slow::ms;
 
 /// The variable that makes a child process of this test binary play a role.
 pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";
 /// What a role's answers begin with; everything else on its output is for people.
 pub const MARK: &str = "@";
-
-/// How much slower than on an idle machine everything may be: sanitizers and emulators.
-pub fn slow() -> u32 {
-    match () {
-        () if std::env::var_os("EGMEM_TEST_RUNNER").is_some() => 8,
-        () if std::env::var_os("EGMEM_SANITIZER").is_some() => 4,
-        () => 1,
-    }
-}
-
-/// So many milliseconds on an idle machine.
-pub fn ms(milliseconds: u64) -> Duration {
-    Duration::from_millis(milliseconds) * slow()
-}
 
 /// How often clients ping.
 pub fn heartbeat() -> Duration {

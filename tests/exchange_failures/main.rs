@@ -15,6 +15,8 @@ mod pki;
 mod raw;
 mod role;
 mod silent;
+#[path = "../../src/exchange/slow.rs"]
+mod slow;
 mod stop;
 mod trust;
 mod withdraw;

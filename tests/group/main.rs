@@ -10,6 +10,8 @@ mod program;
 mod refusals;
 #[path = "../common/refused.rs"]
 mod refused;
+#[path = "../../src/exchange/slow.rs"]
+mod slow;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,10 +22,11 @@ use egmem::exchange::group::{Group, GroupOptions, Host, Map};
 use egmem::exchange::{Address, Server};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Error, Machine};
+use slow::ms;
 use tokio::task::JoinSet;
 
 /// Far beyond every deadline of these tests.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(600);
 
 /// With an IMEX channel.
 fn fabric() -> Driver {
@@ -64,7 +67,9 @@ async fn server() -> Server {
 }
 
 fn options(rank: u32, size: u32, address: &Address) -> GroupOptions {
-    Group::options("job", rank, size, address.clone()).deadline(Duration::from_secs(60))
+    Group::options("job", rank, size, address.clone())
+        .deadline(ms(60_000))
+        .lease(ms(10_000))
 }
 
 /// Waits until it is so.

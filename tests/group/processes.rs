@@ -16,6 +16,7 @@ use egmem::{Driver, Error, Machine};
 use super::{LONG, buffer, free_address};
 use crate::frames::{read_frame, write_frame};
 use crate::program::this_program;
+use crate::slow::ms;
 
 /// A rank in a process of its own; killed when dropped.
 struct Rank {
@@ -97,8 +98,8 @@ async fn child_rank() {
     let joined = Group::options("job", rank, size, words[2].parse().unwrap())
         .memory(buffer(&driver, 1000 + u64::from(rank)))
         .map(Map::All)
-        .deadline(Duration::from_secs(60))
-        .lease(Duration::from_secs(1))
+        .deadline(ms(60_000))
+        .lease(ms(3000))
         .join(&driver)
         .await;
     let mut group = match joined {

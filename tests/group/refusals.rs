@@ -8,6 +8,7 @@ use egmem::exchange::{Address, Server, Who};
 use egmem::{Buffer, Error, Refusal};
 
 use super::refused::assert_refused;
+use super::slow::ms;
 use super::{LONG, all, buffer, fabric, free_address, no_fabric, options, server, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,7 +19,7 @@ async fn missing_ranks_are_named_to_all_alike() {
         async move {
             let driver = fabric();
             options(rank, 5, &address)
-                .deadline(Duration::from_secs(5))
+                .deadline(ms(8000))
                 .join(&driver)
                 .await
                 .unwrap_err()
@@ -133,7 +134,7 @@ async fn wrong_ranks_and_sizes_are_refused() {
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     }
     // The same rank again takes the place of the first.
-    let again = elsewhere(0, 2).deadline(Duration::from_secs(5));
+    let again = elsewhere(0, 2).deadline(ms(5000));
     let again = again.join(&driver).await.unwrap_err();
     assert!(
         matches!(&again, Error::RanksMissing { missing, .. } if missing == &[1]),

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Nothing here takes as long; emulated and instrumented it may take a while.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program, where it was built or where `EGMEM_TEST_PROGRAM` says it was carried to, run as
 /// `EGMEM_TEST_RUNNER` says.
@@ -187,7 +187,7 @@ min_chunk = "2MiB"
 headroom = "0"
 quiet = "1ms"
 [lease]
-heartbeat = "200ms"
+heartbeat = "1s"
 expiry = "1h"
 [metrics]
 address = "127.0.0.1:0"

@@ -8,14 +8,16 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::harness::{Service, USUAL, driver, egmem, stderr};
+use crate::slow::ms;
 
-fn expiry(time: &str) -> String {
-    USUAL.replace("expiry = \"1h\"", &format!("expiry = \"{time}\""))
+fn expiry(time: Duration) -> String {
+    let time = format!("expiry = \"{}ms\"", time.as_millis());
+    USUAL.replace("expiry = \"1h\"", &time)
 }
 
 #[test]
 fn a_client_that_crashed_and_restarts_finds_its_bytes() {
-    let service = Service::start(&expiry("5s"));
+    let service = Service::start(&expiry(ms(5000)));
     let file = service.path("mine");
     std::fs::write(&file, b"what a crash must not take along").unwrap();
     let write = ["--write", file.to_str().unwrap()];
@@ -41,7 +43,8 @@ fn a_client_that_crashed_and_restarts_finds_its_bytes() {
 
 #[test]
 fn a_client_keeps_its_lease_while_nobody_reads_its_output() {
-    let service = Service::start(&expiry("3s"));
+    let time = ms(4000);
+    let service = Service::start(&expiry(time));
     let mut command = egmem(&["fetch", &service.address(), "scratch", "--read", "-"]);
     let mut client = command
         .args(driver())
@@ -52,7 +55,7 @@ fn a_client_keeps_its_lease_while_nobody_reads_its_output() {
     let mut bytes = vec![0; 1];
     output.read_exact(&mut bytes).unwrap();
     // Its pipe is full; a client that says nothing meanwhile is taken for dead.
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(time + time / 2);
     assert_eq!(service.metric("egmem_expired_total"), 0);
     assert_eq!(service.metric("egmem_leases"), 1);
     output.read_to_end(&mut bytes).unwrap();

@@ -6,3 +6,5 @@ mod commands;
 mod harness;
 mod leases;
 mod service;
+#[path = "../../src/exchange/slow.rs"]
+mod slow;

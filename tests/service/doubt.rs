@@ -29,11 +29,9 @@ peer_names = 4
 [node]
 headroom = "0"
 quiet = "0s"
-[lease]
-heartbeat = "200ms"
-expiry = "5s"
-"#,
-        folder.path().display()
+{}"#,
+        folder.path().display(),
+        leases_end()
     );
     std::fs::write(folder.path().join("egmem.toml"), &text).unwrap();
     let config = ServiceConfig::from_toml(&text).unwrap();
@@ -236,9 +234,7 @@ async fn nor_does_a_process_count_that_got_its_fds_at_the_door() {
     std::fs::write(peers.folder.path().join("holder.pem"), cert).unwrap();
     std::fs::write(peers.folder.path().join("holder.key"), key).unwrap();
     let driver = driver();
-    let mut config = peers.config("");
-    config.lease.heartbeat = Duration::from_millis(200);
-    config.lease.expiry = Duration::from_secs(5);
+    let config = peers.config_with("", &leases_end());
     let service = Service::start(config, &driver).await.unwrap();
     let address = service.addresses()[0].clone();
     let holder = Holder::start(&address, Some(peers.folder.path())).await;

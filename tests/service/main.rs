@@ -7,6 +7,8 @@ mod memory;
 mod names;
 #[path = "../common/program.rs"]
 mod program;
+#[path = "../../src/exchange/slow.rs"]
+mod slow;
 mod starting;
 
 use std::time::Duration;
@@ -19,8 +21,22 @@ use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
+
+/// `[lease]` of a service that waits for nobody's silence: the live lose nothing on a slow machine.
+const LEASES_STAY: &str = "[lease]\nheartbeat = \"1min\"\nexpiry = \"1h\"\n";
+
+/// `[lease]` of a service whose tests wait until a silent holder's lease is over: long enough that
+/// no other loses its own on a slow machine.
+fn leases_end() -> String {
+    let (heartbeat, expiry) = (slow::ms(1500), slow::ms(6000));
+    format!(
+        "[lease]\nheartbeat = \"{}ms\"\nexpiry = \"{}ms\"\n",
+        heartbeat.as_millis(),
+        expiry.as_millis()
+    )
+}
 
 /// This machine's driver, where one is required, else a simulated one.
 fn driver() -> Driver {
@@ -96,6 +112,10 @@ impl Peers {
     }
 
     fn config(&self, more: &str) -> ServiceConfig {
+        self.config_with(more, LEASES_STAY)
+    }
+
+    fn config_with(&self, more: &str, leases: &str) -> ServiceConfig {
         let at = self.folder.path().display();
         let text = format!(
             r#"
@@ -114,10 +134,7 @@ peer_names = 4
 [node]
 headroom = "0"
 quiet = "0s"
-[lease]
-heartbeat = "50ms"
-expiry = "400ms"
-"#
+{leases}"#
         );
         ServiceConfig::from_toml(&text).unwrap()
     }

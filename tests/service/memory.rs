@@ -82,7 +82,8 @@ async fn memory_that_others_could_fetch_is_not_kept() {
 async fn memory_of_a_holder_that_fell_silent_is_never_given_out_again() {
     let peers = Peers::new();
     let driver = driver();
-    let service = Service::start(peers.config(""), &driver).await.unwrap();
+    let config = peers.config_with("", &leases_end());
+    let service = Service::start(config, &driver).await.unwrap();
     let a = peers.client(&service, "a.test", &driver).await;
     // A second process of the same peer, which stops saying anything while it has memory mapped.
     let silent = tokio::runtime::Builder::new_multi_thread()

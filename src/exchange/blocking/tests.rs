@@ -4,10 +4,16 @@ use std::time::Duration;
 
 use super::*;
 use crate::driver::{Access, HandleType, NodeId};
+use crate::exchange::slow::ms;
 use crate::exchange::{self, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(300);
+
+/// How long the server waits for a sign of life.
+fn lease() -> Duration {
+    ms(3000)
+}
 
 fn driver() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
@@ -20,8 +26,7 @@ fn buffer(driver: &Driver) -> Buffer {
 
 fn server() -> Server {
     let options = exchange::Server::options().listen(Address::loopback(0));
-    let short = Duration::from_millis(100);
-    Server::start(options.heartbeat(short).lease(short * 15)).unwrap()
+    Server::start(options.heartbeat(lease() / 4).lease(lease())).unwrap()
 }
 
 fn options(server: &Server) -> ClientOptions {
@@ -56,7 +61,7 @@ fn everything_there_is_without_async() {
     remote.put(0, 7_u64).unwrap();
     assert_eq!(published.shared().word(0).unwrap(), 7);
     // Heartbeats go on meanwhile: the lease is not lost after its time.
-    assert_eq!(remote.changed(Duration::from_millis(1800)).unwrap(), None);
+    assert_eq!(remote.changed(lease() * 5 / 4).unwrap(), None);
     assert_eq!(remote.state(), LeaseState::Held);
     std::thread::scope(|scope| {
         let withdrawn = scope.spawn(|| published.withdraw(LONG));
@@ -90,7 +95,7 @@ fn a_dropped_client_releases_and_its_thread_ends() {
     };
     // The lease keeps the thread.
     assert_eq!(published.importers().len(), 1);
-    assert_eq!(remote.changed(Duration::from_millis(1700)).unwrap(), None);
+    assert_eq!(remote.changed(lease() * 5 / 4).unwrap(), None);
     drop(remote);
     // Released before the thread has ended, which dropping waits for.
     assert!(published.importers().is_empty());

@@ -14,7 +14,7 @@ use crate::share::{BootId, InstanceId, Shared};
 use crate::{Driver, Machine, Result};
 
 /// No test waits longer for anything.
-pub(super) const LONG: Duration = Duration::from_secs(30);
+pub(super) const LONG: Duration = Duration::from_secs(300);
 
 pub(super) fn soon(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -41,8 +41,8 @@ impl Fake {
                 session: Secret::new(&[1; 32]).unwrap(),
                 resumed: false,
                 peer: "local".into(),
-                heartbeat_ms: 20_000,
-                lease_ms: 60_000,
+                heartbeat_ms: 200_000,
+                lease_ms: 600_000,
                 frame_bytes: 1 << 20,
                 door: None,
                 local: None,
@@ -61,6 +61,8 @@ impl Fake {
         let limits = Limits {
             frame_bytes: 1 << 20,
             request: LONG,
+            // A client that gives a dial up leaves its connection to be accepted all the same.
+            handshake: LONG,
             ..Limits::default()
         };
         Client::options(Address::loopback(port))

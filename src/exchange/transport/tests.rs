@@ -7,12 +7,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
+use crate::exchange::slow::ms;
 
 fn quick() -> Limits {
     Limits {
-        frame: Duration::from_millis(300),
-        write: Duration::from_millis(300),
-        handshake: Duration::from_secs(20),
+        frame: ms(300),
+        write: ms(300),
+        handshake: ms(20_000),
         ..Limits::default()
     }
 }

@@ -345,7 +345,12 @@ async fn news_without_end_is_no_sign_of_life() {
     let driver = driver();
     let (_directory, address) = at_unix();
     let server = Server::options().listen(address.clone());
-    let server = server.heartbeat(SHORT).lease(LEASE).start().await.unwrap();
+    let server = server
+        .heartbeat(short())
+        .lease(soon_over())
+        .start()
+        .await
+        .unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let telling = tokio::spawn({
         let server = server.clone();

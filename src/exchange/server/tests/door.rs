@@ -70,12 +70,12 @@ async fn a_ticket_is_redeemed_for_fds_once() {
 #[tokio::test]
 async fn a_ticket_ends_with_its_time_and_with_its_lease() {
     let driver = driver();
-    let server = loopback().ticket(SHORT).start().await.unwrap();
+    let server = loopback().ticket(short()).start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let mut door = at_the_door(&raw).await;
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
-    tokio::time::sleep(SHORT + SHORT).await;
+    tokio::time::sleep(short() + short()).await;
     assert_eq!(
         door.refusal(redeem(&ticket(&granted))).await,
         Refusal::NotFound

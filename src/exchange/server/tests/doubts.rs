@@ -9,8 +9,8 @@ use crate::exchange::server::process::Process;
 /// Its peers have names: over plain TCP any local process could be another one.
 async fn server_at_unix() -> (tempfile::TempDir, Server) {
     let (directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(LEASE / 4);
-    (directory, options.lease(LEASE).start().await.unwrap())
+    let options = Server::options().listen(address).heartbeat(soon_over() / 4);
+    (directory, options.lease(soon_over()).start().await.unwrap())
 }
 
 #[tokio::test]

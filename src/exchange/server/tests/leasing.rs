@@ -4,7 +4,7 @@ use crate::exchange::server::HolderState;
 
 /// A server whose leases end soon after their holder's last word.
 async fn hasty() -> Server {
-    let options = loopback().heartbeat(LEASE / 4).lease(LEASE);
+    let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
     options.start().await.unwrap()
 }
 
@@ -14,10 +14,10 @@ async fn the_janitor_forgets_a_groups_members() {
     let driver = driver();
     // They are kept this long and a lease: enough to be asked for twice on a busy machine.
     let limits = Limits {
-        request: LEASE * 3,
+        request: soon_over() * 3,
         ..limits()
     };
-    let options = loopback().heartbeat(LEASE / 4).lease(LEASE);
+    let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
     let server = options.limits(limits).start().await.unwrap();
     let mut raw = Raw::open(&server).await;
     let join = Join {
@@ -47,7 +47,7 @@ async fn the_janitor_forgets_a_groups_members() {
     while groups.deadline().is_some() {
         assert!(begun.elapsed() < LONG);
         raw.ask(Ask::Ping(Empty {})).await;
-        tokio::time::sleep(LEASE / 20).await;
+        tokio::time::sleep(soon_over() / 20).await;
     }
     assert_eq!(groups.len(), 1, "it is a group all the same");
     assert_eq!(raw.refusal(offer).await, Refusal::Stale);
@@ -132,7 +132,7 @@ async fn who_still_holds_is_named() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    let error = published.withdraw(SHORT / 3).await.unwrap_err();
+    let error = published.withdraw(short() / 3).await.unwrap_err();
     let Error::StillHeld { name, holders } = error else {
         panic!("{error}");
     };
@@ -160,10 +160,10 @@ async fn pings_keep_a_lease() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     let begun = std::time::Instant::now();
-    while begun.elapsed() < 2 * LEASE {
+    while begun.elapsed() < 2 * soon_over() {
         let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
         assert_eq!(answer, Answer::Done(Empty {}));
-        tokio::time::sleep(SHORT / 20).await;
+        tokio::time::sleep(short() / 20).await;
     }
     assert_eq!(published.importers()[0].state, HolderState::Held);
     raw.release(granted.lease).await;
@@ -269,7 +269,7 @@ async fn the_end_is_announced_and_who_does_not_let_go_is_named() {
         assert_eq!(ended.lease, granted.lease);
         raw.hung_up().await;
     };
-    let (closed, ()) = tokio::join!(server.close(LEASE), client);
+    let (closed, ()) = tokio::join!(server.close(soon_over()), client);
     assert!(matches!(closed, Err(Error::StillHeld { .. })), "{closed:?}");
     assert_eq!(server.stats().tasks, 0);
     let refused = server.publish("b", memory(&driver)).now().unwrap_err();
@@ -303,7 +303,7 @@ async fn time_in_which_nothing_ran_is_no_silence() {
         Answer::Done(_)
     ));
     // Both ends are in this thread.
-    std::thread::sleep(LEASE * 2);
+    std::thread::sleep(soon_over() * 2);
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert!(matches!(
         raw.ask(Ask::Ping(Empty {})).await.0,

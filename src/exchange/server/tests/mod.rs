@@ -15,17 +15,25 @@ use std::time::Duration;
 use crate::driver::{Access, HandleType, NodeId};
 use crate::exchange::protocol::*;
 use crate::exchange::server::{Server, ServerOptions};
+use crate::exchange::slow::ms;
 use crate::exchange::transport::{Connection, connect};
 use crate::exchange::{Address, Limits, Security};
 use crate::share::{BootId, Peers, Shared};
 use crate::{Buffer, Driver, Machine, Refusal};
 
 /// Long enough for everything that must happen.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
 /// A lease that is over soon.
-const LEASE: Duration = Duration::from_secs(1);
+fn soon_over() -> Duration {
+    ms(1000)
+}
+
 /// Not long.
-const SHORT: Duration = Duration::from_millis(300);
+fn short() -> Duration {
+    ms(300)
+}
+
 const MIB: u64 = 1 << 20;
 
 /// A machine whose driver has fabric handles.
@@ -45,9 +53,9 @@ fn loopback() -> ServerOptions {
 /// Limits under which nothing takes long, and which a busy machine keeps all the same.
 fn limits() -> Limits {
     Limits {
-        handshake: LEASE,
-        frame: SHORT,
-        write: SHORT,
+        handshake: soon_over(),
+        frame: short(),
+        write: short(),
         ..Limits::default()
     }
 }

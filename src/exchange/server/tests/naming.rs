@@ -62,7 +62,7 @@ async fn to_others_a_name_does_not_exist() {
     let refusal = other.fetch(fetch("hidden")).await.unwrap_err();
     assert_eq!(refusal, Refusal::NotFound);
     assert_eq!(
-        other.refusal(wait("hidden", SHORT / 3)).await,
+        other.refusal(wait("hidden", short() / 3)).await,
         Refusal::TimedOut
     );
     let (granted, _) = friend.fetch(fetch("hidden")).await.unwrap();
@@ -92,7 +92,7 @@ async fn to_others_a_name_does_not_exist() {
 async fn a_name_is_waited_for() {
     let driver = driver();
     let mut limits = limits();
-    limits.wait = LEASE;
+    limits.wait = soon_over();
     limits.requests_in_flight = 1;
     let server = loopback().limits(limits).start().await.unwrap();
     let mut raw = Raw::open(&server).await;
