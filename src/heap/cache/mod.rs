@@ -1,9 +1,10 @@
-//! How a heap's threads keep blocks, and hand them to each other: three small primitives, each proven
+//! How a heap's threads keep blocks, and hand them to each other: four small primitives, each proven
 //! under every order of events by loom (`ci/loom`).
 //!
 //! | | who writes | who reads | cost of the common case |
 //! |---|---|---|---|
 //! | [`Biased`] | its owner, and whoever takes hold of it | the same | two plain stores, two loads |
+//! | [`Reserved`] | whoever is inside, most often one visitor | the same | two plain stores, two loads |
 //! | [`Depot`] | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
 //! | [`Inbox`] | any thread pushes | one drains all at once | one compare-and-swap for each push |
 

@@ -1,0 +1,75 @@
+//! Under every order of events (`ci/loom`).
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+
+/// Loom watches the value: it fails if two are inside at a time, or if one does not see for sure what
+/// the one before did.
+#[test]
+fn one_has_it_reserved_and_another_takes_it() {
+    loom::model(|| {
+        let value = Arc::new(Reserved::made(0, Fence::of_process(), 1));
+        let mut visitor = Visitor::new();
+        value.with(&mut visitor, |value| *value += 1);
+        value.with(&mut visitor, |value| *value += 1);
+        assert_eq!(value.visitor.load(Ordering::Relaxed), visitor.name);
+        let other = {
+            let value = value.clone();
+            thread::spawn(move || *value.lock() += 1)
+        };
+        value.with(&mut visitor, |value| *value += 1);
+        value.with(&mut visitor, |value| *value += 1);
+        other.join().unwrap();
+        assert_eq!(value.with(&mut visitor, |value| *value), 5);
+    });
+}
+
+/// It is handed from one to the other while the first is about to enter.
+#[test]
+fn who_comes_too_late_leaves_the_next_one_alone() {
+    loom::model(|| {
+        let value = Arc::new(Reserved::made(0, Fence::of_process(), 0));
+        let mut visitor = Visitor::new();
+        value.with(&mut visitor, |value| *value += 1);
+        value.with(&mut visitor, |value| *value += 1);
+        assert_eq!(value.visitor.load(Ordering::Relaxed), visitor.name);
+        let other = {
+            let value = value.clone();
+            thread::spawn(move || {
+                let mut visitor = Visitor::new();
+                // Takes it, has it reserved, and enters as who has it.
+                (0..3).for_each(|_| value.with(&mut visitor, |value| *value += 1));
+            })
+        };
+        value.with(&mut visitor, |value| *value += 1);
+        other.join().unwrap();
+        assert_eq!(*value.lock(), 6);
+    });
+}
+
+#[test]
+fn two_have_it_reserved_in_turn() {
+    loom::model(|| {
+        let value = Arc::new(Reserved::made(0, Fence::of_process(), 1));
+        let other = {
+            let value = value.clone();
+            thread::spawn(move || {
+                let mut visitor = Visitor::new();
+                value.with(&mut visitor, |value| *value += 1);
+                value.with(&mut visitor, |value| *value += 1);
+                value.with(&mut visitor, |value| *value += 1);
+            })
+        };
+        let mut visitor = Visitor::new();
+        value.with(&mut visitor, |value| *value += 1);
+        value.with(&mut visitor, |value| *value += 1);
+        value.try_with(&mut visitor, |value| {
+            *value -= 1;
+            *value += 1;
+        });
+        other.join().unwrap();
+        assert_eq!(*value.lock(), 5);
+    });
+}
