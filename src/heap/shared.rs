@@ -275,6 +275,7 @@ impl Shared {
                 let mut magazine = shelf.take_empty();
                 self.with_core(&mut local.visitor, |core| {
                     magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
+                    self.grower.look(core.free_bytes());
                 });
                 shelf.load(magazine);
             }
@@ -333,6 +334,8 @@ impl Shared {
             Some(watch) => watch.allocate(self, bytes, align, place)?,
             None => self.take_new(bytes, align)?,
         };
+        let free = self.core().free_bytes();
+        self.grower.look(free);
         let counted = member::with(self, |local| {
             local.tally.allocate(bytes);
             Some(())

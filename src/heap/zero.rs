@@ -1,7 +1,7 @@
 //! Zeros: when a block is allocated, and when it changes owners.
 
 use super::shared::{Piece, Shared};
-use crate::driver::{Access, DevicePtr, Location};
+use crate::driver::{Access, DevicePtr, Location, Relaxed};
 use crate::memory::CpuView;
 use crate::{Error, Result, Stream};
 
@@ -40,6 +40,8 @@ impl Shared {
                 need: Access::ReadWrite,
             });
         };
+        // Another thread may be capturing its streams.
+        let _relaxed = Relaxed::new(&self.driver);
         let stream = Stream::new(&self.driver, gpu)?;
         // SAFETY: as above; the work ends before this returns.
         let put = unsafe { stream.memset_async(start, 0, bytes) };

@@ -1,7 +1,8 @@
 //! Blocks: where they lie, and that none touches another.
 
+use egmem::driver::{Access, Call, Location};
 use egmem::proof::Prover;
-use egmem::{Block, Error};
+use egmem::{Block, Error, Stream};
 
 use super::*;
 
@@ -111,6 +112,34 @@ fn a_block_that_is_wanted_zeroed_is_zero_whoever_had_it() {
                 assert!(found.iter().all(|&byte| byte == 0));
             }
         }
+    }
+}
+
+/// In the relaxed mode: what waits for a stream in the default one makes others' captures invalid.
+#[test]
+fn a_gpu_zeroes_what_the_cpu_may_not_write_and_spoils_no_capture() {
+    for driver in drivers() {
+        let options = on(&driver).access(Location::Host, Access::Read);
+        let heap = options.build(&driver).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let block = heap.allocate(layout(5000)).unwrap();
+        // SAFETY: the block is this test's alone.
+        unsafe { stream.memset_async(block.device_ptr(), 0xaa, 5000) }.unwrap();
+        stream.synchronize().unwrap();
+        let at = block.offset();
+        drop(block);
+        let exchanges = || Some(driver.sim()?.count(Call::ThreadExchangeStreamCaptureMode));
+        let before = exchanges();
+        let block = heap.allocate_zeroed(layout(5000)).unwrap();
+        assert_eq!(
+            exchanges(),
+            before.map(|before| before + 2),
+            "there and back"
+        );
+        assert_eq!(block.offset(), at, "the same bytes again");
+        let mut found = vec![1_u8; 5000];
+        block.read_at(0, &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == 0));
     }
 }
 

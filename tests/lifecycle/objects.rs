@@ -25,6 +25,7 @@ fn everything_can_be_sent_and_shared() {
     both::<egmem::memory::CpuView<'_>>();
     both::<(PinnedHost, DeviceMemory)>();
     both::<(Stream, Event)>();
+    both::<(egmem::Heap, egmem::Block, egmem::HeapOptions)>();
     both::<(Pool, egmem::PoolBuffer, egmem::pool::DevicePoolGuard)>();
     both::<Prover>();
     both::<egmem::capability::Capabilities>();

@@ -390,7 +390,7 @@ fn near_full_the_search_is_exact() {
     let mut holes = Vec::new();
     let mut walls = Vec::new();
     for hole in 0..30_u64 {
-        let granules = if hole == 0 { 1055 } else { 1024 };
+        let granules = if hole == 0 { 1055 } else { 1040 };
         holes.push(core.allocate(granules * GRANULE, 1).unwrap());
         walls.push(core.allocate(8192, 1).unwrap());
     }

@@ -47,9 +47,6 @@ impl Watch {
         // What left quarantine for it.
         self.tell();
         let outer = taken?;
-        // Growth ahead of need: what feeds threads' caches sees to it elsewhere.
-        let free = heap.core().free_bytes();
-        heap.grower.look(free);
         let mut inner = lock(&self.inner);
         let mut record = Record {
             outer,
