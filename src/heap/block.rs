@@ -140,7 +140,9 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
-    /// into a graph; the driver's. Then the block is in the error, not given back.
+    /// into a graph; the driver's. Then the block is in the error, not given back. Where `?` makes an
+    /// [`Error`] of that, the block is dropped, and so given back at once: take it out of
+    /// [`NotFreed`] first, if the GPU may still work on it.
     #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_stream(stream, piece))
@@ -150,8 +152,9 @@ impl Block {
     /// recorded anew until then.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's event; the driver's. Then the block is in the
-    /// error, not given back.
+    /// [`Error::InvalidArgument`] for another driver's event; the driver's, such as CAPTURED_EVENT for
+    /// one that was recorded in a capture. Then the block is in the error, as with
+    /// [`free_after`](Self::free_after).
     #[track_caller]
     pub fn free_after_event(self, event: Arc<Event>) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_event(event, piece))

@@ -34,7 +34,7 @@ pub struct Occupancy {
 pub struct Chunk {
     /// The part of the range, in bytes from its start.
     pub range: Range<u64>,
-    /// The NUMA node whose memory it is.
+    /// The NUMA node whose memory it is; −1 for a GPU's memory and for the host's at no given node.
     pub node: NodeId,
 }
 

@@ -88,6 +88,10 @@ impl HeapOptions {
     /// How much memory to have free ahead of need, in bytes: a thread of the heap adds it in the
     /// background, so that an allocation need not wait for the driver. By default 0: memory is added
     /// when it is needed.
+    ///
+    /// It stops at the limit and at the [soft limit](Self::soft_limit), and goes on after a refusal of
+    /// the driver's when blocks are allocated next. What [`Heap::trim`] takes away it adds again, at
+    /// the latest then.
     pub const fn grow_ahead(mut self, bytes: u64) -> Self {
         self.grow_ahead = bytes;
         self
@@ -97,7 +101,9 @@ impl HeapOptions {
     /// this heap too, and have the allocation tried once more.
     ///
     /// It is called by the thread that allocates, with no lock of the heap held, and by several
-    /// threads at once. Growth ahead of need stops at `bytes`.
+    /// threads at once. Growth ahead of need stops at `bytes`; [`Heap::reserve`] does not. A `relieve`
+    /// that has handles or blocks of this heap keeps the heap from ending: let it have a
+    /// [`Weak`](std::sync::Weak) reference to what it frees.
     pub fn soft_limit(
         mut self,
         bytes: u64,
@@ -133,8 +139,12 @@ impl HeapOptions {
     }
 
     /// The most bytes of blocks above 2 KiB that each thread may keep to give out again; by default
-    /// 4 MiB, and never more than a 512th of the heap's memory, but 128 KiB. With 0, only small
-    /// blocks are kept.
+    /// 4 MiB, and never more than a 512th of the heap's memory, or 128 KiB if that is more. Blocks above
+    /// 1 MiB are never kept. With 0, only small blocks are: whatever is set here, at most 64 KiB of
+    /// each of their 40 size classes.
+    ///
+    /// What is kept is in [`HeapStats::cached`](super::HeapStats::cached). No allocation fails for it:
+    /// where memory is short, it is taken from all threads first.
     pub const fn thread_cache(mut self, bytes: u64) -> Self {
         self.thread_cache = bytes;
         self
@@ -173,7 +183,8 @@ impl HeapOptions {
     /// [`Error::InvalidArgument`] for no node, a limit below 2 MiB, or more reserved than that;
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be; the
     /// driver's, such as OUT_OF_MEMORY for too many addresses. Where memory is to be there from the
-    /// start, those of [`Heap::reserve`].
+    /// start, those of [`Heap::reserve`]; with [growth ahead](Self::grow_ahead), [`Error::System`] if its
+    /// thread cannot be started.
     pub fn build(self, driver: &Driver) -> Result<Heap> {
         if self.plan.nodes.is_empty() {
             return Err(Error::invalid("nodes", "there are none"));

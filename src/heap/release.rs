@@ -17,7 +17,7 @@ impl Heap {
     /// # Errors
     /// [`Error::InvalidArgument`] for another heap's block, for another driver's stream, and for one
     /// that is being captured into a graph; the driver's. Then all of the blocks are in the error, and
-    /// none is given back.
+    /// none is given back, unless `?` drops them: see [`Block::free_after`].
     #[track_caller]
     pub fn free_all_after(
         &self,

@@ -16,14 +16,15 @@ pub struct HeapStats {
     pub live_blocks: u64,
     /// What users asked for in these.
     pub live: u64,
-    /// What these take, with what sizes are rounded up by.
+    /// What these and the deferred ones take, with what sizes are rounded up by and, in
+    /// [debug mode](super::debug), their guards.
     pub used: u64,
     /// Kept by threads, and waiting between them, to be given out again.
     pub cached: u64,
     /// Kept out of use by the [debug mode](super::debug): freed blocks, with their guards.
     #[serde(default)]
     pub quarantined: u64,
-    /// Freed by users, but not yet by the GPU work that they named.
+    /// Blocks freed by users, but not yet by the GPU work that they named. Their bytes are in `used`.
     pub deferred_blocks: u64,
     /// In no use: the memory outside slabs.
     pub free: u64,
@@ -43,9 +44,9 @@ pub struct HeapStats {
     pub limit: u64,
     /// What the heap's own tables take, in the process's ordinary memory.
     pub metadata: u64,
-    /// Blocks allocated and freed since the heap was made.
+    /// Blocks allocated since the heap was made.
     pub allocated_blocks: u64,
-    /// See there.
+    /// Blocks freed since then, the deferred ones among them.
     pub freed_blocks: u64,
     /// Allocations that failed.
     pub failed: u64,

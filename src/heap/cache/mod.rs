@@ -6,7 +6,7 @@
 //! | [`Biased`] | its owner, and whoever takes hold of it | the same | two plain stores, two loads |
 //! | [`Reserved`] | whoever is inside, most often one visitor | the same | two plain stores, two loads |
 //! | [`Depot`] | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
-//! | [`Inbox`] | any thread pushes | one drains all at once | one compare-and-swap for each push |
+//! | [`Inbox`] | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
 mod biased;
 mod depot;
