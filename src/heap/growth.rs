@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::backing::{Backing, Beside, Want};
 use super::cache::member;
@@ -14,6 +15,10 @@ use crate::{Error, Result};
 /// What a thread may keep of larger blocks: at least this, and no more than a 512th of all memory.
 const LEAST_BUDGET: u64 = 128 << 10;
 const BUDGET_SHARE: u64 = 512;
+
+/// How long growth ahead of need leaves the lock to others after each step: far less than a step of the
+/// default size takes.
+const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
 impl Shared {
     /// What `attempt` gets from the core, after making room for it where there is none. Only where a
@@ -203,14 +208,14 @@ impl Shared {
 
     /// Adds memory until `bytes` are free, as far as the soft limit allows where there is one to heed.
     pub(super) fn add_memory(&self, bytes: u64, heed: bool) -> Result<()> {
-        let mut guard = lock(&self.backing);
-        let backing = guard.as_mut().ok_or_else(ended)?;
         loop {
+            let mut guard = lock(&self.backing);
+            let backing = guard.as_mut().ok_or_else(ended)?;
             let free = self.core().free_bytes();
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };
-            // In steps, so that whoever waits for memory has some after the first.
+            // In steps, so that whoever waits for memory has its turn after each.
             let more = more.min(backing.chunk());
             if heed
                 && let Some(soft) = &self.soft_limit
@@ -226,6 +231,12 @@ impl Shared {
             let mut core = self.core();
             for stretch in grown {
                 core.add(stretch.range, stretch.joins);
+            }
+            drop(core);
+            drop(guard);
+            if heed {
+                // Nobody waits for this; who waits for the lock takes longer to wake than this to come back.
+                std::thread::sleep(BETWEEN_STEPS);
             }
         }
     }

@@ -121,7 +121,8 @@ impl Heap {
         Ok(block)
     }
 
-    /// The heap's numbers. Takes microseconds, in which its threads may wait.
+    /// The heap's numbers. Takes microseconds, in which its threads may wait; while the heap is growing,
+    /// it waits for the driver.
     pub fn stats(&self) -> HeapStats {
         self.shared.stats()
     }

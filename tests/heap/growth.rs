@@ -191,6 +191,26 @@ fn memory_is_added_ahead_of_need() {
     }
 }
 
+/// Who waits for memory need not wait for all of it.
+#[test]
+fn growth_ahead_lets_others_in_between_its_steps() {
+    let driver = simulated();
+    let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
+    let heap = options.build(&driver).unwrap();
+    let begun = std::time::Instant::now();
+    let mut between = 0;
+    loop {
+        match heap.backed() {
+            0 => {}
+            bytes if bytes >= 200 * MIB => break,
+            _ => between += 1,
+        }
+        assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+        std::thread::yield_now();
+    }
+    assert!(between > 0, "it had the lock all the time");
+}
+
 #[test]
 fn growth_ahead_goes_on_after_a_rest() {
     let driver = simulated();
