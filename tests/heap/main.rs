@@ -2,7 +2,6 @@
 #![cfg_attr(feature = "nightly", feature(allocator_api, btreemap_alloc))]
 
 mod blocks;
-mod captures;
 #[cfg(feature = "allocator-api2")]
 mod collections;
 mod debug;

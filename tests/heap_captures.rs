@@ -1,0 +1,44 @@
+//! A heap beside another thread's capture of a stream into a graph. In a program of its own: what other
+//! tests do at the same time would end the capture, and fail for it.
+
+#[path = "../examples/measure-heap/cuda.rs"]
+mod cuda;
+
+use std::alloc::Layout;
+
+use egmem::{Driver, Heap, Stream, Topology};
+
+const MIB: u64 = 1 << 20;
+
+/// Only a real driver captures; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
+#[test]
+fn growth_trimming_and_release_leave_anothers_capture_alone() {
+    let driver = match Driver::open() {
+        Ok(driver) => driver,
+        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let topology = Topology::discover(&driver).unwrap();
+    let node = topology.gpu(0).unwrap().host_node().unwrap();
+    let heap = Heap::on(node).limit(256 * MIB).chunk(8 * MIB);
+    let heap = heap.build(&driver).unwrap();
+    let layout = Layout::from_size_align(40 << 20, 1).unwrap();
+    let cuda = cuda::Cuda::load(0).unwrap();
+    let captured = Stream::new(&driver, 0).unwrap();
+    let other = Stream::new(&driver, 0).unwrap();
+    cuda.begin(&captured).unwrap();
+    let result = std::thread::scope(|scope| {
+        let worked = scope.spawn(|| -> egmem::Result<()> {
+            heap.reserve(16 * MIB)?;
+            let block = heap.allocate(layout)?;
+            block.put(0, 1_u8)?;
+            block.free_after(&other).map_err(|refused| *refused.error)?;
+            heap.collect()?;
+            heap.trim()?;
+            Ok(())
+        });
+        worked.join().unwrap()
+    });
+    let end = cuda.end(&captured);
+    assert_eq!((result, end), (Ok(()), 0));
+}
