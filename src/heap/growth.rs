@@ -35,13 +35,14 @@ impl Shared {
         };
         // The last resort. Blocks that others have freed meanwhile may do as well.
         match self.wait_and_collect() {
-            Ok(0) => Err(error),
-            Ok(_) => self.make_room(bytes, align, &attempt),
+            Ok(1..) => return self.make_room(bytes, align, &attempt),
+            Ok(0) => {}
             Err(refusal) => {
                 tracing::warn!(%refusal, "blocks that were freed after GPU work are not taken back");
-                Err(error)
             }
         }
+        // Who waited before may have taken all of them back, or this wait some of them.
+        self.after_all_caches(&attempt).ok_or(error)
     }
 
     fn make_room<R>(

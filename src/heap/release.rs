@@ -155,3 +155,44 @@ impl From<NotAllFreed> for Error {
         *not_freed.error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::Layout;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::driver::sim::Machine;
+    use crate::driver::{Call, Code, NodeId};
+    use crate::per_driver::lock;
+    use crate::{Driver, Heap, Stream};
+
+    #[test]
+    fn who_waits_behind_another_has_what_that_one_takes_back() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0))
+            .limit(8 << 20)
+            .wait_for_gpu(true)
+            .build(&driver)
+            .unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let all = Layout::new::<[u8; 8 << 20]>();
+        let block = heap.allocate(all).unwrap();
+        block.free_after(&stream).unwrap();
+        let sim = driver.sim().unwrap();
+        let asked = sim.count(Call::EventQuery);
+        sim.fail(Call::EventQuery, 1, Code::NOT_READY);
+        let first = lock(&heap.shared().waiting);
+        thread::scope(|scope| {
+            let second = scope.spawn(|| heap.allocate(all).map(drop));
+            while sim.count(Call::EventQuery) == asked {
+                thread::yield_now();
+            }
+            // Time to come to wait for its turn.
+            thread::sleep(Duration::from_millis(200));
+            assert_eq!(heap.collect().unwrap(), 1);
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+    }
+}
