@@ -232,6 +232,28 @@ fn growth_ahead_goes_on_after_a_rest() {
 }
 
 #[test]
+fn growth_ahead_goes_on_for_small_blocks_alone() {
+    let driver = simulated();
+    let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
+    let begun = std::time::Instant::now();
+    let wait = |done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+            std::thread::yield_now();
+        }
+    };
+    wait(&|| heap.stats().free >= 16 * MIB);
+    // Longer than the thread looks by itself.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    let backed = heap.backed();
+    let mut blocks = Vec::new();
+    while heap.stats().free >= 15 * MIB && heap.backed() == backed {
+        blocks.extend((0..100).map(|_| heap.allocate(layout(2000)).unwrap()));
+    }
+    wait(&|| heap.backed() > backed);
+}
+
+#[test]
 fn chunks_lie_on_several_nodes_in_turn() {
     let driver = Driver::simulated(Machine::gh200x4()).unwrap();
     let topology = egmem::Topology::discover(&driver).unwrap();
