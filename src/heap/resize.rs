@@ -69,10 +69,11 @@ impl Shared {
         };
         let old = piece.taken();
         if new > old {
-            let mut core = self.core();
-            let extended = core.extend(node, new);
-            self.grower.look(core.free_bytes());
-            return extended;
+            return self.in_core(|core| {
+                let extended = core.extend(node, new);
+                self.grower.look(core.free_bytes());
+                extended
+            });
         }
         if new < old {
             if self.scrub {
@@ -83,7 +84,7 @@ impl Shared {
                     return false;
                 }
             }
-            self.core().shrink(node, new);
+            self.in_core(|core| core.shrink(node, new));
         }
         true
     }

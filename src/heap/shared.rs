@@ -197,6 +197,12 @@ impl Shared {
         })
     }
 
+    /// The same, for a thread with a cache or without.
+    pub(super) fn in_core<R>(&self, f: impl Fn(&mut Core) -> R) -> R {
+        member::with(self, |local| Some(self.with_core(&mut local.visitor, &f)))
+            .unwrap_or_else(|| f(&mut self.core()))
+    }
+
     #[inline]
     fn drain(&self, core: &mut Core) {
         if !self.inbox.0.is_empty() {
