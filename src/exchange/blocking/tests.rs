@@ -30,7 +30,7 @@ fn server() -> Server {
 }
 
 fn options(server: &Server) -> ClientOptions {
-    exchange::Client::options(server.addresses().remove(0))
+    exchange::Client::options(server.addresses().remove(0)).timeout(LONG)
 }
 
 #[test]
