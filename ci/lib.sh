@@ -80,8 +80,7 @@ target_directory() {
 # select_tests [slowly]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what the
 # programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), the tests whose
 # processes must meet deadlines are left out: tests with one process run the same code there. So is the
-# one of a library's end, which ThreadSanitizer's own end does not let happen, and one of a watch that
-# sometimes hangs there, for a reason not found yet.
+# one of a library's end, which ThreadSanitizer's own end does not let happen.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
@@ -96,6 +95,5 @@ select_tests() {
     done
     [ -z "${1:-}" ] || SKIPPED=(--skip processes::a_rank_ --skip processes::eight_ --skip processes::the_end_
         --skip doubt::it_counts_until_the_holders_process_ --skip doubt::nor_does_a_process_
-        --skip signals::where_a_library_hangs_
-        --skip watch::tests::a_refusal_of_a_server_that_is_away_again_)
+        --skip signals::where_a_library_hangs_)
 }

@@ -1,5 +1,6 @@
 //! A server by hand, for tests: says what the test tells it to, right or wrong.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,8 +32,13 @@ pub(super) struct Peer(pub(super) TcpStream);
 impl Fake {
     /// Heartbeats and leases so long that they do not matter, until a test says otherwise.
     pub(super) async fn new() -> Self {
+        Self::at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    /// Where another was before.
+    pub(super) async fn at(address: SocketAddr) -> Self {
         Self {
-            listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            listener: TcpListener::bind(address).await.unwrap(),
             welcome: Welcome {
                 version: VERSION,
                 instance: InstanceId::random().unwrap(),
@@ -56,8 +62,12 @@ impl Fake {
         self
     }
 
+    pub(super) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
     pub(super) fn options(&self) -> ClientOptions {
-        let port = self.listener.local_addr().unwrap().port();
+        let port = self.address().port();
         let limits = Limits {
             frame_bytes: 1 << 20,
             request: LONG,
@@ -160,6 +170,14 @@ impl Peer {
 
     pub(super) async fn notice(&mut self, event: Event) {
         self.send(&Notice(Some(event))).await;
+    }
+
+    /// Ends the connection once the other end has read everything. Where this end leaves something
+    /// unread, what it wrote last may be lost on the way.
+    pub(super) async fn end(mut self) {
+        // The other end may be faster.
+        let _ = self.0.shutdown().await;
+        while self.frame().await.is_some() {}
     }
 
     /// Answers what must be a fetch.

@@ -119,6 +119,8 @@ pub(crate) struct Session {
     pub(super) wake: Notify,
     notices: broadcast::Sender<Notified>,
     over: watch::Sender<bool>,
+    /// Why the server is taken for gone, until it is there again.
+    gone: watch::Sender<Option<Error>>,
     users: AtomicUsize,
     state: Mutex<State>,
 }
@@ -140,6 +142,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
         wake: Notify::new(),
         notices: broadcast::channel(NOTICES).0,
         over: watch::channel(false).0,
+        gone: watch::channel(None).0,
         users: AtomicUsize::new(0),
         state: Mutex::new(State {
             link: Link::Up,
@@ -292,6 +295,21 @@ impl Session {
     pub(super) fn is_down(&self) -> bool {
         let state = self.lock();
         state.closing.is_none() && matches!(state.link, Link::Down(_))
+    }
+
+    /// Waits until the server is gone, or silent for longer than a lease, which may be so already.
+    pub(super) fn gone(&self) -> impl Future<Output = Error> + use<> {
+        let mut gone = self.gone.subscribe();
+        async move {
+            loop {
+                if let Some(why) = &*gone.borrow_and_update() {
+                    return why.clone();
+                }
+                if gone.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        }
     }
 
     /// Waits until the task has ended.

@@ -74,7 +74,17 @@ impl Watch {
             if let Some(missed) = self.stale {
                 let first = self.events.len();
                 let mut looked = true;
-                match self.look().await {
+                let gone = self.client.0.session().gone();
+                let done = tokio::select! {
+                    biased;
+                    done = self.look() => done,
+                    // A look waits for the server to be there again.
+                    why = gone, if !self.away => {
+                        self.away(&why);
+                        continue;
+                    }
+                };
+                match done {
                     Ok(()) => {}
                     // It is away again, however that showed: the next connection is told of below.
                     Err(error) if self.client.0.session().is_down() => {
@@ -214,7 +224,7 @@ mod tests {
             };
             // From here on it is not looked at until the server is away.
             peer.refuse(id, "closing").await;
-            drop(peer);
+            peer.end().await;
             within(async {
                 while !client.0.session().is_down() {
                     tokio::time::sleep(soon(2)).await;
@@ -233,6 +243,40 @@ mod tests {
         })
         .await;
         assert_eq!(event.unwrap(), WatchEvent::Published(memory.entry("x")));
+        assert!(!watch.away, "the next time is told again");
+    }
+
+    #[tokio::test]
+    async fn that_the_server_is_gone_is_told_while_a_look_waits_for_it() {
+        let fake = Fake::new().await.times(20, 600_000);
+        let (driver, address) = (importer(), fake.address());
+        let (client, mut peer) = fake.client(&driver).await;
+        let mut watch = watch(&client, &mut peer).await;
+        drop(peer);
+        let (mut peer, _) = fake.greet().await;
+        {
+            let mut event = Box::pin(watch.recv());
+            tokio::select! {
+                event = &mut event => panic!("{event:?}"),
+                asked = peer.request() => assert!(asked.is_some()),
+            }
+            // The answer never comes; the look is asked for again on the next connection.
+            drop((peer, fake));
+            let event = within(event).await.unwrap();
+            assert!(matches!(&event, WatchEvent::Away(why) if why.contains("nobody listens")));
+        }
+        let fake = Fake::at(address).await.times(20, 600_000);
+        let (event, _peer) = within(async {
+            tokio::join!(watch.recv(), async {
+                let (mut peer, _) = fake.greet().await;
+                let (id, _) = peer.request().await.unwrap();
+                peer.answer(id, names(vec![Memory::new().entry("x")], false))
+                    .await;
+                peer
+            })
+        })
+        .await;
+        assert!(matches!(event.unwrap(), WatchEvent::Published(entry) if entry.name == "x"));
         assert!(!watch.away, "the next time is told again");
     }
 

@@ -37,6 +37,9 @@ impl Session {
                 why: format!("not a word for {silent:?}{last}"),
             };
             self.lose_all(&state, &why);
+            if matches!(state.link, Link::Down(_)) {
+                self.gone.send_replace(Some(why));
+            }
         }
         // Not only when it is dialled: by then that may be rare.
         self.lose_if_gone(&state);
@@ -62,6 +65,7 @@ impl Session {
                 why: "nobody listens at its address any more".into(),
             };
             self.lose_all(state, &why);
+            self.gone.send_replace(Some(why));
         }
     }
 
@@ -157,6 +161,7 @@ impl Session {
         state.link = Link::Up;
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
+        self.gone.send_replace(None);
         drop(state);
         let _ = self.notices.send(Notified::Fresh);
     }
