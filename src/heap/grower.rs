@@ -79,20 +79,12 @@ impl Signal {
         *wish == Wish::End
     }
 
-    /// Waits for a wish other than to rest, or for `pause`.
+    /// Waits for `pause`, and then for a wish other than to rest.
     fn wait(&self, pause: Option<Duration>) -> Wish {
-        let mut wish = lock(&self.wish);
-        if let Some(pause) = pause
-            && *wish != Wish::End
-        {
-            let waited = self
-                .changed
-                .wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
-            wish = match waited {
-                Ok((wish, _)) => wish,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+        if pause.is_some_and(|pause| self.ends_within(pause)) {
+            return Wish::End;
         }
+        let mut wish = lock(&self.wish);
         loop {
             match *wish {
                 Wish::Rest => {}

@@ -69,11 +69,7 @@ impl Shared {
         };
         let old = piece.taken();
         if new > old {
-            return self.in_core(|core| {
-                let extended = core.extend(node, new);
-                self.grower.look(core.free_bytes());
-                extended
-            });
+            return self.in_core(|core| core.extend(node, new));
         }
         if new < old {
             if self.scrub {

@@ -188,19 +188,27 @@ impl Shared {
         core
     }
 
-    /// What `f` gets from it, for a thread with a cache.
+    /// What `f` gets from it, for a thread with a cache. Growth ahead of need looks at what is left.
     #[inline]
     fn with_core<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut Core) -> R) -> R {
         self.core.with(visitor, |core| {
             self.drain(core);
-            f(core)
+            let got = f(core);
+            self.grower.look(core.free_bytes());
+            got
         })
     }
 
     /// The same, for a thread with a cache or without.
     pub(super) fn in_core<R>(&self, f: impl Fn(&mut Core) -> R) -> R {
-        member::with(self, |local| Some(self.with_core(&mut local.visitor, &f)))
-            .unwrap_or_else(|| f(&mut self.core()))
+        member::with(self, |local| Some(self.with_core(&mut local.visitor, &f))).unwrap_or_else(
+            || {
+                let mut core = self.core();
+                let got = f(&mut core);
+                self.grower.look(core.free_bytes());
+                got
+            },
+        )
     }
 
     #[inline]
@@ -281,7 +289,6 @@ impl Shared {
                 let mut magazine = shelf.take_empty();
                 self.with_core(&mut local.visitor, |core| {
                     magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
-                    self.grower.look(core.free_bytes());
                 });
                 shelf.load(magazine);
             }
@@ -308,7 +315,6 @@ impl Shared {
                 };
                 medium.push(size, extent);
             }
-            self.grower.look(core.free_bytes());
             Some(extent)
         })
     }
@@ -321,9 +327,7 @@ impl Shared {
         } = local;
         self.with_core(visitor, |core| {
             take_leaving(core, medium);
-            let extent = core.allocate(bytes, align)?;
-            self.grower.look(core.free_bytes());
-            Some(extent)
+            core.allocate(bytes, align)
         })
     }
 
@@ -340,8 +344,6 @@ impl Shared {
             Some(watch) => watch.allocate(self, bytes, align, place)?,
             None => self.take_new(bytes, align)?,
         };
-        let free = self.core().free_bytes();
-        self.grower.look(free);
         let counted = member::with(self, |local| {
             local.tally.allocate(bytes);
             Some(())
@@ -355,12 +357,17 @@ impl Shared {
     /// The same, not yet counted.
     pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
         let class = Class::of(bytes, align);
-        let attempt = |core: &mut Core| match class {
-            Some(class) => {
-                let mut offset = [0];
-                (core.fill(class, &mut offset) == 1).then(|| Piece::small(offset[0], bytes, class))
-            }
-            None => core.allocate(bytes, align).map(|e| Piece::range(e, bytes)),
+        let attempt = |core: &mut Core| {
+            let piece = match class {
+                Some(class) => {
+                    let mut offset = [0];
+                    let filled = core.fill(class, &mut offset);
+                    (filled == 1).then(|| Piece::small(offset[0], bytes, class))?
+                }
+                None => Piece::range(core.allocate(bytes, align)?, bytes),
+            };
+            self.grower.look(core.free_bytes());
+            Some(piece)
         };
         self.with_memory(bytes, align, attempt).inspect_err(|_| {
             self.failed.fetch_add(1, Relaxed);

@@ -255,13 +255,7 @@ fn growth_ahead_goes_on_for_small_blocks_alone() {
 
 #[test]
 fn chunks_lie_on_several_nodes_in_turn() {
-    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
-    let topology = egmem::Topology::discover(&driver).unwrap();
-    let shares = egmem::topology::Placement::Spread
-        .request(64 * MIB)
-        .place(&topology)
-        .unwrap();
-    let heap = Heap::spread(&shares).chunk(8 * MIB).build(&driver).unwrap();
+    let heap = spread();
     heap.reserve(64 * MIB).unwrap();
     let nodes: std::collections::BTreeSet<i32> = heap
         .occupancy()

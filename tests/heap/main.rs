@@ -43,6 +43,17 @@ fn on(driver: &Driver) -> HeapOptions {
     Heap::on(node).limit(256 * MIB).chunk(8 * MIB)
 }
 
+/// 64 MiB over the nodes of four superchips.
+fn spread() -> Heap {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let topology = egmem::Topology::discover(&driver).unwrap();
+    let shares = egmem::topology::Placement::Spread
+        .request(64 * MIB)
+        .place(&topology)
+        .unwrap();
+    Heap::spread(&shares).chunk(8 * MIB).build(&driver).unwrap()
+}
+
 fn layout(bytes: u64) -> Layout {
     aligned(bytes, 1)
 }

@@ -64,13 +64,7 @@ fn what_other_threads_keep_is_kept_too() {
 
 #[test]
 fn a_block_of_a_spread_heap_lies_where_its_chunk_does() {
-    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
-    let topology = egmem::Topology::discover(&driver).unwrap();
-    let shares = egmem::topology::Placement::Spread
-        .request(64 * MIB)
-        .place(&topology)
-        .unwrap();
-    let heap = Heap::spread(&shares).chunk(8 * MIB).build(&driver).unwrap();
+    let heap = spread();
     let blocks: Vec<Block> = (0..10)
         .map(|_| heap.allocate(layout(3 * MIB)).unwrap())
         .collect();
