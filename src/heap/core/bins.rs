@@ -1,5 +1,7 @@
 //! Sizes of free ranges in bins: which bin a size belongs to, and which bins have ranges.
 
+use std::hint::select_unpredictable;
+
 /// Bins to a doubling of the size, as a power of two: a range is at most a 64th larger than the
 /// smallest of its bin, and sizes below 128 granules have a bin each.
 const LOG_STEPS: u32 = 6;
@@ -13,12 +15,9 @@ const _: () = assert!(WORDS <= 64, "a bit of one word for each");
 /// Which bin a size belongs to.
 #[inline]
 pub(super) fn bin_of(size: u32) -> usize {
-    if size < STEPS {
-        return size as usize;
-    }
-    let exponent = size.ilog2();
-    let step = size >> (exponent - LOG_STEPS); // STEPS to 2·STEPS − 1
-    ((exponent - LOG_STEPS) * STEPS + step) as usize
+    // Sizes below STEPS are their own bins: by the shift of 0, for a branch could not be foreseen.
+    let shift = (size | STEPS).ilog2() - LOG_STEPS;
+    (shift * STEPS + (size >> shift)) as usize
 }
 
 /// Whether all of a size's bin is of that size.
@@ -63,17 +62,9 @@ impl Occupied {
         let here = self.words[at] & (u64::MAX << (bin % 64));
         let beyond = self.summary & (u64::MAX << at << 1);
         // Without a branch, as above; 64 where there is none.
-        let (at, bits) = match here {
-            0 => {
-                let at = beyond.trailing_zeros() as usize;
-                (
-                    at,
-                    self.words[at % 64] & u64::from(beyond != 0).wrapping_neg(),
-                )
-            }
-            here => (at, here),
-        };
-        (bits != 0).then(|| at * 64 + bits.trailing_zeros() as usize)
+        let at = select_unpredictable(here != 0, at, beyond.trailing_zeros() as usize);
+        let bits = select_unpredictable(here != 0, here, self.words[at % 64]);
+        (here | beyond != 0).then(|| at * 64 + bits.trailing_zeros() as usize)
     }
 
     /// The last bin that has ranges.

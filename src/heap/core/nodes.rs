@@ -1,5 +1,7 @@
 //! The table of ranges: each a node beside its neighbours in memory, the free ones in lists by size.
 
+use std::hint::select_unpredictable;
+
 use super::bins::{self, BINS, Occupied};
 
 /// Names a node.
@@ -49,6 +51,8 @@ pub(super) struct Node {
     /// In granules.
     pub(super) size: u32,
     pub(super) state: State,
+    /// Of a free one, its list's.
+    bin: u16,
     /// The one before it in memory.
     pub(super) previous: NodeId,
     /// The one after it in memory; of a vacant one, the next vacant one.
@@ -59,6 +63,20 @@ pub(super) struct Node {
 }
 
 const _: () = assert!(size_of::<Node>() == 32);
+
+const VACANT: Node = Node {
+    start: 0,
+    size: 0,
+    state: State::Vacant,
+    bin: 0,
+    previous: NodeId::NONE,
+    next: NodeId::NONE,
+    before: NodeId::NONE,
+    after: NodeId::NONE,
+};
+
+/// As many nodes are added at once: 64 KiB.
+const MORE: usize = 2048;
 
 /// All nodes.
 #[derive(Debug)]
@@ -75,13 +93,8 @@ pub(super) struct Nodes {
 impl Nodes {
     pub(super) fn new() -> Self {
         let none = Node {
-            start: 0,
-            size: 0,
             state: State::Used,
-            previous: NodeId::NONE,
-            next: NodeId::NONE,
-            before: NodeId::NONE,
-            after: NodeId::NONE,
+            ..VACANT
         };
         Self {
             nodes: vec![none],
@@ -127,24 +140,25 @@ impl Nodes {
         id
     }
 
+    /// Adds many at once, so that few allocations meet memory that the kernel has yet to give.
     #[cold]
     #[inline(never)]
     fn add_vacant(&mut self) {
-        // By an eighth: doubled, the table would be half empty.
-        if self.nodes.len() == self.nodes.capacity() {
-            self.nodes.reserve_exact((self.nodes.len() / 8).max(1024));
+        let first = self.nodes.len();
+        if self.nodes.capacity() == first {
+            // By an eighth: doubled, the table would be half empty.
+            self.nodes.reserve_exact((first / 8).max(MORE));
         }
-        let vacant = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node {
-            start: 0,
-            size: 0,
-            state: State::Vacant,
-            previous: NodeId::NONE,
-            next: self.vacant,
-            before: NodeId::NONE,
-            after: NodeId::NONE,
-        });
-        self.vacant = vacant;
+        let more = (self.nodes.capacity() - first).min(MORE);
+        let node = |index: usize| Node {
+            next: NodeId(index as u32 + 1),
+            ..VACANT
+        };
+        self.nodes.extend((first..first + more).map(node));
+        if let Some(last) = self.nodes.last_mut() {
+            last.next = self.vacant;
+        }
+        self.vacant = NodeId(first as u32);
     }
 
     /// The same between `next` and what is before it.
@@ -188,6 +202,7 @@ impl Nodes {
         this.before = NodeId::NONE;
         this.after = first;
         this.state = State::Free;
+        this.bin = bin as u16;
         self.occupied.set(bin);
     }
 
@@ -195,16 +210,16 @@ impl Nodes {
     #[inline(always)]
     pub(super) fn unlink(&mut self, node: NodeId) {
         let this = self.get_mut(node);
-        let (before, after, size) = (this.before, this.after, this.size);
+        let (before, after, bin) = (this.before, this.after, usize::from(this.bin));
         this.state = State::Used;
-        let bin = bins::bin_of(size);
+        // Without a branch, and so for the node that stands for none too: what is where cannot be
+        // foreseen.
         self.get_mut(after).before = before;
-        if before == NodeId::NONE {
-            self.heads[bin] = after;
-            self.occupied.reset_if(bin, after == NodeId::NONE);
-        } else {
-            self.get_mut(before).after = after;
-        }
+        self.get_mut(before).after = after;
+        let first = before == NodeId::NONE;
+        let head = &mut self.heads[bin];
+        *head = select_unpredictable(first, after, *head);
+        self.occupied.reset_if(bin, first & (after == NodeId::NONE));
     }
 
     /// A free node of at least `size` granules, more than 0: the last freed of its own bin if that fits,
@@ -216,10 +231,7 @@ impl Nodes {
         // Both are looked up, and one chosen without a branch: which cannot be foreseen.
         let next = self.occupied.next(own + 1);
         let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
-        let found = match self.get(first).size >= size {
-            true => first,
-            false => next,
-        };
+        let found = select_unpredictable(self.get(first).size >= size, first, next);
         match found {
             NodeId::NONE => self.find_in(own, size),
             found => Some(found),

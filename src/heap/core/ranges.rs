@@ -85,6 +85,8 @@ impl Ranges {
         Some(self.take(node, size))
     }
 
+    #[cold]
+    #[inline(never)]
     fn allocate_aligned(&mut self, size: u32, align: u64) -> Option<Extent> {
         // Where this fits, the block fits wherever in it the first multiple is.
         let ample = u32::try_from(u64::from(size) + align - 1).ok();
