@@ -14,7 +14,7 @@ pub(super) const FRAME: u64 = 2 << 10;
 
 /// The smallest and the largest slab, in bytes. The first slabs of a class are small, so that a class
 /// of few blocks takes little.
-const SLABS: (u64, u64) = (8 << 10, 64 << 10);
+const SLABS: (u64, u64) = (2 << 10, 64 << 10);
 
 /// A size class of small blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -159,7 +159,11 @@ mod tests {
                 let used = u64::from(class.blocks_for(total)) * class.bytes();
                 let bytes = used.next_multiple_of(FRAME);
                 assert!(SLABS.0 <= bytes && bytes < SLABS.1 + 4 * FRAME, "{class:?}");
-                assert!((bytes - used) * 16 <= bytes, "{class:?} {bytes}");
+                let sixteenths = if bytes < 8 << 10 { 3 } else { 1 };
+                assert!(
+                    (bytes - used) * 16 <= bytes * sixteenths,
+                    "{class:?} {bytes}"
+                );
                 assert!(slab > 1 || bytes < SLABS.0 + 4 * FRAME);
                 assert!(slab < 19 || bytes > SLABS.1 * 15 / 16);
                 total += bytes;

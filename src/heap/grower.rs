@@ -1,6 +1,6 @@
 //! Growth ahead of need: a thread that adds memory before somebody waits for it.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ pub(super) struct Signal {
     ahead: u64,
     /// Whether the thread knows already; saves the lock.
     awake: AtomicBool,
+    /// The bytes that were free when memory was last taken, to look at without stopping who takes it.
+    free: AtomicU64,
     wish: Mutex<Wish>,
     changed: Condvar,
 }
@@ -40,16 +42,21 @@ impl Signal {
         Self {
             ahead,
             awake: AtomicBool::new(true),
+            free: AtomicU64::new(0),
             wish: Mutex::new(Wish::Grow),
             changed: Condvar::new(),
         }
     }
 
-    /// Wakes the thread where less is free than there should be.
+    /// Sees how much is free, after memory was taken; wakes the thread where that is less than there
+    /// should be.
     #[inline]
     pub(super) fn look(&self, free: u64) {
-        if free < self.ahead && !self.awake.swap(true, Relaxed) {
-            self.set(Wish::Grow);
+        if self.ahead > 0 {
+            self.free.store(free, Relaxed);
+            if free < self.ahead && !self.awake.swap(true, Relaxed) {
+                self.set(Wish::Grow);
+            }
         }
     }
 
@@ -135,7 +142,7 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
     let mut grown = Instant::now();
     loop {
         let heap = heap.upgrade()?;
-        if heap.core().free_bytes() < signal.ahead {
+        if signal.free.load(Relaxed) < signal.ahead && heap.core().free_bytes() < signal.ahead {
             if let Err(error) = heap.add_memory(signal.ahead, true) {
                 // Whoever needs memory now will hear of it; ahead of need it is no failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
