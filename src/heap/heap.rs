@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
-use super::shared::Shared;
+use super::shared::{Key, Piece, Shared};
 use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::per_driver::lock;
@@ -79,17 +79,20 @@ impl Heap {
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes; where the heap has to grow, [`Error::LimitReached`],
     /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
-        if bytes > 0
-            && let Some(piece) = self.shared.allocate_cached(bytes, align)
-        {
-            // SAFETY: just allocated and counted, for this block.
-            return Ok(unsafe { Block::new(&self.shared, piece) });
-        }
-        self.allocate_slowly(bytes, align, std::panic::Location::caller())
+        let (offset, key) = match bytes {
+            0 => (0, Key::NONE),
+            _ => self.shared.allocate_cached(bytes, align),
+        };
+        let piece = match key {
+            Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
+            key => Piece { offset, bytes, key },
+        };
+        // SAFETY: just allocated and counted, for this block.
+        Ok(unsafe { Block::new(&self.shared, piece) })
     }
 
     #[cold]
@@ -99,13 +102,11 @@ impl Heap {
         bytes: u64,
         align: u64,
         place: &'static std::panic::Location<'static>,
-    ) -> Result<Block> {
+    ) -> Result<Piece> {
         if bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be allocated"));
         }
-        let piece = self.shared.allocate_slowly(bytes, align, place)?;
-        // SAFETY: just allocated and counted, for this block.
-        Ok(unsafe { Block::new(&self.shared, piece) })
+        self.shared.allocate_slowly(bytes, align, place)
     }
 
     /// As [`allocate`](Self::allocate), with every byte 0: written by the CPU, or by a GPU where the CPU

@@ -8,7 +8,7 @@ use super::backing::{Backing, Plan};
 use super::cache::{
     Contents, Depot, Inbox, Inside, Local, Magazine, Medium, Reserved, Visitor, member,
 };
-use super::classes::{CLASSES, Class};
+use super::classes::{CLASSES, Class, FRAME};
 use super::core::{Core, Extent, Frames, GRANULE, NodeId, Owner};
 use super::deferred::Deferred;
 use super::grower::Signal;
@@ -46,7 +46,7 @@ pub(super) enum Kind {
 
 impl Key {
     /// No block's.
-    const NONE: Self = Self(u64::MAX);
+    pub(super) const NONE: Self = Self(u64::MAX);
     const SMALL: u64 = 1 << 32;
 
     #[inline]
@@ -234,13 +234,13 @@ impl Shared {
         self.inbox.0.push(load);
     }
 
-    /// A block of `bytes`, more than 0, at an address that is a multiple of `align`, as threads' caches
-    /// and what feeds them have it.
+    /// Where a block of `bytes`, more than 0, is, at an address that is a multiple of `align`: one that
+    /// the thread's cache has, or gets from what feeds it; [`Key::NONE`] where that is not to be had.
     ///
-    /// Results leave the closures word by word: moved out as one, they would go through memory in
-    /// pieces that the processor cannot forward.
+    /// In two words, which come back in registers: a piece would go through memory, written by words and
+    /// read by pairs of them, which the processor cannot forward.
     #[inline]
-    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> Option<Piece> {
+    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
         let mut offset = 0;
         let mut key = Key::NONE;
         if let Some(class) = Class::of(bytes, align) {
@@ -254,28 +254,24 @@ impl Shared {
                 local.tally.allocate(bytes);
                 Some(())
             });
-        } else if bytes <= MAX_MEDIUM && align <= GRANULE {
+        } else {
             member::with(self, |local| {
-                let size = granules(bytes);
-                let found = match local.medium.pop(size) {
-                    Some(found) => found,
-                    None => self.fetch(local, size)?,
+                let found = if bytes <= MAX_MEDIUM && align <= GRANULE {
+                    let size = granules(bytes);
+                    match local.medium.pop(size) {
+                        Some(found) => found,
+                        None => self.fetch(local, size)?,
+                    }
+                } else {
+                    self.carve(local, bytes, align)?
                 };
                 offset = found.offset;
                 key = Key::range(found.node);
                 local.tally.allocate(bytes);
                 Some(())
             });
-        } else {
-            member::with(self, |local| {
-                let found = self.carve(local, bytes, align)?;
-                offset = found.offset;
-                key = Key::range(found.node);
-                local.tally.allocate(bytes);
-                Some(())
-            });
         }
-        (key != Key::NONE).then_some(Piece { offset, bytes, key })
+        (offset, key)
     }
 
     /// A small block, from other threads or from the core.
@@ -287,8 +283,9 @@ impl Shared {
             Some(full) => shelf.load(full),
             None => {
                 let mut magazine = shelf.take_empty();
+                let grant = local.grants[class.index()].next(class);
                 self.with_core(&mut local.visitor, |core| {
-                    magazine.fill(Magazine::rounds(class) / 2, |out| core.fill(class, out));
+                    magazine.fill(grant, |out| core.fill(class, out));
                 });
                 shelf.load(magazine);
             }
@@ -304,7 +301,10 @@ impl Shared {
         let Local {
             medium, visitor, ..
         } = local;
-        let more = medium.wanted(size, budget) - 1;
+        let more = match medium.pays() {
+            true => medium.wanted(size, budget) - 1,
+            false => 0,
+        };
         let bytes = u64::from(size) * GRANULE;
         self.with_core(visitor, |core| {
             take_leaving(core, medium);
@@ -408,7 +408,18 @@ impl Shared {
             return self.send_large(local, node, size);
         }
         let offset = piece.offset;
-        if local.medium.put(size, Extent { offset, node }, budget) {
+        if !local.medium.keeps() {
+            let freed = self
+                .core
+                .if_reserved(&mut local.visitor, |core| core.free(node));
+            if freed.is_some() {
+                return;
+            }
+            local.medium.pass_on(size, node);
+        } else {
+            local.medium.put(size, Extent { offset, node });
+        }
+        if local.medium.is_over(budget) {
             self.send_ranges(local);
         }
     }
@@ -547,7 +558,7 @@ impl Piece {
 /// What a larger block takes.
 #[inline]
 fn granules(bytes: u64) -> u32 {
-    (Core::range_bytes(bytes).unwrap_or(bytes) / GRANULE) as u32
+    bytes.max(FRAME).div_ceil(GRANULE) as u32
 }
 
 fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {

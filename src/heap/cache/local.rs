@@ -12,6 +12,20 @@ pub(in crate::heap) const ROUNDS: usize = 64;
 /// Bytes in a full magazine of a larger class: 16 blocks of 2 KiB.
 const MAGAZINE_BYTES: u64 = 32 << 10;
 
+/// What [`Magazine::rounds`] says, for it is asked at each block's end, and a division is slow.
+const ROUNDS_OF: [u8; CLASSES] = {
+    let mut rounds = [ROUNDS as u8; CLASSES];
+    let mut index = 0;
+    while index < CLASSES {
+        let fit = MAGAZINE_BYTES / Class::from_index(index).bytes();
+        if fit < ROUNDS as u64 {
+            rounds[index] = fit as u8;
+        }
+        index += 1;
+    }
+    rounds
+};
+
 /// Small blocks of one class that travel between threads and the core together, as one load
 /// (Bonwick and Adams, "Magazines and Vmem", 2001).
 #[derive(Debug)]
@@ -30,8 +44,8 @@ impl Magazine {
 
     /// How many blocks of `class` fill one.
     #[inline]
-    pub(in crate::heap) fn rounds(class: Class) -> usize {
-        (MAGAZINE_BYTES / class.bytes()).min(ROUNDS as u64) as usize
+    pub(in crate::heap) const fn rounds(class: Class) -> usize {
+        ROUNDS_OF[class.index()] as usize
     }
 
     #[inline]
@@ -171,10 +185,27 @@ impl Tally {
     }
 }
 
+/// How many blocks of a class a thread gets from the core next: one at first, then twice as many each
+/// time, so that who needs a few keeps no more than these from others.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::heap) struct Grant(u8);
+
+impl Grant {
+    const FIRST: Self = Self(1);
+
+    pub(in crate::heap) fn next(&mut self, class: Class) -> usize {
+        let now = self.0;
+        // Half a magazine at most.
+        self.0 = (now * 2).min(Magazine::rounds(class) as u8 / 2);
+        now.into()
+    }
+}
+
 /// A thread's cache of a heap.
 #[derive(Debug)]
 pub(in crate::heap) struct Local {
     pub(in crate::heap) small: [Shelf; CLASSES],
+    pub(in crate::heap) grants: [Grant; CLASSES],
     pub(in crate::heap) medium: Medium,
     /// Who this is to the core's lock.
     pub(in crate::heap) visitor: Visitor,
@@ -198,6 +229,7 @@ impl Local {
     pub(in crate::heap) fn new() -> Self {
         Self {
             small: std::array::from_fn(|_| Shelf::default()),
+            grants: [Grant::FIRST; CLASSES],
             medium: Medium::new(),
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -207,6 +239,7 @@ impl Local {
 
     /// Takes everything out.
     pub(in crate::heap) fn empty(&mut self) -> Contents {
+        self.grants = [Grant::FIRST; CLASSES];
         Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
             medium: self.medium.take_all(),
@@ -238,6 +271,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn who_needs_more_gets_more_at_a_time_up_to_half_a_magazine() {
+        for class in Class::all() {
+            let most = Magazine::rounds(class) / 2;
+            let mut grant = Grant::FIRST;
+            let mut expected = 1;
+            for _ in 0..10 {
+                assert_eq!(grant.next(class), expected);
+                expected = most.min(2 * expected);
+            }
+            assert_eq!(expected, most);
+        }
+    }
 
     proptest! {
         #[test]

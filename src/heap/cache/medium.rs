@@ -99,26 +99,41 @@ impl Medium {
         Some(extent)
     }
 
-    /// Takes a block of `size` granules in, to keep it if that pays. Whether more than `budget` granules
-    /// would be in here then: if so, what [`leaves`](Self::leaving) has to go now.
+    /// Whether keeping blocks pays now.
     #[inline]
-    pub(in crate::heap) fn put(&mut self, size: u32, extent: Extent, budget: u64) -> bool {
-        if self.score == 0 && self.skipped < SAMPLE {
-            self.skipped += 1;
-            self.leaving.push(extent.node);
-            self.leaving_granules += u64::from(size);
-        } else {
-            if self.score == 0 {
-                self.skipped = 0;
-                self.shrink(0);
-            }
-            self.push(size, extent);
+    pub(in crate::heap) fn pays(&self) -> bool {
+        self.score > 0
+    }
+
+    /// Whether to keep the next block: if that pays, and one of many where not.
+    #[inline]
+    pub(in crate::heap) fn keeps(&mut self) -> bool {
+        if self.pays() {
+            return true;
         }
+        self.skipped += 1;
+        self.skipped > SAMPLE
+    }
+
+    /// Takes a block of `size` granules in, to [keep](Self::keeps) it.
+    #[inline]
+    pub(in crate::heap) fn put(&mut self, size: u32, extent: Extent) {
+        if !self.pays() {
+            self.skipped = 0;
+            self.shrink(0);
+        }
+        self.push(size, extent);
+    }
+
+    /// Whether there are more than `budget` granules in here: if so, what [leaves](Self::leaving) has to
+    /// go now.
+    #[inline]
+    pub(in crate::heap) fn is_over(&mut self, budget: u64) -> bool {
         if self.granules + self.leaving_granules <= budget {
             return false;
         }
         // Half of what is kept, so that many leave at once and seldom; a sample stays.
-        let most = if self.score > 0 { budget / 2 } else { budget };
+        let most = if self.pays() { budget / 2 } else { budget };
         if self.granules > most {
             self.shrink(most);
         }
@@ -284,9 +299,13 @@ mod tests {
             for (number, (push, size)) in steps.into_iter().enumerate() {
                 if push {
                     let node = NodeId::from_number(number as u32);
-                    let full = medium.put(size, Extent { offset: number as u64, node }, budget);
+                    let extent = Extent { offset: number as u64, node };
+                    match medium.keeps() {
+                        true => medium.put(size, extent),
+                        false => medium.pass_on(size, node),
+                    }
                     kept.insert(node, size);
-                    if full {
+                    if medium.is_over(budget) {
                         for left in medium.take_leaving() {
                             prop_assert!(kept.remove(&left).is_some());
                         }

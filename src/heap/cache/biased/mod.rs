@@ -66,33 +66,33 @@ impl<T> Biased<T> {
     pub(in crate::heap) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _alone = Alone::enter();
         self.busy.store(true, Ordering::Relaxed);
-        // From here on the value is free again whatever happens, a panic in `f` too. Where this gives way
-        // below, it releases what earlier calls did: the holder may find this reset, and not theirs.
+        // From here on the value is free again whatever happens, a panic in `f` too.
         let busy = Reset(&self.busy);
         self.fence.light();
-        // Acquires what the last holder did to the value.
-        if self.wanted.load(Ordering::Acquire) {
-            drop(busy);
-            return self.owner_in_turn(f);
-        }
+        // Acquires what the last holder did to the value. `f` is called in one place, for it to be
+        // compiled into this; its captures need no memory then.
+        let _busy_or_turn = match self.wanted.load(Ordering::Acquire) {
+            false => Ok(busy),
+            true => Err(self.owners_turn(busy)),
+        };
         let value = self.value.get_mut();
-        // SAFETY: no holder is inside. One that was before has reset `wanted`, which the load above has
-        // acquired. One that comes now waits for `busy`: had it found it reset from before the store
-        // above, its fence would have come before ours, and the load above would have seen that the
-        // value is wanted. And the caller's word is that no other call of this is under way.
+        // SAFETY: if the value is not wanted, no holder is inside. One that was before has reset
+        // `wanted`, which the load above has acquired. One that comes now waits for `busy`: had it found
+        // it reset from before the store above, its fence would have come before ours, and the load above
+        // would have seen that the value is wanted. If it is wanted, holders use it under the mutex alone,
+        // which also orders what they did before. And the caller's word is that no other call of this is
+        // under way.
         f(unsafe { value.deref() })
-        // `value`, which loom watches, ends before `busy`.
+        // `value`, which loom watches, ends before `busy` and the owner's turn.
     }
 
-    /// The owner's way where somebody wants the value.
+    /// The owner's turn where somebody wants the value.
     #[cold]
     #[inline(never)]
-    fn owner_in_turn<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let _turn = self.lock();
-        let value = self.value.get_mut();
-        // SAFETY: holders use the value under the mutex alone, which also orders what they did before.
-        // The owner is this thread.
-        f(unsafe { value.deref() })
+    fn owners_turn(&self, busy: Reset<'_>) -> MutexGuard<'_, ()> {
+        // This releases what earlier calls did: the holder may find this reset, and not theirs.
+        drop(busy);
+        self.lock()
     }
 
     /// Takes the value from its owner until the guard is dropped. Waits for the owner, if it is inside,

@@ -98,12 +98,17 @@ impl<T> Reserved<T> {
     #[inline]
     pub(in crate::heap) fn with<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut T) -> R) -> R {
         let visitor = &*visitor;
-        match self.enter(visitor) {
-            // SAFETY: it is reserved for this visitor, of whom there is one at a time by the exclusive
-            // reference, and who would take it away waits for `busy`.
-            Some((_busy, value)) => f(unsafe { value.deref() }),
-            None => self.with_in_turn(visitor, f),
-        }
+        // `f` is called in one place, for it to be compiled into this; its captures need no memory then.
+        let _busy_or_turn = match self.enter(visitor) {
+            Some(busy) => Ok(busy),
+            None => Err(self.visitors_turn(visitor)),
+        };
+        let value = self.value.get_mut();
+        // SAFETY: either it is reserved for this visitor, of whom there is one at a time by the exclusive
+        // reference, and who would take it away waits for `busy`; or this has the mutex, and it is
+        // reserved for nobody or for this visitor. What others did was acquired by the mutex or by `busy`.
+        f(unsafe { value.deref() })
+        // `value`, which loom watches, ends before `busy` and the turn.
     }
 
     /// The same, unless somebody else has the value, or has it reserved; `f` is not called then.
@@ -114,21 +119,32 @@ impl<T> Reserved<T> {
         f: impl FnOnce(&mut T) -> R,
     ) -> Option<R> {
         let visitor = &*visitor;
-        match self.enter(visitor) {
-            // SAFETY: as above.
-            Some((_busy, value)) => Some(f(unsafe { value.deref() })),
-            None => Some(f(&mut *self.try_in_turn(visitor)?)),
-        }
+        let _busy_or_turn = match self.enter(visitor) {
+            Some(busy) => Ok(busy),
+            None => Err(self.try_visitors_turn(visitor)?),
+        };
+        let value = self.value.get_mut();
+        // SAFETY: as above.
+        Some(f(unsafe { value.deref() }))
     }
 
-    /// The value, for somebody who comes seldom: microseconds, where it is reserved.
-    pub(in crate::heap) fn lock(&self) -> Inside<'_, T> {
-        self.lock_in_turn(None)
+    /// The same, where it is reserved for this visitor; `f` is not called otherwise.
+    #[inline]
+    pub(in crate::heap) fn if_reserved<R>(
+        &self,
+        visitor: &mut Visitor,
+        f: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
+        let visitor = &*visitor;
+        let _busy = self.enter(visitor)?;
+        let value = self.value.get_mut();
+        // SAFETY: as above.
+        Some(f(unsafe { value.deref() }))
     }
 
     /// The way of who has it reserved.
     #[inline]
-    fn enter<'a>(&self, visitor: &'a Visitor) -> Option<(Reset<'a>, MutPtr<T>)> {
+    fn enter<'a>(&self, visitor: &'a Visitor) -> Option<Reset<'a>> {
         if self.visitor.load(Ordering::Relaxed) != visitor.name {
             return None;
         }
@@ -138,23 +154,32 @@ impl<T> Reserved<T> {
         self.fence.light();
         // Nobody else makes it this visitor's. Who would take it away from now on waits for `busy`: had
         // its fence come before this one, this load would see what it had stored.
-        (self.visitor.load(Ordering::Relaxed) == visitor.name).then(|| (busy, self.value.get_mut()))
+        (self.visitor.load(Ordering::Relaxed) == visitor.name).then_some(busy)
     }
 
-    #[inline(never)]
-    fn with_in_turn<R>(&self, visitor: &Visitor, f: impl FnOnce(&mut T) -> R) -> R {
-        f(&mut *self.lock_in_turn(Some(visitor)))
+    /// The value, for somebody who comes seldom: microseconds, where it is reserved.
+    pub(in crate::heap) fn lock(&self) -> Inside<'_, T> {
+        let _turn = self.turn_of(self.lock_turn(), None);
+        Inside {
+            value: self.value.get_mut(),
+            _turn,
+        }
     }
 
-    #[inline(never)]
-    fn lock_in_turn(&self, visitor: Option<&Visitor>) -> Inside<'_, T> {
+    fn lock_turn(&self) -> MutexGuard<'_, Turn> {
         // A panic under the mutex was the caller's, in the middle of a change to its value.
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.in_turn(turn, visitor)
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cold]
     #[inline(never)]
-    fn try_in_turn(&self, visitor: &Visitor) -> Option<Inside<'_, T>> {
+    fn visitors_turn(&self, visitor: &Visitor) -> MutexGuard<'_, Turn> {
+        self.turn_of(self.lock_turn(), Some(visitor))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_visitors_turn(&self, visitor: &Visitor) -> Option<MutexGuard<'_, Turn>> {
         let mut turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -164,15 +189,16 @@ impl<T> Reserved<T> {
             turn.turned_away += 1;
             return None;
         }
-        Some(self.in_turn(turn, Some(visitor)))
+        Some(self.turn_of(turn, Some(visitor)))
     }
 
-    /// For who came by [`enter`](Self::enter) in vain, or never does: it is not reserved for them.
-    fn in_turn<'a>(
+    /// The turn of who came by [`enter`](Self::enter) in vain, or never does: it is not reserved for them,
+    /// and for nobody else then.
+    fn turn_of<'a>(
         &'a self,
         mut turn: MutexGuard<'a, Turn>,
         visitor: Option<&Visitor>,
-    ) -> Inside<'a, T> {
+    ) -> MutexGuard<'a, Turn> {
         if let Some(owner) = &turn.owner {
             self.visitor.store(0, Ordering::Relaxed);
             // Where this panics the owner stays in `turn`, and whoever comes next begins anew.
@@ -201,10 +227,7 @@ impl<T> Reserved<T> {
                 self.visitor.store(name, Ordering::Relaxed);
             }
         }
-        Inside {
-            value: self.value.get_mut(),
-            _turn: turn,
-        }
+        turn
     }
 }
 
