@@ -162,8 +162,8 @@ impl Maker {
 /// The cap is 0.6 · `count` · the mean size: blocks grow by 0.63 for each allocation, so that it is
 /// reached in the last part of the run. Twice `count` steps are made, so that the run ends (almost)
 /// empty.
-pub fn random_allocations(count: u32, most: u32) -> Sequence {
-    let mut maker = Maker::new(1);
+pub fn random_allocations(count: u32, most: u32, seed: u64) -> Sequence {
+    let mut maker = Maker::new(seed);
     let sizes = Sizes::Uniform(1, most, 1);
     let cap = u64::from(count) * sizes.mean() * 6 / 10;
     let mut left = count;
@@ -180,6 +180,29 @@ pub fn random_allocations(count: u32, most: u32) -> Sequence {
     }
     let timed = maker.take();
     maker.finish(Vec::new(), timed)
+}
+
+/// Many runs of [`random_allocations`], each of other numbers, one after the other in one pass. A run of
+/// a thousand that is done again and again is learnt by heart by the processor's branch prediction, which
+/// no program's blocks are.
+pub fn random_allocations_anew(count: u32, most: u32, runs: u32) -> Sequence {
+    let mut all = Sequence {
+        before: Vec::new(),
+        timed: Vec::new(),
+        after: Vec::new(),
+        slots: 0,
+        peak: 0,
+        blocks: 0,
+    };
+    for seed in 1..=u64::from(runs) {
+        let run = random_allocations(count, most, seed);
+        all.timed.extend(run.timed);
+        all.timed.extend(run.after);
+        all.slots = all.slots.max(run.slots);
+        all.peak = all.peak.max(run.peak);
+        all.blocks = all.blocks.max(run.blocks);
+    }
+    all
 }
 
 /// 131 072 blocks of 1 KiB, every other one freed, then `pairs` of allocating and freeing 1 KiB.

@@ -118,7 +118,13 @@ pub fn all(only: &str) -> Vec<Workload> {
     ] {
         for (name, count) in [("1k", 1000), ("10k", 10_000), ("100k", 100_000)] {
             add(format!("random/to {size}, {name}"), "operation", &|| {
-                one(sequence::random_allocations(count, most))
+                one(sequence::random_allocations(count, most, 1))
+            });
+        }
+        for (name, count, runs) in [("1k", 1000, 100), ("10k", 10_000, 10)] {
+            let name = format!("random, anew/to {size}, {name}");
+            add(name, "operation", &|| {
+                one(sequence::random_allocations_anew(count, most, runs))
             });
         }
     }
