@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 
 use super::Heap;
 use super::classes::Class;
-use super::shared::{Kind, Piece, Shared};
+use super::piece::{Kind, Piece};
+use super::shared::Shared;
 use crate::driver::Access;
 
 impl Heap {

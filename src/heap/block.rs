@@ -4,7 +4,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::shared::{Piece, Shared};
+use super::piece::Piece;
+use super::shared::Shared;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{CpuView, Memory, Sealed};

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
-use super::shared::{Key, Piece, Shared};
+use super::piece::{Key, Piece};
+use super::shared::Shared;
 use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::per_driver::lock;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::cache::{Biased, Contents, Local, Member, Tally, member};
-use super::shared::{Piece, Shared};
+use super::piece::Piece;
+use super::shared::Shared;
 use crate::per_driver::lock;
 
 /// The threads of a heap.

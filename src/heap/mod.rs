@@ -23,6 +23,7 @@ mod limits;
 mod occupancy;
 mod options;
 mod picture;
+mod piece;
 mod release;
 mod resize;
 #[cfg(feature = "share")]
@@ -30,6 +31,7 @@ mod share;
 mod shared;
 mod stats;
 mod svg;
+mod ways;
 mod zero;
 
 pub use block::{Block, NotFreed};

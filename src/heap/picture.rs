@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::occupancy::{in_order, without};
-use super::shared::{Piece, Shared};
+use super::piece::Piece;
+use super::shared::Shared;
 use super::{Chunk, Occupancy, backing};
 use crate::driver::{Location, NodeId};
 use crate::per_driver::lock;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::shared::{Piece, Shared};
+use super::piece::Piece;
+use super::shared::Shared;
 use super::{Block, Heap};
 use crate::per_driver::lock;
 use crate::{Error, Result, Stream};

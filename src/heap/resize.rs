@@ -3,7 +3,8 @@
 use super::Block;
 use super::cache::member;
 use super::core::Core;
-use super::shared::{Kind, Piece, Shared};
+use super::piece::{Kind, Piece};
+use super::shared::Shared;
 
 impl Block {
     /// Makes the block one of `bytes`, where it lies; whether that went. Otherwise nothing has changed.

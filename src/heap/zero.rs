@@ -1,6 +1,7 @@
 //! Zeros: when a block is allocated, and when it changes owners.
 
-use super::shared::{Piece, Shared};
+use super::piece::Piece;
+use super::shared::Shared;
 use crate::driver::{Access, DevicePtr, Location, Relaxed};
 use crate::memory::CpuView;
 use crate::{Error, Result, Stream};

@@ -29,9 +29,10 @@ peer_names = 4
 [node]
 headroom = "0"
 quiet = "0s"
-{}"#,
+{}{}"#,
         folder.path().display(),
-        leases_end()
+        leases_end(),
+        limits()
     );
     std::fs::write(folder.path().join("egmem.toml"), &text).unwrap();
     let config = ServiceConfig::from_toml(&text).unwrap();

@@ -27,6 +27,11 @@ const MIB: u64 = 1 << 20;
 /// `[lease]` of a service that waits for nobody's silence: the live lose nothing on a slow machine.
 const LEASES_STAY: &str = "[lease]\nheartbeat = \"1min\"\nexpiry = \"1h\"\n";
 
+/// `[limits]` of all: a greeting may take long on a slow machine.
+fn limits() -> String {
+    format!("[limits]\nhandshake = {}\n", slow::ms(10_000).as_millis())
+}
+
 /// `[lease]` of a service whose tests wait until a silent holder's lease is over: long enough that
 /// no other loses its own on a slow machine.
 fn leases_end() -> String {
@@ -134,7 +139,8 @@ peer_names = 4
 [node]
 headroom = "0"
 quiet = "0s"
-{leases}"#
+{leases}{}"#,
+            limits()
         );
         ServiceConfig::from_toml(&text).unwrap()
     }

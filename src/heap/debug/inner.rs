@@ -5,7 +5,8 @@ use super::table::{Record, State, Table};
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
 use crate::Result;
 use crate::driver::DevicePtr;
-use crate::heap::shared::{Piece, Shared};
+use crate::heap::piece::Piece;
+use crate::heap::shared::Shared;
 
 /// How many findings are kept for the next check.
 const KEPT: usize = 1000;

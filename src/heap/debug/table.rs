@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::{BlockInfo, Origin};
-use crate::heap::shared::Piece;
+use crate::heap::piece::Piece;
 
 /// Up to this alignment blocks have room before them.
 const MAX_FRONT: u64 = 2 << 20;

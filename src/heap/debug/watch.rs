@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use super::inner::{Inner, wrong_free};
 use super::table::{Fit, Record, State};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
-use crate::heap::shared::{Piece, Shared};
+use crate::heap::piece::Piece;
+use crate::heap::shared::Shared;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 

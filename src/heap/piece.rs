@@ -1,0 +1,79 @@
+//! Blocks, as the heap knows them.
+
+use super::classes::Class;
+use super::core::{Core, Extent, NodeId};
+
+/// A block, as the heap knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// In bytes from the heap's start.
+    pub(super) offset: u64,
+    /// As asked for.
+    pub(super) bytes: u64,
+    pub(super) key: Key,
+}
+
+/// By what the core knows a block: a class or a node, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key(u64);
+
+/// What a [`Key`] stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Small(Class),
+    Range(NodeId),
+}
+
+impl Key {
+    /// No block's.
+    pub(super) const NONE: Self = Self(u64::MAX);
+    const SMALL: u64 = 1 << 32;
+
+    #[inline]
+    pub(super) fn small(class: Class) -> Self {
+        Self(Self::SMALL | class.index() as u64)
+    }
+
+    #[inline]
+    pub(super) fn range(node: NodeId) -> Self {
+        Self(node.number().into())
+    }
+
+    #[inline]
+    pub(super) fn kind(self) -> Kind {
+        match self.0 & Self::SMALL {
+            0 => Kind::Range(NodeId::from_number(self.0 as u32)),
+            _ => Kind::Small(Class::from_index(self.0 as u32 as usize)),
+        }
+    }
+}
+
+impl Piece {
+    #[inline]
+    pub(super) fn small(offset: u64, bytes: u64, class: Class) -> Self {
+        let key = Key::small(class);
+        Self { offset, bytes, key }
+    }
+
+    #[inline]
+    pub(super) fn range(extent: Extent, bytes: u64) -> Self {
+        Self {
+            offset: extent.offset,
+            bytes,
+            key: Key::range(extent.node),
+        }
+    }
+
+    /// Where it lies, with what it takes.
+    pub(super) fn range_taken(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset + self.taken()
+    }
+
+    /// What the block takes, in bytes.
+    pub(super) fn taken(&self) -> u64 {
+        match self.key.kind() {
+            Kind::Small(class) => class.bytes(),
+            Kind::Range(_) => Core::range_bytes(self.bytes).unwrap_or(self.bytes),
+        }
+    }
+}

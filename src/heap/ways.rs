@@ -1,0 +1,320 @@
+//! The way of a block from the core to a user and back: by the thread's cache, or straight.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::cache::{Contents, Local, Magazine, Medium, Visitor, member};
+use super::classes::{Class, FRAME};
+use super::core::{Core, Extent, GRANULE, NodeId};
+use super::piece::{Key, Kind, Piece};
+use super::shared::Shared;
+use crate::Result;
+
+/// The largest blocks that threads keep for themselves, in bytes.
+const MAX_MEDIUM: u64 = 1 << 20;
+
+/// Blocks on their way back to the core.
+#[derive(Debug)]
+pub(super) enum Load {
+    Small(Box<Magazine>),
+    Ranges(Vec<NodeId>),
+}
+
+impl Shared {
+    /// Where a block of `bytes`, more than 0, is, at an address that is a multiple of `align`: one that
+    /// the thread's cache has, or gets from what feeds it; [`Key::NONE`] where that is not to be had.
+    ///
+    /// In two words, which come back in registers: a piece would go through memory, written by words and
+    /// read by pairs of them, which the processor cannot forward.
+    #[inline]
+    pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
+        let mut offset = 0;
+        let mut key = Key::NONE;
+        if let Some(class) = Class::of(bytes, align) {
+            member::with(self, |local| {
+                let found = match local.small[class.index()].pop() {
+                    Some(found) => found,
+                    None => self.refill(local, class)?,
+                };
+                offset = found;
+                key = Key::small(class);
+                local.tally.allocate(bytes);
+                Some(())
+            });
+        } else {
+            member::with(self, |local| {
+                let found = if bytes <= MAX_MEDIUM && align <= GRANULE {
+                    let size = granules(bytes);
+                    match local.medium.pop(size) {
+                        Some(found) => found,
+                        None => self.fetch(local, size)?,
+                    }
+                } else {
+                    self.carve(local, bytes, align)?
+                };
+                offset = found.offset;
+                key = Key::range(found.node);
+                local.tally.allocate(bytes);
+                Some(())
+            });
+        }
+        (offset, key)
+    }
+
+    /// A small block, from other threads or from the core.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
+        let shelf = &mut local.small[class.index()];
+        match self.depots[class.index()].take() {
+            Some(full) => shelf.load(full),
+            None => {
+                let mut magazine = shelf.take_empty();
+                let grant = local.grants[class.index()].next(class);
+                self.with_core(&mut local.visitor, |core| {
+                    magazine.fill(grant, |out| core.fill(class, out));
+                });
+                shelf.load(magazine);
+            }
+        }
+        shelf.pop()
+    }
+
+    /// A larger block from the core, and some more of its size where a thread wants many.
+    #[cold]
+    #[inline(never)]
+    fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
+        let budget = self.budget.load(Relaxed);
+        let Local {
+            medium, visitor, ..
+        } = local;
+        let more = match medium.pays() {
+            true => medium.wanted(size, budget) - 1,
+            false => 0,
+        };
+        let bytes = u64::from(size) * GRANULE;
+        self.with_core(visitor, |core| {
+            take_leaving(core, medium);
+            let extent = core.allocate(bytes, 1)?;
+            for _ in 0..more {
+                let Some(extent) = core.allocate(bytes, 1) else {
+                    break;
+                };
+                medium.push(size, extent);
+            }
+            Some(extent)
+        })
+    }
+
+    /// A large block, or one of large alignment, from the core.
+    #[inline(never)]
+    fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
+        let Local {
+            medium, visitor, ..
+        } = local;
+        self.with_core(visitor, |core| {
+            take_leaving(core, medium);
+            core.allocate(bytes, align)
+        })
+    }
+
+    /// Straight from the core, and from new memory where there is none left.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn allocate_slowly(
+        &self,
+        bytes: u64,
+        align: u64,
+        place: &'static std::panic::Location<'static>,
+    ) -> Result<Piece> {
+        let piece = match &self.watch {
+            Some(watch) => watch.allocate(self, bytes, align, place)?,
+            None => self.take_new(bytes, align)?,
+        };
+        let counted = member::with(self, |local| {
+            local.tally.allocate(bytes);
+            Some(())
+        });
+        if counted.is_none() {
+            self.note_without_member(|tally| tally.allocate(bytes));
+        }
+        Ok(piece)
+    }
+
+    /// The same, not yet counted.
+    pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
+        let class = Class::of(bytes, align);
+        let attempt = |core: &mut Core| {
+            let piece = match class {
+                Some(class) => {
+                    let mut offset = [0];
+                    let filled = core.fill(class, &mut offset);
+                    (filled == 1).then(|| Piece::small(offset[0], bytes, class))?
+                }
+                None => Piece::range(core.allocate(bytes, align)?, bytes),
+            };
+            self.grower.look(core.free_bytes());
+            Some(piece)
+        };
+        self.with_memory(bytes, align, attempt).inspect_err(|_| {
+            self.failed.fetch_add(1, Relaxed);
+        })
+    }
+
+    /// Takes a block back that its user does not use any more, nor a GPU.
+    ///
+    /// # Safety
+    /// The heap is there, which the block sees to: nothing of the heap is used after the call, unless
+    /// a handle is held. The piece is a block's of this heap, and no longer anybody else's.
+    #[inline]
+    pub(super) unsafe fn free(&self, piece: &Piece) {
+        let done = member::with(self, |local| {
+            local.tally.free(piece.bytes);
+            match piece.key.kind() {
+                Kind::Small(class) => {
+                    let shelf = &mut local.small[class.index()];
+                    if let Some(full) = shelf.push(Magazine::rounds(class), piece.offset) {
+                        self.hand_on(&mut local.visitor, class, full);
+                    }
+                }
+                Kind::Range(node) => self.keep(local, piece, node),
+            }
+            Some(())
+        });
+        if done.is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_without_member(*piece) };
+        }
+    }
+
+    #[inline]
+    fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
+        let size = granules(piece.bytes);
+        let budget = self.budget.load(Relaxed);
+        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+            return self.send_large(local, node, size);
+        }
+        let offset = piece.offset;
+        if !local.medium.keeps() {
+            let freed = self
+                .core
+                .if_reserved(&mut local.visitor, |core| core.free(node));
+            if freed.is_some() {
+                return;
+            }
+            local.medium.pass_on(size, node);
+        } else {
+            local.medium.put(size, Extent { offset, node });
+        }
+        if local.medium.is_over(budget) {
+            self.send_ranges(local);
+        }
+    }
+
+    /// Gives a block back that no cache keeps.
+    #[inline]
+    fn send_large(&self, local: &mut Local, node: NodeId, size: u32) {
+        let freed = self
+            .core
+            .try_with(&mut local.visitor, |core| core.free(node));
+        if freed.is_none() {
+            local.medium.pass_on(size, node);
+            self.send(Load::Ranges(local.medium.take_leaving()));
+        }
+    }
+
+    #[cold]
+    fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
+        let Err(full) = self.depots[class.index()].put(full) else {
+            return;
+        };
+        let mut full = Some(full);
+        let give = |core: &mut Core| {
+            let full = full.take();
+            full.into_iter()
+                .for_each(|full| take_back(core, Load::Small(full)));
+        };
+        self.core.try_with(visitor, give);
+        if let Some(full) = full {
+            self.send(Load::Small(full));
+        }
+    }
+
+    /// Gives what leaves a cache back to the core, at once or by whoever has it now.
+    fn send_ranges(&self, local: &mut Local) {
+        let medium = &mut local.medium;
+        let give = |core: &mut Core| take_leaving(core, medium);
+        if self.core.try_with(&mut local.visitor, give).is_none() {
+            self.send(Load::Ranges(local.medium.take_leaving()));
+        }
+    }
+
+    /// Leaves blocks for whoever has the core next.
+    fn send(&self, load: Load) {
+        self.inbox.0.push(load);
+    }
+
+    /// Gives a block straight back to the core.
+    pub(super) fn take_back(&self, piece: Piece) {
+        let mut core = self.core();
+        match piece.key.kind() {
+            Kind::Small(_) => give(&mut core, piece.offset),
+            Kind::Range(node) => core.free(node),
+        }
+    }
+
+    /// Gives back what a cache had.
+    pub(super) fn take_back_all(core: &mut Core, contents: Contents) {
+        for magazine in contents.small {
+            take_back(core, Load::Small(magazine));
+        }
+        take_back(core, Load::Ranges(contents.medium));
+    }
+
+    /// Gives back what waits in depots.
+    pub(super) fn empty_depots(&self, core: &mut Core) {
+        for depot in &self.depots {
+            while let Some(full) = depot.take() {
+                take_back(core, Load::Small(full));
+            }
+        }
+    }
+
+    /// Bytes of what waits between threads.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        // Full magazines, all but those that a thread is about to take.
+        let depots = Class::all().zip(&self.depots);
+        let full = |class| Magazine::rounds(class) as u64 * class.bytes();
+        depots
+            .map(|(class, depot)| depot.len() as u64 * full(class))
+            .sum()
+    }
+}
+
+/// What a larger block takes.
+#[inline]
+fn granules(bytes: u64) -> u32 {
+    bytes.max(FRAME).div_ceil(GRANULE) as u32
+}
+
+/// Has the core take back what leaves a cache.
+#[inline]
+fn take_leaving(core: &mut Core, medium: &mut Medium) {
+    if !medium.leaving().is_empty() {
+        core.free_all(medium.leaving());
+        medium.left();
+    }
+}
+
+pub(super) fn take_back(core: &mut Core, load: Load) {
+    match load {
+        Load::Small(full) => full.offsets().iter().for_each(|&at| give(core, at)),
+        Load::Ranges(nodes) => core.free_all(&nodes),
+    }
+}
+
+fn give(core: &mut Core, offset: u64) {
+    if !core.give(offset) {
+        // Only unsafe code can do this. What is free stays as it is.
+        tracing::error!(offset, "a block was given back that is not in use");
+    }
+}
