@@ -2,7 +2,7 @@
 
 use std::hint::select_unpredictable;
 
-use super::bins::{self, BINS, Occupied};
+use super::bins::{self, EDGE, Occupied};
 
 /// Names a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +51,9 @@ pub(super) struct Node {
     /// In granules.
     pub(super) size: u32,
     pub(super) state: State,
+    /// Whether more memory may come right behind it. Of a stretch's first node, which is empty, whether of
+    /// what comes behind it.
+    pub(super) edge: bool,
     /// Of a free one, its list's.
     bin: u16,
     /// The one before it in memory.
@@ -68,6 +71,7 @@ const VACANT: Node = Node {
     start: 0,
     size: 0,
     state: State::Vacant,
+    edge: false,
     bin: 0,
     previous: NodeId::NONE,
     next: NodeId::NONE,
@@ -83,7 +87,7 @@ const MORE: usize = 2048;
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     /// The first of each bin's list.
-    heads: Box<[NodeId; BINS]>,
+    heads: Box<[NodeId; EDGE + 1]>,
     vacant: NodeId,
     occupied: Occupied,
     /// How many are not vacant.
@@ -98,7 +102,7 @@ impl Nodes {
         };
         Self {
             nodes: vec![none],
-            heads: Box::new([NodeId::NONE; BINS]),
+            heads: Box::new([NodeId::NONE; EDGE + 1]),
             vacant: NodeId::NONE,
             occupied: Occupied::new(),
             count: 0,
@@ -134,6 +138,7 @@ impl Nodes {
         node.start = start;
         node.size = size;
         node.state = State::Used;
+        node.edge = false;
         node.previous = previous;
         node.next = next;
         self.count += 1;
@@ -167,7 +172,7 @@ impl Nodes {
         self.insert_between(self.get(next).previous, next, start, size)
     }
 
-    /// The same between two neighbours.
+    /// The same between two neighbours. If the first one was at an edge, the new one is now.
     #[inline]
     pub(super) fn insert_between(
         &mut self,
@@ -177,8 +182,11 @@ impl Nodes {
         size: u32,
     ) -> NodeId {
         let node = self.add(start, size, previous, next);
-        self.get_mut(previous).next = node;
+        let before = self.get_mut(previous);
+        before.next = node;
+        let edge = std::mem::take(&mut before.edge);
         self.get_mut(next).previous = node;
+        self.get_mut(node).edge = edge;
         node
     }
 
@@ -192,10 +200,11 @@ impl Nodes {
         node.next = vacant;
     }
 
-    /// Puts a node in the list of its size.
+    /// Puts a node in the list of its size, or of edges.
     #[inline(always)]
     pub(super) fn link(&mut self, node: NodeId) {
-        let bin = bins::bin_of(self.get(node).size);
+        let this = self.get(node);
+        let bin = select_unpredictable(this.edge, EDGE, bins::bin_of(this.size));
         let first = std::mem::replace(&mut self.heads[bin], node);
         self.get_mut(first).before = node;
         let this = self.get_mut(node);
@@ -223,7 +232,8 @@ impl Nodes {
     }
 
     /// A free node of at least `size` granules, more than 0: the last freed of its own bin if that fits,
-    /// else one of the next bin that has any, else the smallest that fits of all its own bin.
+    /// else one of the next bin that has any, which is that of edges in the end, else the smallest that
+    /// fits of all its own bin or at an edge.
     #[inline(always)]
     pub(super) fn find(&self, size: u32) -> Option<NodeId> {
         let own = bins::bin_of(size);
@@ -232,17 +242,21 @@ impl Nodes {
         let next = self.occupied.next(own + 1);
         let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
-        match found {
-            NodeId::NONE => self.find_in(own, size),
-            found => Some(found),
+        // Not where there is none, and not always at an edge.
+        match self.get(found).size >= size {
+            true => Some(found),
+            false => self.find_in(own, size),
         }
     }
 
     #[cold]
     #[inline(never)]
     fn find_in(&self, bin: usize, size: u32) -> Option<NodeId> {
-        let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
-        fitting.min_by_key(|&node| self.get(node).size)
+        let smallest = |bin| {
+            let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
+            fitting.min_by_key(|&node| self.get(node).size)
+        };
+        smallest(bin).or_else(|| smallest(EDGE))
     }
 
     /// The nodes of a bin.
@@ -269,9 +283,9 @@ impl Nodes {
 
     /// The size of the largest free node.
     pub(super) fn largest(&self) -> u32 {
-        let bin = self.occupied.last();
-        let sizes = bin.map(|bin| self.list(bin).map(|node| self.get(node).size));
-        sizes.into_iter().flatten().max().unwrap_or(0)
+        let bins = self.occupied.last().into_iter().chain([EDGE]);
+        let sizes = bins.flat_map(|bin| self.list(bin).map(|node| self.get(node).size));
+        sizes.max().unwrap_or(0)
     }
 
     /// What the table takes, in bytes.

@@ -108,13 +108,13 @@ impl Ranges {
         self.nodes.unlink(node);
         let whole = *self.nodes.get(node);
         self.nodes.get_mut(node).size = gap;
-        self.nodes.link(node);
         let start = whole.start + u64::from(gap);
-        let node = self
+        let rest = self
             .nodes
-            .insert_before(whole.next, start, whole.size - gap);
+            .insert_between(node, whole.next, start, whole.size - gap);
         self.nodes.link(node);
-        Some(self.take(node, size))
+        self.nodes.link(rest);
+        Some(self.take(rest, size))
     }
 
     /// Makes the first `size` granules of a free range a used one.
@@ -143,11 +143,13 @@ impl Ranges {
     pub(super) fn free(&mut self, node: NodeId) -> u32 {
         let this = self.nodes.get(node);
         let (own, previous, mut next) = (this.size, this.previous, this.next);
+        let mut edge = this.edge;
         self.free += u64::from(own);
         let mut size = own;
         let right = self.nodes.get(next);
         if right.state == State::Free {
             size += right.size;
+            edge = right.edge;
             let after = right.next;
             self.nodes.unlink(next);
             self.nodes.retire(next);
@@ -164,7 +166,9 @@ impl Ranges {
             self.nodes.get_mut(node).next = next;
             self.nodes.get_mut(next).previous = node;
         }
-        self.nodes.get_mut(node).size = size;
+        let this = self.nodes.get_mut(node);
+        this.size = size;
+        this.edge = edge;
         self.nodes.link(node);
         own
     }

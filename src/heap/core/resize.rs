@@ -22,7 +22,9 @@ impl Ranges {
         self.nodes.get_mut(node).size = size as u32; // at most the largest range's
         let rest = right.size - more as u32;
         if rest == 0 {
-            self.nodes.get_mut(node).next = right.next;
+            let this = self.nodes.get_mut(node);
+            this.next = right.next;
+            this.edge = right.edge;
             self.nodes.get_mut(right.next).previous = node;
             self.nodes.retire(next);
         } else {

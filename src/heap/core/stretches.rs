@@ -47,7 +47,9 @@ impl Ranges {
             None => {
                 let first = self.nodes.add(part.start, 0, NodeId::NONE, NodeId::NONE);
                 let last = self.nodes.add(part.end, 0, first, NodeId::NONE);
-                self.nodes.get_mut(first).next = last;
+                let begin = self.nodes.get_mut(first);
+                begin.next = last;
+                begin.edge = joins;
                 self.stretches.insert(part.start, (first, last));
                 self.nodes.insert_before(last, part.start, size)
             }
@@ -73,7 +75,9 @@ impl Ranges {
         self.stretches.remove(&end);
         let before = self.nodes.get(last).previous;
         let after = self.nodes.get(right_first).next;
-        self.nodes.get_mut(before).next = after;
+        let left = self.nodes.get_mut(before);
+        left.next = after;
+        left.edge = false;
         self.nodes.get_mut(after).previous = before;
         self.nodes.retire(last);
         self.nodes.retire(right_first);
@@ -106,11 +110,15 @@ impl Ranges {
                     let size = (start - from) as u32;
                     let node = self.nodes.add(from, size, previous, NodeId::NONE);
                     self.nodes.get_mut(previous).next = node;
-                    self.nodes.link(node);
                     node
                 };
                 let end = self.nodes.add(start, 0, before, NodeId::NONE);
-                self.nodes.get_mut(before).next = end;
+                let left = self.nodes.get_mut(before);
+                left.next = end;
+                left.edge = true;
+                if !left_over {
+                    self.nodes.link(before);
+                }
                 self.stretches.insert(at, (first, end));
             }
         }
@@ -119,6 +127,7 @@ impl Ranges {
             (true, true) => self.nodes.retire(last),
             (_, right_over) => {
                 let first = self.nodes.add(end, 0, NodeId::NONE, next);
+                self.nodes.get_mut(first).edge = whole.edge;
                 self.nodes.get_mut(next).previous = first;
                 self.stretches.insert(end, (first, last));
                 if !right_over {
@@ -143,8 +152,8 @@ impl Ranges {
 
 #[cfg(test)]
 impl Ranges {
-    /// Whether everything that must be true of the tables is; panics otherwise.
-    pub(super) fn check(&self) {
+    /// Whether everything that must be true of the tables is; panics otherwise. `joins`: all memory does.
+    pub(super) fn check(&self, joins: bool) {
         let (mut free, mut total, mut ranges, mut free_nodes) = (0, 0, 0, 0);
         for (&start, &(first, last)) in &self.stretches {
             let ends = [first, last].map(|node| *self.nodes.get(node));
@@ -158,6 +167,7 @@ impl Ranges {
             while node != last {
                 let this = *self.nodes.get(node);
                 assert_eq!((this.previous, this.start), (before, at));
+                assert_eq!(this.edge, joins && this.next == last, "at {at}");
                 assert!(this.size > 0);
                 total += u64::from(this.size);
                 let is_free = this.state == State::Free;

@@ -218,7 +218,7 @@ impl Both {
     }
 
     fn check(&self) {
-        self.core.ranges.check();
+        self.core.ranges.check(self.model.joins);
         let used: u64 = self.ranges.iter().map(|(_, size)| size).sum();
         let backed = self.model.backed.len() as u64 * CHUNK;
         let (free_in_slabs, ends) = self.core.slab_bytes();
@@ -362,7 +362,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
     core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
     assert_eq!(core.largest_free(), 4 * CHUNK);
     core.free(all.node);
-    core.ranges.check();
+    core.ranges.check(true);
 }
 
 #[test]
@@ -379,7 +379,31 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
     assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
     core.shrink(block.node, 1);
     assert_eq!(core.largest_free(), CHUNK - FRAME);
-    core.ranges.check();
+    core.ranges.check(true);
+}
+
+#[test]
+fn what_lies_at_an_edge_is_taken_last() {
+    let mut core = Core::new(0, LIMIT);
+    core.add(0..4 * CHUNK, true);
+    let hole = core.allocate(2 * CHUNK, 1).unwrap();
+    let wall = core.allocate(CHUNK, 1).unwrap();
+    core.free(hole.node);
+    // It would fit better into the chunk at the edge.
+    let block = core.allocate(CHUNK / 2, 1).unwrap();
+    assert_eq!(block.offset, hole.offset);
+    core.free(block.node);
+    // Where more memory came, the edge is behind that; where it went, before that.
+    core.add(4 * CHUNK..8 * CHUNK, true);
+    let all = core.allocate(5 * CHUNK, 1).unwrap();
+    assert_eq!(all.offset, 3 * CHUNK);
+    core.free(all.node);
+    assert!(core.remove(4 * CHUNK..8 * CHUNK));
+    let block = core.allocate(CHUNK / 2, 1).unwrap();
+    assert_eq!(block.offset, hole.offset);
+    core.free(wall.node);
+    core.free(block.node);
+    core.ranges.check(true);
 }
 
 #[test]
