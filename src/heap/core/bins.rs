@@ -11,7 +11,10 @@ pub(super) const BINS: usize = ((32 - LOG_STEPS + 1) * STEPS) as usize;
 /// The bin after all, of ranges at an edge where memory may come, whatever their sizes: taken last. (Korn and
 /// Vo's "wilderness", 1985.)
 pub(super) const EDGE: usize = BINS;
-const _: () = assert!(BINS % 64 == 0 && EDGE / 64 < 63, "it has a word of its own");
+const _: () = assert!(
+    BINS.is_multiple_of(64) && EDGE / 64 < 63,
+    "it has a word of its own"
+);
 
 /// Which bin a size belongs to.
 #[inline]
