@@ -1,10 +1,11 @@
 //! Growth ahead of need: a thread that adds memory before somebody waits for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::core::Core;
 use super::shared::Shared;
 use crate::per_driver::lock;
 use crate::{Error, Result};
@@ -24,8 +25,10 @@ pub(super) struct Signal {
     ahead: u64,
     /// Whether the thread knows already; saves the lock.
     awake: AtomicBool,
-    /// The bytes that were free when memory was last taken, to look at without stopping who takes it.
+    /// The bytes that were free and the nodes that were spare when memory was last taken, to look at without
+    /// stopping who takes it.
     free: AtomicU64,
+    spare: AtomicUsize,
     wish: Mutex<Wish>,
     changed: Condvar,
 }
@@ -43,6 +46,7 @@ impl Signal {
             ahead,
             awake: AtomicBool::new(true),
             free: AtomicU64::new(0),
+            spare: AtomicUsize::new(0),
             wish: Mutex::new(Wish::Grow),
             changed: Condvar::new(),
         }
@@ -51,9 +55,11 @@ impl Signal {
     /// Sees how much is free, after memory was taken; wakes the thread where that is less than there
     /// should be.
     #[inline]
-    pub(super) fn look(&self, free: u64) {
+    pub(super) fn look(&self, core: &Core) {
         if self.ahead > 0 {
+            let free = core.free_bytes();
             self.free.store(free, Relaxed);
+            self.spare.store(core.spare_nodes(), Relaxed);
             if free < self.ahead && !self.awake.swap(true, Relaxed) {
                 self.set(Wish::Grow);
             }
@@ -109,6 +115,21 @@ impl Signal {
     }
 }
 
+/// The nodes that are to be spare, and how many are added at a time: a page of them. Who allocates then
+/// waits for no more than that page, and seldom.
+const SPARE: usize = 4096;
+const PAGE: usize = 128;
+
+/// Lets the heap's own tables grow ahead too: their memory comes from the kernel when it is first written.
+fn prepare(heap: &Shared, signal: &Signal) {
+    let missing = SPARE.saturating_sub(signal.spare.load(Relaxed));
+    for _ in 0..missing.div_ceil(PAGE) {
+        let mut core = heap.core();
+        core.prepare(PAGE);
+        signal.spare.store(core.spare_nodes(), Relaxed);
+    }
+}
+
 /// Starts the thread, if the heap is to have one.
 ///
 /// # Errors
@@ -142,6 +163,7 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
     let mut grown = Instant::now();
     loop {
         let heap = heap.upgrade()?;
+        prepare(&heap, signal);
         if signal.free.load(Relaxed) < signal.ahead && heap.core().free_bytes() < signal.ahead {
             if let Err(error) = heap.add_memory(signal.ahead, true) {
                 // Whoever needs memory now will hear of it; ahead of need it is no failure.
@@ -162,6 +184,31 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
         drop(heap);
         if signal.ends_within(LOOK) {
             return None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::NodeId;
+    use crate::heap::Heap;
+    use crate::{Driver, Machine};
+
+    #[test]
+    fn the_tables_grow_ahead_too() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0))
+            .limit(64 << 20)
+            .chunk(8 << 20)
+            .grow_ahead(8 << 20)
+            .build(&driver)
+            .unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        // The chunk takes some.
+        while heap.shared().core().spare_nodes() < SPARE - PAGE {
+            assert!(Instant::now() < end, "no spare nodes");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

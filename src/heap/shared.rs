@@ -138,7 +138,7 @@ impl Shared {
         self.core.with(visitor, |core| {
             self.drain(core);
             let got = f(core);
-            self.grower.look(core.free_bytes());
+            self.grower.look(core);
             got
         })
     }
@@ -149,7 +149,7 @@ impl Shared {
             || {
                 let mut core = self.core();
                 let got = f(&mut core);
-                self.grower.look(core.free_bytes());
+                self.grower.look(&core);
                 got
             },
         )

@@ -152,7 +152,7 @@ impl Shared {
                 }
                 None => Piece::range(core.allocate(bytes, align)?, bytes),
             };
-            self.grower.look(core.free_bytes());
+            self.grower.look(core);
             Some(piece)
         };
         self.with_memory(bytes, align, attempt).inspect_err(|_| {

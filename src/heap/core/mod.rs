@@ -183,6 +183,17 @@ impl Core {
         self.ranges.free_bytes()
     }
 
+    /// How many more ranges there may be before the tables have to grow.
+    #[inline]
+    pub(super) fn spare_nodes(&self) -> usize {
+        self.ranges.nodes.spare()
+    }
+
+    /// Lets the tables grow by so many ranges, or by fewer where they have to move then.
+    pub(super) fn prepare(&mut self, more: usize) {
+        self.ranges.nodes.add_spare(more);
+    }
+
     /// The bytes of slabs' free blocks, and of their ends that are no block's.
     pub(super) fn slab_bytes(&self) -> (u64, u64) {
         (self.slabs.free, self.slabs.ends)

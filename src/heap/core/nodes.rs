@@ -145,16 +145,21 @@ impl Nodes {
         id
     }
 
-    /// Adds many at once, so that few allocations meet memory that the kernel has yet to give.
+    /// Many at once, so that few allocations meet memory that the kernel has yet to give.
     #[cold]
     #[inline(never)]
     fn add_vacant(&mut self) {
+        self.add_spare(MORE);
+    }
+
+    /// Adds `more` vacant ones, or fewer where the table has to move then.
+    pub(super) fn add_spare(&mut self, more: usize) {
         let first = self.nodes.len();
         if self.nodes.capacity() == first {
             // By an eighth: doubled, the table would be half empty.
             self.nodes.reserve_exact((first / 8).max(MORE));
         }
-        let more = (self.nodes.capacity() - first).min(MORE);
+        let more = more.min(self.nodes.capacity() - first);
         let node = |index: usize| Node {
             next: NodeId(index as u32 + 1),
             ..VACANT
@@ -164,6 +169,13 @@ impl Nodes {
             last.next = self.vacant;
         }
         self.vacant = NodeId(first as u32);
+    }
+
+    /// How many are vacant.
+    #[inline]
+    pub(super) fn spare(&self) -> usize {
+        // But for the one that stands for none.
+        self.nodes.len() - 1 - self.count
     }
 
     /// The same between `next` and what is before it.
@@ -311,6 +323,17 @@ mod tests {
         nodes.retire(a);
         nodes.retire(b);
         assert_eq!((nodes.get(b).state, nodes.count), (State::Vacant, 0));
+        let spare = nodes.spare();
+        nodes.add_spare(10);
+        assert!((spare + 1..=spare + 10).contains(&nodes.spare()));
+        for left in (0..nodes.spare()).rev() {
+            assert!(add(&mut nodes).index() > 0);
+            assert_eq!(nodes.spare(), left);
+        }
+        let mut nodes = Nodes::new();
+        let (a, b) = (add(&mut nodes), add(&mut nodes));
+        nodes.retire(a);
+        nodes.retire(b);
         assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
         assert!(add(&mut nodes).index() > b.index());
         assert_eq!(nodes.count, 3);
