@@ -22,6 +22,10 @@ use crate::{Error, Result};
 /// back by [`trim`](Self::trim). Addresses never move. What is where is known outside of the memory
 /// itself: nothing that a GPU writes can damage it.
 ///
+/// Those books are allocated by the program's global allocator, sometimes under the heap's locks, so a
+/// global allocator must not draw from a heap. Nor is a heap for a process that was forked from its own:
+/// CUDA does not work there either.
+///
 /// ```
 /// use std::alloc::Layout;
 /// use egmem::driver::sim::Machine;
