@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::{Contents, Local, Magazine, Medium, Visitor, member};
-use super::classes::{Class, FRAME};
+use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, NodeId};
 use super::piece::{Key, Kind, Piece};
 use super::shared::Shared;
@@ -43,7 +43,7 @@ impl Shared {
         } else {
             member::with(self, |local| {
                 let found = if bytes <= MAX_MEDIUM && align <= GRANULE {
-                    let size = granules(bytes);
+                    let size = Core::range_granules(bytes) as u32;
                     match local.medium.pop(size) {
                         Some(found) => found,
                         None => self.fetch(local, size)?,
@@ -188,7 +188,7 @@ impl Shared {
 
     #[inline]
     fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
-        let size = granules(piece.bytes);
+        let size = Core::range_granules(piece.bytes) as u32;
         let budget = self.budget.load(Relaxed);
         if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
             return self.send_large(local, node, size);
@@ -288,12 +288,6 @@ impl Shared {
             .map(|(class, depot)| depot.len() as u64 * full(class))
             .sum()
     }
-}
-
-/// What a larger block takes.
-#[inline]
-fn granules(bytes: u64) -> u32 {
-    bytes.max(FRAME).div_ceil(GRANULE) as u32
 }
 
 /// Has the core take back what leaves a cache.

@@ -67,10 +67,16 @@ impl Core {
         self.ranges.remove(range)
     }
 
-    /// What a range for `bytes` takes.
+    /// What a range for `bytes` takes, in granules.
+    #[inline]
+    pub(super) fn range_granules(bytes: u64) -> u64 {
+        bytes.max(FRAME).div_ceil(GRANULE)
+    }
+
+    /// The same in bytes.
     #[inline]
     pub(super) fn range_bytes(bytes: u64) -> Option<u64> {
-        bytes.max(FRAME).checked_next_multiple_of(GRANULE)
+        Self::range_granules(bytes).checked_mul(GRANULE)
     }
 
     /// A range of at least `bytes`, at an address that is a multiple of `align`, a power of two.

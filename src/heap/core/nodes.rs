@@ -323,6 +323,17 @@ mod tests {
         nodes.retire(a);
         nodes.retire(b);
         assert_eq!((nodes.get(b).state, nodes.count), (State::Vacant, 0));
+        assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
+        assert!(add(&mut nodes).index() > b.index());
+        assert_eq!(nodes.count, 3);
+    }
+
+    #[test]
+    fn spare_nodes_are_counted_until_none_is_left() {
+        let mut nodes = Nodes::new();
+        let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
+        let node = add(&mut nodes);
+        nodes.retire(node);
         let spare = nodes.spare();
         nodes.add_spare(10);
         assert!((spare + 1..=spare + 10).contains(&nodes.spare()));
@@ -330,13 +341,6 @@ mod tests {
             assert!(add(&mut nodes).index() > 0);
             assert_eq!(nodes.spare(), left);
         }
-        let mut nodes = Nodes::new();
-        let (a, b) = (add(&mut nodes), add(&mut nodes));
-        nodes.retire(a);
-        nodes.retire(b);
-        assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
-        assert!(add(&mut nodes).index() > b.index());
-        assert_eq!(nodes.count, 3);
     }
 
     proptest! {
