@@ -115,17 +115,17 @@ impl Signal {
     }
 }
 
-/// The nodes that are to be spare, and how many are added at a time: a page of them. Who allocates then
-/// waits for no more than that page, and seldom.
+/// The nodes that are to be spare; more are prepared when half of them are used.
 const SPARE: usize = 4096;
-const PAGE: usize = 128;
 
-/// Lets the heap's own tables grow ahead too: their memory comes from the kernel when it is first written.
+/// Lets the heap's own table grow ahead too. Memory for it comes from the kernel, which takes its time: the
+/// core is not held meanwhile.
 fn prepare(heap: &Shared, signal: &Signal) {
-    let missing = SPARE.saturating_sub(signal.spare.load(Relaxed));
-    for _ in 0..missing.div_ceil(PAGE) {
+    if signal.spare.load(Relaxed) < SPARE / 2 {
+        let ahead = heap.core().prepare(SPARE);
+        ahead.populate();
         let mut core = heap.core();
-        core.prepare(PAGE);
+        core.prepared(&ahead);
         signal.spare.store(core.spare_nodes(), Relaxed);
     }
 }
@@ -205,8 +205,8 @@ mod tests {
             .build(&driver)
             .unwrap();
         let end = Instant::now() + Duration::from_secs(60);
-        // The chunk takes some.
-        while heap.shared().core().spare_nodes() < SPARE - PAGE {
+        // The first chunk takes some.
+        while heap.shared().core().spare_nodes() < SPARE - 8 {
             assert!(Instant::now() < end, "no spare nodes");
             thread::sleep(Duration::from_millis(1));
         }

@@ -63,7 +63,7 @@ impl Heap {
     pub(super) fn new(driver: &Driver, options: HeapOptions) -> Result<Self> {
         let backing = Backing::new(driver, &options.plan)?;
         let reserve = options.reserve;
-        let shared = Shared::new(driver, backing, &options);
+        let shared = Shared::new(driver, backing, &options)?;
         shared.set_budget(0);
         // From here on dropping it gives everything back.
         let heap = Self { shared };

@@ -81,10 +81,10 @@ impl Shared {
         driver: &Driver,
         backing: Backing,
         options: &super::HeapOptions,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let start = backing.start().0;
-        let core = Core::new(start, backing.limit());
+        let core = Core::new(start, backing.limit())?;
         let frames = Arc::clone(core.frames());
         let shared = |this: &Weak<Self>| Self {
             frames,
@@ -121,7 +121,7 @@ impl Shared {
             shares: super::share::Shares::default(),
             failed: AtomicU64::new(0),
         };
-        Arc::new_cyclic(shared)
+        Ok(Arc::new_cyclic(shared))
     }
 
     /// The core, with all that was sent to it. Never while a driver is called; after a thread's cache,

@@ -7,6 +7,7 @@ mod ranges;
 mod resize;
 mod slabs;
 mod stretches;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -16,12 +17,14 @@ use std::sync::Arc;
 pub(super) use frames::{Frames, Owner};
 pub(super) use nodes::NodeId;
 pub(super) use ranges::{Extent, GRANULE};
+pub(super) use table::Ahead;
 
 #[cfg(test)]
 use self::ranges::MAX_RANGE;
 use self::ranges::Ranges;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, FRAME};
+use crate::{Error, Result};
 
 /// What is at an offset.
 #[cfg(test)]
@@ -46,14 +49,19 @@ pub(super) struct Core {
 impl Core {
     /// No memory yet; offset 0 will be at the address `origin`, a multiple of [`FRAME`], and no memory
     /// at `limit` or beyond.
-    pub(super) fn new(origin: u64, limit: u64) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::System`] where the kernel has not the addresses for the tables, a 32nd of `limit`.
+    pub(super) fn new(origin: u64, limit: u64) -> Result<Self> {
         debug_assert!(origin.is_multiple_of(FRAME));
-        Self {
+        let ranges = Ranges::new(origin, limit)
+            .map_err(|error| Error::system("reserving addresses for a heap's tables", &error))?;
+        Ok(Self {
             high_water: (0, 0),
-            ranges: Ranges::new(origin),
+            ranges,
             slabs: Slabs::new(),
             frames: Arc::new(Frames::new(limit)),
-        }
+        })
     }
 
     /// Adds memory, in whole granules; with `joins`, blocks may reach across its borders.
@@ -189,15 +197,20 @@ impl Core {
         self.ranges.free_bytes()
     }
 
-    /// How many more ranges there may be before the tables have to grow.
+    /// How many ranges there may be more before the kernel has to give memory for the table.
     #[inline]
     pub(super) fn spare_nodes(&self) -> usize {
         self.ranges.nodes.spare()
     }
 
-    /// Lets the tables grow by so many ranges, or by fewer where they have to move then.
-    pub(super) fn prepare(&mut self, more: usize) {
-        self.ranges.nodes.add_spare(more);
+    /// What of the table is to be populated for `more` ranges than there are to have memory.
+    pub(super) fn prepare(&mut self, more: usize) -> Ahead {
+        self.ranges.nodes.prepare(more)
+    }
+
+    /// That was populated.
+    pub(super) fn prepared(&mut self, ahead: &Ahead) {
+        self.ranges.nodes.prepared(ahead);
     }
 
     /// The bytes of slabs' free blocks, and of their ends that are no block's.

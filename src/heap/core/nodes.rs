@@ -1,8 +1,10 @@
 //! The table of ranges: each a node beside its neighbours in memory, the free ones in lists by size.
 
 use std::hint::select_unpredictable;
+use std::io;
 
 use super::bins::{self, EDGE, Occupied};
+use super::table::{Ahead, Table};
 
 /// Names a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,13 +81,13 @@ const VACANT: Node = Node {
     after: NodeId::NONE,
 };
 
-/// As many nodes are added at once: 64 KiB.
-const MORE: usize = 2048;
+/// As many nodes are added at once: half a page.
+const MORE: usize = 64;
 
 /// All nodes.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    nodes: Vec<Node>,
+    nodes: Table<Node>,
     /// The first of each bin's list.
     heads: Box<[NodeId; EDGE + 1]>,
     vacant: NodeId,
@@ -95,18 +97,23 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn new() -> Self {
-        let none = Node {
+    /// None yet, of `most` at the most.
+    ///
+    /// # Errors
+    /// The kernel's, where it has not the addresses for so many.
+    pub(super) fn new(most: usize) -> io::Result<Self> {
+        let mut nodes = Table::new(most.saturating_add(1).next_multiple_of(MORE))?;
+        nodes.extend(1, |_| Node {
             state: State::Used,
             ..VACANT
-        };
-        Self {
-            nodes: vec![none],
+        });
+        Ok(Self {
+            nodes,
             heads: Box::new([NodeId::NONE; EDGE + 1]),
             vacant: NodeId::NONE,
             occupied: Occupied::new(),
             count: 0,
-        }
+        })
     }
 
     #[inline]
@@ -145,37 +152,35 @@ impl Nodes {
         id
     }
 
-    /// Many at once, so that few allocations meet memory that the kernel has yet to give.
     #[cold]
     #[inline(never)]
     fn add_vacant(&mut self) {
-        self.add_spare(MORE);
-    }
-
-    /// Adds `more` vacant ones, or fewer where the table has to move then.
-    pub(super) fn add_spare(&mut self, more: usize) {
         let first = self.nodes.len();
-        if self.nodes.capacity() == first {
-            // By an eighth: doubled, the table would be half empty.
-            self.nodes.reserve_exact((first / 8).max(MORE));
-        }
-        let more = more.min(self.nodes.capacity() - first);
-        let node = |index: usize| Node {
+        self.nodes.extend(MORE - first % MORE, |index| Node {
             next: NodeId(index as u32 + 1),
             ..VACANT
-        };
-        self.nodes.extend((first..first + more).map(node));
+        });
         if let Some(last) = self.nodes.last_mut() {
-            last.next = self.vacant;
+            last.next = NodeId::NONE;
         }
         self.vacant = NodeId(first as u32);
     }
 
-    /// How many are vacant.
+    /// How many there may be more before the kernel has to give memory.
     #[inline]
     pub(super) fn spare(&self) -> usize {
         // But for the one that stands for none.
-        self.nodes.len() - 1 - self.count
+        self.nodes.len() - 1 - self.count + self.nodes.spare()
+    }
+
+    /// What is to be populated for `more` nodes than there are to have memory.
+    pub(super) fn prepare(&mut self, more: usize) -> Ahead {
+        self.nodes.prepare(more)
+    }
+
+    /// That was populated.
+    pub(super) fn prepared(&mut self, ahead: &Ahead) {
+        self.nodes.prepared(ahead);
     }
 
     /// The same between `next` and what is before it.
@@ -302,9 +307,7 @@ impl Nodes {
 
     /// What the table takes, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>()
-            + size_of::<Occupied>()
-            + size_of_val(&*self.heads)
+        self.nodes.bytes() + size_of::<Occupied>() + size_of_val(&*self.heads)
     }
 }
 
@@ -316,7 +319,7 @@ mod tests {
 
     #[test]
     fn nodes_are_used_again() {
-        let mut nodes = Nodes::new();
+        let mut nodes = Nodes::new(1 << 20).unwrap();
         let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
         let (a, b) = (add(&mut nodes), add(&mut nodes));
         assert_ne!(a, b);
@@ -330,17 +333,24 @@ mod tests {
 
     #[test]
     fn spare_nodes_are_counted_until_none_is_left() {
-        let mut nodes = Nodes::new();
+        let mut nodes = Nodes::new(1 << 20).unwrap();
         let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
         let node = add(&mut nodes);
         nodes.retire(node);
+        let before = nodes.spare();
+        let ahead = nodes.prepare(before + 1);
+        ahead.populate();
+        nodes.prepared(&ahead);
         let spare = nodes.spare();
-        nodes.add_spare(10);
-        assert!((spare + 1..=spare + 10).contains(&nodes.spare()));
-        for left in (0..nodes.spare()).rev() {
+        assert!(spare > before);
+        let bytes = nodes.metadata();
+        for left in (0..spare).rev() {
             assert!(add(&mut nodes).index() > 0);
             assert_eq!(nodes.spare(), left);
         }
+        assert_eq!(nodes.metadata(), bytes);
+        add(&mut nodes);
+        assert!(nodes.metadata() > bytes);
     }
 
     proptest! {
@@ -350,7 +360,7 @@ mod tests {
             gone in proptest::collection::vec(any::<bool>(), 60),
             wanted in 1_u32..5000,
         ) {
-            let mut nodes = Nodes::new();
+            let mut nodes = Nodes::new(1 << 20).unwrap();
             let mut free = Vec::new();
             for &size in &sizes {
                 let node = nodes.add(0, size, NodeId::NONE, NodeId::NONE);

@@ -4,16 +4,31 @@
 //! Nodes lie in a table of their own, never in the memory that they describe.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 
 use super::nodes::{NodeId, Nodes, State};
+use crate::heap::classes::FRAME;
 
 /// The unit of sizes and offsets here, in bytes.
 pub(in crate::heap) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
 
+/// No stretch is smaller.
+const STRETCH: u64 = 64 << 10;
+
 /// No range is larger: sizes are 32 bits of granules. Memory beyond lies in several stretches.
 pub(in crate::heap) const MAX_RANGE: u64 = (u32::MAX as u64) << LOG_GRANULE;
+
+/// The most ranges of so many bytes of memory: those in use take a frame at least, each has one free one
+/// before it at most, and each stretch one more and its two ends. Memory comes in larger pieces than
+/// [`STRETCH`].
+fn most_nodes(limit: u64) -> usize {
+    let stretches = limit / STRETCH + 1;
+    usize::try_from(limit / FRAME * 2 + stretches * 3)
+        .unwrap_or(usize::MAX)
+        .min(1 << 31)
+}
 
 /// A range in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,15 +52,19 @@ pub(in crate::heap) struct Ranges {
 }
 
 impl Ranges {
-    /// No memory yet, of which offset 0 will be at the address `origin`, a multiple of the granule.
-    pub(super) fn new(origin: u64) -> Self {
-        Self {
-            nodes: Nodes::new(),
+    /// No memory yet, of which offset 0 will be at the address `origin`, a multiple of the granule, and
+    /// none at `limit` or beyond.
+    ///
+    /// # Errors
+    /// The kernel's, where it has not the addresses for the table.
+    pub(super) fn new(origin: u64, limit: u64) -> io::Result<Self> {
+        Ok(Self {
+            nodes: Nodes::new(most_nodes(limit))?,
             stretches: BTreeMap::new(),
             origin: origin >> LOG_GRANULE,
             free: 0,
             total: 0,
-        }
+        })
     }
 
     /// All memory, in bytes.

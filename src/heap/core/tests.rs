@@ -78,7 +78,7 @@ struct Both {
 impl Both {
     fn new(origin: u64, joins: bool) -> Self {
         Self {
-            core: Core::new(origin, LIMIT),
+            core: Core::new(origin, LIMIT).unwrap(),
             model: Model {
                 joins,
                 ..Model::default()
@@ -339,7 +339,7 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
 
 #[test]
 fn all_memory_is_one_range_again_when_all_is_free() {
-    let mut core = Core::new(0, LIMIT);
+    let mut core = Core::new(0, LIMIT).unwrap();
     for chunk in [3, 1, 0, 2] {
         core.add(chunk * CHUNK..(chunk + 1) * CHUNK, true);
     }
@@ -353,7 +353,7 @@ fn all_memory_is_one_range_again_when_all_is_free() {
 
 #[test]
 fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
-    let mut core = Core::new(0, LIMIT);
+    let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..MAX_RANGE + 3 * CHUNK, true);
     assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
     assert_eq!(core.largest_free(), MAX_RANGE);
@@ -367,7 +367,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
 
 #[test]
 fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
-    let mut core = Core::new(0, CHUNK);
+    let mut core = Core::new(0, CHUNK).unwrap();
     core.add(0..CHUNK, true);
     let block = core.allocate(9000, 1).unwrap();
     let wall = core.allocate(CHUNK / 2, 1).unwrap();
@@ -384,7 +384,7 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
 
 #[test]
 fn what_lies_at_an_edge_is_taken_last() {
-    let mut core = Core::new(0, LIMIT);
+    let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..4 * CHUNK, true);
     let hole = core.allocate(2 * CHUNK, 1).unwrap();
     let wall = core.allocate(CHUNK, 1).unwrap();
@@ -408,7 +408,7 @@ fn what_lies_at_an_edge_is_taken_last() {
 
 #[test]
 fn near_full_the_search_is_exact() {
-    let mut core = Core::new(0, LIMIT);
+    let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..64 << 20, true);
     // Holes of one bin: the one that fits lies deep in it.
     let mut holes = Vec::new();
@@ -427,7 +427,7 @@ fn near_full_the_search_is_exact() {
 
 #[test]
 fn blocks_that_are_none_are_not_taken_back() {
-    let mut core = Core::new(0, LIMIT);
+    let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..CHUNK, true);
     let class = Class::of(48, 1).unwrap();
     let mut out = [0; 3];
