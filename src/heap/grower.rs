@@ -157,6 +157,14 @@ fn run(heap: &Weak<Shared>, signal: &Signal) {
     }
 }
 
+/// Whether less is free than there should be; what is free is known from then on.
+fn is_short(heap: &Shared, signal: &Signal) -> bool {
+    let core = heap.core();
+    let free = core.free_bytes();
+    signal.free.store(free, Relaxed);
+    free < signal.ahead
+}
+
 /// Grows the heap for as long as there is need, and looks for some time after; how long to wait then
 /// before the next wish is heard. `None`: the heap ends.
 fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
@@ -164,19 +172,20 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
     loop {
         let heap = heap.upgrade()?;
         prepare(&heap, signal);
-        if signal.free.load(Relaxed) < signal.ahead && heap.core().free_bytes() < signal.ahead {
+        if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
             if let Err(error) = heap.add_memory(signal.ahead, true) {
                 // Whoever needs memory now will hear of it; ahead of need it is no failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
                 signal.awake.store(false, Relaxed);
                 return Some(Some(PAUSE));
             }
+            is_short(&heap, signal);
             grown = Instant::now();
         } else if grown.elapsed() > QUIET {
             signal.awake.store(false, Relaxed);
             // Whoever took memory until now, under the core's lock, woke nobody; who takes it from now
             // on sees that somebody must be.
-            if heap.core().free_bytes() >= signal.ahead {
+            if !is_short(&heap, signal) {
                 return Some(None);
             }
             signal.awake.store(true, Relaxed);

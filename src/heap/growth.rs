@@ -207,9 +207,16 @@ impl Shared {
         }
     }
 
-    /// Adds memory until `bytes` are free, as far as the soft limit allows where there is one to heed.
-    pub(super) fn add_memory(&self, bytes: u64, heed: bool) -> Result<()> {
+    /// Adds memory until `bytes` are free; for growth ahead as far as the soft limit allows where there is
+    /// one, and while there is somebody to allocate it.
+    pub(super) fn add_memory(&self, bytes: u64, ahead: bool) -> Result<()> {
         loop {
+            if self.core().free_bytes() < bytes {
+                self.collect_or_log();
+            }
+            if ahead && self.closed.load(Relaxed) {
+                return Ok(());
+            }
             let mut guard = lock(&self.backing);
             let backing = guard.as_mut().ok_or_else(ended)?;
             let free = self.core().free_bytes();
@@ -218,7 +225,7 @@ impl Shared {
             };
             // In steps, so that whoever waits for memory has its turn after each.
             let more = more.min(backing.chunk());
-            if heed
+            if ahead
                 && let Some(soft) = &self.soft_limit
                 && backing.backed().saturating_add(more) > soft.bytes
             {
@@ -235,7 +242,7 @@ impl Shared {
             }
             drop(core);
             drop(guard);
-            if heed {
+            if ahead {
                 // Nobody waits for this; who waits for the lock takes longer to wake than this to come back.
                 std::thread::sleep(BETWEEN_STEPS);
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use egmem::driver::{Call, Code};
 use egmem::heap::Relief;
-use egmem::{Block, Error};
+use egmem::{Block, Error, Stream};
 
 use super::*;
 
@@ -251,6 +251,47 @@ fn growth_ahead_goes_on_for_small_blocks_alone() {
         blocks.extend((0..100).map(|_| heap.allocate(layout(2000)).unwrap()));
     }
     wait(&|| heap.backed() > backed);
+}
+
+#[test]
+fn growth_ahead_looks_first_for_what_gpus_are_done_with() {
+    for driver in drivers() {
+        let options = on(&driver).grow_ahead(8 * MIB);
+        let heap = options.build(&driver).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let begun = std::time::Instant::now();
+        for _ in 0..8 {
+            while heap.stats().free < 8 * MIB {
+                assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+                std::thread::yield_now();
+            }
+            let block = heap.allocate(layout(8 * MIB)).unwrap();
+            block.free_after(&stream).unwrap();
+            stream.synchronize().unwrap();
+        }
+        // One that is allocated, one that is free, and one that another took the place of.
+        assert!(heap.backed() <= 24 * MIB, "{} MiB", heap.backed() / MIB);
+    }
+}
+
+#[test]
+fn what_nobody_can_allocate_from_does_not_grow() {
+    let driver = simulated();
+    let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
+    let heap = options.build(&driver).unwrap();
+    let _block = heap.allocate(layout(100)).unwrap();
+    drop(heap);
+    let creates = || driver.sim().unwrap().count(Call::MemCreate);
+    let (before, begun) = (creates(), std::time::Instant::now());
+    while begun.elapsed().as_millis() < 300 {
+        // One may have been under way.
+        assert!(
+            creates() <= before + 1,
+            "{} chunks more",
+            creates() - before
+        );
+        std::thread::yield_now();
+    }
 }
 
 #[test]
