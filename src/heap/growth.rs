@@ -1,13 +1,13 @@
 //! Where there is no room: what threads keep, what GPUs are done with, new memory.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::backing::{Backing, Beside, Want};
 use super::cache::member;
-use super::core::{Core, GRANULE};
-use super::limits::{Pressure, Relief};
+use super::core::{Core, GRANULE, MAX_RANGE};
+use super::limits::{Pressure, Relief, SoftLimit};
 use super::shared::Shared;
 use crate::per_driver::lock;
 use crate::{Error, Result};
@@ -29,6 +29,11 @@ impl Shared {
         align: u64,
         attempt: impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
+        // No memory that is added would ever do.
+        if bytes > MAX_RANGE {
+            let why = format!("a block has no more than {MAX_RANGE} bytes, not {bytes}");
+            return Err(Error::invalid("size", why));
+        }
         let error = match self.make_room(bytes, align, &attempt) {
             Err(error) if self.wait_for_gpu => error,
             result => return result,
@@ -58,6 +63,7 @@ impl Shared {
             return Ok(found);
         }
         self.collect_or_log();
+        let mut soft_limit = self.soft_limit.as_ref();
         let mut asked = 0;
         loop {
             if let Some(found) = attempt(&mut self.core()) {
@@ -69,50 +75,43 @@ impl Shared {
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
-            if let Some(soft) = &self.soft_limit
-                && backing.backed().saturating_add(bytes) > soft.bytes
-            {
-                let pressure = Pressure {
-                    requested: bytes,
-                    backed: backing.backed(),
-                    soft_limit: soft.bytes,
-                    asked,
-                };
-                drop(guard);
-                if let Some(found) = self.after_all_caches(attempt) {
-                    return Ok(found);
-                }
-                asked += 1;
-                match (soft.relieve)(&pressure) {
-                    Relief::Retry => {
-                        self.collect_or_log();
-                        if let Some(found) = self.after_all_caches(attempt) {
-                            return Ok(found);
-                        }
-                        continue;
-                    }
-                    Relief::Refuse => {
-                        return Err(Error::LimitReached {
-                            what: "bytes of a heap, softly",
-                            limit: soft.bytes,
-                        });
-                    }
-                    Relief::Grow => guard = lock(&self.backing),
-                }
-                let backing = guard.as_mut().ok_or_else(ended)?;
-                return self.grow_for(backing, bytes, align, attempt);
+            let soft = match self.grow_for(backing, bytes, align, soft_limit, attempt)? {
+                ControlFlow::Break(found) => return Ok(found),
+                ControlFlow::Continue(soft) => soft,
+            };
+            let pressure = Pressure {
+                requested: bytes,
+                backed: backing.backed(),
+                soft_limit: soft.bytes,
+                asked,
+            };
+            drop(guard);
+            if let Some(found) = self.after_all_caches(attempt) {
+                return Ok(found);
             }
-            return self.grow_for(backing, bytes, align, attempt);
+            asked += 1;
+            match (soft.relieve)(&pressure) {
+                Relief::Retry => {
+                    self.collect_or_log();
+                    if let Some(found) = self.after_all_caches(attempt) {
+                        return Ok(found);
+                    }
+                }
+                Relief::Refuse => return Err(softly(soft)),
+                Relief::Grow => soft_limit = None,
+            }
         }
     }
 
-    fn grow_for<R>(
+    /// Adds memory until the attempt gets something; or the soft limit that this would go beyond.
+    fn grow_for<'a, R>(
         &self,
         backing: &mut Backing,
         bytes: u64,
         align: u64,
+        soft_limit: Option<&'a SoftLimit>,
         attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Result<R> {
+    ) -> Result<ControlFlow<R, &'a SoftLimit>> {
         // A small block needs a slab.
         let need = bytes.next_multiple_of(GRANULE).max(64 << 10);
         loop {
@@ -121,7 +120,15 @@ impl Shared {
                 alignment: align.max(GRANULE),
                 beside: &|gap| self.beside(gap),
             };
-            match backing.grow(want) {
+            let grown = match soft_limit {
+                None => backing.grow(want),
+                Some(soft) => match backing.grow_within(want, soft.bytes) {
+                    Ok(None) => return Ok(ControlFlow::Continue(soft)),
+                    Ok(Some(grown)) => Ok(grown),
+                    Err(error) => Err(error),
+                },
+            };
+            match grown {
                 Ok(grown) if grown.is_empty() => {}
                 Ok(grown) => {
                     self.set_budget(backing.backed());
@@ -131,15 +138,18 @@ impl Shared {
                     }
                     // Before anybody else can take it.
                     if let Some(found) = attempt(&mut core) {
-                        return Ok(found);
+                        return Ok(ControlFlow::Break(found));
                     }
                     continue;
                 }
-                Err(error) => return self.after_all_caches(attempt).ok_or(error),
+                Err(error) => {
+                    let found = self.after_all_caches(attempt).ok_or(error)?;
+                    return Ok(ControlFlow::Break(found));
+                }
             }
             // There is room, says the core; unless somebody was faster.
             if let Some(found) = attempt(&mut self.core()) {
-                return Ok(found);
+                return Ok(ControlFlow::Break(found));
             }
         }
     }
@@ -225,16 +235,15 @@ impl Shared {
             };
             // In steps, so that whoever waits for memory has its turn after each.
             let more = more.min(backing.chunk());
-            if ahead
-                && let Some(soft) = &self.soft_limit
-                && backing.backed().saturating_add(more) > soft.bytes
-            {
-                return Err(Error::LimitReached {
-                    what: "bytes of a heap, softly",
-                    limit: soft.bytes,
-                });
-            }
-            let grown = backing.grow(Want::More { bytes: more })?;
+            let grown = match self.soft_limit.as_ref().filter(|_| ahead) {
+                None => backing.grow(Want::More { bytes: more })?,
+                Some(soft) => {
+                    // What there still may be, and if that is nothing, too much.
+                    let bytes = more.min(backing.room_below(soft.bytes)).max(1);
+                    let grown = backing.grow_within(Want::More { bytes }, soft.bytes)?;
+                    grown.ok_or_else(|| softly(soft))?
+                }
+            };
             self.set_budget(backing.backed());
             let mut core = self.core();
             for stretch in grown {
@@ -281,6 +290,13 @@ impl Shared {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
         }
+    }
+}
+
+fn softly(soft: &SoftLimit) -> Error {
+    Error::LimitReached {
+        what: "bytes of a heap, softly",
+        limit: soft.bytes,
     }
 }
 

@@ -53,16 +53,25 @@ impl Heap {
     }
 
     /// Options for a heap whose chunks lie on several nodes in turn: what
-    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. The shares'
-    /// bytes together are its limit.
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. None has more than
+    /// its share, rounded down to 2 MiB: once that is used up, chunks lie on the others. The shares' bytes
+    /// together are the heap's limit; [another](HeapOptions::limit) may only be lower.
     pub fn spread(shares: &[Share]) -> HeapOptions {
         let nodes = shares.iter().map(|share| share.node.into()).collect();
-        HeapOptions::on(nodes).limit(shares.iter().map(|share| share.bytes).sum())
+        let bytes = shares.iter().map(|share| share.bytes);
+        let mut options = HeapOptions::on(nodes).limit(bytes.clone().fold(0, u64::saturating_add));
+        options.plan.shares = bytes.collect();
+        options
     }
 
     pub(super) fn new(driver: &Driver, options: HeapOptions) -> Result<Self> {
         let backing = Backing::new(driver, &options.plan)?;
         let reserve = options.reserve;
+        if reserve > backing.limit() {
+            let limit = backing.limit();
+            let why = format!("{reserve} bytes from the start are more than the limit, {limit}");
+            return Err(Error::invalid("reserve", why));
+        }
         let shared = Shared::new(driver, backing, &options)?;
         shared.set_budget(0);
         // From here on dropping it gives everything back.
@@ -78,11 +87,11 @@ impl Heap {
         &self.shared
     }
 
-    /// A block of `layout`'s size, 1 byte or more, at an address that is a multiple of its alignment.
-    /// Its bytes are whatever they were.
+    /// A block of `layout`'s size, from 1 byte to 1 TiB − 256 bytes, at an address that is a multiple of
+    /// its alignment. Its bytes are whatever they were.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes; where the heap has to grow, [`Error::LimitReached`],
+    /// [`Error::InvalidArgument`] for 0 bytes or for more than that; where the heap has to grow, [`Error::LimitReached`],
     /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.
     #[inline(always)]
     #[track_caller]
@@ -127,8 +136,9 @@ impl Heap {
         Ok(block)
     }
 
-    /// The heap's numbers. Takes microseconds, in which its threads may wait; while the heap is growing,
-    /// it waits for the driver.
+    /// The heap's numbers. Takes microseconds, and more the more slabs there are, which it goes through: a
+    /// millisecond or so for gigabytes of small blocks. Threads that need more than they keep wait for it
+    /// meanwhile; while the heap is growing, it waits for the driver.
     pub fn stats(&self) -> HeapStats {
         self.shared.stats()
     }

@@ -65,17 +65,19 @@ impl HeapOptions {
         self
     }
 
-    /// The most memory the heap may have, in bytes, rounded down to 2 MiB; so many addresses are
-    /// reserved at once. By default what the nodes have.
+    /// The most memory the heap may have, in bytes, at least 2 MiB and rounded down to that; so many
+    /// addresses are reserved at once. By default what the nodes have; for [`Heap::spread`] the shares, and
+    /// never more than those.
     pub const fn limit(mut self, bytes: u64) -> Self {
-        self.plan.limit = bytes;
+        self.plan.limit = Some(bytes);
         self
     }
 
-    /// How much memory is added at a time, in bytes, rounded up to 2 MiB; by default 64 MiB. Larger
-    /// chunks are added less often; smaller ones are given back sooner.
+    /// How much memory is added at a time, in bytes, at least 1 and rounded up to 2 MiB; by default 64 MiB.
+    /// Larger chunks are added less often; smaller ones are given back sooner. Chunks are smaller where
+    /// memory is short, or a limit near.
     pub const fn chunk(mut self, bytes: u64) -> Self {
-        self.plan.chunk = bytes;
+        self.plan.chunk = Some(bytes);
         self
     }
 
@@ -97,8 +99,9 @@ impl HeapOptions {
         self
     }
 
-    /// Where the heap would grow beyond `bytes`, `relieve` is asked first: it may free blocks, of
-    /// this heap too, and have the allocation tried once more.
+    /// Where the heap would have to grow beyond `bytes`, `relieve` is asked first: it may free blocks, of
+    /// this heap too, and have the allocation tried once more. Below them the heap grows by smaller chunks
+    /// rather than beyond; where `relieve` lets it grow, again by whole ones.
     ///
     /// It is called by the thread that allocates, with no lock of the heap held, and by several
     /// threads at once. Growth ahead of need stops at `bytes`; [`Heap::reserve`] does not. A `relieve`
@@ -180,7 +183,8 @@ impl HeapOptions {
     /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no node, a limit below 2 MiB, or more reserved than that;
+    /// [`Error::InvalidArgument`] for no node, a limit or shares below 2 MiB, chunks of 0 bytes, or more
+    /// reserved than the limit;
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be; the
     /// driver's, such as OUT_OF_MEMORY for too many addresses. Where memory is to be there from the
     /// start, those of [`Heap::reserve`]; with [growth ahead](Self::grow_ahead), [`Error::System`] if its

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use egmem::driver::{Call, Code};
 use egmem::heap::Relief;
+use egmem::topology::Share;
 use egmem::{Block, Error, Stream};
 
 use super::*;
@@ -140,6 +141,124 @@ fn the_soft_limit_is_asked_and_obeyed() {
     let _more = heap.allocate(layout(16 * MIB)).unwrap();
     assert_eq!(asked.load(SeqCst), 3);
     assert!(heap.backed() > 16 * MIB);
+}
+
+/// By whole chunks as long as they fit, by a smaller one then.
+#[test]
+fn the_soft_limit_is_asked_before_a_chunk_goes_beyond_it() {
+    let driver = simulated();
+    let asked = Arc::new(AtomicU32::new(0));
+    let heap = {
+        let asked = Arc::clone(&asked);
+        on(&driver)
+            .chunk(64 * MIB)
+            .soft_limit(81 * MIB, move |pressure| {
+                assert_eq!(pressure.backed, 80 * MIB);
+                match asked.fetch_add(1, SeqCst) {
+                    0 => Relief::Refuse,
+                    _ => Relief::Grow,
+                }
+            })
+            .build(&driver)
+            .unwrap()
+    };
+    let mut blocks = vec![heap.allocate(layout(MIB)).unwrap()];
+    assert_eq!(heap.backed(), 64 * MIB);
+    blocks.extend((1..80).map(|_| heap.allocate(layout(MIB)).unwrap()));
+    assert_eq!((heap.backed(), asked.load(SeqCst)), (80 * MIB, 0));
+    assert_eq!(heap.stats().driver.create, 2);
+    let error = heap.allocate(layout(MIB)).unwrap_err();
+    assert!(
+        matches!(error, Error::LimitReached { limit, .. } if limit == 81 * MIB),
+        "{error}"
+    );
+    blocks.push(heap.allocate(layout(MIB)).unwrap());
+    assert_eq!((heap.backed(), asked.load(SeqCst)), (144 * MIB, 2));
+}
+
+#[test]
+fn where_soft_and_hard_limit_are_one_the_soft_one_is_asked() {
+    let driver = simulated();
+    let kept: Arc<Mutex<Vec<Block>>> = Arc::default();
+    let relief = Arc::clone(&kept);
+    let heap = on(&driver)
+        .limit(16 * MIB)
+        .soft_limit(16 * MIB, move |_| {
+            relief.lock().unwrap().clear();
+            Relief::Retry
+        })
+        .build(&driver)
+        .unwrap();
+    for _ in 0..16 {
+        let block = heap.allocate(layout(MIB)).unwrap();
+        kept.lock().unwrap().push(block);
+    }
+    heap.allocate(layout(MIB)).unwrap();
+    assert!(kept.lock().unwrap().is_empty());
+}
+
+/// And fills it first.
+#[test]
+fn growth_ahead_stops_at_the_soft_limit() {
+    for chunk in [8, 64] {
+        let driver = simulated();
+        let heap = on(&driver)
+            .chunk(chunk * MIB)
+            .grow_ahead(32 * MIB)
+            .soft_limit(20 * MIB, |_| Relief::Refuse)
+            .build(&driver)
+            .unwrap();
+        let begun = std::time::Instant::now();
+        while heap.backed() < 20 * MIB {
+            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+            std::thread::yield_now();
+        }
+        // What is free is less than there should be, so the thread tries again.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        drop(heap.allocate(layout(MIB)).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(250));
+        assert_eq!(heap.backed(), 20 * MIB);
+    }
+}
+
+#[test]
+fn a_block_that_no_memory_would_do_for_is_refused_before_any_is_made() {
+    const MOST: u64 = (1 << 40) - 256;
+    let mut machine = Machine::gh200();
+    machine.nodes[0].memory = 8 << 40;
+    let driver = Driver::simulated(machine).unwrap();
+    let heap = Heap::on(NodeId(0))
+        .limit(4 << 40)
+        .chunk(1 << 40)
+        .build(&driver)
+        .unwrap();
+    for bytes in [MOST + 1, 2 << 40, 8 << 40] {
+        for align in [1, 4 << 20] {
+            let error = heap.allocate(aligned(bytes, align)).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            assert!(error.to_string().contains(&MOST.to_string()), "{error}");
+        }
+    }
+    assert_eq!((heap.backed(), heap.stats().failed), (0, 6));
+    assert_eq!(heap.allocate(layout(MOST)).unwrap().len(), MOST);
+    assert_eq!(heap.backed(), 1 << 40);
+}
+
+#[test]
+fn options_that_cannot_be_are_refused() {
+    let driver = simulated();
+    let options = [
+        on(&driver).limit(0),
+        on(&driver).limit(2 * MIB - 1),
+        on(&driver).chunk(0),
+        on(&driver).limit(4 * MIB).reserve(4 * MIB + 1),
+    ];
+    for options in options {
+        let error = options.build(&driver).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    nothing_held(&driver);
+    assert!(driver.sim().unwrap().count(Call::MemCreate) == 0);
 }
 
 #[test]
@@ -308,4 +427,28 @@ fn chunks_lie_on_several_nodes_in_turn() {
     let block = heap.allocate(layout(30 * MIB)).unwrap();
     block.fill(3).unwrap();
     assert_eq!(heap.limit(), 64 * MIB);
+}
+
+#[test]
+fn a_spread_heap_keeps_to_its_shares() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let shares = [(0, 8), (2, 56)].map(|(node, mib)| Share {
+        node: NodeId(node),
+        bytes: mib * MIB,
+    });
+    let heap = Heap::spread(&shares).build(&driver).unwrap();
+    heap.reserve(64 * MIB).unwrap();
+    for share in shares {
+        let chunks = heap.occupancy().chunks.into_iter();
+        let there = chunks.filter(|chunk| chunk.node == share.node);
+        let bytes: u64 = there.map(|chunk| chunk.range.end - chunk.range.start).sum();
+        assert_eq!(bytes, share.bytes);
+    }
+    // Not even the sum of these is a number.
+    let endless = shares.map(|share| Share {
+        bytes: u64::MAX,
+        ..share
+    });
+    assert!(Heap::spread(&endless).build(&driver).is_err());
+    assert!(Heap::spread(&[]).build(&driver).is_err());
 }

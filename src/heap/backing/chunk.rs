@@ -15,6 +15,8 @@ pub(in crate::heap) struct Chunk {
     pub(super) memory: Arc<PhysicalMemory>,
     pub(super) start: u64,
     pub(super) order: u64,
+    /// The site it was made at.
+    pub(super) turn: usize,
     /// Not part of the heap any more, but still mapped: the driver refused to unmap it.
     pub(super) dead: bool,
 }
@@ -69,6 +71,7 @@ impl Chunk {
             memory,
             start,
             order,
+            turn,
             dead,
         } = self;
         let again = |mapping, memory| {
@@ -77,6 +80,7 @@ impl Chunk {
                 memory,
                 start,
                 order,
+                turn,
                 dead,
             })
         };

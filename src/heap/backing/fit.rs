@@ -25,6 +25,14 @@ pub(in crate::heap) enum Want<'a> {
     },
 }
 
+impl Want<'_> {
+    pub(super) const fn bytes(&self) -> u64 {
+        match *self {
+            Self::Block { bytes, .. } | Self::More { bytes } => bytes,
+        }
+    }
+}
+
 /// What is free beside a stretch without memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::heap) struct Beside {
@@ -59,6 +67,27 @@ pub(super) struct Places {
     pub first: Vec<Fill>,
     /// The place that takes the least memory, if less than the first.
     pub leanest: Option<Fill>,
+}
+
+impl Places {
+    /// The same with no more than `room` bytes, in whole units: the last chunk is smaller then. None where
+    /// even what is needed is more.
+    pub(super) fn within(mut self, room: u64) -> Option<Self> {
+        let needed = self.first.iter().map(Fill::needed).sum();
+        let Some(mut spare) = room.checked_sub(needed) else {
+            let leanest = self.leanest.filter(|fill| fill.needed() <= room)?;
+            return Some(Self {
+                first: vec![leanest],
+                leanest: None,
+            });
+        };
+        for fill in &mut self.first {
+            let more = spare.min(fill.end - fill.need);
+            fill.end = fill.need + more;
+            spare -= more;
+        }
+        Some(self)
+    }
 }
 
 /// What of the heap decides where growth goes.

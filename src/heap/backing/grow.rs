@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::chunk::Chunk;
-use super::fit::{Fill, Want};
+use super::fit::{Fill, Places, Want};
 use super::plan::Site;
 use super::{Backing, Grown};
 use crate::driver::{Code, Location, NodeId};
@@ -19,18 +19,49 @@ impl Backing {
     ///
     /// A block goes to the lowest place where it fits, with what is free beside it; where memory is too
     /// short for that, to the place that takes the least. Chunks are made whole as long as memory is
-    /// plentiful. Where it is short the next node is asked, then half as much, down to what is needed.
+    /// plentiful and no node's share is used up. Where it is short the next node is asked, then half as
+    /// much, down to what is needed.
     ///
     /// # Errors
     /// All or nothing: what was made before a failure is given back. Memory on a full node is wanted by
     /// others, and whoever frees some and tries again makes it anew.
     ///
-    /// [`Error::LimitReached`] where the addresses left have no such stretch; [`Error::NodeTooFull`],
+    /// [`Error::LimitReached`] where the addresses left have no such stretch, or no node's share is large
+    /// enough for what must be one chunk; [`Error::NodeTooFull`],
     /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
     /// alignment that is no power of two; the driver's.
     pub(in crate::heap) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
         self.sweep();
         let places = self.shape().places(&self.gaps(), want)?;
+        self.make_places(&places)
+    }
+
+    /// The same, but no more than `most` bytes have memory then, and the last chunk is smaller where it
+    /// would go beyond. None: what is wanted would, whatever else stands against it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::heap) fn grow_within(
+        &mut self,
+        want: Want<'_>,
+        most: u64,
+    ) -> Result<Option<Vec<Grown>>> {
+        self.sweep();
+        let room = self.room_below(most);
+        let places = match self.shape().places(&self.gaps(), want) {
+            Err(Error::LimitReached { .. }) if want.bytes() > room => return Ok(None),
+            places => places?,
+        };
+        let places = places.within(room);
+        places.map(|places| self.make_places(&places)).transpose()
+    }
+
+    /// How many bytes may get memory before more than `most` have it.
+    pub(in crate::heap) const fn room_below(&self, most: u64) -> u64 {
+        most.saturating_sub(self.backed) / self.settled.unit * self.settled.unit
+    }
+
+    fn make_places(&mut self, places: &Places) -> Result<Vec<Grown>> {
         match (self.attempt(&places.first), places.leanest) {
             (Err(error), Some(leanest)) if is_shortage(&error) => self.attempt(&[leanest]),
             (result, _) => result,
@@ -95,7 +126,8 @@ impl Backing {
         }
     }
 
-    /// The nodes, and what they have free together; `None` where that is not known of all.
+    /// The nodes, and what they have free of their shares together; `None` where that is not known of
+    /// all.
     fn room(&self) -> Option<(Vec<NodeId>, u64)> {
         let mut nodes = Vec::new();
         let mut free = 0_u64;
@@ -103,7 +135,11 @@ impl Backing {
             let Location::HostNuma(id) = place else {
                 return None;
             };
-            free = free.saturating_add(free_now(&self.driver, NodeId(id))?);
+            let sites = self.settled.sites.iter().enumerate();
+            let share = sites
+                .filter(|(_, site)| site.location == place)
+                .fold(0_u64, |sum, (turn, _)| sum.saturating_add(self.left(turn)));
+            free = free.saturating_add(free_now(&self.driver, NodeId(id))?.min(share));
             nodes.push(NodeId(id));
         }
         Some((nodes, free))
@@ -153,9 +189,9 @@ impl Backing {
         let mut at = fill.start;
         while at < fill.end {
             let bytes = size.min(fill.end - at);
-            match self.make(at, bytes) {
+            match self.make(at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
-                    at += bytes;
+                    at = chunk.end();
                     made.push(chunk);
                 }
                 // What is not needed is not insisted on.
@@ -179,11 +215,16 @@ impl Backing {
         Ok(())
     }
 
-    /// Makes one chunk, on the node whose turn it is or, where that has too little, on the next.
-    fn make(&mut self, start: u64, bytes: u64) -> Result<Chunk> {
+    /// Makes one chunk, on the node whose turn it is or, where that has too little, on the next. Smaller
+    /// where less is left of the node's share, but not below `least`.
+    fn make(&mut self, start: u64, bytes: u64, least: u64) -> Result<Chunk> {
         let count = self.settled.sites.len();
         let mut refused: Option<Error> = None;
         for turn in (self.turn..self.turn + count).map(|turn| turn % count) {
+            let bytes = bytes.min(self.left(turn));
+            if bytes < least {
+                continue;
+            }
             match self.make_at(turn, start, bytes) {
                 Ok(chunk) => {
                     self.turn = (turn + 1) % count;
@@ -202,7 +243,22 @@ impl Backing {
                 Err(error) => return Err(error),
             }
         }
-        Err(refused.unwrap_or_else(|| Error::invalid("nodes", "there are none")))
+        Err(refused.unwrap_or_else(|| self.shares_used_up()))
+    }
+
+    /// What may still be made at a site.
+    fn left(&self, turn: usize) -> u64 {
+        self.settled.sites[turn]
+            .share
+            .saturating_sub(self.taken[turn])
+    }
+
+    fn shares_used_up(&self) -> Error {
+        let shares = self.settled.sites.iter().map(|site| site.share);
+        Error::LimitReached {
+            what: "bytes of a heap's share of a node",
+            limit: shares.max().unwrap_or(0),
+        }
     }
 
     fn make_at(&mut self, turn: usize, start: u64, bytes: u64) -> Result<Chunk> {
@@ -219,11 +275,13 @@ impl Backing {
             Ok(mapping) => {
                 let order = self.orders;
                 self.orders += 1;
+                self.taken[turn] += bytes;
                 Ok(Chunk {
                     mapping,
                     memory: Arc::new(memory),
                     start,
                     order,
+                    turn,
                     dead: false,
                 })
             }

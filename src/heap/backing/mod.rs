@@ -55,6 +55,8 @@ pub(in crate::heap) struct Backing {
     turn: usize,
     /// Bytes that may be asked of each site before its free memory is looked at again.
     trust: Vec<u64>,
+    /// Bytes that were made at each site and are, or become, memory of the heap.
+    taken: Vec<u64>,
     /// The size that chunks are tried in first: less than the plan's where memory was short.
     step: u64,
     /// How many chunks were begun.
@@ -99,8 +101,8 @@ impl Backing {
     /// A limit by default is halved until the address space has room for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no nodes, a limit below the granularity, an alignment that is no
-    /// power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be
+    /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
+    /// an alignment that is no power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be
     /// shareable cannot be; the driver's, such as OUT_OF_MEMORY for too many addresses.
     pub(in crate::heap) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
@@ -108,7 +110,7 @@ impl Backing {
             let options = Reservation::options().alignment(settled.alignment);
             match options.reserve(driver, settled.limit) {
                 Ok(reservation) => break reservation,
-                Err(error) if plan.limit == 0 && error.code() == Some(Code::OUT_OF_MEMORY) => {
+                Err(error) if plan.limit.is_none() && error.code() == Some(Code::OUT_OF_MEMORY) => {
                     let half = settled.limit / 2 / settled.unit * settled.unit;
                     if half < settled.chunk {
                         return Err(error);
@@ -127,6 +129,7 @@ impl Backing {
             backed: 0,
             turn: 0,
             trust: vec![WORTH_ASKING; settled.sites.len()],
+            taken: vec![0; settled.sites.len()],
             step: settled.chunk,
             orders: 0,
             one_by_one: false,
@@ -203,7 +206,7 @@ impl Backing {
             let Some(chunk) = self.chunks.remove(&at) else {
                 continue;
             };
-            let all = chunk.range();
+            let (all, turn) = (chunk.range(), chunk.turn);
             if chunk.dead || all.start < range.start || all.end > range.end || chunk.is_held() {
                 if !chunk.dead {
                     let part = all.start.max(range.start)..all.end.min(range.end);
@@ -232,6 +235,7 @@ impl Backing {
             }
             self.counts.chunks_given_back += 1;
             self.backed -= all.end - all.start;
+            self.taken[turn] -= all.end - all.start;
             result.gone.push(all);
         }
         result
@@ -250,7 +254,10 @@ impl Backing {
     /// Gives back a chunk that did not become part of the heap. Where the driver refuses, it is kept
     /// to be tried again.
     fn undo(&mut self, mut chunk: Chunk) {
-        chunk.dead = true;
+        if !chunk.dead {
+            chunk.dead = true;
+            self.taken[chunk.turn] -= chunk.bytes();
+        }
         match chunk.retire(&mut self.counts) {
             Retired::Gone => {}
             Retired::Held(chunk) => {

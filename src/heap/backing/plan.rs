@@ -19,6 +19,9 @@ const UNKNOWN_TOTAL: u64 = 1 << 40;
 pub(in crate::heap) struct Plan {
     /// Where chunks are made, in turn: at least one place. One that is named twice gets twice as many.
     pub nodes: Vec<Location>,
+    /// The most bytes on each of `nodes`, in their order, rounded down to the granularity. Where there
+    /// are none, only the limit counts.
+    pub shares: Vec<u64>,
     /// What the CPU may do; `None`: read and write, where it can reach the memory.
     pub host: Option<Access>,
     /// What the GPUs may do; `None`: read and write, for each that can reach all the memory.
@@ -30,11 +33,11 @@ pub(in crate::heap) struct Plan {
     pub shareable: bool,
     /// Whether to ask the driver even for more than a node has free.
     pub overcommit: bool,
-    /// Bytes of a chunk, rounded up to the granularity; 0: [`DEFAULT_CHUNK`].
-    pub chunk: u64,
-    /// Bytes of addresses that are reserved, and of memory at most, rounded down to the granularity;
-    /// 0: what the nodes have.
-    pub limit: u64,
+    /// Bytes of a chunk, rounded up to the granularity; `None`: [`DEFAULT_CHUNK`].
+    pub chunk: Option<u64>,
+    /// Bytes of addresses that are reserved, and of memory at most, rounded down to the granularity; no
+    /// more than all shares. `None`: what the nodes have.
+    pub limit: Option<u64>,
     /// The alignment of the first address in bytes: a power of two, at least 2 MiB.
     pub alignment: u64,
 }
@@ -44,14 +47,15 @@ impl Plan {
     pub(in crate::heap) fn on(location: impl Into<Location>) -> Self {
         Self {
             nodes: vec![location.into()],
+            shares: Vec::new(),
             host: None,
             gpus: None,
             handle_types: HandleTypes::NONE,
             #[cfg(feature = "share")]
             shareable: false,
             overcommit: false,
-            chunk: 0,
-            limit: 0,
+            chunk: None,
+            limit: None,
             alignment: Granularity::TWO_MIB.bytes(),
         }
     }
@@ -63,7 +67,7 @@ impl Plan {
             return Err(Error::invalid("alignment", why));
         }
         let topology = Topology::discover(driver)?;
-        let sites = self
+        let mut sites = self
             .nodes
             .iter()
             .map(|&location| self.site(driver, &topology, location))
@@ -73,11 +77,14 @@ impl Plan {
             .map(|site| site.granularity)
             .fold(Granularity::TWO_MIB, Granularity::max)
             .bytes();
+        for (site, share) in sites.iter_mut().zip(&self.shares) {
+            site.share = share / unit * unit;
+        }
         let access = self.access(driver)?;
         let mut settled = Settled {
             unit,
             chunk: 0,
-            limit: self.limit / unit * unit,
+            limit: 0,
             alignment: self.alignment.max(unit),
             joins: sites
                 .iter()
@@ -85,18 +92,24 @@ impl Plan {
             sites,
             access,
         };
-        if self.limit == 0 {
-            settled.limit = settled.total(driver, &topology)? / unit * unit;
-        }
+        let limit = match self.limit {
+            Some(bytes) => bytes,
+            None => settled.total(driver, &topology)?,
+        };
+        settled.limit = limit.min(settled.shares()) / unit * unit;
         if settled.limit == 0 {
-            let why = format!("{} bytes are less than the granularity, {unit}", self.limit);
+            let why = match limit < unit {
+                true => format!("{limit} bytes are less than the granularity, {unit}"),
+                false => format!("no node's share has the granularity, {unit} bytes"),
+            };
             return Err(Error::invalid("limit", why));
         }
-        let chunk = match self.chunk {
-            0 => DEFAULT_CHUNK,
-            bytes => bytes,
-        };
-        settled.chunk = chunk
+        if self.chunk == Some(0) {
+            return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
+        }
+        settled.chunk = self
+            .chunk
+            .unwrap_or(DEFAULT_CHUNK)
             .checked_next_multiple_of(unit)
             .unwrap_or(settled.limit)
             .min(settled.limit);
@@ -119,6 +132,7 @@ impl Plan {
         Ok(Site {
             location,
             handle_types,
+            share: u64::MAX,
             granularity: options.granularity_of(driver)?,
         })
     }
@@ -190,6 +204,8 @@ pub(super) struct Settled {
 pub(super) struct Site {
     pub location: Location,
     pub handle_types: HandleTypes,
+    /// The most bytes to be made there.
+    pub share: u64,
     pub granularity: Granularity,
 }
 
@@ -211,6 +227,12 @@ impl Settled {
             });
         }
         Ok(total)
+    }
+
+    /// What all sites may have together.
+    fn shares(&self) -> u64 {
+        let shares = self.sites.iter().map(|site| site.share);
+        shares.fold(0, u64::saturating_add)
     }
 
     /// The locations of the sites, without repetitions.

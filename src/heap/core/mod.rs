@@ -16,11 +16,9 @@ use std::sync::Arc;
 
 pub(super) use frames::{Frames, Owner};
 pub(super) use nodes::NodeId;
-pub(super) use ranges::{Extent, GRANULE};
+pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use table::Ahead;
 
-#[cfg(test)]
-use self::ranges::MAX_RANGE;
 use self::ranges::Ranges;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, FRAME};

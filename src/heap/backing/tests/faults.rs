@@ -62,7 +62,7 @@ fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
         Call::MemGetAllocationGranularity | Call::MemCreate | Call::MemMap => {
             code == Code::OUT_OF_MEMORY
         }
-        Call::MemAddressReserve => code == Code::OUT_OF_MEMORY && plan.limit == 0,
+        Call::MemAddressReserve => code == Code::OUT_OF_MEMORY && plan.limit.is_none(),
         // Together, then one by one.
         Call::MemSetAccess => true,
         // What a driver does not know of a GPU.

@@ -130,6 +130,32 @@ fn more_fills_holes_from_the_lowest_on() {
     assert!(first(47).is_err());
 }
 
+#[test]
+fn a_bound_makes_the_last_chunk_smaller_and_refuses_what_is_needed_alone() {
+    let more = || {
+        SHAPE
+            .places(&[2..6, 10..64], Want::More { bytes: 9 })
+            .unwrap()
+    };
+    assert_eq!(more().first, [fill(2, 6, 6), fill(10, 16, 18)]);
+    let within = |room| more().within(room).map(|places| places.first);
+    assert_eq!(within(12), Some(more().first));
+    assert_eq!(within(10), Some(vec![fill(2, 6, 6), fill(10, 16, 16)]));
+    assert_eq!(within(8), None);
+    // A place that takes less will do.
+    let beside = Beside {
+        before: 0,
+        after: 2,
+    };
+    let within = |room| {
+        let found = places(&[8..12], 4, beside).unwrap();
+        found.within(room).map(|places| places.first)
+    };
+    assert_eq!(within(4), Some(vec![fill(8, 12, 12)]));
+    assert_eq!(within(2), Some(vec![fill(10, 12, 12)]));
+    assert_eq!(within(0), None);
+}
+
 proptest! {
     /// Beside a search of every place for the block.
     #[test]
@@ -137,6 +163,7 @@ proptest! {
         map in proptest::collection::vec(0..3_u8, 1..24),
         bytes in 1_u64..24,
         shift in 0_u32..5,
+        room in 0_u64..24,
     ) {
         // Each unit has no memory (0), or is in use (1), or free (2).
         let limit = map.len() as u64 * 2;
@@ -183,6 +210,16 @@ proptest! {
                     prop_assert!(fill.start < fill.need && fill.need <= fill.end);
                     prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
                     prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
+                }
+                // With no more than so much.
+                let room = room * 2;
+                let within = found.within(room);
+                prop_assert_eq!(within.is_none(), leanest.needed() > room);
+                let (whole, least) = (fill, if fill.needed() > room { leanest } else { fill });
+                for fill in within.iter().flat_map(|places| &places.first) {
+                    prop_assert_eq!((fill.start, fill.need), (least.start, least.need));
+                    let most = if least == whole { whole.end } else { least.need };
+                    prop_assert_eq!(fill.end, most.min(fill.start + room));
                 }
             }
         }

@@ -6,6 +6,7 @@ mod faults;
 mod fit;
 mod model;
 mod ops;
+mod shares;
 mod shortage;
 
 use super::*;
@@ -17,10 +18,12 @@ use crate::proof::Prover;
 pub(super) const MIB: u64 = 1 << 20;
 const NODE: Location = Location::HostNuma(0);
 
+/// In MiB; 0: by default.
 pub(super) fn plan(limit: u64, chunk: u64) -> Plan {
+    let mib = |mib: u64| (mib > 0).then_some(mib * MIB);
     Plan {
-        limit: limit * MIB,
-        chunk: chunk * MIB,
+        limit: mib(limit),
+        chunk: mib(chunk),
         ..Plan::on(NodeId(0))
     }
 }
@@ -123,13 +126,17 @@ fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
         change(&mut plan);
         Backing::new(&driver, &plan).unwrap_err()
     };
-    let invalid: [fn(&mut Plan); 6] = [
+    let invalid: [fn(&mut Plan); 10] = [
         |plan| plan.nodes.clear(),
         |plan| plan.nodes = vec![Location::HostNumaCurrent],
         |plan| plan.alignment = 3 << 20,
         |plan| plan.alignment = 1 << 20,
         |plan| plan.alignment = 0,
-        |plan| plan.limit = MIB,
+        |plan| plan.limit = Some(MIB),
+        |plan| plan.limit = Some(0),
+        |plan| plan.chunk = Some(0),
+        |plan| plan.shares = vec![0],
+        |plan| plan.shares = vec![MIB],
     ];
     for change in invalid {
         let error = with(change);

@@ -8,6 +8,8 @@ use super::*;
 pub(super) const UNIT: u64 = 2 * MIB;
 pub(super) const LIMIT: usize = 48;
 const NODES: [u64; 2] = [44, 36];
+/// The one less than the node has, the other more.
+const SHARES: [u64; 2] = [24, 72];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -24,7 +26,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(joins: bool) -> Self {
+    fn new(joins: bool, shares: bool) -> Self {
         let driver = small(&NODES);
         let plan = Plan {
             nodes: [0, 1].map(Location::HostNuma).to_vec(),
@@ -32,6 +34,10 @@ impl Model {
                 HandleTypes::NONE
             } else {
                 HandleTypes::POSIX_FD
+            },
+            shares: match shares {
+                true => SHARES.map(|mib| mib * MIB).to_vec(),
+                false => Vec::new(),
             },
             ..plan(LIMIT as u64 * 2, 8)
         };
@@ -49,10 +55,23 @@ impl Model {
         (range.start / UNIT) as usize..(range.end / UNIT) as usize
     }
 
-    /// Free bytes of the nodes together, and of the one that has most.
+    fn bytes_on(&self, node: i32) -> u64 {
+        let chunks = self.backing.chunks();
+        let there = chunks.filter(|chunk| chunk.location() == Location::HostNuma(node));
+        there.map(Chunk::bytes).sum()
+    }
+
+    fn share(&self, node: i32) -> u64 {
+        self.backing.settled.sites[node as usize].share
+    }
+
+    /// Free bytes of the nodes' shares together, and of the one that has most.
     fn free(&self) -> (u64, u64) {
         let sim = self.driver.sim().unwrap();
-        let free = [0, 1].map(|node| sim.free_bytes(Location::HostNuma(node)));
+        let free = [0, 1].map(|node| {
+            let left = self.share(node) - self.bytes_on(node);
+            sim.free_bytes(Location::HostNuma(node)).min(left)
+        });
         (free[0] + free[1], free[0].max(free[1]))
     }
 
@@ -326,7 +345,16 @@ impl Model {
             .iter()
             .map(|stray| stray.size().padded());
         let total = NODES.iter().sum::<u64>() * MIB;
-        prop_assert_eq!(total - self.free().0, bytes + dead + strays.sum::<u64>());
+        let sim = self.driver.sim().unwrap();
+        let free: u64 = [0, 1]
+            .map(|node| sim.free_bytes(Location::HostNuma(node)))
+            .iter()
+            .sum();
+        prop_assert_eq!(total - free, bytes + dead + strays.sum::<u64>());
+        for node in [0, 1] {
+            prop_assert!(self.bytes_on(node) <= self.share(node));
+            prop_assert_eq!(self.backing.taken[node as usize], self.bytes_on(node));
+        }
         prop_assert_eq!(held.mappings, self.backing.chunks.len());
         let counts = self.backing.counts();
         prop_assert_eq!(
@@ -342,12 +370,13 @@ proptest! {
     #[test]
     fn growth_and_trimming_keep_to_the_model(
         joins in prop::bool::weighted(0.7),
+        shares in any::<bool>(),
         steps in prop::collection::vec(
             (op(), prop::option::weighted(0.15, (0..CALLS.len(), 1_u64..6, any::<bool>(), any::<bool>()))),
             1..60,
         ),
     ) {
-        let mut model = Model::new(joins);
+        let mut model = Model::new(joins, shares);
         for (op, fault) in &steps {
             model.step(op, *fault)?;
         }
