@@ -87,10 +87,7 @@ impl Shared {
         let Local {
             medium, visitor, ..
         } = local;
-        let more = match medium.pays() {
-            true => medium.wanted(size, budget) - 1,
-            false => 0,
-        };
+        let more = medium.more(size, budget);
         let bytes = u64::from(size) * GRANULE;
         self.with_core(visitor, |core| {
             take_leaving(core, medium);

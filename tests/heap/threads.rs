@@ -121,3 +121,18 @@ fn caches_are_taken_from_threads_at_work() {
     });
     assert_eq!(heap.stats().live_blocks, 0);
 }
+
+#[test]
+fn a_thread_that_only_allocates_keeps_no_more_than_one_that_frees() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let mut blocks = Vec::new();
+    for size in (2304..16 << 10).step_by(256) {
+        // So many that it gets some more of each size at a time.
+        blocks.extend((0..8).map(|_| heap.allocate(layout(size)).unwrap()));
+        let cached = heap.stats().cached;
+        assert!(cached <= 128 << 10, "{cached} bytes kept at {size}");
+    }
+    // Not that it gets none.
+    assert!(heap.stats().cached > 0);
+}
