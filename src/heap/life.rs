@@ -35,7 +35,7 @@ impl Shared {
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(self.this.upgrade()?));
+        let member = Arc::new(Member::new(self));
         members.list.push(Arc::clone(&member));
         Some(member)
     }

@@ -1,8 +1,9 @@
 //! Handles, blocks and threads end in any order, and nothing is left.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use egmem::Block;
+use egmem::heap::Relief;
 
 use super::*;
 
@@ -123,5 +124,34 @@ fn a_block_may_end_with_its_thread() {
         assert_eq!(heap.stats().live_blocks, 0);
         drop(heap);
         nothing_held(&driver);
+    }
+}
+
+#[test]
+fn threads_that_go_on_keep_nothing_of_a_heap_that_has_ended() {
+    let driver = simulated();
+    for last_is_a_block in [false, true] {
+        let token = Arc::new(());
+        let theirs = Arc::clone(&token);
+        let heap = on(&driver)
+            .soft_limit(64 * MIB, move |_| {
+                let _ = &theirs;
+                Relief::Grow
+            })
+            .build(&driver)
+            .unwrap();
+        let block = heap.allocate(layout(100)).unwrap();
+        match last_is_a_block {
+            false => {
+                drop(block);
+                drop(heap);
+            }
+            true => {
+                drop(heap);
+                assert_eq!(Arc::strong_count(&token), 2, "the block keeps the heap");
+                drop(block);
+            }
+        }
+        assert_eq!(Arc::strong_count(&token), 1, "{last_is_a_block}");
     }
 }

@@ -1,24 +1,35 @@
 //! A thread's part in a heap, found without a lock.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::{Arc, Weak};
 
 use super::{Biased, Local};
 use crate::heap::shared::Shared;
 
 /// A thread's cache of one heap, which other threads can take hold of.
+///
+/// Its thread has it until it ends or joins another heap, so it does not keep the heap's books, its driver
+/// and its users' closures.
 pub(in crate::heap) struct Member {
-    heap: Arc<Shared>,
+    heap: Weak<Shared>,
+    id: u64,
     pub(in crate::heap) local: Biased<Local>,
 }
 
 impl Member {
-    pub(in crate::heap) fn new(heap: Arc<Shared>) -> Self {
+    pub(in crate::heap) fn new(heap: &Shared) -> Self {
         Self {
-            heap,
+            heap: Weak::clone(&heap.this),
+            id: heap.id,
             local: Biased::new(Local::new()),
         }
+    }
+
+    /// Whether nothing is kept here any more; asked by its thread.
+    fn is_closed(&self) -> bool {
+        // SAFETY: the thread is the only owner, and is not inside: it comes here from `find` alone, which
+        // it reaches before it enters.
+        unsafe { self.local.owner(|local| local.closed) }
     }
 }
 
@@ -43,7 +54,9 @@ impl Drop for Members {
         NEAR_MEMBERS.set([(0, std::ptr::null()); NEAR]);
         for member in self.0.take() {
             // Whatever is freed in here finds the thread without members.
-            member.heap.leave(&member);
+            if let Some(heap) = member.heap.upgrade() {
+                heap.leave(&member);
+            }
         }
     }
 }
@@ -63,6 +76,8 @@ pub(in crate::heap) fn with<R>(
         true => near.1,
         false => find(heap)?,
     };
+    // Who closes the heap waits until the owner is outside, and does not wait for more: where `f` frees
+    // the last block, the heap may be gone from then on. The member is not.
     // SAFETY: what stands in the cell is an Arc's in `MEMBERS`, which lives until it is taken out of
     // both (`find`, the thread's end). The thread is the only owner of its member, and `f` does not
     // come here again: it is code of this module's users that calls no user's.
@@ -79,15 +94,16 @@ pub(in crate::heap) fn with<R>(
 #[inline(never)]
 fn find(heap: &Shared) -> Option<*const Member> {
     let found = MEMBERS.try_with(|members| {
-        // Taken already only where a global allocator draws from a heap: then without a cache.
+        // Taken already only where a global allocator draws from a heap: then without a cache. No other
+        // code of a user's runs in here: members that go keep no heap.
         let mut members = members.0.try_borrow_mut().ok()?;
-        if let Some(member) = members.iter().find(|member| member.heap.id == heap.id) {
+        if let Some(member) = members.iter().find(|member| member.id == heap.id) {
             return Some(Arc::as_ptr(member));
         }
         members.retain(|member| {
-            let open = !member.heap.closed.load(Acquire);
+            let open = !member.is_closed();
             if !open {
-                forget_near(member.heap.id);
+                forget_near(member.id);
             }
             open
         });
