@@ -171,13 +171,18 @@ impl Shared {
 
     /// Tries once more with what this thread keeps given back.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
-        let contents = member::with(self, |local| match local.medium.is_empty() {
-            true => None,
-            false => Some(local.empty()),
-        })?;
-        let mut core = self.core();
-        Self::take_back_all(&mut core, contents);
-        attempt(&mut core)
+        member::with(self, |local| {
+            if local.medium.is_empty() {
+                return None;
+            }
+            let contents = local.empty();
+            // While the cache is this thread's still: whoever wants all of them waits for it, and does
+            // not look in vain for what is in neither place.
+            self.with_core(&mut local.visitor, |core| {
+                self.take_back_all(core, contents);
+                attempt(core)
+            })
+        })
     }
 
     /// And with what all threads keep, and what waits between them.
@@ -185,13 +190,15 @@ impl Shared {
         &self,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        if let Some(watch) = &self.watch {
-            watch.flush(self);
-        }
-        let contents = self.take_all_caches();
+        let members = lock(&self.members);
+        let mut held = members.hold_all();
+        let contents: Vec<_> = held.iter_mut().map(|local| local.empty()).collect();
+        // All of these are held until the core has what was in them, and this had its turn: others wait,
+        // and do not look in vain for what is in no place.
+        let _quarantine = self.watch.as_ref().map(|watch| watch.emptied(self));
         let mut core = self.core();
         for contents in contents {
-            Self::take_back_all(&mut core, contents);
+            self.take_back_all(&mut core, contents);
         }
         self.empty_depots(&mut core);
         core.release_empty_slabs();
@@ -304,5 +311,86 @@ fn ended() -> Error {
     Error::Stale {
         what: "a heap".into(),
         why: "its memory was given back".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::Layout;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::driver::NodeId;
+    use crate::heap::debug::DebugOptions;
+    use crate::heap::{Heap, HeapOptions};
+    use crate::{Driver, Machine};
+
+    /// Whether others see nothing `kept` any more while `empty` has not come to the core yet, to which
+    /// it gives back what a freed block has left there.
+    fn is_ever_out_of_reach(
+        options: impl FnOnce(HeapOptions) -> HeapOptions,
+        empty: fn(&Shared),
+        kept: fn(&Shared) -> u64,
+    ) -> bool {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = options(Heap::on(NodeId(0)).limit(64 << 20));
+        let heap = heap.build(&driver).unwrap();
+        let shared: &Shared = heap.shared();
+        let (turns, core_is_free) = (Barrier::new(2), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
+                assert!(kept(shared) > 0);
+                turns.wait();
+                turns.wait();
+                empty(shared);
+            });
+            turns.wait();
+            let core = shared.core();
+            turns.wait();
+            let looks = scope.spawn(|| {
+                while kept(shared) > 0 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                !core_is_free.load(SeqCst)
+            });
+            thread::sleep(Duration::from_millis(50));
+            core_is_free.store(true, SeqCst);
+            drop(core);
+            looks.join().unwrap()
+        })
+    }
+
+    fn cached(heap: &Shared) -> u64 {
+        heap.tally().1
+    }
+
+    #[test]
+    fn what_a_thread_gives_back_of_its_own_is_never_out_of_reach() {
+        let empty = |heap: &Shared| {
+            assert!(heap.after_own_cache(&|_| None::<()>).is_none());
+        };
+        assert!(!is_ever_out_of_reach(|heap| heap, empty, cached));
+    }
+
+    #[test]
+    fn what_all_threads_give_back_is_never_out_of_reach() {
+        let empty = |heap: &Shared| {
+            assert!(heap.after_all_caches(&|_| None::<()>).is_none());
+        };
+        assert!(!is_ever_out_of_reach(|heap| heap, empty, cached));
+    }
+
+    #[test]
+    fn what_leaves_quarantine_is_never_out_of_reach() {
+        let empty = |heap: &Shared| {
+            assert!(heap.after_all_caches(&|_| None::<()>).is_none());
+        };
+        let debug = |heap: HeapOptions| heap.debug(DebugOptions::new());
+        let kept = |heap: &Shared| heap.watch.as_ref().unwrap().quarantined();
+        assert!(!is_ever_out_of_reach(debug, empty, kept));
     }
 }

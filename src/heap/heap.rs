@@ -23,8 +23,9 @@ use crate::{Error, Result};
 /// itself: nothing that a GPU writes can damage it.
 ///
 /// Those books are allocated by the program's global allocator, sometimes under the heap's locks, so a
-/// global allocator must not draw from a heap. Nor is a heap for a process that was forked from its own:
-/// CUDA does not work there either.
+/// global allocator must not draw from a heap. Some of the driver's refusals are logged under them too, so
+/// a subscriber of `tracing` must not use the heap in whose call it is told: the two may wait for each other for
+/// ever. Nor is a heap for a process that was forked from its own: CUDA does not work there either.
 ///
 /// ```
 /// use std::alloc::Layout;

@@ -4,7 +4,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Contents, Local, Member, Tally, member};
+use super::cache::{Biased, Local, Member, Tally, member};
 use super::piece::Piece;
 use super::shared::Shared;
 use crate::per_driver::lock;
@@ -51,14 +51,7 @@ impl Shared {
         members.tally.add(&local.tally);
         local.closed = true;
         let contents = local.empty();
-        Self::take_back_all(&mut self.core(), contents);
-    }
-
-    /// Takes out what all threads keep.
-    pub(super) fn take_all_caches(&self) -> Vec<Contents> {
-        let members = lock(&self.members);
-        let mut held = members.hold_all();
-        held.iter_mut().map(|local| local.empty()).collect()
+        self.take_back_all(&mut self.core(), contents);
     }
 
     /// What users have, and what threads keep in bytes.
@@ -136,7 +129,7 @@ impl Shared {
             for local in &mut held {
                 members.tally.add(&local.tally);
                 local.closed = true;
-                Self::take_back_all(&mut core, local.empty());
+                self.take_back_all(&mut core, local.empty());
             }
             self.empty_depots(&mut core);
         }
@@ -165,6 +158,7 @@ impl Shared {
         if let Some(watch) = &self.watch {
             watch.end(self, &passed);
         }
+        self.tell();
         if let Err(error) = drained {
             // A GPU that touches addresses that are unmapped loses its context.
             tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");

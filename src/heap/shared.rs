@@ -12,7 +12,7 @@ use super::grower::Signal;
 use super::life::Members;
 use super::limits::SoftLimit;
 use super::piece::{Kind, Piece};
-use super::ways::{Load, take_back};
+use super::ways::Load;
 use crate::driver::{Access, Driver, Location};
 use crate::{Error, Result};
 
@@ -74,6 +74,8 @@ pub(super) struct Shared {
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
     pub(super) failed: AtomicU64,
+    /// Blocks that were given back and are not in use, until somebody is [told](Self::tell).
+    pub(super) strays: AtomicU64,
 }
 
 impl Shared {
@@ -120,6 +122,7 @@ impl Shared {
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
             failed: AtomicU64::new(0),
+            strays: AtomicU64::new(0),
         };
         Ok(Arc::new_cyclic(shared))
     }
@@ -159,7 +162,7 @@ impl Shared {
     fn drain(&self, core: &mut Core) {
         if !self.inbox.0.is_empty() {
             for load in self.inbox.0.take_all() {
-                take_back(core, load);
+                self.take_in(core, load);
             }
         }
     }

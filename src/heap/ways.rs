@@ -228,7 +228,7 @@ impl Shared {
         let give = |core: &mut Core| {
             let full = full.take();
             full.into_iter()
-                .for_each(|full| take_back(core, Load::Small(full)));
+                .for_each(|full| self.take_in(core, Load::Small(full)));
         };
         self.core.try_with(visitor, give);
         if let Some(full) = full {
@@ -254,24 +254,24 @@ impl Shared {
     pub(super) fn take_back(&self, piece: Piece) {
         let mut core = self.core();
         match piece.key.kind() {
-            Kind::Small(_) => give(&mut core, piece.offset),
+            Kind::Small(_) => self.give(&mut core, piece.offset),
             Kind::Range(node) => core.free(node),
         }
     }
 
     /// Gives back what a cache had.
-    pub(super) fn take_back_all(core: &mut Core, contents: Contents) {
+    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents) {
         for magazine in contents.small {
-            take_back(core, Load::Small(magazine));
+            self.take_in(core, Load::Small(magazine));
         }
-        take_back(core, Load::Ranges(contents.medium));
+        self.take_in(core, Load::Ranges(contents.medium));
     }
 
     /// Gives back what waits in depots.
     pub(super) fn empty_depots(&self, core: &mut Core) {
         for depot in &self.depots {
             while let Some(full) = depot.take() {
-                take_back(core, Load::Small(full));
+                self.take_in(core, Load::Small(full));
             }
         }
     }
@@ -285,6 +285,33 @@ impl Shared {
             .map(|(class, depot)| depot.len() as u64 * full(class))
             .sum()
     }
+
+    /// Has the core take a load back.
+    pub(super) fn take_in(&self, core: &mut Core, load: Load) {
+        match load {
+            Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
+            Load::Ranges(nodes) => core.free_all(&nodes),
+        }
+    }
+
+    fn give(&self, core: &mut Core, offset: u64) {
+        if !core.give(offset) {
+            // Only unsafe code can do this. What is free stays as it is. It is told later: who is told
+            // may use the heap.
+            self.strays.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Tells what was found under locks. Never with a lock of the heap held.
+    pub(super) fn tell(&self) {
+        if self.strays.load(Relaxed) > 0 {
+            let blocks = self.strays.swap(0, Relaxed);
+            tracing::error!(blocks, "blocks were given back that are not in use");
+        }
+        if let Some(watch) = &self.watch {
+            watch.tell();
+        }
+    }
 }
 
 /// Has the core take back what leaves a cache.
@@ -293,19 +320,5 @@ fn take_leaving(core: &mut Core, medium: &mut Medium) {
     if !medium.leaving().is_empty() {
         core.free_all(medium.leaving());
         medium.left();
-    }
-}
-
-pub(super) fn take_back(core: &mut Core, load: Load) {
-    match load {
-        Load::Small(full) => full.offsets().iter().for_each(|&at| give(core, at)),
-        Load::Ranges(nodes) => core.free_all(&nodes),
-    }
-}
-
-fn give(core: &mut Core, offset: u64) {
-    if !core.give(offset) {
-        // Only unsafe code can do this. What is free stays as it is.
-        tracing::error!(offset, "a block was given back that is not in use");
     }
 }

@@ -128,11 +128,4 @@ impl Shared {
             }
         }
     }
-
-    /// Tells what the debug mode has found. Never with a lock of the heap held.
-    pub(super) fn tell(&self) {
-        if let Some(watch) = &self.watch {
-            watch.tell();
-        }
-    }
 }

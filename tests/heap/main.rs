@@ -7,6 +7,7 @@ mod collections;
 mod debug;
 mod growth;
 mod life;
+mod logs;
 mod picture;
 mod resize;
 #[cfg(feature = "nightly")]

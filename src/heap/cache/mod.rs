@@ -1,5 +1,6 @@
-//! How a heap's threads keep blocks, and hand them to each other: four small primitives, each proven
-//! under every order of events by loom (`ci/loom`).
+//! How a heap's threads keep blocks, and hand them to each other: four small primitives. Loom (`ci/loom`)
+//! has run small models of each in all orders of events with up to three switches from a thread that could
+//! go on, and with the processor's fences: it knows no `membarrier`.
 //!
 //! | | who writes | who reads | cost of the common case |
 //! |---|---|---|---|

@@ -3,10 +3,10 @@
 use super::bytes::Reach;
 use super::table::{Record, State, Table};
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
-use crate::Result;
 use crate::driver::DevicePtr;
 use crate::heap::piece::Piece;
 use crate::heap::shared::Shared;
+use crate::{Error, Result};
 
 /// How many findings are kept for the next check.
 const KEPT: usize = 1000;
@@ -17,9 +17,18 @@ pub(super) struct Inner {
     /// None until it is needed.
     pub(super) reach: Option<Reach>,
     /// What nobody was told yet.
-    pub(super) news: Vec<Damage>,
+    pub(super) news: Vec<News>,
     /// For the next check.
     pub(super) kept: DamageReport,
+}
+
+/// What is found under the lock, and told later.
+pub(super) enum News {
+    Damage(Box<Damage>),
+    /// The block at an offset cannot be looked at.
+    Unseen(Error, u64),
+    /// Nor can its guards be written.
+    Unguarded(Error, u64),
 }
 
 impl Inner {
@@ -87,7 +96,7 @@ impl Inner {
         seen: Seen,
     ) {
         if let Err(error) = self.look(heap, record, options, seen) {
-            tracing::warn!(%error, offset = record.offset, "a block cannot be looked at");
+            self.news.push(News::Unseen(error, record.offset));
         }
     }
 
@@ -165,7 +174,7 @@ impl Inner {
             true => self.kept.damage.push(damage.clone()),
             false => self.kept.more += 1,
         }
-        self.news.push(damage);
+        self.news.push(News::Damage(Box::new(damage)));
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Mutex;
 
-use super::inner::{Inner, wrong_free};
+use super::inner::{Inner, News, wrong_free};
 use super::table::{Fit, Record, State};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
 use crate::heap::piece::Piece;
@@ -63,7 +63,7 @@ impl Watch {
         };
         match inner.write_new(heap, &record, &self.options) {
             Ok(()) => record.written = true,
-            Err(error) => unguarded(&error, &record),
+            Err(error) => inner.news.push(News::Unguarded(error, record.offset)),
         }
         let piece = Piece {
             offset: record.offset,
@@ -71,6 +71,8 @@ impl Watch {
             ..outer
         };
         inner.table.insert(record);
+        drop(inner);
+        self.tell();
         Ok(piece)
     }
 
@@ -102,7 +104,6 @@ impl Watch {
 
     /// Looks at a block and takes it into quarantine. `by` is the user, where it is one that frees it.
     fn retire(&self, heap: &Shared, offset: u64, seen: Seen, by: Option<Origin>) -> bool {
-        let mut left = Vec::new();
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
         let wanted = match by {
@@ -120,25 +121,27 @@ impl Watch {
                 if record.written
                     && let Err(error) = inner.write_freed(heap, &record, &self.options)
                 {
-                    unguarded(&error, &record);
+                    inner.news.push(News::Unguarded(error, record.offset));
                     record.written = false;
                     inner.table.insert(record);
                 }
             }
             inner.table.quarantine(offset);
-            left = inner.leave(heap, &self.options, self.options.quarantine, seen);
+            let left = inner.leave(heap, &self.options, self.options.quarantine, seen);
+            // Under the lock, so that nobody looks in vain for what is in neither place.
+            give_back(heap, left);
         } else {
             inner.freed_wrongly(heap, offset, by);
         }
-        drop(guard);
-        give_back(heap, left);
         is_there
     }
 
-    /// Empties quarantine.
-    pub(in crate::heap) fn flush(&self, heap: &Shared) {
-        let left = lock(&self.inner).leave(heap, &self.options, 0, Seen::LeftQuarantine);
+    /// Empties quarantine, and keeps it so until the result is dropped.
+    pub(in crate::heap) fn emptied(&self, heap: &Shared) -> impl Sized {
+        let mut inner = lock(&self.inner);
+        let left = inner.leave(heap, &self.options, 0, Seen::LeftQuarantine);
         give_back(heap, left);
+        inner
     }
 
     /// Looks at what is in quarantine for the last time, and at what has `passed`. The memory is there
@@ -217,10 +220,20 @@ impl Watch {
             if news.is_empty() {
                 return;
             }
-            for damage in news {
-                tracing::error!(%damage, "a heap's debug mode has found damage");
-                if let Some(told) = &self.options.on_damage {
-                    told(&damage);
+            for news in news {
+                match news {
+                    News::Damage(damage) => {
+                        tracing::error!(%damage, "a heap's debug mode has found damage");
+                        if let Some(told) = &self.options.on_damage {
+                            told(&damage);
+                        }
+                    }
+                    News::Unseen(error, offset) => {
+                        tracing::warn!(%error, offset, "a block cannot be looked at");
+                    }
+                    News::Unguarded(error, offset) => {
+                        tracing::warn!(%error, offset, "a block's guards cannot be written, so nobody looks at it");
+                    }
                 }
             }
         }
@@ -291,11 +304,6 @@ impl Watch {
     pub(in crate::heap) fn quarantined(&self) -> u64 {
         lock(&self.inner).table.quarantined()
     }
-}
-
-fn unguarded(error: &Error, record: &Record) {
-    let offset = record.offset;
-    tracing::warn!(%error, offset, "a block's guards cannot be written, so nobody looks at it");
 }
 
 fn give_back(heap: &Shared, left: Vec<Piece>) {

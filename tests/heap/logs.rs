@@ -1,0 +1,113 @@
+//! What the heap finds under its locks is logged with none held: who hears it may use the heap.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use egmem::driver::{Access, Call, Code, Location};
+use egmem::heap::debug::DebugOptions;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use super::*;
+
+/// Uses the heap at each warning: whether that went, or waited for who warns.
+struct Listener {
+    heap: Heap,
+    went: Mutex<Vec<bool>>,
+}
+
+impl Listener {
+    /// Another thread, so that a failure is no test that never ends.
+    fn uses_the_heap(&self) -> Receiver<()> {
+        let (done, went) = channel();
+        let heap = self.heap.clone();
+        std::thread::spawn(move || {
+            let _ = heap.live_blocks();
+            drop(heap.allocate(layout(5000)));
+            let _ = done.send(());
+        });
+        went
+    }
+}
+
+impl Subscriber for &'static Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn event(&self, _: &Event<'_>) {
+        let went = self.uses_the_heap().recv_timeout(Duration::from_secs(10));
+        self.went.lock().unwrap().push(went.is_ok());
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Of each warning that comes while `f` runs, whether the heap could be used.
+fn warnings(heap: &Heap, f: impl FnOnce()) -> Vec<bool> {
+    let listener: &'static Listener = Box::leak(Box::new(Listener {
+        heap: heap.clone(),
+        went: Mutex::default(),
+    }));
+    tracing::subscriber::with_default(listener, f);
+    std::mem::take(&mut *listener.went.lock().unwrap())
+}
+
+#[test]
+fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
+    let driver = simulated();
+    let heap = on(&driver)
+        .access(Location::Host, Access::None)
+        .debug(DebugOptions::new())
+        .build(&driver)
+        .unwrap();
+    let sim = driver.sim().unwrap();
+    let told = warnings(&heap, || {
+        sim.fail(Call::MemsetD8Async, 1, Code::INVALID_VALUE);
+        drop(heap.allocate(layout(100)).unwrap());
+    });
+    assert_eq!(told, [true]);
+}
+
+#[test]
+fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
+    let driver = simulated();
+    let heap = on(&driver)
+        .access(Location::Host, Access::None)
+        .debug(DebugOptions::new())
+        .build(&driver)
+        .unwrap();
+    let block = heap.allocate(layout(100)).unwrap();
+    let sim = driver.sim().unwrap();
+    let told = warnings(&heap, || {
+        sim.fail(Call::MemsetD8Async, 1, Code::INVALID_VALUE);
+        drop(block);
+    });
+    assert_eq!(told, [true]);
+}
+
+#[cfg(feature = "allocator-api2")]
+#[test]
+fn of_a_block_that_is_given_back_twice_one_is_told_with_no_lock_held() {
+    use allocator_api2::alloc::Allocator;
+
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    // As many as are given back, or the heap would count less than none.
+    std::mem::forget(heap.allocate(layout(5000)).unwrap());
+    let memory = Allocator::allocate(&&heap, layout(100)).unwrap().cast();
+    let told = warnings(&heap, || {
+        for _ in 0..2 {
+            // SAFETY: none, the second time: this is what is tested. Nobody else has blocks of this size.
+            unsafe { Allocator::deallocate(&&heap, memory, layout(100)) };
+            // What the thread keeps goes back.
+            heap.trim().unwrap();
+        }
+    });
+    assert_eq!(told, [true]);
+}
