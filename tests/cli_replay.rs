@@ -275,6 +275,17 @@ fn the_heap_says_why_it_has_no_room() {
 }
 
 #[test]
+fn a_capacity_that_no_address_space_has_is_refused() {
+    let trace = trace("kv-cache");
+    let most = u64::MAX.to_string();
+    let which = ["--allocators", "heap", "--sim", "gh200", "--capacity"];
+    let output = run(&[&[trace.to_str().unwrap()], &which[..], &[&most]].concat());
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("address space"), "{error}");
+}
+
+#[test]
 fn wrong_usage_is_refused() {
     let trace = trace("kv-cache");
     let trace = trace.to_str().unwrap();

@@ -137,9 +137,9 @@ impl Heap {
         Ok(block)
     }
 
-    /// The heap's numbers. Takes microseconds, and more the more slabs there are, which it goes through: a
-    /// millisecond or so for gigabytes of small blocks. Threads that need more than they keep wait for it
-    /// meanwhile; while the heap is growing, it waits for the driver.
+    /// The heap's numbers. Goes through all slabs, of up to 64 KiB of small blocks each: that takes
+    /// microseconds where these are few, and longer in proportion. Threads that need more than they keep
+    /// wait meanwhile. While the heap is growing, it waits for the driver.
     pub fn stats(&self) -> HeapStats {
         self.shared.stats()
     }

@@ -183,8 +183,8 @@ impl HeapOptions {
     /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no node, a limit or shares below 2 MiB, chunks of 0 bytes, or more
-    /// reserved than the limit;
+    /// [`Error::InvalidArgument`] for no node, a limit or shares below 2 MiB or above what an address space
+    /// has, chunks of 0 bytes, or more reserved than the limit;
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be; the
     /// driver's, such as OUT_OF_MEMORY for too many addresses. Where memory is to be there from the
     /// start, those of [`Heap::reserve`]; with [growth ahead](Self::grow_ahead), [`Error::System`] if its
