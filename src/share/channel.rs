@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS};
@@ -129,6 +130,14 @@ impl Channel {
             }),
             (other, _) => Err(self.unexpected(&other)),
         }
+    }
+
+    /// Whether the other end is closed, and has left nothing to read.
+    pub(super) fn is_gone(&self) -> bool {
+        let mut poll = [PollFd::new(&self.stream, PollFlags::empty())];
+        let hung_up = rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok()
+            && poll[0].revents().contains(PollFlags::HUP);
+        hung_up && rustix::io::ioctl_fionread(&self.stream) == Ok(0)
     }
 
     /// Closes the connection: what came is not what was waited for.

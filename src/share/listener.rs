@@ -3,7 +3,7 @@
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
@@ -38,7 +38,8 @@ impl Listener {
         })
     }
 
-    /// How long [`accept`](Self::accept) waits; without this, for ever.
+    /// How long [`accept`](Self::accept) waits; without this, for ever. Twice as long at most, where it passes
+    /// over processes that have gone again.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no time at all.
@@ -49,12 +50,32 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for the next process that connects.
+    /// Waits for the next process that connects. One that has gone again without a word is passed over.
+    ///
+    /// Any other may go at any time, so what is done with the channel can fail at any time, with
+    /// [`Error::PeerLost`]: that ends this channel and need not end whoever accepts.
     ///
     /// # Errors
     /// [`Error::NotTrusted`] for one that the policy does not admit, which is disconnected;
     /// [`Error::TimedOut`]; the system's. The listener goes on after each.
     pub fn accept(&self) -> Result<Channel> {
+        let until = self
+            .timeout
+            .and_then(|after| Instant::now().checked_add(after));
+        loop {
+            let channel = self.accept_any()?;
+            if !channel.is_gone() {
+                return Ok(channel);
+            }
+            if let (Some(until), Some(after)) = (until, self.timeout)
+                && Instant::now() >= until
+            {
+                return Err(timed_out(after));
+            }
+        }
+    }
+
+    fn accept_any(&self) -> Result<Channel> {
         let accepted = loop {
             match self.socket.accept() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -62,12 +83,16 @@ impl Listener {
             }
         };
         let (stream, _) = accepted.map_err(|error| match (error.kind(), self.timeout) {
-            (io::ErrorKind::WouldBlock, Some(after)) => Error::TimedOut {
-                what: "waiting for a connection".into(),
-                after,
-            },
+            (io::ErrorKind::WouldBlock, Some(after)) => timed_out(after),
             _ => Error::system("accepting a connection", &error),
         })?;
         Channel::new(stream, &self.peers)
+    }
+}
+
+fn timed_out(after: Duration) -> Error {
+    Error::TimedOut {
+        what: "waiting for a connection".into(),
+        after,
     }
 }

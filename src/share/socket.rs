@@ -55,13 +55,8 @@ impl Drop for SocketFile {
     }
 }
 
-fn new() -> rustix::io::Result<OwnedFd> {
-    rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )
+fn new(of: SocketType) -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, of, SocketFlags::CLOEXEC, None)
 }
 
 fn address(path: &Path) -> Result<SocketAddrUnix> {
@@ -88,7 +83,7 @@ pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)
     };
     let _one_at_a_time = lock(folder).map_err(failed)?;
     // Bound under these permissions, so that there is no moment with others.
-    let socket = File::from(new().map_err(|error| failed(error.into()))?);
+    let socket = File::from(new(SocketType::STREAM).map_err(|error| failed(error.into()))?);
     let mode = match peers.reach_beyond_own_user() {
         true => 0o666,
         false => 0o600,
@@ -121,13 +116,16 @@ pub(crate) fn nobody_listens(path: &Path) -> bool {
 /// The same, with the path as an address.
 fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let refused = || {
-        let socket = new()?;
+    let refused = |of| {
+        let socket = new(of)?;
         // Somebody who listens may have a full backlog.
         set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_millis(1)))?;
         rustix::net::connect(&socket, address)
     };
-    is_socket && refused() == Err(Errno::CONNREFUSED)
+    let is_refused = |of| refused(of) == Err(Errno::CONNREFUSED);
+    // By datagram first: who listens hears nothing of that, Linux refuses it as of the wrong type (unix(7),
+    // EPROTOTYPE). Other kernels may refuse it as if nobody was there, so that alone is not enough.
+    is_socket && is_refused(SocketType::DGRAM) && is_refused(SocketType::STREAM)
 }
 
 /// Keeps others who do the same out of the folder until dropped.
@@ -151,7 +149,8 @@ fn lock(folder: &Path) -> io::Result<File> {
 /// listens.
 pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
-    let socket = new().map_err(|error| Error::system("making a socket", &error.into()))?;
+    let socket =
+        new(SocketType::STREAM).map_err(|error| Error::system("making a socket", &error.into()))?;
     let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
     match connected {
@@ -198,6 +197,9 @@ mod tests {
         let (first, first_file) = listen(&path, &peers).unwrap();
         let error = listen(&path, &peers).unwrap_err();
         assert!(matches!(error, Error::System { .. }), "{error}");
+        // Who listens hears nothing of the look.
+        rustix::io::ioctl_fionbio(&first, true).unwrap();
+        assert_eq!(rustix::net::accept(&first).unwrap_err(), Errno::WOULDBLOCK);
         // As after a crash: closed, with the file still there.
         drop(first);
         assert!(matches!(connect(&path, SHORT), Err(Error::PeerLost { .. })));

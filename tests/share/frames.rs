@@ -215,3 +215,39 @@ fn truncated_and_silent_peers_end_in_time() {
     let error = nobody.accept().unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
 }
+
+#[test]
+fn who_goes_without_a_word_is_passed_over() {
+    let place = Place::new();
+    let mut listener = Listener::bind(&place.socket, Peers::same_user()).unwrap();
+    listener.set_timeout(PATIENCE).unwrap();
+    // A look whether somebody listens here is no connection at all; one that goes at once is one.
+    Listener::bind(&place.socket, Peers::same_user()).unwrap_err();
+    for _ in 0..3 {
+        drop(UnixStream::connect(&place.socket).unwrap());
+    }
+    let driver = open();
+    let shared = buffer(&driver);
+    // What somebody has sent before going counts.
+    let mut brief = Channel::connect(&place.socket, Peers::same_user()).unwrap();
+    brief.send(&shared, Access::Read).unwrap();
+    drop(brief);
+    // Who says nothing more, but listens, is there.
+    let mut quiet = UnixStream::connect(&place.socket).unwrap();
+    quiet.shutdown(std::net::Shutdown::Write).unwrap();
+    let offer = listener.accept().unwrap().receive().unwrap();
+    assert_eq!(offer.description().len, shared.len());
+    listener
+        .accept()
+        .unwrap()
+        .send(&shared, Access::Read)
+        .unwrap();
+    let mut length = [0; 4];
+    std::io::Read::read_exact(&mut quiet, &mut length).unwrap();
+    assert_ne!(length, [0; 4]);
+    // It waits no longer for that.
+    drop(UnixStream::connect(&place.socket).unwrap());
+    listener.set_timeout(IMPATIENCE).unwrap();
+    let error = listener.accept().unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+}
