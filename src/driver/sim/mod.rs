@@ -116,6 +116,28 @@ impl Sim {
 
     /// Whether work on streams runs at once (`true`), or as late as CUDA allows (`false`, as at
     /// first), so that a missing synchronisation shows.
+    ///
+    /// As late as CUDA allows is when somebody waits for it, or **asks** for it: who asks again and again
+    /// would never hear yes else. So [`Stream::is_done`](crate::Stream::is_done),
+    /// [`Event::is_done`](crate::Event::is_done) and [`Heap::collect`](crate::Heap::collect) run the work
+    /// and find it done. For a GPU that is still busy let the question be answered so, one fault for each
+    /// question; the work then waits for the next:
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use egmem::driver::{Call, Code, NodeId};
+    /// use egmem::{Driver, Heap, Machine, Stream};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let sim = driver.sim().expect("it is simulated");
+    /// let (heap, stream) = (Heap::on(NodeId(0)).build(&driver)?, Stream::new(&driver, 0)?);
+    /// let block = heap.allocate(Layout::new::<u64>())?;
+    /// block.free_after(&stream)?;
+    /// sim.fail(Call::EventQuery, 1, Code::NOT_READY); // Call::StreamQuery for a stream
+    /// assert_eq!(heap.collect()?, 0); // the GPU is busy
+    /// assert_eq!(heap.collect()?, 1); // not any more
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
     pub fn set_eager(&self, eager: bool) {
         let mut state = self.shared.lock();
         state.eager = eager;

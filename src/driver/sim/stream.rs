@@ -1,6 +1,6 @@
 //! Streams.
 //!
-//! Work runs at the latest moment that CUDA allows: when somebody waits for it. A program that
+//! Work runs at the latest moment that CUDA allows: when somebody waits or asks for it. A program that
 //! forgets to wait sees stale bytes here every time, and on a GPU now and then.
 
 use std::collections::{HashMap, VecDeque};

@@ -49,6 +49,25 @@ fn work_runs_when_it_is_waited_for_and_not_before() {
 }
 
 #[test]
+fn a_gpu_is_busy_for_as_many_questions_as_a_test_wants() {
+    let driver = h200();
+    let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
+    memory.grant_all(&driver);
+    let stream = driver.stream_create(0).unwrap();
+    let event = driver.event_create(0, false).unwrap();
+    memset(&driver, memory.ptr, 1, 8, stream);
+    driver.event_record(event, stream).unwrap();
+    for call in [Call::EventQuery, Call::StreamQuery] {
+        sim(&driver).fail(call, 1, Code::NOT_READY);
+    }
+    assert_eq!(driver.event_query(event), Ok(false));
+    assert_eq!(driver.stream_query(stream), Ok(false));
+    assert_eq!(peek(memory.ptr), 0, "asking in vain runs nothing");
+    assert_eq!(driver.event_query(event), Ok(true));
+    assert_eq!(peek(memory.ptr), u64::from_ne_bytes([1; 8]));
+}
+
+#[test]
 fn events_order_streams() {
     let driver = h200();
     let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
