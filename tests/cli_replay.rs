@@ -134,7 +134,7 @@ fn too_little_room_is_counted_and_not_hidden() {
         "1",
         "--json",
     ]));
-    let capacity = (whole["peak"].as_u64().unwrap() / 2).to_string();
+    let capacity = format!("{}KiB", whole["peak"].as_u64().unwrap() >> 11);
     let args = [
         path,
         "--allocators",
@@ -147,7 +147,10 @@ fn too_little_room_is_counted_and_not_hidden() {
     let half = json(&run(&[&args[..], &["--json"]].concat()));
     let result = &half["results"][0];
     assert!(result["failed"].as_u64().unwrap() > 0);
-    assert!(result["peak_span"].as_u64().unwrap() <= capacity.parse().unwrap());
+    let given = half["capacity"].as_u64().unwrap();
+    let wanted = whole["peak"].as_u64().unwrap() >> 11 << 10;
+    assert_eq!(given, wanted.next_multiple_of(2 << 20));
+    assert!(result["peak_span"].as_u64().unwrap() <= given);
     let table = text(&run(&args).stdout);
     let line = table
         .lines()
@@ -167,19 +170,19 @@ fn what_is_left_out_of_a_log_is_told() {
     let output = piped(log, &[]);
     assert_eq!(output.status.code(), Some(2));
     let error = text(&output.stderr);
-    assert!(error.contains("line 7: 2 columns"), "{error}");
+    assert!(error.contains("-: line 7: 2 columns"), "{error}");
     let output = piped(log, &["--skip-bad"]);
     assert!(output.status.success());
     let told = text(&output.stdout);
     for line in [
-        "-: 7 lines, 2 allocations and 1 frees by 1 threads; at most 128 B live in 1 blocks",
-        "  1 headers",
-        "  1 empty lines left out",
-        "  1 allocations that had failed left out",
-        "  1 frees left out of what the log does not know, or twice",
-        "  1 lines left out that cannot be read",
-        "  1 frees put in, where an address came again without one",
-        "  1 blocks never freed",
+        "-: 7 lines, 2 allocations and 1 free by 1 thread; at most 128 B live in 1 block",
+        "  1 header",
+        "  1 empty line left out",
+        "  1 allocation that had failed left out",
+        "  1 free left out of what the log does not know, or twice",
+        "  1 line left out that cannot be read",
+        "  1 free put in, where an address came again without one",
+        "  1 block never freed",
     ] {
         assert!(told.lines().any(|other| other == line), "{line}\n{told}");
     }
@@ -286,22 +289,52 @@ fn a_capacity_that_no_address_space_has_is_refused() {
 }
 
 #[test]
+fn a_small_capacity_is_told_as_it_counts() {
+    let log = "1,0,allocate,0x100,64,0\n1,1,free,0x100,64,0\n";
+    let output = piped(log, &["--capacity", "3"]);
+    let told = text(&output.stdout);
+    assert!(
+        told.contains("Aligned to 256 B, of 2 MiB at most."),
+        "{told}"
+    );
+}
+
+#[test]
+fn there_is_room_by_default_for_any_alignment() {
+    let log: String = (1..=20)
+        .map(|block| format!("1,0,allocate,{block:#x}00,64,0\n"))
+        .collect();
+    let report = json(&piped(log, &["--align", "16777216", "--json"]));
+    assert_eq!(report["results"][0]["failed"], 0, "{report}");
+}
+
+#[test]
 fn wrong_usage_is_refused() {
     let trace = trace("kv-cache");
     let trace = trace.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
     for (args, word) in [
         (&[trace, "--allocators", "best-fit,slab"][..], "slab"),
         (&[trace, "--align", "3"], "alignment"),
         (&[trace, "--repeat", "0"], "repeat"),
-        (&[], "TRACE"),
+        (&[trace, "--capacity", "0"], "capacity"),
+        (&[trace, "--capacity", "18446744073709551615"], "capacity"),
+        (&[trace, "--capacity", "1 stone"], "unit"),
+        (&[trace, "--device", "7"], "kv-cache.csv: device 7: "),
+        (&[trace, "--seed", "7"], "--seed"),
+        (&[], "--generate"),
+        (
+            &["no/such/file.csv"],
+            "no/such/file.csv: it cannot be read: ",
+        ),
+        (&[folder], "it cannot be read: "),
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let error = text(&output.stderr);
         assert!(error.contains(word), "{args:?}: {error}");
     }
-    let missing = run(&["no/such/file.csv"]);
-    assert_eq!(missing.status.code(), Some(1));
     let empty = piped("Thread,Time,Action,Pointer,Size,Stream\n", &[]);
     assert_eq!(empty.status.code(), Some(2));
 }

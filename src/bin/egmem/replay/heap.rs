@@ -44,10 +44,9 @@ impl Ground {
     /// # Errors
     /// The heap's.
     pub fn heap(&self, room: Room) -> Result<Ours> {
-        // What overflows is refused as a limit.
-        let limit = room.capacity.checked_next_multiple_of(2 << 20);
-        let limit = limit.unwrap_or(u64::MAX);
-        let heap = Heap::on(self.node).limit(limit).build(&self.driver)?;
+        let heap = Heap::on(self.node)
+            .limit(room.capacity)
+            .build(&self.driver)?;
         Ok(Ours {
             heap,
             refused: OnceLock::new(),

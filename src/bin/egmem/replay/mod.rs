@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use egmem::size::Bytes;
 use egmem::{Error, Result};
 
 use self::contestants::Room;
@@ -34,11 +35,8 @@ use crate::source::Source;
 #[derive(Args, Debug)]
 pub struct Replay {
     /// The log: RMM's (Thread,Time,Action,Pointer,Size,Stream) or PyTorch's memory snapshot as JSON; -
-    /// is standard input
-    #[arg(
-        value_name = "TRACE.csv|SNAPSHOT.json|-",
-        required_unless_present = "generate"
-    )]
+    /// is standard input. Without a log of your own, --generate makes one up
+    #[arg(value_name = "TRACE.csv|SNAPSHOT.json|-")]
     trace: Option<PathBuf>,
     #[command(flatten)]
     source: Source,
@@ -57,13 +55,14 @@ pub struct Replay {
     /// What all blocks are aligned to, in bytes: a power of two
     #[arg(long, value_name = "BYTES", default_value_t = 256)]
     align: u32,
-    /// What each allocator may give out, in bytes; twice the log's peak and 64 MiB if not given
+    /// What each allocator may give out: 1000000, 1GiB; at least 1 byte, rounded up to 2 MiB; twice the log's peak,
+    /// each block counted with its alignment, and 64 MiB if not given
     #[arg(long, value_name = "BYTES")]
-    capacity: Option<u64>,
+    capacity: Option<Bytes>,
     /// The NUMA node of the heap's memory; the first GPU's if not given
     #[arg(long, value_name = "N")]
     node: Option<i32>,
-    /// Which device of a snapshot; the one with most entries if not given
+    /// Which device of PyTorch's snapshot; the one with most entries if not given
     #[arg(long, value_name = "N")]
     device: Option<usize>,
     /// Count lines that cannot be read, and go on
@@ -79,14 +78,19 @@ pub struct Replay {
     #[arg(long, value_name = "FILE.svg")]
     occupancy: Option<PathBuf>,
 
-    /// Print a made-up log of this shape, as those in benches/data are
-    #[arg(long, hide = true, conflicts_with = "trace")]
+    /// Replay nothing, but print a made-up log of this shape, as those in benches/data are
+    #[arg(long, value_name = "SHAPE", conflicts_with = "trace")]
     generate: Option<Shape>,
     /// The made-up log's seed
-    #[arg(long, hide = true, default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "trace")]
     seed: u64,
     /// The made-up log's lines, about
-    #[arg(long, hide = true, default_value_t = 4800)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4800,
+        conflicts_with = "trace"
+    )]
     lines: usize,
 }
 
@@ -97,12 +101,17 @@ impl Replay {
             return print(&generate(shape, self.seed, self.lines)).map(|()| ExitCode::SUCCESS);
         }
         let entrants = Entrant::choose(&self.allocators)?;
-        let path = self.trace.as_deref().unwrap_or(Path::new("-"));
+        let path = self.trace.as_deref().ok_or_else(|| {
+            let why = "none is named: give a TRACE.csv, a SNAPSHOT.json or - for standard input; \
+                       `--generate dataframe` makes one up";
+            Error::invalid("trace", why)
+        })?;
         let reading = Reading {
             skip_bad: self.skip_bad,
             device: self.device,
         };
-        let trace = read::read(&contents(path)?, reading)?;
+        let trace = read::read(&contents(path)?, reading)
+            .map_err(|bad| Error::invalid("trace", format!("{}: {bad}", path.display())))?;
         if trace.events.is_empty() {
             let why = format!("{} tells of no allocation", path.display());
             return Err(Error::invalid("trace", why));
@@ -111,13 +120,14 @@ impl Replay {
             let why = format!("{} is no power of two up to 1 GiB", self.align);
             Error::invalid("alignment", why)
         })?;
+        let room = self.room(&trace)?;
         let setting = Setting {
             ground: match entrants.contains(&Entrant::Heap) {
                 true => Some(Ground::new(self.source.open()?, self.node)?),
                 false => None,
             },
             picture: self.occupancy.as_ref().map(|_| self.heading(path)),
-            room: self.room(&trace),
+            room,
             repeat: self.repeat,
             threads: self
                 .threads
@@ -165,23 +175,49 @@ impl Replay {
         format!("The heap at the peak of {}{simulated}", path.display())
     }
 
-    fn room(&self, trace: &Trace) -> Room {
-        let plenty = trace.peak.saturating_mul(2).saturating_add(64 << 20);
-        Room {
-            capacity: self.capacity.unwrap_or(plenty),
+    fn room(&self, trace: &Trace) -> Result<Room> {
+        let align = u64::from(self.align);
+        let capacity = match self.capacity {
+            Some(Bytes(0)) => Err(Error::invalid("capacity", "0 bytes hold no block")),
+            Some(Bytes(wanted)) => Ok(wanted),
+            None => Ok(plenty(trace, align)),
+        }?;
+        let whole = capacity.checked_next_multiple_of(Room::UNIT);
+        let capacity = whole.ok_or_else(|| {
+            let why = format!("{capacity} bytes are more than an address space holds");
+            Error::invalid("capacity", why)
+        })?;
+        Ok(Room {
+            capacity,
             blocks: trace.peak_blocks,
-            align: u64::from(self.align),
-        }
+            align,
+        })
     }
 }
 
+/// What a log's blocks have room in twice over. Up to 256 bytes of alignment are within what allocators round
+/// sizes up by.
+fn plenty(trace: &Trace, align: u64) -> u64 {
+    let padding = match align > 256 {
+        true => u64::from(trace.peak_blocks).saturating_mul(align),
+        false => 0,
+    };
+    let peak = trace.peak.saturating_add(padding);
+    peak.saturating_mul(2).saturating_add(64 << 20)
+}
+
+/// # Errors
+/// [`Error::InvalidArgument`], as for a log that makes no sense.
 fn contents(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = match path.as_os_str() == "-" {
         true => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
         false => std::fs::read(path).map(|read| bytes = read),
     };
-    read.map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))?;
+    read.map_err(|error| {
+        let why = format!("{}: it cannot be read: {error}", path.display());
+        Error::invalid("trace", why)
+    })?;
     Ok(bytes)
 }
 

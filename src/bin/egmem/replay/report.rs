@@ -174,12 +174,15 @@ impl Report {
         }
         let _ = write!(
             text,
-            "\nNS/OP: CPU time for an allocation or a free, median of {} replays{}; FIRST: in the first replay,\n\
+            "\nNS/OP: CPU time for an allocation or a free, median of {}{}; FIRST: in the first replay,\n\
              while the allocator grows. SPAN: from the first byte given out to the last. FRAGMENTED: 1 − largest\n\
              free stretch / all free bytes, at the worst. –: not known, or without meaning.\n",
-            self.repeat,
+            counted(self.repeat.into(), "replay", "replays"),
             match self.threads {
-                true => format!(" by {} threads, over all of them", self.log_threads),
+                true => format!(
+                    " by {}, over all of them",
+                    counted(self.log_threads as u64, "thread", "threads")
+                ),
                 false => String::new(),
             },
         );
@@ -192,40 +195,71 @@ impl Report {
     fn head(&self) -> String {
         let log = &self.log;
         let mut text = format!(
-            "{}: {} lines, {} allocations and {} frees by {} threads; at most {} live in {} blocks\n",
+            "{}: {}, {} and {} by {}; at most {} live in {}\n",
             self.trace,
-            log.lines,
-            log.allocations,
-            log.frees + log.implied_frees,
-            self.log_threads,
+            counted(log.lines, "line", "lines"),
+            counted(log.allocations, "allocation", "allocations"),
+            counted(log.frees + log.implied_frees, "free", "frees"),
+            counted(self.log_threads as u64, "thread", "threads"),
             Bytes(self.peak),
-            self.peak_blocks,
+            counted(self.peak_blocks.into(), "block", "blocks"),
         );
-        for (count, what) in [
-            (log.headers, "headers"),
-            (log.blank, "empty lines left out"),
-            (log.failures, "allocations that had failed left out"),
-            (log.empty, "allocations and frees of nothing left out"),
+        for (count, one, many, rest) in [
+            (log.headers, "header", "headers", ""),
+            (log.blank, "empty line", "empty lines", " left out"),
+            (
+                log.failures,
+                "allocation that had failed",
+                "allocations that had failed",
+                " left out",
+            ),
+            (
+                log.empty,
+                "allocation or free of nothing",
+                "allocations and frees of nothing",
+                " left out",
+            ),
             (
                 log.unknown_frees,
-                "frees left out of what the log does not know, or twice",
+                "free",
+                "frees",
+                " left out of what the log does not know, or twice",
             ),
-            (log.others, "entries left out that are not about blocks"),
-            (log.other_devices, "entries of other devices left out"),
-            (log.bad, "lines left out that cannot be read"),
+            (
+                log.others,
+                "entry left out that is",
+                "entries left out that are",
+                " not about blocks",
+            ),
+            (
+                log.other_devices,
+                "entry of another device",
+                "entries of other devices",
+                " left out",
+            ),
+            (log.bad, "line", "lines", " left out that cannot be read"),
             (
                 log.implied_frees,
-                "frees put in, where an address came again without one",
+                "free",
+                "frees",
+                " put in, where an address came again without one",
             ),
             (
                 log.other_sizes,
-                "frees that tell another size than the allocation",
+                "free that tells",
+                "frees that tell",
+                " another size than the allocation",
             ),
-            (log.never_freed, "blocks never freed"),
-            (log.times_back, "times that go back"),
+            (log.never_freed, "block", "blocks", " never freed"),
+            (
+                log.times_back,
+                "time that goes back",
+                "times that go back",
+                "",
+            ),
         ] {
             if count > 0 {
-                let _ = writeln!(text, "  {count} {what}");
+                let _ = writeln!(text, "  {}{rest}", counted(count, one, many));
             }
         }
         let _ = writeln!(
@@ -261,5 +295,13 @@ impl Report {
             text.push_str("Built with the feature \"compare\" there are more.\n");
         }
         text
+    }
+}
+
+/// A number and what it counts: "1 block", "2 blocks".
+fn counted(count: u64, one: &str, many: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        _ => format!("{count} {many}"),
     }
 }

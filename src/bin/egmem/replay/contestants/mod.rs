@@ -129,3 +129,8 @@ pub struct Room {
     /// The greatest alignment that will be asked for.
     pub align: u64,
 }
+
+impl Room {
+    /// Capacities are whole multiples of this, in bytes: a heap's limit is one.
+    pub const UNIT: u64 = 2 << 20;
+}

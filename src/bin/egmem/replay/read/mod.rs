@@ -3,8 +3,6 @@
 mod pytorch;
 mod rmm;
 
-use egmem::Error;
-
 use super::trace::Trace;
 
 /// How a log is read.
@@ -72,15 +70,6 @@ pub enum Why {
     Format(String),
 }
 
-impl From<Bad> for Error {
-    fn from(bad: Bad) -> Self {
-        Error::InvalidArgument {
-            what: "trace",
-            why: bad.to_string(),
-        }
-    }
-}
-
 /// Reads a log of either format.
 ///
 /// # Errors
@@ -99,6 +88,13 @@ pub fn read(bytes: &[u8], reading: Reading) -> Result<Trace, Bad> {
                     .into(),
             ),
         }),
-        _ => rmm::read(bytes, reading),
+        _ => match reading.device {
+            Some(device) => Err(Bad {
+                place: "device",
+                number: device as u64,
+                why: Why::Format("RMM's logs tell of no devices: leave --device out".into()),
+            }),
+            None => rmm::read(bytes, reading),
+        },
     }
 }
