@@ -23,6 +23,7 @@ impl Heap {
         NonNull::slice_from_raw_parts(first, len)
     }
 
+    #[track_caller]
     fn allocate_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
         if layout.size() == 0 {
             return Some(nothing(layout));
@@ -37,10 +38,14 @@ impl Heap {
             .ok()?;
         // Its owner gives it back by its address.
         self.shared().name(block.piece());
+        if let Some(watch) = &self.shared().watch {
+            watch.is_collections(block.offset());
+        }
         let block = std::mem::ManuallyDrop::new(block);
         Some(self.pointer(block.offset(), layout.size()))
     }
 
+    #[track_caller]
     fn allocate_zeroed_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
         let memory = self.allocate_for_cpu(layout)?;
         // SAFETY: so many bytes are new, and the CPU writes to them.
@@ -77,6 +82,7 @@ impl Heap {
     /// # Safety
     /// As [`deallocate_for_cpu`](Self::deallocate_for_cpu), with `old`. Unless the result is none, only
     /// the result is used from then on.
+    #[track_caller]
     unsafe fn resize_for_cpu(
         &self,
         ptr: NonNull<u8>,
@@ -105,6 +111,7 @@ impl Heap {
 
     /// # Safety
     /// As [`resize_for_cpu`](Self::resize_for_cpu); `new` is no smaller than `old`.
+    #[track_caller]
     unsafe fn grow_zeroed_for_cpu(
         &self,
         ptr: NonNull<u8>,
@@ -153,10 +160,12 @@ macro_rules! allocator {
         // clones are handles of the same heap, and any of them gives back what another gave out. The
         // CPU can read and write them, as checked, and nobody else is given the same bytes.
         unsafe impl $($of)::+::Allocator for Heap {
+            #[track_caller]
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 self.allocate_for_cpu(layout).ok_or($($of)::+::AllocError)
             }
 
+            #[track_caller]
             fn allocate_zeroed(
                 &self,
                 layout: Layout,
@@ -169,6 +178,7 @@ macro_rules! allocator {
                 unsafe { self.deallocate_for_cpu(ptr, layout) }
             }
 
+            #[track_caller]
             unsafe fn grow(
                 &self,
                 ptr: NonNull<u8>,
@@ -180,6 +190,7 @@ macro_rules! allocator {
                 grown.ok_or($($of)::+::AllocError)
             }
 
+            #[track_caller]
             unsafe fn grow_zeroed(
                 &self,
                 ptr: NonNull<u8>,
@@ -191,6 +202,7 @@ macro_rules! allocator {
                 grown.ok_or($($of)::+::AllocError)
             }
 
+            #[track_caller]
             unsafe fn shrink(
                 &self,
                 ptr: NonNull<u8>,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::debug::blocks;
 use super::piece::Piece;
 use super::shared::Shared;
 use super::{Block, Heap};
@@ -139,8 +140,13 @@ impl NotAllFreed {
 
 impl fmt::Display for NotAllFreed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.blocks.len();
-        write!(f, "{count} blocks were not given back: {}", self.error)
+        let were = if self.blocks.len() == 1 {
+            "was"
+        } else {
+            "were"
+        };
+        let blocks = blocks(self.blocks.len() as u64);
+        write!(f, "{blocks} {were} not given back: {}", self.error)
     }
 }
 

@@ -31,6 +31,40 @@ fn a_vector_grows_in_the_heap() {
 }
 
 #[test]
+fn a_collections_leak_is_told_as_that() {
+    let driver = simulated();
+    for backtraces in [false, true] {
+        let debug = egmem::heap::DebugOptions::new().backtraces(backtraces);
+        let heap = on(&driver).debug(debug).build(&driver).unwrap();
+        let mut numbers = HeapVec::new_in(&heap);
+        numbers.push(1_u8);
+        let hint = "DebugOptions::backtraces(true)";
+        let leaks = heap.leaks().unwrap();
+        let site = &leaks.places[0].first.allocated;
+        assert!(site.in_collection);
+        // As the vector's code lies, not the heap's.
+        let place = site.place.as_ref().unwrap();
+        assert!(place.contains("allocator-api2"), "{place}");
+        let text = leaks.to_string();
+        assert!(
+            text.starts_with("1 block with 8 bytes is not freed\n1 block, 8 bytes, allocated at "),
+            "{text}"
+        );
+        assert_eq!(text.contains(hint), !backtraces, "{text}");
+        drop(numbers);
+        let block = heap.allocate(layout(1)).unwrap();
+        let leaks = heap.leaks().unwrap();
+        assert!(!leaks.places[0].first.allocated.in_collection);
+        let text = leaks.to_string();
+        assert!(
+            text.starts_with("1 block with 1 byte is not freed\n") && !text.contains(hint),
+            "{text}"
+        );
+        drop(block);
+    }
+}
+
+#[test]
 fn a_vector_grows_and_shrinks_where_it_lies() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();

@@ -11,7 +11,8 @@
 //! Where each block was allocated is known, and by which thread: [`Heap::live_blocks`](super::Heap::live_blocks),
 //! [`Heap::leaks`](super::Heap::leaks), and a warning with the same when a heap's last handle goes and
 //! blocks are left. Blocks freed twice, and addresses freed where no block begins, which only unsafe code
-//! can do (a collection's `Allocator::deallocate`), are refused and told.
+//! can do (a collection's `Allocator::deallocate`), are refused and told. A collection's block is allocated
+//! within the collection, and the place is that: [`DebugOptions::backtraces`] tells whose it is.
 //!
 //! ```
 //! use std::alloc::Layout;
@@ -63,5 +64,6 @@ pub use report::{
 };
 pub use site::Site;
 
+pub(super) use report::blocks;
 pub(super) use site::Origin;
 pub(super) use watch::Watch;

@@ -26,8 +26,8 @@ pub struct BlockInfo {
 
 impl fmt::Display for BlockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, offset, .. } = self;
-        write!(f, "block of {bytes} bytes at offset {offset:#x}, ")?;
+        let (bytes, offset) = (bytes(self.bytes), self.offset);
+        write!(f, "block of {bytes} at offset {offset:#x}, ")?;
         write!(f, "allocated {}", self.allocated)?;
         match &self.freed {
             Some(freed) => write!(f, ", freed {freed}"),
@@ -217,17 +217,37 @@ pub struct Leaks {
 
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { blocks, bytes, .. } = self;
-        write!(f, "{blocks} blocks with {bytes} bytes are not freed")?;
-        for Leaks {
-            blocks,
-            bytes,
-            first,
-        } in &self.places
-        {
-            let site = &first.allocated;
-            write!(f, "\n{blocks} blocks, {bytes} bytes, allocated {site}")?;
+        let are = if self.blocks == 1 { "is" } else { "are" };
+        let all = blocks(self.blocks);
+        write!(f, "{all} with {} {are} not freed", bytes(self.bytes))?;
+        for leaks in &self.places {
+            let site = &leaks.first.allocated;
+            let (blocks, bytes) = (blocks(leaks.blocks), bytes(leaks.bytes));
+            write!(f, "\n{blocks}, {bytes}, allocated {site}")?;
         }
-        Ok(())
+        let unknown = |leaks: &Leaks| {
+            let site = &leaks.first.allocated;
+            site.in_collection && site.backtrace.is_none()
+        };
+        match self.places.iter().any(unknown) {
+            true => f.write_str(
+                "\nWhose collections these are, DebugOptions::backtraces(true) would tell.",
+            ),
+            false => Ok(()),
+        }
     }
+}
+
+/// "1 block", "2 blocks".
+pub(in crate::heap) fn blocks(count: u64) -> String {
+    counted(count, "block")
+}
+
+fn bytes(count: u64) -> String {
+    counted(count, "byte")
+}
+
+fn counted(count: u64, what: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{s}")
 }

@@ -16,6 +16,10 @@ pub struct Site {
     pub place: Option<String>,
     /// The thread's name, or its number where it has none.
     pub thread: String,
+    /// Whether it is a collection's memory: `place` is within the collection, and only `backtrace` tells
+    /// whose that is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_collection: bool,
     /// How the program came there, if [that was wanted](super::DebugOptions::backtraces).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backtrace: Option<String>,
@@ -38,6 +42,7 @@ impl fmt::Display for Site {
 #[derive(Clone, Debug)]
 pub(in crate::heap) struct Origin {
     place: Option<&'static Location<'static>>,
+    in_collection: bool,
     thread: Arc<str>,
     backtrace: Option<Arc<Backtrace>>,
 }
@@ -47,6 +52,7 @@ impl Origin {
     pub(super) fn here(place: Option<&'static Location<'static>>, backtrace: bool) -> Self {
         Self {
             place,
+            in_collection: false,
             thread: thread(),
             backtrace: backtrace.then(|| Arc::new(Backtrace::force_capture())),
         }
@@ -57,9 +63,15 @@ impl Origin {
         self.place
     }
 
+    /// Notes that the line is a collection's, not the program's.
+    pub(super) fn set_in_collection(&mut self) {
+        self.in_collection = true;
+    }
+
     pub(super) fn site(&self) -> Site {
         Site {
             place: self.place.map(ToString::to_string),
+            in_collection: self.in_collection,
             thread: self.thread.to_string(),
             backtrace: self.backtrace.as_ref().map(ToString::to_string),
         }

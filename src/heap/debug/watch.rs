@@ -76,6 +76,13 @@ impl Watch {
         Ok(piece)
     }
 
+    /// A block is a collection's memory.
+    pub(in crate::heap) fn is_collections(&self, offset: u64) {
+        if let Some(record) = lock(&self.inner).table.get_mut(offset) {
+            record.allocated.set_in_collection();
+        }
+    }
+
     /// A block is freed that its user has; whether it has one there.
     pub(in crate::heap) fn free(&self, heap: &Shared, offset: u64) -> bool {
         let by = self.origin(None);
