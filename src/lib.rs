@@ -93,6 +93,9 @@ pub mod topology;
 pub mod trace;
 pub mod vmm;
 
+/// The crate whose `Allocator` a [`Heap`] is: its `Vec` and `Box`, of the version that fits.
+#[cfg(feature = "allocator-api2")]
+pub use allocator_api2;
 pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
@@ -107,3 +110,8 @@ pub use topology::Topology;
 #[cfg(all(doctest, feature = "exchange"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The same of the heap's page.
+#[cfg(all(doctest, feature = "share", feature = "allocator-api2"))]
+#[doc = include_str!("../docs/heap.md")]
+struct HeapPage;

@@ -91,6 +91,10 @@ impl Heap {
     /// A block of `layout`'s size, from 1 byte to 1 TiB − 256 bytes, at an address that is a multiple of
     /// its alignment. Its bytes are whatever they were.
     ///
+    /// With the feature `allocator-api2` or `nightly` a heap also is an `Allocator`, whose function of this
+    /// name gives a bare pointer. `heap.allocate(layout)` is this one; the trait's takes its own name,
+    /// `Allocator::allocate(&heap, layout)`.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or for more than that; where the heap has to grow, [`Error::LimitReached`],
     /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.

@@ -19,7 +19,9 @@ pub struct Pressure {
 /// What is to become of an allocation for which the heap would grow beyond its soft limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relief {
-    /// Blocks were freed: try once more, and ask again if that is in vain.
+    /// Blocks were freed: try once more, and ask again if that is in vain. Nothing ends this but another
+    /// answer: one that is always `Retry` lets the allocation spin without end, so say it only where
+    /// something was freed, or look at [`Pressure::asked`].
     Retry,
     /// Grow beyond the soft limit.
     Grow,

@@ -104,7 +104,9 @@ impl HeapOptions {
     /// rather than beyond; where `relieve` lets it grow, again by whole ones.
     ///
     /// It is called by the thread that allocates, with no lock of the heap held, and by several
-    /// threads at once. Growth ahead of need stops at `bytes`; [`Heap::reserve`] does not. A `relieve`
+    /// threads at once. Whatever the allocating code has locked is locked still: a `relieve` that locks the
+    /// same (a cache's mutex, from under which the cache allocates) waits for itself for ever; let it
+    /// `try_lock` and else say [`Relief::Grow`] or [`Relief::Refuse`]. Growth ahead of need stops at `bytes`; [`Heap::reserve`] does not. A `relieve`
     /// that has handles or blocks of this heap keeps the heap from ending: let it have a
     /// [`Weak`](std::sync::Weak) reference to what it frees.
     pub fn soft_limit(

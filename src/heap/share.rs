@@ -60,6 +60,9 @@ impl Block {
     /// chunk, those allocated later too, as [`Shared::window`] says: give what others must not see a
     /// heap of its own.
     ///
+    /// **It is not probed.** A fetch over the exchange with `probe` has nothing to write its word to, for
+    /// what lies behind a block may be another's: `Proof::why_not` says so.
+    ///
     /// **A freed block has a next user.** Importers that still have it mapped then read and write
     /// another block. On the exchange keep the result until `Published::withdraw` has returned
     /// without an error; over a channel, until the other process has said that it is done, with its

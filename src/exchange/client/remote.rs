@@ -67,7 +67,7 @@ impl RemoteBuffer {
         self.no_fabric.as_deref()
     }
 
-    /// What was proved when it was fetched.
+    /// What was proved when it was fetched, or [why nothing was](Proof::why_not).
     pub const fn proved(&self) -> &Proof {
         &self.proof
     }
