@@ -133,7 +133,7 @@ impl Nodes {
     }
 
     /// A new node, in use and in no list.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, start: u64, size: u32, previous: NodeId, next: NodeId) -> NodeId {
         if self.vacant == NodeId::NONE {
             self.add_vacant();
@@ -190,7 +190,7 @@ impl Nodes {
     }
 
     /// The same between two neighbours. If the first one was at an edge, the new one is now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert_between(
         &mut self,
         previous: NodeId,
@@ -199,11 +199,13 @@ impl Nodes {
         size: u32,
     ) -> NodeId {
         let node = self.add(start, size, previous, next);
-        let before = self.get_mut(previous);
+        // Once: where the table lies need not be looked up again after each write to it.
+        let nodes = &mut *self.nodes;
+        let before = &mut nodes[previous.index()];
         before.next = node;
         let edge = std::mem::take(&mut before.edge);
-        self.get_mut(next).previous = node;
-        self.get_mut(node).edge = edge;
+        nodes[next.index()].previous = node;
+        nodes[node.index()].edge = edge;
         node
     }
 
@@ -220,11 +222,12 @@ impl Nodes {
     /// Puts a node in the list of its size, or of edges.
     #[inline(always)]
     pub(super) fn link(&mut self, node: NodeId) {
-        let this = self.get(node);
+        let nodes = &mut *self.nodes;
+        let this = &nodes[node.index()];
         let bin = select_unpredictable(this.edge, EDGE, bins::bin_of(this.size));
         let first = std::mem::replace(&mut self.heads[bin], node);
-        self.get_mut(first).before = node;
-        let this = self.get_mut(node);
+        nodes[first.index()].before = node;
+        let this = &mut nodes[node.index()];
         this.before = NodeId::NONE;
         this.after = first;
         this.state = State::Free;
@@ -235,13 +238,14 @@ impl Nodes {
     /// Takes a node out of its list: it is in use.
     #[inline(always)]
     pub(super) fn unlink(&mut self, node: NodeId) {
-        let this = self.get_mut(node);
+        let nodes = &mut *self.nodes;
+        let this = &mut nodes[node.index()];
         let (before, after, bin) = (this.before, this.after, usize::from(this.bin));
         this.state = State::Used;
         // Without a branch, and so for the node that stands for none too: what is where cannot be
         // foreseen.
-        self.get_mut(after).before = before;
-        self.get_mut(before).after = after;
+        nodes[after.index()].before = before;
+        nodes[before.index()].after = after;
         let first = before == NodeId::NONE;
         let head = &mut self.heads[bin];
         *head = select_unpredictable(first, after, *head);
