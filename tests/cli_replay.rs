@@ -221,6 +221,7 @@ fn a_plot_shows_every_allocator() {
     assert!(run(&args).status.success());
     let svg = std::fs::read_to_string(&path).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(svg.contains("; medians of 1 replay") && !svg.contains("1 replays"));
     assert!(svg.contains(">best-fit</text>") && svg.contains(">glibc</text>"));
     assert!(
         !svg.contains("NaN") && svg.len() < 100 << 10,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use egmem::size::Bytes;
 
 use super::play::Sample;
-use super::report::{Outcome, Report};
+use super::report::{Outcome, Report, counted};
 use super::trace::Trace;
 
 const WIDTH: f64 = 920.0;
@@ -61,17 +61,20 @@ pub fn draw(report: &Report, trace: &Trace) -> String {
 <desc id="egmem-replay-s">{words}</desc>
 <rect width="{WIDTH}" height="{height}" fill="#fff"/>
 <text x="24" y="32" font-size="17" font-weight="bold">Replay of {name}</text>
-<text x="24" y="52" fill="#555">{operations} operations, at most {peak} live in {blocks} blocks; medians of {repeat} replays{threads}{simulated}{slow}</text>
+<text x="24" y="52" fill="#555">{operations}, at most {peak} live in {blocks}; medians of {repeat}{threads}{simulated}{slow}</text>
 <text x="24" y="{over}" font-weight="bold">Live bytes, and spans from the first live byte to the last</text>
 "##,
         name = escape(&report.trace),
         words = escape(&words(report)),
-        operations = report.operations,
+        operations = counted(report.operations as u64, "operation", "operations"),
         peak = Bytes(report.peak),
-        blocks = report.peak_blocks,
-        repeat = report.repeat,
+        blocks = counted(report.peak_blocks.into(), "block", "blocks"),
+        repeat = counted(report.repeat.into(), "replay", "replays"),
         threads = match report.threads {
-            true => format!(" by {} threads", report.log_threads),
+            true => format!(
+                " by {}",
+                counted(report.log_threads as u64, "thread", "threads")
+            ),
             false => String::new(),
         },
         simulated = match report.simulated {

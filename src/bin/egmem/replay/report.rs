@@ -299,7 +299,7 @@ impl Report {
 }
 
 /// A number and what it counts: "1 block", "2 blocks".
-fn counted(count: u64, one: &str, many: &str) -> String {
+pub fn counted(count: u64, one: &str, many: &str) -> String {
     match count {
         1 => format!("1 {one}"),
         _ => format!("{count} {many}"),
