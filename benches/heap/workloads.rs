@@ -67,7 +67,7 @@ impl Workload {
 
     /// Whether the capacity is a question here, and room with 97 % of it live at the peak.
     pub fn tight(&self) -> Option<Room> {
-        if !self.name.starts_with("random/") {
+        if !self.name.starts_with("random") {
             return None;
         }
         let sequence = self.sequence()?;
