@@ -64,6 +64,7 @@ impl Origin {
     }
 
     /// Notes that the line is a collection's, not the program's.
+    #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(super) fn set_in_collection(&mut self) {
         self.in_collection = true;
     }

@@ -77,6 +77,7 @@ impl Watch {
     }
 
     /// A block is a collection's memory.
+    #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(in crate::heap) fn is_collections(&self, offset: u64) {
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
             record.allocated.set_in_collection();
