@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Counting {
 /// What keeping blocks takes besides them.
 #[derive(Debug, Clone, Copy)]
 pub struct Metadata {
-    /// Beside the managed memory: what it took from Rust's allocator for each byte that lives.
+    /// Beside the managed memory: what it took from Rust's allocator and mapped for each byte that lives.
     pub outside: f64,
     /// Within it: the span for each byte that lives, less one.
     pub inside: f64,
@@ -59,8 +59,8 @@ pub struct Metadata {
 
 /// `blocks` live blocks of 4 KiB, then half of them.
 ///
-/// What a contestant maps for its books by itself is not seen: glibc's, mimalloc's and UMF's lie where
-/// only they know.
+/// What a contestant maps for its books is what it tells: glibc's, mimalloc's and UMF's lie where only
+/// they know.
 ///
 /// # Errors
 /// If the contestant cannot be made.
@@ -94,10 +94,12 @@ impl Visitor for BuildUp {
             blocks.push(contestant.allocate(layout).expect("room for a block"));
         }
         let live = f64::from(self.0) * 4096.0;
-        let outside = LIVE.load(Ordering::Relaxed) as f64 / live;
+        let books =
+            |contestant: &C| LIVE.load(Ordering::Relaxed) as f64 + contestant.mapped() as f64;
+        let outside = books(&contestant) / live;
         let starts = || blocks.iter().map(|block| contestant.start(block));
         let span = starts().max().unwrap_or(0) + 4096 - starts().min().unwrap_or(0);
-        let mut free = |block| {
+        let free = |contestant: &mut C, block| {
             // SAFETY: allocated above with this layout.
             unsafe { contestant.free(block, layout) }
         };
@@ -105,11 +107,13 @@ impl Visitor for BuildUp {
             if index % 2 == 0 {
                 others.push(block);
             } else {
-                free(block);
+                free(&mut contestant, block);
             }
         }
-        let outside_among_holes = LIVE.load(Ordering::Relaxed) as f64 / (live / 2.0);
-        others.drain(..).for_each(free);
+        let outside_among_holes = books(&contestant) / (live / 2.0);
+        others
+            .drain(..)
+            .for_each(|block| free(&mut contestant, block));
         Metadata {
             outside,
             inside: span as f64 / live - 1.0,

@@ -46,6 +46,11 @@ pub trait Contestant {
 
     /// Where a block starts: an offset or an address, in bytes.
     fn start(&self, block: &Self::Block) -> u64;
+
+    /// Bytes of its books that it maps by itself, as far as they are known.
+    fn mapped(&self) -> u64 {
+        0
+    }
 }
 
 /// An allocator for many threads.
@@ -64,6 +69,11 @@ pub trait Shared: Sync {
 
     /// Where a block starts: an offset or an address, in bytes.
     fn start(&self, block: &Self::Block) -> u64;
+
+    /// Bytes of its books that it maps by itself, as far as they are known.
+    fn mapped(&self) -> u64 {
+        0
+    }
 }
 
 /// What is for many threads is for one.
@@ -84,6 +94,10 @@ impl<S: Shared> Contestant for S {
     #[inline]
     fn start(&self, block: &S::Block) -> u64 {
         Shared::start(self, block)
+    }
+
+    fn mapped(&self) -> u64 {
+        Shared::mapped(self)
     }
 }
 
