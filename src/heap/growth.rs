@@ -207,12 +207,15 @@ impl Shared {
 
     /// Takes back what GPUs are done with; how many blocks.
     pub(super) fn collect_passed(&self) -> Result<usize> {
+        // One at a time: who comes second must find what the first one has taken, in the core.
+        let turn = lock(&self.collecting);
         let mut passed = Vec::new();
         let result = match lock(&self.deferred).as_mut() {
             Some(deferred) => deferred.poll(&mut passed),
             None => Ok(0),
         };
         self.take_back_all_passed(&passed);
+        drop(turn);
         self.tell();
         result.map(|_| passed.len())
     }
@@ -326,7 +329,7 @@ mod tests {
     use crate::driver::NodeId;
     use crate::heap::debug::DebugOptions;
     use crate::heap::{Heap, HeapOptions};
-    use crate::{Driver, Machine};
+    use crate::{Driver, Machine, Stream};
 
     /// Whether others see nothing `kept` any more while `empty` has not come to the core yet, to which
     /// it gives back what a freed block has left there.
@@ -392,5 +395,26 @@ mod tests {
         let debug = |heap: HeapOptions| heap.debug(DebugOptions::new());
         let kept = |heap: &Shared| heap.watch.as_ref().unwrap().quarantined();
         assert!(!is_ever_out_of_reach(debug, empty, kept));
+    }
+
+    #[test]
+    fn what_has_passed_is_waited_for_until_the_core_has_it() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let block = heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap();
+        block.free_after(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let shared: &Shared = heap.shared();
+        thread::scope(|scope| {
+            let core = shared.core();
+            let collects = scope.spawn(|| shared.collect_passed().unwrap());
+            while shared.deferred_blocks() > 0 {
+                thread::yield_now();
+            }
+            let waits = shared.collecting.try_lock().is_err();
+            drop(core);
+            assert_eq!((collects.join().unwrap(), waits), (1, true));
+        });
     }
 }

@@ -65,6 +65,8 @@ pub(super) struct Shared {
     /// None once all memory is given back.
     pub(super) backing: Mutex<Option<Backing>>,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
+    /// Held by the thread that takes back what of them has passed.
+    pub(super) collecting: Mutex<()>,
     /// Held by the thread that waits for all of them.
     pub(super) waiting: Mutex<()>,
     /// How many blocks it has taken out of `deferred`, which it locks to write this.
@@ -115,6 +117,7 @@ impl Shared {
             members: Mutex::default(),
             backing: Mutex::new(Some(backing)),
             deferred: Mutex::new(Some(Deferred::new(driver))),
+            collecting: Mutex::default(),
             waiting: Mutex::default(),
             awaited: AtomicUsize::new(0),
             wait_for_gpu: options.wait_for_gpu,
