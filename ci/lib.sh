@@ -25,6 +25,9 @@ export CARGO_PROFILE_DEV_DEBUG=line-tables-only
 # Tests crash child processes on purpose, some with much memory mapped.
 ulimit -c 0
 
+# Most tests wait most of the time, for deadlines and for other processes.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) > 4 ? $(nproc) : 4))}
+
 SECTIONS=()
 SECTION=
 SECTION_START=0
@@ -80,7 +83,8 @@ target_directory() {
 # select_tests [slowly]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what the
 # programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), the tests whose
 # processes must meet deadlines are left out: tests with one process run the same code there. So is the
-# one of a library's end, which ThreadSanitizer's own end does not let happen.
+# one of a library's end, which ThreadSanitizer's own end does not let happen, and so are the longest of
+# those that have neither threads nor memory of a machine.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
@@ -95,5 +99,6 @@ select_tests() {
     done
     [ -z "${1:-}" ] || SKIPPED=(--skip processes::a_rank_ --skip processes::eight_ --skip processes::the_end_
         --skip doubt::it_counts_until_the_holders_process_ --skip doubt::nor_does_a_process_
-        --skip signals::where_a_library_hangs_)
+        --skip signals::where_a_library_hangs_
+        --skip for_a_million_operations --skip a_million_blocks_ --skip never_a_split_decision)
 }
