@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use crate::driver::{Code, DevicePtr, Driver, EventHandle, StreamHandle};
+use crate::driver::{Access, Code, DevicePtr, Driver, EventHandle, Location, StreamHandle};
 use crate::explain::name_missing_gpu;
 use crate::memory::Memory;
 use crate::per_driver::lock;
@@ -124,8 +124,9 @@ impl Stream {
     /// stream: the copy comes after its allocation and all that is on that stream by now.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory;
-    /// [`Error::ContextLost`] if the GPU lacks access to either.
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory; if the GPU lacks access
+    /// to either, [`Error::NotAccessible`] where the driver says so at once, and else
+    /// [`Error::ContextLost`].
     pub fn copy(
         &self,
         to: &impl Memory,
@@ -148,7 +149,9 @@ impl Stream {
         }
         // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
         let put = unsafe { self.copy_async(dst, src, bytes) };
-        put.and(self.synchronize())
+        let uses = [(dst, Access::ReadWrite), (src, Access::Read)];
+        put.map_err(|error| self.name_no_access(error, &uses))
+            .and(self.synchronize())
     }
 
     /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
@@ -165,7 +168,22 @@ impl Stream {
         unsafe { to.ready_on(self.handle())? };
         // SAFETY: the range is borrowed until the work is done, which is before this returns.
         let put = unsafe { self.memset_async(dst, byte, bytes) };
-        put.and(self.synchronize())
+        put.map_err(|error| self.name_no_access(error, &[(dst, Access::ReadWrite)]))
+            .and(self.synchronize())
+    }
+
+    /// Drivers say INVALID_VALUE of addresses that the GPU was not granted. Pools' do not tell who was.
+    fn name_no_access(&self, error: Error, uses: &[(DevicePtr, Access)]) -> Error {
+        if error.code() != Some(Code::INVALID_VALUE) {
+            return error;
+        }
+        let who = Location::Device(self.device());
+        let lacks = uses.iter().find_map(|&(ptr, need)| {
+            let flags = self.driver().mem_get_access(who, ptr).ok()?;
+            let have = Access::from_flags(flags)?;
+            (have < need).then_some(Error::NotAccessible { who, have, need })
+        });
+        lacks.unwrap_or(error)
     }
 
     /// Puts a copy on the stream.

@@ -25,6 +25,7 @@ impl Error {
             Self::Driver(source)
             | Self::NoImexChannel { source, .. }
             | Self::OutOfMemory { source, .. }
+            | Self::OutOfAddresses { source, .. }
             | Self::TooManyReferences { source }
             | Self::ContextLost { source, .. } => Some(*source),
             Self::PlatformUnsupported { source, .. } => *source,

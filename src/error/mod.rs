@@ -4,6 +4,7 @@ mod driver;
 mod end;
 mod refusal;
 mod remedy;
+mod room;
 mod words;
 
 use std::path::PathBuf;
@@ -12,8 +13,10 @@ use std::time::Duration;
 pub use driver::DriverError;
 pub use end::End;
 pub use refusal::Refusal;
+pub use room::NoRoom;
 pub use words::Explained;
 
+use self::room::asked;
 use self::words::{list, ranks};
 
 use crate::driver::{Access, CudaVersion, Location, NodeId};
@@ -344,6 +347,43 @@ pub enum Error {
     HeapDamaged {
         /// What was found.
         report: Box<crate::heap::debug::DamageReport>,
+    },
+    /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are of the
+    /// moment in which it gave up: then it had taken back all that threads keep.
+    #[error(
+        "a heap has no room for {}: {why} (limit {}; {} in use, {} free, {} of it in one piece)",
+        asked(*requested, *align, *guards),
+        Bytes(*limit),
+        Bytes(*used),
+        Bytes(*free),
+        Bytes(*largest_free)
+    )]
+    HeapFull {
+        /// Bytes asked for.
+        requested: u64,
+        /// The alignment asked for, in bytes.
+        align: u64,
+        /// Bytes that the [debug mode](crate::heap::debug) would have needed around them; 0 without it.
+        guards: u64,
+        /// Why there is no room.
+        why: NoRoom,
+        /// The most bytes of memory that the heap may have.
+        limit: u64,
+        /// Bytes of its memory that are in use: blocks, those that wait for GPU work, slabs of small
+        /// blocks.
+        used: u64,
+        /// Bytes of its memory that are free. What limit, `used` and this leave has no memory yet.
+        free: u64,
+        /// Bytes of the largest free piece, or nearly: not all are looked at.
+        largest_free: u64,
+    },
+    /// The address space has no hole for what was to be reserved. No memory is needed for that.
+    #[error("no {} of addresses in one piece are left to this process", Bytes(*requested))]
+    OutOfAddresses {
+        /// Bytes of addresses asked for.
+        requested: u64,
+        /// The refused call.
+        source: DriverError,
     },
     /// A limit of this process, set by its options, is reached.
     #[error("the limit of {limit} {what} is reached")]

@@ -40,7 +40,10 @@ impl Error {
             Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
                 "choose one that `egmem topo` lists"
             }
-            Self::NotAccessible { .. } => "grant it with set_access first",
+            Self::NotAccessible { .. } => {
+                "grant it: a buffer's or a mapping's by set_access, a heap's when it is built \
+                 (HeapOptions::access), imported memory's when it is imported (ImportOptions::access)"
+            }
             Self::ContextLost { .. } => {
                 "restart the process; compute-sanitizer finds the faulty access"
             }
@@ -64,8 +67,9 @@ impl Error {
             Self::Tls { .. } => "check the file's path, form, owner and dates",
             Self::Refused { reason, .. } => remedy_for_refusal(reason),
             Self::PeerLost { .. } => {
-                "check that the peer runs and that the network lets its port through; memory imported from \
-                 it stays mapped until dropped, but nobody else looks after its bytes"
+                "check that the peer runs, that it listens there and that the network lets its port through; \
+                 what was imported from it before stays mapped until dropped, but nobody else looks after its \
+                 bytes"
             }
             Self::Protocol { .. } => {
                 "check that the address is an egmem exchange and that both ends are of versions that go together"
@@ -93,15 +97,22 @@ impl Error {
             Self::RanksMissing { .. } => {
                 "check that those ranks have started, with the same group, size and address"
             }
+            Self::HeapFull { why, .. } => why.remedy(),
+            Self::OutOfAddresses { .. } => {
+                "ask for fewer: of a heap its limit says how many (HeapOptions::limit); or drop what has others"
+            }
             Self::LimitReached { .. } => "raise the limit, or use less",
             Self::Directory { .. } => {
                 "check the directory's address and credentials; exporters can be asked directly meanwhile"
             }
             Self::Driver(source) => remedy_for(source.code),
-            Self::InvalidArgument { .. }
-            | Self::OutOfRange { .. }
-            | Self::System { .. }
-            | Self::Topology { .. } => "mend what the message names",
+            Self::InvalidArgument { .. } | Self::OutOfRange { .. } => "correct the argument",
+            Self::System { .. } => {
+                "check that it is there, its owner and mode, and this process's limits (ulimit -a)"
+            }
+            Self::Topology { .. } => {
+                "check /sys/devices/system/node, or the description that was given instead"
+            }
         }
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::backing::{Backing, Beside, Want};
 use super::cache::member;
-use super::core::{Core, GRANULE, MAX_RANGE};
+use super::core::{Core, GRANULE};
 use super::limits::{Pressure, Relief, SoftLimit};
 use super::shared::Shared;
+use crate::error::NoRoom;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -29,11 +30,7 @@ impl Shared {
         align: u64,
         attempt: impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
-        // No memory that is added would ever do.
-        if bytes > MAX_RANGE {
-            let why = format!("a block has no more than {MAX_RANGE} bytes, not {bytes}");
-            return Err(Error::invalid("size", why));
-        }
+        self.check_possible(bytes, align)?;
         let error = match self.make_room(bytes, align, &attempt) {
             Err(error) if self.wait_for_gpu => error,
             result => return result,
@@ -97,7 +94,10 @@ impl Shared {
                         return Ok(found);
                     }
                 }
-                Relief::Refuse => return Err(softly(soft)),
+                Relief::Refuse => {
+                    let why = NoRoom::SoftLimit { bytes: soft.bytes };
+                    return Err(self.full(why, bytes, align));
+                }
                 Relief::Grow => soft_limit = None,
             }
         }
@@ -143,8 +143,10 @@ impl Shared {
                     continue;
                 }
                 Err(error) => {
-                    let found = self.after_all_caches(attempt).ok_or(error)?;
-                    return Ok(ControlFlow::Break(found));
+                    return match self.after_all_caches(attempt) {
+                        Some(found) => Ok(ControlFlow::Break(found)),
+                        None => Err(self.explained(error, bytes, align)),
+                    };
                 }
             }
             // There is room, says the core; unless somebody was faster.
@@ -229,7 +231,10 @@ impl Shared {
 
     /// Adds memory until `bytes` are free; for growth ahead as far as the soft limit allows where there is
     /// one, and while there is somebody to allocate it.
+    ///
+    /// But for growth ahead, what cannot be had is refused before any of it is made.
     pub(super) fn add_memory(&self, bytes: u64, ahead: bool) -> Result<()> {
+        let (mut unchecked, mut emptied) = (!ahead, false);
         loop {
             if self.core().free_bytes() < bytes {
                 self.collect_or_log();
@@ -243,17 +248,31 @@ impl Shared {
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };
+            if unchecked {
+                match backing.check_more(more) {
+                    Ok(()) => unchecked = false,
+                    // It does not count what threads keep.
+                    Err(Error::HeapFull { .. }) if !emptied => {
+                        self.after_all_caches(&|_| None::<()>);
+                        emptied = true;
+                        continue;
+                    }
+                    Err(error) => return Err(self.explained(error, bytes, 1)),
+                }
+            }
             // In steps, so that whoever waits for memory has its turn after each.
             let more = more.min(backing.chunk());
             let grown = match self.soft_limit.as_ref().filter(|_| ahead) {
-                None => backing.grow(Want::More { bytes: more })?,
+                None => backing.grow(Want::More { bytes: more }),
                 Some(soft) => {
                     // What there still may be, and if that is nothing, too much.
-                    let bytes = more.min(backing.room_below(soft.bytes)).max(1);
-                    let grown = backing.grow_within(Want::More { bytes }, soft.bytes)?;
-                    grown.ok_or_else(|| softly(soft))?
+                    let step = more.min(backing.room_below(soft.bytes)).max(1);
+                    let grown = backing.grow_within(Want::More { bytes: step }, soft.bytes);
+                    let why = NoRoom::SoftLimit { bytes: soft.bytes };
+                    grown.and_then(|grown| grown.ok_or_else(|| self.full(why, bytes, 1)))
                 }
             };
+            let grown = grown.map_err(|error| self.explained(error, bytes, 1))?;
             self.set_budget(backing.backed());
             let mut core = self.core();
             for stretch in grown {
@@ -300,13 +319,6 @@ impl Shared {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
         }
-    }
-}
-
-fn softly(soft: &SoftLimit) -> Error {
-    Error::LimitReached {
-        what: "bytes of a heap, softly",
-        limit: soft.bytes,
     }
 }
 

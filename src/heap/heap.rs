@@ -73,6 +73,9 @@ impl Heap {
             let why = format!("{reserve} bytes from the start are more than the limit, {limit}");
             return Err(Error::invalid("reserve", why));
         }
+        if let Some(debug) = &options.debug {
+            debug.check(backing.limit())?;
+        }
         let shared = Shared::new(driver, backing, &options)?;
         shared.set_budget(0);
         // From here on dropping it gives everything back.
@@ -96,8 +99,10 @@ impl Heap {
     /// `Allocator::allocate(&heap, layout)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or for more than that; where the heap has to grow, [`Error::LimitReached`],
-    /// [`Error::OutOfMemory`], [`Error::NodeTooFull`] or the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes, for more than that, and for an alignment that no such
+    /// block can have at the heap's addresses; [`Error::HeapFull`] where it has no room and may not grow,
+    /// which says why; where it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
+    /// [`Error::OutOfMemory`] or the driver's. What it lacks it finds out without making memory.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
@@ -158,7 +163,9 @@ impl Heap {
     /// not count here.
     ///
     /// # Errors
-    /// As where [`allocate`](Self::allocate) has to grow; what was added by then stays.
+    /// As where [`allocate`](Self::allocate) has to grow. More than the limit leaves, or than the nodes have
+    /// free, is refused before any memory is made. Where others take memory meanwhile, or the driver fails,
+    /// what was added by then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.shared.add_memory(bytes, false)
     }

@@ -107,7 +107,7 @@ impl Shared {
     pub(super) fn count_freed(self: &Arc<Self>, bytes: u64) {
         let mut members = lock(&self.members);
         members.tally.free(bytes);
-        let last = members.closed && members.tally.live() == 0;
+        let last = members.closed && members.tally.is_even();
         let orphan = last.then(|| members.orphan.take());
         drop(members);
         if orphan.flatten().is_some() {
@@ -134,12 +134,12 @@ impl Shared {
             self.empty_depots(&mut core);
         }
         drop(held);
-        let live = members.tally.live();
-        if live > 0 {
+        let ends = members.tally.is_even();
+        if !ends {
             members.orphan = Some(Arc::clone(self));
         }
         drop(members);
-        if live == 0 {
+        if ends {
             self.end();
         } else if let Some(watch) = &self.watch {
             watch.tell_leaks();

@@ -25,7 +25,7 @@ pub enum Relief {
     Retry,
     /// Grow beyond the soft limit.
     Grow,
-    /// Fail with [`Error::LimitReached`](crate::Error::LimitReached).
+    /// Fail with [`Error::HeapFull`](crate::Error::HeapFull).
     Refuse,
 }
 

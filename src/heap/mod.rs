@@ -26,6 +26,7 @@ mod picture;
 mod piece;
 mod release;
 mod resize;
+mod room;
 #[cfg(feature = "share")]
 mod share;
 mod shared;

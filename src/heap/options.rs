@@ -186,9 +186,10 @@ impl HeapOptions {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no node, a limit or shares below 2 MiB or above what an address space
-    /// has, chunks of 0 bytes, or more reserved than the limit;
-    /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be; the
-    /// driver's, such as OUT_OF_MEMORY for too many addresses. Where memory is to be there from the
+    /// has, chunks of 0 bytes, more reserved than the limit, or debug guards that leave no room for
+    /// a block;
+    /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be;
+    /// [`Error::OutOfAddresses`] for a limit that the address space has no room for; the driver's. Where memory is to be there from the
     /// start, those of [`Heap::reserve`]; with [growth ahead](Self::grow_ahead), [`Error::System`] if its
     /// thread cannot be started.
     pub fn build(self, driver: &Driver) -> Result<Heap> {

@@ -31,8 +31,7 @@ impl Shared {
         self.empty_depots(&mut core);
         let mut cached: Vec<Range<u64>> = Vec::new();
         for local in &mut held {
-            core.free_all(local.medium.leaving());
-            local.medium.left();
+            self.take_leaving(&mut core, &mut local.medium);
             local.each(|offset, bytes| cached.push(offset..offset + bytes));
         }
         cached.extend(quarantine.iter().flatten().map(Piece::range_taken));

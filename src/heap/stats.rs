@@ -133,7 +133,8 @@ impl Shared {
         stats.free_in_slabs = free_in_slabs;
         stats.largest_free = core.largest_free();
         stats.slab_ends = slab_ends;
-        let out = stats.backed - stats.free - free_in_slabs - slab_ends;
+        let idle = stats.free + free_in_slabs + slab_ends;
+        let out = stats.backed.saturating_sub(idle);
         stats.used_high_water = core.used_high_water();
         let waiting: u64 = self.waiting_bytes();
         stats.cached = (kept + waiting).min(out);

@@ -90,7 +90,7 @@ impl Shared {
         let more = medium.more(size, budget);
         let bytes = u64::from(size) * GRANULE;
         self.with_core(visitor, |core| {
-            take_leaving(core, medium);
+            self.take_leaving(core, medium);
             let extent = core.allocate(bytes, 1)?;
             for _ in 0..more {
                 let Some(extent) = core.allocate(bytes, 1) else {
@@ -109,7 +109,7 @@ impl Shared {
             medium, visitor, ..
         } = local;
         self.with_core(visitor, |core| {
-            take_leaving(core, medium);
+            self.take_leaving(core, medium);
             core.allocate(bytes, align)
         })
     }
@@ -194,7 +194,7 @@ impl Shared {
         if !local.medium.keeps() {
             let freed = self
                 .core
-                .if_reserved(&mut local.visitor, |core| core.free(node));
+                .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
             if freed.is_some() {
                 return;
             }
@@ -212,7 +212,7 @@ impl Shared {
     fn send_large(&self, local: &mut Local, node: NodeId, size: u32) {
         let freed = self
             .core
-            .try_with(&mut local.visitor, |core| core.free(node));
+            .try_with(&mut local.visitor, |core| self.give_range(core, node));
         if freed.is_none() {
             local.medium.pass_on(size, node);
             self.send(Load::Ranges(local.medium.take_leaving()));
@@ -239,7 +239,7 @@ impl Shared {
     /// Gives what leaves a cache back to the core, at once or by whoever has it now.
     fn send_ranges(&self, local: &mut Local) {
         let medium = &mut local.medium;
-        let give = |core: &mut Core| take_leaving(core, medium);
+        let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
             self.send(Load::Ranges(local.medium.take_leaving()));
         }
@@ -255,7 +255,7 @@ impl Shared {
         let mut core = self.core();
         match piece.key.kind() {
             Kind::Small(_) => self.give(&mut core, piece.offset),
-            Kind::Range(node) => core.free(node),
+            Kind::Range(node) => self.give_range(&mut core, node),
         }
     }
 
@@ -290,16 +290,45 @@ impl Shared {
     pub(super) fn take_in(&self, core: &mut Core, load: Load) {
         match load {
             Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
-            Load::Ranges(nodes) => core.free_all(&nodes),
+            Load::Ranges(nodes) => self.give_ranges(core, &nodes),
         }
     }
 
     fn give(&self, core: &mut Core, offset: u64) {
         if !core.give(offset) {
-            // Only unsafe code can do this. What is free stays as it is. It is told later: who is told
-            // may use the heap.
-            self.strays.fetch_add(1, Relaxed);
+            self.note_strays(1);
         }
+    }
+
+    #[inline]
+    fn give_range(&self, core: &mut Core, node: NodeId) {
+        if !core.free(node) {
+            self.note_strays(1);
+        }
+    }
+
+    #[inline]
+    fn give_ranges(&self, core: &mut Core, nodes: &[NodeId]) {
+        let strays = nodes.len() - core.free_all(nodes);
+        if strays > 0 {
+            self.note_strays(strays);
+        }
+    }
+
+    /// Has the core take back what leaves a cache.
+    #[inline]
+    pub(super) fn take_leaving(&self, core: &mut Core, medium: &mut Medium) {
+        if !medium.leaving().is_empty() {
+            self.give_ranges(core, medium.leaving());
+            medium.left();
+        }
+    }
+
+    /// Only unsafe code can give back what is not in use. What is free stays as it is. It is told later:
+    /// who is told may use the heap.
+    #[cold]
+    fn note_strays(&self, blocks: usize) {
+        self.strays.fetch_add(blocks as u64, Relaxed);
     }
 
     /// Tells what was found under locks. Never with a lock of the heap held.
@@ -311,14 +340,5 @@ impl Shared {
         if let Some(watch) = &self.watch {
             watch.tell();
         }
-    }
-}
-
-/// Has the core take back what leaves a cache.
-#[inline]
-fn take_leaving(core: &mut Core, medium: &mut Medium) {
-    if !medium.leaving().is_empty() {
-        core.free_all(medium.leaving());
-        medium.left();
     }
 }

@@ -260,7 +260,7 @@ fn refusal(error: Error) -> No {
         Error::OutOfMemory { .. } | Error::NodeTooFull { .. } => {
             (Refusal::NoMemory, error.to_string())
         }
-        Error::LimitReached { .. } => (Refusal::Limit, error.to_string()),
+        Error::LimitReached { .. } | Error::HeapFull { .. } => (Refusal::Limit, error.to_string()),
         Error::InvalidArgument { .. } => (Refusal::Invalid, error.to_string()),
         error => {
             tracing::warn!(%error, "creation failed");

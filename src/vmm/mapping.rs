@@ -37,15 +37,23 @@ impl ReservationOptions {
     /// Source: `cuMemAddressReserve`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is no power of two; the
-    /// driver's OUT_OF_MEMORY where the address space has no such hole.
+    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is no power of two;
+    /// [`Error::OutOfAddresses`] where the address space has no such hole; the driver's.
     pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
         if self.alignment != 0 {
             Granularity::new(self.alignment)
                 .map_err(|_| Error::invalid("alignment", "it must be a power of two"))?;
         }
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
-        let start = driver.mem_address_reserve(size, self.alignment, self.hint)?;
+        let start = driver
+            .mem_address_reserve(size, self.alignment, self.hint)
+            .map_err(|error| match error {
+                Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
+                    let requested = size;
+                    Error::OutOfAddresses { requested, source }
+                }
+                other => other,
+            })?;
         Ok(Reservation {
             driver: driver.clone(),
             start,

@@ -30,6 +30,29 @@ fn a_vector_grows_in_the_heap() {
     assert_eq!((stats.live_blocks, stats.live), (0, 0));
 }
 
+/// Which only unsafe code can do. What it does to others' blocks nobody can tell, but numbers stay numbers.
+#[test]
+fn what_is_freed_twice_is_not_counted_twice_nor_given_out_twice() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let wall = heap.allocate(layout(3 * MIB)).unwrap();
+    for large in [3 * MIB, 3 * MIB + 1] {
+        let memory = Allocator::allocate(&&heap, layout(large)).unwrap();
+        for _ in 0..2 {
+            // SAFETY: the second time, of nothing that anybody uses by then.
+            unsafe { (&heap).deallocate(memory.cast(), layout(large)) };
+        }
+    }
+    let stats = heap.stats();
+    assert_eq!((stats.live_blocks, stats.live), (0, 0));
+    assert_eq!((stats.free, stats.used), (5 * MIB, 3 * MIB));
+    let one = heap.allocate(layout(3 * MIB)).unwrap();
+    let other = heap.allocate(layout(3 * MIB)).unwrap();
+    assert!(one.offset().abs_diff(other.offset()) >= 3 * MIB);
+    drop((wall, one, other));
+    assert_eq!(heap.stats().live_blocks, 0);
+}
+
 #[test]
 fn a_collections_leak_is_told_as_that() {
     let driver = simulated();

@@ -10,6 +10,7 @@ mod life;
 mod logs;
 mod picture;
 mod resize;
+mod room;
 #[cfg(feature = "nightly")]
 mod std_collections;
 mod streams;

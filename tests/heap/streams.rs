@@ -237,10 +237,7 @@ fn an_allocation_waits_for_a_gpu_only_where_the_heap_is_told_to() {
                 assert_eq!(block.get::<u8>(5 * MIB - 1).unwrap(), 1);
             }
             Err(error) => {
-                assert!(
-                    !waits && matches!(error, Error::LimitReached { .. }),
-                    "{error}"
-                );
+                assert!(!waits && matches!(error, Error::HeapFull { .. }), "{error}");
                 assert_eq!(heap.stats().deferred_blocks, 4);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::error::NoRoom;
 use crate::{Error, Result};
 
 /// What a heap needs memory for.
@@ -29,6 +30,27 @@ impl Want<'_> {
     pub(super) const fn bytes(&self) -> u64 {
         match *self {
             Self::Block { bytes, .. } | Self::More { bytes } => bytes,
+        }
+    }
+
+    const fn alignment(&self) -> u64 {
+        match *self {
+            Self::Block { alignment, .. } => alignment,
+            Self::More { .. } => 1,
+        }
+    }
+
+    /// That there is no room. What of the heap's memory is free its caller knows.
+    pub(super) const fn refused(&self, why: NoRoom, limit: u64) -> Error {
+        Error::HeapFull {
+            requested: self.bytes(),
+            align: self.alignment(),
+            guards: 0,
+            why,
+            limit,
+            used: 0,
+            free: 0,
+            largest_free: 0,
         }
     }
 }
@@ -124,10 +146,7 @@ impl Shape {
                 self.more(gaps, bytes)
             }
         };
-        places.ok_or(Error::LimitReached {
-            what: "bytes of a heap",
-            limit: self.limit,
-        })
+        places.ok_or_else(|| want.refused(NoRoom::Limit, self.limit))
     }
 
     fn joined(

@@ -8,6 +8,7 @@ use super::fit::{Fill, Places, Want};
 use super::plan::Site;
 use super::{Backing, Grown};
 use crate::driver::{Code, Location, NodeId};
+use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::topology::{Overcommit, free_now};
 use crate::vmm::{Mapping, PhysicalMemory};
@@ -26,14 +27,24 @@ impl Backing {
     /// All or nothing: what was made before a failure is given back. Memory on a full node is wanted by
     /// others, and whoever frees some and tries again makes it anew.
     ///
-    /// [`Error::LimitReached`] where the addresses left have no such stretch, or no node's share is large
-    /// enough for what must be one chunk; [`Error::NodeTooFull`],
+    /// [`Error::HeapFull`], without what the caller knows, where the addresses left have no such stretch, or
+    /// no node's share is large enough for what must be one chunk; [`Error::NodeTooFull`],
     /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
     /// alignment that is no power of two; the driver's.
     pub(in crate::heap) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
         self.sweep();
         let places = self.shape().places(&self.gaps(), want)?;
-        self.make_places(&places)
+        self.make_places(&places, want)
+    }
+
+    /// Refuses so many bytes more, in as many pieces as need be, where the limit or the nodes do not have
+    /// them. Nothing is made.
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow).
+    pub(in crate::heap) fn check_more(&self, bytes: u64) -> Result<()> {
+        let places = self.shape().places(&self.gaps(), Want::More { bytes })?;
+        self.check_nodes(places.first.iter().map(Fill::needed).sum())
     }
 
     /// The same, but no more than `most` bytes have memory then, and the last chunk is smaller where it
@@ -49,11 +60,13 @@ impl Backing {
         self.sweep();
         let room = self.room_below(most);
         let places = match self.shape().places(&self.gaps(), want) {
-            Err(Error::LimitReached { .. }) if want.bytes() > room => return Ok(None),
+            Err(Error::HeapFull { .. }) if want.bytes() > room => return Ok(None),
             places => places?,
         };
         let places = places.within(room);
-        places.map(|places| self.make_places(&places)).transpose()
+        places
+            .map(|places| self.make_places(&places, want))
+            .transpose()
     }
 
     /// How many bytes may get memory before more than `most` have it.
@@ -61,11 +74,15 @@ impl Backing {
         most.saturating_sub(self.backed) / self.settled.unit * self.settled.unit
     }
 
-    fn make_places(&mut self, places: &Places) -> Result<Vec<Grown>> {
-        match (self.attempt(&places.first), places.leanest) {
+    fn make_places(&mut self, places: &Places, want: Want<'_>) -> Result<Vec<Grown>> {
+        let made = match (self.attempt(&places.first), places.leanest) {
             (Err(error), Some(leanest)) if is_shortage(&error) => self.attempt(&[leanest]),
             (result, _) => result,
-        }
+        };
+        made.map_err(|error| match error {
+            Error::HeapFull { why, .. } => want.refused(why, self.limit()),
+            other => other,
+        })
     }
 
     /// The stretches without memory, by rising offsets.
@@ -106,7 +123,14 @@ impl Backing {
 
     /// Refuses what the nodes do not have before any of it is made: that takes seconds for gigabytes.
     fn check_room(&self, needed: u64) -> Result<()> {
-        if self.overcommit || needed < WORTH_ASKING {
+        match needed < WORTH_ASKING {
+            true => Ok(()),
+            false => self.check_nodes(needed),
+        }
+    }
+
+    fn check_nodes(&self, needed: u64) -> Result<()> {
+        if self.overcommit {
             return Ok(());
         }
         if let [place] = self.settled.places()[..] {
@@ -243,7 +267,10 @@ impl Backing {
                 Err(error) => return Err(error),
             }
         }
-        Err(refused.unwrap_or_else(|| self.shares_used_up()))
+        let shares = self.settled.sites.iter().map(|site| site.share);
+        let most = shares.max().unwrap_or(0);
+        let used_up = || Want::More { bytes }.refused(NoRoom::Share { most }, self.limit());
+        Err(refused.unwrap_or_else(used_up))
     }
 
     /// What may still be made at a site.
@@ -251,14 +278,6 @@ impl Backing {
         self.settled.sites[turn]
             .share
             .saturating_sub(self.taken[turn])
-    }
-
-    fn shares_used_up(&self) -> Error {
-        let shares = self.settled.sites.iter().map(|site| site.share);
-        Error::LimitReached {
-            what: "bytes of a heap's share of a node",
-            limit: shares.max().unwrap_or(0),
-        }
     }
 
     fn make_at(&mut self, turn: usize, start: u64, bytes: u64) -> Result<Chunk> {

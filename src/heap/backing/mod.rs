@@ -103,7 +103,7 @@ impl Backing {
     /// # Errors
     /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
     /// an alignment that is no power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be
-    /// shareable cannot be; the driver's, such as OUT_OF_MEMORY for too many addresses.
+    /// shareable cannot be; [`Error::OutOfAddresses`]; the driver's.
     pub(in crate::heap) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {

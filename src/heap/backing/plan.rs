@@ -14,6 +14,9 @@ pub(in crate::heap) const DEFAULT_CHUNK: u64 = 64 << 20;
 /// The limit for a node of which nobody says how much memory it has.
 const UNKNOWN_TOTAL: u64 = 1 << 40;
 
+/// No processor has more addresses, in bytes: 5-level page tables have 57 bits.
+const MOST_ADDRESSES: u64 = 1 << 57;
+
 /// All that a heap's options say of its memory.
 #[derive(Clone, Debug)]
 pub(in crate::heap) struct Plan {
@@ -96,6 +99,10 @@ impl Plan {
             Some(bytes) => bytes,
             None => settled.total(driver, &topology)?,
         };
+        if limit.min(settled.shares()) > MOST_ADDRESSES {
+            let why = format!("{limit} bytes are more than an address space has");
+            return Err(Error::invalid("limit", why));
+        }
         settled.limit = limit.min(settled.shares()) / unit * unit;
         if settled.limit == 0 {
             let why = match limit < unit {

@@ -174,14 +174,20 @@ impl Tally {
         self.freed_bytes = self.freed_bytes.wrapping_add(other.freed_bytes);
     }
 
-    /// Blocks that users have.
+    /// Blocks that users have, of all threads' tallies together. 0 where unsafe code has freed more than
+    /// there were.
     pub(in crate::heap) const fn live(&self) -> u64 {
-        self.allocated.wrapping_sub(self.freed)
+        self.allocated.saturating_sub(self.freed)
     }
 
     /// Bytes of these blocks, as asked for.
     pub(in crate::heap) const fn live_bytes(&self) -> u64 {
-        self.allocated_bytes.wrapping_sub(self.freed_bytes)
+        self.allocated_bytes.saturating_sub(self.freed_bytes)
+    }
+
+    /// Whether users have none. Not so where more were freed than there were: some may be left then.
+    pub(in crate::heap) const fn is_even(&self) -> bool {
+        self.allocated == self.freed
     }
 }
 

@@ -110,15 +110,15 @@ impl Core {
         self.ranges.shrink(node, bytes.max(FRAME));
     }
 
-    /// Gives a range back.
+    /// Gives a range back; whether it was in use.
     #[inline]
-    pub(super) fn free(&mut self, node: NodeId) {
-        self.ranges.free(node);
+    pub(super) fn free(&mut self, node: NodeId) -> bool {
+        self.ranges.free(node)
     }
 
-    /// Gives many ranges back.
+    /// Gives many ranges back; how many of them were in use.
     #[inline]
-    pub(super) fn free_all(&mut self, nodes: &[NodeId]) {
+    pub(super) fn free_all(&mut self, nodes: &[NodeId]) -> usize {
         // Each has neighbours somewhere else: read all of them at once, not one after the other.
         if nodes.len() > 2 {
             let touched = nodes
@@ -126,9 +126,10 @@ impl Core {
                 .fold(0, |sum, &node| sum ^ self.ranges.touch(node));
             std::hint::black_box(touched);
         }
-        for &node in nodes {
-            self.ranges.free(node);
-        }
+        let freed = nodes
+            .iter()
+            .map(|&node| usize::from(self.ranges.free(node)));
+        freed.sum()
     }
 
     /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends.
@@ -141,7 +142,8 @@ impl Core {
     #[inline]
     fn mark_high_water(&mut self) {
         let free = self.ranges.free_bytes() + self.slabs.free;
-        self.high_water.1 = self.high_water.1.max(self.ranges.total() - free);
+        let used = self.ranges.total().saturating_sub(free);
+        self.high_water.1 = self.high_water.1.max(used);
     }
 
     /// The most memory there was, in bytes.
@@ -224,6 +226,11 @@ impl Core {
     /// The largest free range, in bytes.
     pub(super) fn largest_free(&self) -> u64 {
         self.ranges.largest_free()
+    }
+
+    /// The same, or one at most a 64th smaller, without going through all of them.
+    pub(super) fn nearly_largest_free(&self) -> u64 {
+        self.ranges.nearly_largest_free()
     }
 
     /// The free bytes right before `end`, where memory ends.

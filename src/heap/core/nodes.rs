@@ -302,11 +302,11 @@ impl Nodes {
             .filter(move |&node| self.get(node).size >= size)
     }
 
-    /// The size of the largest free node.
-    pub(super) fn largest(&self) -> u32 {
+    /// The size of the largest free node, of the first `looks` of the last bin and as many at edges.
+    pub(super) fn largest(&self, looks: usize) -> u32 {
         let bins = self.occupied.last().into_iter().chain([EDGE]);
-        let sizes = bins.flat_map(|bin| self.list(bin).map(|node| self.get(node).size));
-        sizes.max().unwrap_or(0)
+        let nodes = bins.flat_map(|bin| self.list(bin).take(looks));
+        nodes.map(|node| self.get(node).size).max().unwrap_or(0)
     }
 
     /// What the table takes, in bytes.
@@ -380,7 +380,10 @@ mod tests {
                 stays
             });
             let size = |node: NodeId| nodes.get(node).size;
-            prop_assert_eq!(nodes.largest(), free.iter().map(|&node| size(node)).max().unwrap_or(0));
+            let largest = free.iter().map(|&node| size(node)).max().unwrap_or(0);
+            prop_assert_eq!(nodes.largest(usize::MAX), largest);
+            let nearly = nodes.largest(1);
+            prop_assert!(nearly <= largest && largest - nearly <= largest / 64, "{} {}", nearly, largest);
             let best = free.iter().map(|&node| size(node)).filter(|&size| size >= wanted).min();
             let found = nodes.find(wanted).map(size);
             prop_assert_eq!(found.is_some(), best.is_some());

@@ -81,7 +81,13 @@ impl Ranges {
 
     /// The largest free range, in bytes.
     pub(super) fn largest_free(&self) -> u64 {
-        u64::from(self.nodes.largest()) << LOG_GRANULE
+        u64::from(self.nodes.largest(usize::MAX)) << LOG_GRANULE
+    }
+
+    /// The same, or a little less: looks at a few of the largest and of those at edges.
+    pub(super) fn nearly_largest_free(&self) -> u64 {
+        const LOOKS: usize = 16;
+        u64::from(self.nodes.largest(LOOKS)) << LOG_GRANULE
     }
 
     /// What the tables take, in bytes.
@@ -157,10 +163,14 @@ impl Ranges {
         }
     }
 
-    /// Gives a used range back; its size in granules.
+    /// Gives a used range back; whether it was one. Where only unsafe code can have given it back before,
+    /// nothing changes.
     #[inline]
-    pub(super) fn free(&mut self, node: NodeId) -> u32 {
+    pub(super) fn free(&mut self, node: NodeId) -> bool {
         let this = self.nodes.get(node);
+        if this.state != State::Used {
+            return false;
+        }
         let (own, previous, mut next) = (this.size, this.previous, this.next);
         let mut edge = this.edge;
         self.free += u64::from(own);
@@ -189,7 +199,7 @@ impl Ranges {
         this.size = size;
         this.edge = edge;
         self.nodes.link(node);
-        own
+        true
     }
 
     /// The size in bytes of the range in use that `node` is, if it begins at `offset`.

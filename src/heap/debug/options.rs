@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::table::Fit;
 use super::{Damage, LeakReport};
+use crate::{Error, Result};
 
 /// Bytes of a guard by default: a cache line of Grace.
 const GUARD: u32 = 64;
@@ -53,6 +55,20 @@ impl DebugOptions {
     pub const fn guard(mut self, bytes: u32) -> Self {
         self.guard = bytes;
         self
+    }
+
+    /// Refuses guards that leave no room for a block.
+    pub(in crate::heap) fn check(&self, limit: u64) -> Result<()> {
+        match Fit::of(1, 1, self.guard).bytes > limit {
+            true => {
+                let guard = self.guard;
+                let why = format!(
+                    "{guard} bytes before and after each block leave no room in a heap of {limit} bytes"
+                );
+                Err(Error::invalid("guard", why))
+            }
+            false => Ok(()),
+        }
     }
 
     /// How many bytes of freed blocks are kept out of use, with what they take beside their own; by

@@ -47,7 +47,15 @@ impl Watch {
         let taken = heap.take_new(fit.bytes, align);
         // What left quarantine for it.
         self.tell();
-        let outer = taken?;
+        let outer = taken.map_err(|mut error| {
+            if let Error::HeapFull {
+                requested, guards, ..
+            } = &mut error
+            {
+                (*requested, *guards) = (bytes, fit.bytes - bytes);
+            }
+            error
+        })?;
         let mut inner = lock(&self.inner);
         let mut record = Record {
             outer,

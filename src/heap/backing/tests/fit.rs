@@ -49,7 +49,7 @@ fn the_end_grows_by_what_is_missing_in_whole_chunks() {
     let none = Beside::default();
     let error = places(&[16..64], 49, none).unwrap_err();
     assert!(
-        matches!(error, Error::LimitReached { limit: 64, .. }),
+        matches!(error, Error::HeapFull { limit: 64, .. }),
         "{error}"
     );
     assert!(places(&[16..64], u64::MAX, none).is_err());

@@ -317,7 +317,7 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     assert_eq!(grown(&mut backing, want), []);
     let error = backing.grow(block(33 * MIB)).unwrap_err();
     assert!(
-        matches!(error, Error::LimitReached { limit, .. } if limit == 64 * MIB),
+        matches!(error, Error::HeapFull { limit, .. } if limit == 64 * MIB),
         "{error}"
     );
     assert_eq!(grown(&mut backing, block(32 * MIB)), [32..64]);

@@ -172,7 +172,7 @@ impl Model {
                 }
             }
             Err(error) if faulty && error.driver_error().is_some() => {}
-            Err(Error::LimitReached { .. }) => {
+            Err(Error::HeapFull { .. }) => {
                 let none = map.iter().filter(|&&state| state == State::None).count();
                 // Addresses of a chunk that could not be unmapped are not to be had.
                 if self.backing.chunks.values().all(|chunk| !chunk.dead) {

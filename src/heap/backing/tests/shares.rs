@@ -1,6 +1,7 @@
 //! Nodes that give no more than their share.
 
 use super::*;
+use crate::error::NoRoom;
 
 fn spread(shares: &[u64], plan: Plan) -> Plan {
     Plan {
@@ -83,7 +84,8 @@ fn a_shareable_block_lies_where_the_share_has_room_for_it() {
     }
     assert_eq!((on(&backing, 0), on(&backing, 1)), (0, 48));
     let error = backing.grow(block(10 * MIB)).unwrap_err();
-    let expected = matches!(error, Error::LimitReached { limit, .. } if limit == 56 * MIB);
+    let why = NoRoom::Share { most: 56 * MIB };
+    let expected = matches!(error, Error::HeapFull { why: told, requested, .. } if told == why && requested == 10 * MIB);
     assert!(expected, "{error}");
     for _ in 0..2 {
         backing.grow(block(8 * MIB)).unwrap();

@@ -1,0 +1,80 @@
+//! What a heap says where it has no room.
+//!
+//! Programs live with such errors, as caches do that evict then: nothing is put into words here, and no
+//! table is gone through.
+
+use super::classes::Class;
+use super::core::{Core, GRANULE, MAX_RANGE};
+use super::shared::Shared;
+use crate::error::NoRoom;
+use crate::{Error, Result};
+
+/// What a slab for small blocks takes at most.
+const SLAB: u64 = 64 << 10;
+
+impl Shared {
+    /// Refuses a block that no memory would do for.
+    pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
+        if bytes > MAX_RANGE {
+            let why = format!("a block has no more than {MAX_RANGE} bytes, not {bytes}");
+            return Err(Error::invalid("size", why));
+        }
+        if bytes > self.limit {
+            return Err(self.full(NoRoom::Limit, bytes, align));
+        }
+        let first = self.start.checked_next_multiple_of(align);
+        let end = first.and_then(|first| first.checked_add(bytes));
+        match end.is_some_and(|end| end <= self.start + self.limit) {
+            true => Ok(()),
+            false => {
+                let (start, limit) = (self.start, self.limit);
+                let why = format!(
+                    "{bytes} bytes at a multiple of {align} lie nowhere in the heap's {limit} bytes of \
+                     addresses from {start:#x} on: take a smaller one, or a larger limit"
+                );
+                Err(Error::invalid("alignment", why))
+            }
+        }
+    }
+
+    /// That there is no room, with the core's numbers.
+    pub(super) fn full(&self, why: NoRoom, requested: u64, align: u64) -> Error {
+        let (total, free, largest_free) = {
+            let core = self.core();
+            (core.total(), core.free_bytes(), core.nearly_largest_free())
+        };
+        let need = match Class::of(requested, align) {
+            Some(_) => SLAB,
+            None => Core::range_bytes(requested).unwrap_or(u64::MAX),
+        };
+        let available = free.saturating_add(self.limit.saturating_sub(total));
+        let why = match why {
+            NoRoom::Limit if align > GRANULE && need <= largest_free => NoRoom::Alignment,
+            NoRoom::Limit if need <= available => NoRoom::Fragments,
+            why => why,
+        };
+        Error::HeapFull {
+            requested,
+            align,
+            guards: 0,
+            why,
+            limit: self.limit,
+            used: total.saturating_sub(free),
+            free,
+            largest_free,
+        }
+    }
+
+    /// A refusal of growth, with what was asked of the heap and what only the core knows.
+    pub(super) fn explained(&self, mut error: Error, bytes: u64, align: u64) -> Error {
+        match &mut error {
+            Error::HeapFull { why, .. } => return self.full(*why, bytes, align),
+            // The node was asked only for what is not free beside it already.
+            Error::NodeTooFull { requested, .. }
+            | Error::NodesTooFull { requested, .. }
+            | Error::OutOfMemory { requested, .. } => *requested = bytes.max(*requested),
+            _ => {}
+        }
+        error
+    }
+}

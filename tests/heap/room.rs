@@ -1,0 +1,269 @@
+//! What a heap says where it has no room, and that it says so before it makes memory.
+
+use egmem::driver::{Access, Call};
+use egmem::heap::{DebugOptions, Relief};
+use egmem::topology::Share;
+use egmem::{Block, Error, Explained, NoRoom, Stream};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn creates(driver: &Driver) -> u64 {
+    driver.sim().unwrap().count(Call::MemCreate)
+}
+
+fn why(error: &Error) -> NoRoom {
+    match error {
+        Error::HeapFull { why, .. } => *why,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn more_than_the_node_has_is_not_reserved_in_part() {
+    let driver = simulated();
+    let heap = on(&driver).limit(1 << 44).build(&driver).unwrap();
+    let block = heap.allocate(layout(1)).unwrap();
+    let before = creates(&driver);
+    let total = driver.sim().unwrap().machine().nodes[0].memory;
+    let error = heap.reserve(1 << 40).unwrap_err();
+    let expected = matches!(error, Error::NodeTooFull { requested, free, .. }
+        if requested == 1 << 40 && free == total - 8 * MIB);
+    assert!(expected, "{error}");
+    assert_eq!((creates(&driver), heap.backed()), (before, 8 * MIB));
+    drop((block, heap));
+    let options = on(&driver).limit(1 << 44).reserve(1 << 40);
+    let error = options.build(&driver).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    assert_eq!(creates(&driver), before);
+    nothing_held(&driver);
+}
+
+/// Where the kernel's counters would not be asked for so little by allocations.
+#[test]
+fn a_little_more_than_the_node_has_is_not_reserved_in_part() {
+    let mut machine = Machine::gh200();
+    machine.nodes[0].memory = 32 * MIB;
+    let driver = Driver::simulated(machine).unwrap();
+    let heap = on(&driver).chunk(2 * MIB).build(&driver).unwrap();
+    let error = heap.reserve(40 * MIB).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    assert_eq!(heap.backed(), 0);
+    heap.reserve(32 * MIB).unwrap();
+}
+
+#[test]
+fn more_than_the_nodes_have_is_not_reserved_in_part() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let shares = [0, 1].map(|node| Share {
+        node: NodeId(node),
+        bytes: 1 << 42,
+    });
+    let heap = Heap::spread(&shares).build(&driver).unwrap();
+    let error = heap.reserve(1 << 42).unwrap_err();
+    assert!(matches!(error, Error::NodesTooFull { .. }), "{error}");
+    assert_eq!((creates(&driver), heap.backed()), (0, 0));
+}
+
+#[test]
+fn more_than_the_limit_is_not_reserved_in_part() {
+    let driver = simulated();
+    let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
+    let _block = heap.allocate(layout(3 * MIB)).unwrap();
+    for bytes in [62 * MIB, 2 * GIB, u64::MAX] {
+        let error = heap.reserve(bytes).unwrap_err();
+        let Error::HeapFull {
+            requested,
+            limit,
+            used,
+            free,
+            ..
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!(why(&error), NoRoom::Limit);
+        assert_eq!(
+            (requested, limit, used, free),
+            (bytes, 64 * MIB, 3 * MIB, 5 * MIB)
+        );
+    }
+    assert_eq!(heap.backed(), 8 * MIB);
+    heap.reserve(61 * MIB).unwrap();
+}
+
+#[test]
+fn what_threads_keep_is_free_for_a_reservation() {
+    let driver = simulated();
+    let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
+    drop(heap.allocate(layout(64 << 10)).unwrap());
+    assert!(heap.stats().cached > 0, "this tests nothing");
+    heap.reserve(8 * MIB).unwrap();
+}
+
+#[test]
+fn a_full_heap_says_how_full_it_is() {
+    let driver = simulated();
+    let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
+    let mut blocks: Vec<Block> = (0..64)
+        .map(|_| heap.allocate(layout(MIB)).unwrap())
+        .collect();
+    let error = heap.allocate(layout(MIB)).unwrap_err();
+    assert_eq!(why(&error), NoRoom::Limit);
+    assert!(error.remedy().contains("HeapOptions::limit"));
+    // Half of it is free, in pieces.
+    let mut keep = false;
+    blocks.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    let error = heap.allocate(layout(2 * MIB)).unwrap_err();
+    assert_eq!(
+        error,
+        Error::HeapFull {
+            requested: 2 * MIB,
+            align: 1,
+            guards: 0,
+            why: NoRoom::Fragments,
+            limit: 64 * MIB,
+            used: 32 * MIB,
+            free: 32 * MIB,
+            largest_free: MIB,
+        }
+    );
+    assert_eq!(
+        Explained(&error).to_string(),
+        "a heap has no room for 2 MiB: enough is free, but not in one piece (limit 64 MiB; 32 MiB in use, \
+         32 MiB free, 1 MiB of it in one piece); ask for smaller blocks, free those that lie between, or build \
+         the heap with a larger limit (HeapOptions::limit): addresses cost no memory until it is used"
+    );
+    let error = heap.allocate(aligned(MIB, 4 * MIB)).unwrap_err();
+    assert!(
+        error.to_string().contains("1 MiB aligned to 4 MiB"),
+        "{error}"
+    );
+    assert_eq!(heap.stats().failed, 3);
+}
+
+#[test]
+fn a_piece_at_the_wrong_address_is_told_from_none() {
+    let driver = simulated();
+    let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
+    let four: Vec<Block> = (0..4)
+        .map(|_| heap.allocate(layout(2 * MIB)).unwrap())
+        .collect();
+    let at = four[0].device_ptr().0 + 2 * MIB;
+    // Of the three last ones, those at multiples of 4 MiB stay.
+    let kept: Vec<Block> = four
+        .into_iter()
+        .filter(|block| block.device_ptr().0.is_multiple_of(4 * MIB))
+        .collect();
+    assert!(kept.len() < 4 && at > 0);
+    let error = heap.allocate(aligned(MIB, 4 * MIB)).unwrap_err();
+    assert_eq!(why(&error), NoRoom::Alignment);
+    heap.allocate(layout(MIB)).unwrap();
+}
+
+#[test]
+fn what_no_memory_would_do_for_is_refused_at_once() {
+    let driver = simulated();
+    let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
+    for align in [1 << 40, 1 << 62] {
+        let error = heap.allocate(aligned(1, align)).unwrap_err();
+        let named = matches!(
+            error,
+            Error::InvalidArgument {
+                what: "alignment",
+                ..
+            }
+        );
+        assert!(named, "{error}");
+    }
+    let error = heap.allocate(layout(64 * MIB + 1)).unwrap_err();
+    assert_eq!(why(&error), NoRoom::Limit);
+    assert_eq!((creates(&driver), heap.stats().failed), (0, 3));
+    heap.allocate(aligned(64 * MIB, 2 * MIB)).unwrap();
+}
+
+#[test]
+fn a_guard_that_leaves_no_room_is_refused_and_others_are_told() {
+    let driver = simulated();
+    let debug = |guard| on(&driver).debug(DebugOptions::new().guard(guard));
+    let error = debug(u32::MAX).build(&driver).unwrap_err();
+    let named = matches!(error, Error::InvalidArgument { what: "guard", .. });
+    assert!(named, "{error}");
+    nothing_held(&driver);
+    let heap = debug(100 << 20).build(&driver).unwrap();
+    drop(heap.allocate(layout(MIB)).unwrap());
+    let error = heap.allocate(layout(100 * MIB)).unwrap_err();
+    let told = matches!(error, Error::HeapFull { requested, guards, .. }
+        if requested == 100 * MIB && guards == 200 * MIB);
+    assert!(told, "{error}");
+    assert!(error.to_string().contains("200 MiB of guards"), "{error}");
+}
+
+#[test]
+fn a_refusing_callback_is_named() {
+    let driver = simulated();
+    let heap = on(&driver)
+        .soft_limit(16 * MIB, |_| Relief::Refuse)
+        .build(&driver)
+        .unwrap();
+    let error = heap.allocate(layout(17 * MIB)).unwrap_err();
+    assert_eq!(why(&error), NoRoom::SoftLimit { bytes: 16 * MIB });
+    let text = Explained(&error).to_string();
+    assert!(
+        text.contains("soft limit of 16 MiB, which was refused") && text.contains("Relief::Grow"),
+        "{text}"
+    );
+}
+
+/// Not what is not free beside it already.
+#[test]
+fn a_full_node_is_told_what_was_asked_of_the_heap() {
+    let mut machine = Machine::gh200();
+    machine.nodes[0].memory = 128 * MIB;
+    let driver = Driver::simulated(machine).unwrap();
+    let heap = on(&driver).limit(GIB).build(&driver).unwrap();
+    let _block = heap.allocate(layout(MIB)).unwrap();
+    let error = heap.allocate(layout(200 * MIB)).unwrap_err();
+    let told = matches!(error, Error::NodeTooFull { requested, free, .. }
+        if requested == 200 * MIB && free == 120 * MIB);
+    assert!(told, "{error}");
+}
+
+#[test]
+fn too_many_addresses_are_told_as_that() {
+    let driver = simulated();
+    let error = on(&driver).limit(1 << 52).build(&driver).unwrap_err();
+    let told = matches!(error, Error::OutOfAddresses { requested, .. } if requested == 1 << 52);
+    assert!(told, "{error}");
+    let text = Explained(&error).to_string();
+    assert!(
+        text.contains("4 PiB of addresses") && text.contains("HeapOptions::limit"),
+        "{text}"
+    );
+    let error = on(&driver).limit(u64::MAX).build(&driver).unwrap_err();
+    let told = matches!(&error, Error::InvalidArgument { what: "limit", why } if why.contains(&u64::MAX.to_string()));
+    assert!(told, "{error}");
+}
+
+#[test]
+fn a_gpu_without_access_is_named() {
+    let driver = simulated();
+    let heap = on(&driver).access(egmem::driver::Location::Device(0), Access::None);
+    let heap = heap.build(&driver).unwrap();
+    let block = heap.allocate(layout(100)).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let error = stream.fill(&block, 0, 100, 1).unwrap_err();
+    let told = matches!(
+        error,
+        Error::NotAccessible {
+            who: egmem::driver::Location::Device(0),
+            have: Access::None,
+            ..
+        }
+    );
+    assert!(told, "{error}");
+}
