@@ -64,8 +64,8 @@ impl Block {
     /// what lies behind a block may be another's: `Proof::why_not` says so.
     ///
     /// **A freed block has a next user.** Importers that still have it mapped then read and write
-    /// another block. On the exchange keep the result until `Published::withdraw` has returned
-    /// without an error; over a channel, until the other process has said that it is done, with its
+    /// another block. On the exchange the publication holds the block until
+    /// `Published::withdraw` has returned without an error, which gives it back; over a channel, until the other process has said that it is done, with its
     /// GPU work too.
     ///
     /// # Errors

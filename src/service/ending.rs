@@ -83,7 +83,7 @@ impl State {
             Some(published) if !clean => Some(published.leave()),
             _ => None,
         };
-        let shared = published.map(|published| published.shared().clone());
+        let shared = published.and_then(|published| published.shared().ok());
         let mut pasts = named.pasts.clone();
         if !clean {
             pasts.iter_mut().for_each(Past::taint);

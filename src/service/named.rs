@@ -49,8 +49,8 @@ impl Named {
             return false;
         };
         loop {
-            match published.withdraw(wait).await {
-                Ok(_) => return true,
+            match published.vacate(wait).await {
+                Ok(()) => return true,
                 Err(Error::StillHeld { .. }) => {
                     let silent = |state| state == HolderState::Expired;
                     if published
@@ -87,7 +87,7 @@ impl Named {
             .filter(|h| silent(h))
             .map(|h| h.lease)
             .collect();
-        if published.withdraw(within).await.is_ok() {
+        if published.vacate(within).await.is_ok() {
             return Vec::new();
         }
         let mut still = Vec::new();

@@ -73,7 +73,7 @@ async fn reading_is_all_that_some_memory_allows() {
     let published = publish.now().unwrap();
     let remote = within(client.fetch("x").go()).await.unwrap();
     assert!(remote.proved().cpu && !remote.proved().both_ways);
-    published.shared().put_word(8, 3).unwrap();
+    published.shared().unwrap().put_word(8, 3).unwrap();
     assert_eq!(remote.get::<u64>(8).unwrap(), 3);
     assert!(matches!(
         remote.put(0, 1_u8),

@@ -94,7 +94,7 @@ async fn let_go(published: &Published) {
 
 /// Patterns written at one end are found at the other, by CPU and by GPU, both ways.
 fn verify(own: &Driver, published: &Published, remote: &RemoteBuffer) {
-    let shared = published.shared();
+    let shared = published.shared().unwrap();
     let buffer = shared.buffer().unwrap();
     write_pattern(&buffer.cpu().unwrap(), 1).unwrap();
     let there = Prover::new(egmem::Memory::driver(remote), 0).unwrap();

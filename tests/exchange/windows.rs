@@ -97,7 +97,7 @@ async fn windows_go_by_fabric_handle() {
         let remote = within(fetch.go()).await.unwrap();
         assert_eq!(remote.via(), HandleType::Fabric);
         remote.put(4088, index as u64 + 5).unwrap();
-        let window = published.shared();
+        let window = published.shared().unwrap();
         assert_eq!(window.word(4088).unwrap(), index as u64 + 5);
         within(remote.release()).await.unwrap();
     }

@@ -40,7 +40,7 @@ fn what_is_freed_twice_is_not_counted_twice_nor_given_out_twice() {
         let memory = Allocator::allocate(&&heap, layout(large)).unwrap();
         for _ in 0..2 {
             // SAFETY: the second time, of nothing that anybody uses by then.
-            unsafe { (&heap).deallocate(memory.cast(), layout(large)) };
+            unsafe { heap.deallocate(memory.cast(), layout(large)) };
         }
     }
     let stats = heap.stats();

@@ -47,25 +47,24 @@ async fn published_blocks_are_fetched_and_given_back() {
         // Only names and leases hold them now.
         drop(blocks);
         assert_eq!(heap.stats().live_blocks, 20);
+        let mut left = 20;
         for (remote, published) in fetched.into_iter().zip(&published) {
             published.withdraw(super::Duration::ZERO).await.unwrap_err();
             timeout(PATIENCE, remote.release()).await.unwrap().unwrap();
             let shared = timeout(PATIENCE, published.withdraw(PATIENCE)).await;
-            assert_eq!(
-                shared.unwrap().unwrap().describe(Access::Read).unwrap().len,
-                3 * KIB
-            );
+            let shared = shared.unwrap().unwrap();
+            assert_eq!(shared.describe(Access::Read).unwrap().len, 3 * KIB);
+            assert_eq!(heap.stats().live_blocks, left);
+            drop(shared);
+            // Though the publications are there.
+            left -= 1;
+            assert_eq!(heap.stats().live_blocks, left);
+            published.shared().unwrap_err();
+            published.withdraw(PATIENCE).await.unwrap_err();
         }
         drop(published);
         client.close().await;
         server.close(PATIENCE).await.unwrap();
-        timeout(PATIENCE, async {
-            while heap.stats().live_blocks > 0 {
-                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-            }
-        })
-        .await
-        .expect("nobody has them any more");
     }
     drop(heap);
     nothing_held(&own);

@@ -27,7 +27,7 @@ use crate::share::InstanceId;
 /// let client = blocking::Client::connect(options, &driver)?;
 /// let weights = client.fetch("weights")?;
 /// weights.put(0, 42_u64)?;
-/// assert_eq!(published.shared().word(0)?, 42);
+/// assert_eq!(published.shared()?.word(0)?, 42);
 /// weights.release()?;
 /// # Ok::<(), egmem::Error>(())
 /// ```

@@ -100,8 +100,11 @@ impl Published {
         self.published.name()
     }
 
-    /// The memory.
-    pub fn shared(&self) -> &Shared {
+    /// See [`exchange::server::Published::shared`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn shared(&self) -> Result<Shared> {
         self.published.shared()
     }
 

@@ -59,7 +59,7 @@ fn everything_there_is_without_async() {
         .fetch_with("x", |fetch| fetch.via(HandleType::Fabric))
         .unwrap();
     remote.put(0, 7_u64).unwrap();
-    assert_eq!(published.shared().word(0).unwrap(), 7);
+    assert_eq!(published.shared().unwrap().word(0).unwrap(), 7);
     // Heartbeats go on meanwhile: the lease is not lost after its time.
     assert_eq!(remote.changed(lease() * 5 / 4).unwrap(), None);
     assert_eq!(remote.state(), LeaseState::Held);

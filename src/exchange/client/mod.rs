@@ -61,7 +61,7 @@ pub(crate) use session::{Answered, Notified};
 /// let client = Client::options(server.addresses().remove(0)).connect(&driver).await?;
 /// let weights = client.fetch("weights").go().await?;
 /// weights.put(0, 42_u64)?;
-/// assert_eq!(published.shared().word(0)?, 42);
+/// assert_eq!(published.shared()?.word(0)?, 42);
 /// weights.release().await?;
 /// # Ok(())
 /// # }

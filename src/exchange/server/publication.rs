@@ -1,10 +1,11 @@
 //! Published memory.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use super::lock;
 use super::probe::Places;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
 use crate::exchange::Who;
@@ -18,7 +19,8 @@ pub(super) struct Publication {
     /// Different for each of a server: a name that is published again is another publication.
     pub id: u64,
     pub name: Arc<str>,
-    pub shared: Shared,
+    /// None once it was withdrawn: whoever withdrew it has it.
+    pub shared: Mutex<Option<Shared>>,
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,
@@ -45,6 +47,19 @@ pub(super) struct Registered {
 }
 
 impl Publication {
+    /// The memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] once it was withdrawn.
+    pub fn shared(&self) -> Result<Shared> {
+        lock(&self.shared).clone().ok_or_else(withdrawn)
+    }
+
+    /// The same, which nobody gets from here any more.
+    pub fn take(&self) -> Result<Shared> {
+        lock(&self.shared).take().ok_or_else(withdrawn)
+    }
+
     pub fn access(&self) -> Access {
         self.description.access
     }
@@ -55,7 +70,7 @@ impl Publication {
             return Ok(());
         }
         let mut secrets = Vec::new();
-        for handle in self.shared.export(HandleType::Fabric)? {
+        for handle in self.shared()?.export(HandleType::Fabric)? {
             match handle {
                 ShareableHandle::Fabric(handle) => {
                     let secret = Secret::new(handle.expose_bytes());
@@ -71,7 +86,7 @@ impl Publication {
 
     /// Exports fds. It calls the driver.
     pub fn export_fds(&self) -> Result<Vec<std::os::fd::OwnedFd>> {
-        let handles = self.shared.export(HandleType::PosixFd)?;
+        let handles = self.shared()?.export(HandleType::PosixFd)?;
         let fd = |handle| match handle {
             ShareableHandle::PosixFd(fd) => Ok(fd),
             ShareableHandle::Fabric(_) => Err(wrong_type(HandleType::PosixFd)),
@@ -82,7 +97,9 @@ impl Publication {
     /// Finds out why the memory has no fabric handles. It may call the driver.
     pub fn find_no_fabric(&self) {
         self.no_fabric.get_or_init(|| {
-            let found = best_handle_types(self.shared.driver(), self.shared.location());
+            let shared = self.shared();
+            let found =
+                shared.and_then(|shared| best_handle_types(shared.driver(), shared.location()));
             match found.map(|found| found.no_fabric) {
                 Ok(Some(error)) => error.to_string(),
                 Ok(None) => "the memory was made without fabric handles".into(),
@@ -90,6 +107,13 @@ impl Publication {
             }
         });
     }
+}
+
+fn withdrawn() -> Error {
+    Error::invalid(
+        "publication",
+        "it was withdrawn, which gave its memory back",
+    )
 }
 
 fn wrong_type(wanted: HandleType) -> Error {

@@ -1,7 +1,7 @@
 //! Publishing memory under a name, and taking it back.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -105,7 +105,7 @@ impl<'a> PublishOptions<'a> {
         let publication = Arc::new(Publication {
             id,
             name: self.name.into(),
-            shared: self.shared,
+            shared: Mutex::new(Some(self.shared)),
             description,
             handle_types,
             probe: self.probe,
@@ -154,8 +154,11 @@ impl Published {
     }
 
     /// The memory.
-    pub fn shared(&self) -> &Shared {
-        &self.publication.shared
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] once it was [withdrawn](Self::withdraw): nothing of it is held here then.
+    pub fn shared(&self) -> Result<Shared> {
+        self.publication.shared()
     }
 
     /// Who holds it: those alive in the order in which they came, then those of whom nobody knows
@@ -184,9 +187,11 @@ impl Published {
     }
 
     /// Takes the name away from new importers, asks those who hold the memory to release it, and
-    /// gives it back when all have.
+    /// gives it back when all have. From then on the publication holds none of it: where the result is
+    /// dropped too, a heap's block is freed.
     ///
     /// # Errors
+    /// [`Error::InvalidArgument`] where it was withdrawn before.
     /// [`Error::StillHeld`] with the holders, when the time is over or only those are left who went
     /// silent and may still have it mapped. The name stays closed then: withdraw once more, or drop
     /// the publication. Where the server has ended while somebody held it, these are the holders of
@@ -195,6 +200,12 @@ impl Published {
     /// # Cancel safety
     /// Dropped unfinished, the name stays closed and the holders stay asked.
     pub async fn withdraw(&self, within: Duration) -> Result<Shared> {
+        self.vacate(within).await?;
+        self.publication.take()
+    }
+
+    /// The same, but the publication keeps the memory.
+    pub(crate) async fn vacate(&self, within: Duration) -> Result<()> {
         let publication = &self.publication;
         let until = deadline(within);
         self.inner.unregister(self.name());
@@ -215,7 +226,7 @@ impl Published {
                 let (holders, more) = state.leases.holders(publication.id);
                 if holders.is_empty() && more == 0 {
                     state.unpublish(publication.id, "");
-                    return Ok(publication.shared.clone());
+                    return Ok(());
                 }
                 (holders, more)
             };

@@ -233,10 +233,11 @@ impl Inner {
         let inner = Arc::clone(self);
         Step::later(async move {
             let probe = move || {
-                let found = publication.shared.word(place)?;
+                let shared = publication.shared()?;
+                let found = shared.word(place)?;
                 let word = random().map_err(|e| crate::Error::system("random bytes", &e))?;
                 let wrote = u64::from_ne_bytes(word);
-                publication.shared.put_word(place, wrote)?;
+                shared.put_word(place, wrote)?;
                 Ok(Probed { found, wrote })
             };
             let probed = inner.driver_call(probe).await?;

@@ -49,7 +49,7 @@ async fn a_ticket_is_redeemed_for_fds_once() {
         .import(&driver, &granted.memory, handles)
         .unwrap();
     imported.put_word(8, 9).unwrap();
-    assert_eq!(published.shared().word(8).unwrap(), 9);
+    assert_eq!(published.shared().unwrap().word(8).unwrap(), 9);
     drop(imported);
     assert_eq!(door.refusal(redeem(&ticket)).await, Refusal::NotFound);
     // Nothing else is answered there, to whomever.

@@ -80,7 +80,7 @@ async fn over_a_unix_socket_fds_come_with_the_answer() {
         .import(&driver, &granted.memory, handles)
         .unwrap();
     imported.put_word(0, 7).unwrap();
-    assert_eq!(published.shared().word(0).unwrap(), 7);
+    assert_eq!(published.shared().unwrap().word(0).unwrap(), 7);
     drop(imported);
     raw.release(granted.lease).await;
     drop(published);

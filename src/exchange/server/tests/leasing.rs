@@ -77,7 +77,7 @@ async fn holders_are_asked_and_waited_for() {
     assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::NotFound);
     // The name is free again, and other memory under it is another publication.
     let again = server
-        .publish("a", published.shared().clone())
+        .publish("a", published.shared().unwrap())
         .now()
         .unwrap();
     drop(published);
