@@ -357,6 +357,13 @@ fn who_is_told_may_use_the_heap_and_backtraces_name_who_dropped() {
     // A stripped program has no names to tell.
     let named = notes[0].contains("drops_it") || notes[0].contains("0: <unknown>");
     assert!(named, "{}", notes[0]);
+    // Nor are they of the heap's own code and of what began the thread.
+    let ours = ["egmem::heap::debug", "__rust_begin_short_backtrace"];
+    assert!(
+        !ours.iter().any(|ours| notes[0].contains(ours)),
+        "{}",
+        notes[0]
+    );
     kept.lock().unwrap().take();
 }
 

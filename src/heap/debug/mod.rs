@@ -56,6 +56,7 @@ mod options;
 mod report;
 mod site;
 mod table;
+mod trace;
 mod watch;
 
 pub use options::DebugOptions;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::trace::program_part;
+
 /// Where in the program something was done, and by which thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -20,7 +22,8 @@ pub struct Site {
     /// whose that is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_collection: bool,
-    /// How the program came there, if [that was wanted](super::DebugOptions::backtraces).
+    /// How the program came there, if [that was wanted](super::DebugOptions::backtraces), without what this
+    /// library and the thread's begin add to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backtrace: Option<String>,
 }
@@ -54,7 +57,11 @@ impl Origin {
             place,
             in_collection: false,
             thread: thread(),
-            backtrace: backtrace.then(|| Arc::new(Backtrace::force_capture())),
+            // Nobody else's frames among this library's: see `program_part`.
+            backtrace: match backtrace {
+                true => Some(Arc::new(Backtrace::force_capture())),
+                false => None,
+            },
         }
     }
 
@@ -74,7 +81,10 @@ impl Origin {
             place: self.place.map(ToString::to_string),
             in_collection: self.in_collection,
             thread: self.thread.to_string(),
-            backtrace: self.backtrace.as_ref().map(ToString::to_string),
+            backtrace: self
+                .backtrace
+                .as_ref()
+                .map(|all| program_part(&all.to_string())),
         }
     }
 }

@@ -73,13 +73,12 @@ async fn holders_are_asked_and_waited_for() {
         raw.release(granted.lease).await;
     };
     let (memory, ()) = tokio::join!(published.withdraw(LONG), holder);
-    assert_eq!(memory.unwrap().len(), MIB);
+    let memory = memory.unwrap();
+    assert_eq!(memory.len(), MIB);
+    published.shared().unwrap_err();
     assert_eq!(raw.fetch(fetch("a")).await.unwrap_err(), Refusal::NotFound);
     // The name is free again, and other memory under it is another publication.
-    let again = server
-        .publish("a", published.shared().unwrap())
-        .now()
-        .unwrap();
+    let again = server.publish("a", memory).now().unwrap();
     drop(published);
     assert_eq!(raw.names("").await, ["a"]);
     drop((again, raw));
