@@ -283,8 +283,12 @@ impl Results for Latency {
 
     fn verdicts(&self) -> Vec<String> {
         let verdict = |way: &&'static str| {
+            let target = match *way {
+                AHEAD => "; target: under 5 µs",
+                _ => "",
+            };
             format!(
-                "{way}: p99.9 {:.2} µs, {} of {} over 100 µs (medians of the runs; target with growth ahead: under 5 µs)",
+                "{way}: p99.9 {:.2} µs, {} of {} over 100 µs (medians of the runs{target})",
                 self.over(way, |row| row.p999),
                 self.over(way, |row| row.waited as f64),
                 self.over(way, |row| row.calls as f64),
