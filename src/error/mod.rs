@@ -349,7 +349,8 @@ pub enum Error {
         report: Box<crate::heap::debug::DamageReport>,
     },
     /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are of the
-    /// moment in which it gave up: then it had taken back all that threads keep.
+    /// moment in which it gave up: then it had taken back all that threads keep, but for a block above the
+    /// limit, which is refused at once.
     #[error(
         "a heap has no room for {}: {why} (limit {}; {} in use, {} free, {} of it in one piece)",
         asked(*requested, *align, *guards),

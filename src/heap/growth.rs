@@ -262,11 +262,15 @@ impl Shared {
             }
             // In steps, so that whoever waits for memory has its turn after each.
             let more = more.min(backing.chunk());
+            // Ahead of need, what there still may be, and if that is nothing, too much.
+            let step = |limit| more.min(backing.room_below(limit)).max(1);
             let grown = match self.soft_limit.as_ref().filter(|_| ahead) {
-                None => backing.grow(Want::More { bytes: more }),
+                None => {
+                    let bytes = if ahead { step(self.limit) } else { more };
+                    backing.grow(Want::More { bytes })
+                }
                 Some(soft) => {
-                    // What there still may be, and if that is nothing, too much.
-                    let step = more.min(backing.room_below(soft.bytes)).max(1);
+                    let step = step(soft.bytes.min(self.limit));
                     let grown = backing.grow_within(Want::More { bytes: step }, soft.bytes);
                     let why = NoRoom::SoftLimit { bytes: soft.bytes };
                     grown.and_then(|grown| grown.ok_or_else(|| self.full(why, bytes, 1)))

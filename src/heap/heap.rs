@@ -102,7 +102,8 @@ impl Heap {
     /// [`Error::InvalidArgument`] for 0 bytes, for more than that, and for an alignment that no such
     /// block can have at the heap's addresses; [`Error::HeapFull`] where it has no room and may not grow,
     /// which says why; where it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
-    /// [`Error::OutOfMemory`] or the driver's. What it lacks it finds out without making memory.
+    /// [`Error::OutOfMemory`] or the driver's. What memory of host nodes it lacks it finds out without making any, from 64 MiB on and
+    /// unless they may be [overcommitted](HeapOptions::overcommit); else what was made is given back.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
@@ -163,11 +164,13 @@ impl Heap {
     /// not count here.
     ///
     /// # Errors
-    /// As where [`allocate`](Self::allocate) has to grow. More than the limit leaves, or than the nodes have
-    /// free, is refused before any memory is made. Where others take memory meanwhile, or the driver fails,
-    /// what was added by then stays.
+    /// As where [`allocate`](Self::allocate) has to grow. More than the limit leaves, or than host nodes have
+    /// free unless they may be [overcommitted](HeapOptions::overcommit), is refused before any memory is made.
+    /// Otherwise, where others take memory meanwhile, or the driver fails, what was added by then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        self.shared.add_memory(bytes, false)
+        let added = self.shared.add_memory(bytes, false);
+        self.shared.tell();
+        added
     }
 
     /// Gives memory back that is in no use, in whole chunks; how many bytes. What threads keep to give

@@ -189,9 +189,10 @@ impl HeapOptions {
     /// has, chunks of 0 bytes, more reserved than the limit, or debug guards that leave no room for
     /// a block;
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be shareable cannot be;
-    /// [`Error::OutOfAddresses`] for a limit that the address space has no room for; the driver's. Where memory is to be there from the
-    /// start, those of [`Heap::reserve`]; with [growth ahead](Self::grow_ahead), [`Error::System`] if its
-    /// thread cannot be started.
+    /// [`Error::OutOfAddresses`] for a limit that the address space has no room for; the driver's. Where memory
+    /// is to be there from the start, those of [`Heap::reserve`]. [`Error::System`] if the kernel has no
+    /// addresses for the table of blocks, a 32nd of the limit, or, with [growth ahead](Self::grow_ahead), if
+    /// its thread cannot be started.
     pub fn build(self, driver: &Driver) -> Result<Heap> {
         if self.plan.nodes.is_empty() {
             return Err(Error::invalid("nodes", "there are none"));

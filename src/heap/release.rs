@@ -65,7 +65,8 @@ impl Heap {
     ///
     /// No lock of the heap is held while this waits: others allocate and free. It waits for ever
     /// where the work waits for something that this thread has still to do. Until it ends,
-    /// [`occupancy`](Self::occupancy) shows the blocks as used.
+    /// [`occupancy`](Self::occupancy) shows the blocks as used, and others that are short of memory do not
+    /// get those of them whose work has passed, unless they [wait](super::HeapOptions::wait_for_gpu) too.
     ///
     /// Source: `cuEventSynchronize`.
     ///

@@ -1,7 +1,7 @@
 //! What the heap finds under its locks is logged with none held: who hears it may use the heap.
 
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egmem::driver::{Access, Call, Code, Location};
@@ -31,7 +31,7 @@ impl Listener {
     }
 }
 
-impl Subscriber for &'static Listener {
+impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN
     }
@@ -50,11 +50,11 @@ impl Subscriber for &'static Listener {
 
 /// Of each warning that comes while `f` runs, whether the heap could be used.
 fn warnings(heap: &Heap, f: impl FnOnce()) -> Vec<bool> {
-    let listener: &'static Listener = Box::leak(Box::new(Listener {
+    let listener = Arc::new(Listener {
         heap: heap.clone(),
         went: Mutex::default(),
-    }));
-    tracing::subscriber::with_default(listener, f);
+    });
+    tracing::subscriber::with_default(Arc::clone(&listener), f);
     std::mem::take(&mut *listener.went.lock().unwrap())
 }
 

@@ -22,18 +22,19 @@ fn why(error: &Error) -> NoRoom {
 
 #[test]
 fn more_than_the_node_has_is_not_reserved_in_part() {
-    let driver = simulated();
-    let heap = on(&driver).limit(1 << 44).build(&driver).unwrap();
+    let mut machine = Machine::gh200();
+    machine.nodes[0].memory = GIB;
+    let driver = Driver::simulated(machine).unwrap();
+    let heap = on(&driver).limit(16 * GIB).build(&driver).unwrap();
     let block = heap.allocate(layout(1)).unwrap();
     let before = creates(&driver);
-    let total = driver.sim().unwrap().machine().nodes[0].memory;
-    let error = heap.reserve(1 << 40).unwrap_err();
+    let error = heap.reserve(8 * GIB).unwrap_err();
     let expected = matches!(error, Error::NodeTooFull { requested, free, .. }
-        if requested == 1 << 40 && free == total - 8 * MIB);
+        if requested == 8 * GIB && free == GIB - 8 * MIB);
     assert!(expected, "{error}");
     assert_eq!((creates(&driver), heap.backed()), (before, 8 * MIB));
     drop((block, heap));
-    let options = on(&driver).limit(1 << 44).reserve(1 << 40);
+    let options = on(&driver).limit(16 * GIB).reserve(8 * GIB);
     let error = options.build(&driver).unwrap_err();
     assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
     assert_eq!(creates(&driver), before);
@@ -55,13 +56,17 @@ fn a_little_more_than_the_node_has_is_not_reserved_in_part() {
 
 #[test]
 fn more_than_the_nodes_have_is_not_reserved_in_part() {
-    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let mut machine = Machine::gh200x4();
+    for node in &mut machine.nodes[..2] {
+        node.memory = GIB;
+    }
+    let driver = Driver::simulated(machine).unwrap();
     let shares = [0, 1].map(|node| Share {
         node: NodeId(node),
-        bytes: 1 << 42,
+        bytes: 8 * GIB,
     });
     let heap = Heap::spread(&shares).build(&driver).unwrap();
-    let error = heap.reserve(1 << 42).unwrap_err();
+    let error = heap.reserve(4 * GIB).unwrap_err();
     assert!(matches!(error, Error::NodesTooFull { .. }), "{error}");
     assert_eq!((creates(&driver), heap.backed()), (0, 0));
 }

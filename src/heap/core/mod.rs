@@ -228,7 +228,8 @@ impl Core {
         self.ranges.largest_free()
     }
 
-    /// The same, or one at most a 64th smaller, without going through all of them.
+    /// The same, or one at most a 64th smaller, without going through all of them; a smaller one where more
+    /// than 16 lie at edges.
     pub(super) fn nearly_largest_free(&self) -> u64 {
         self.ranges.nearly_largest_free()
     }

@@ -27,7 +27,7 @@ fn most_nodes(limit: u64) -> usize {
     let stretches = limit / STRETCH + 1;
     usize::try_from(limit / FRAME * 2 + stretches * 3)
         .unwrap_or(usize::MAX)
-        .min(1 << 31)
+        .min((1 << 31) - 128)
 }
 
 /// A range in use.
