@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn memory_comes_as_it_is_needed() {
-        let mut table = table(1 << 40 >> 3);
+        let mut table = table(1 << 33);
         assert_eq!((table.bytes(), table.spare()), (0, 0));
         table.extend(1, |_| 1);
         assert_eq!((table.bytes(), table.spare()), (READY, READY / 8 - 1));
