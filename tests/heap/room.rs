@@ -194,18 +194,21 @@ fn what_no_memory_would_do_for_is_refused_at_once() {
 #[test]
 fn a_guard_that_leaves_no_room_is_refused_and_others_are_told() {
     let driver = simulated();
-    let debug = |guard| on(&driver).debug(DebugOptions::new().guard(guard));
+    let debug = |guard| {
+        let options = on(&driver).limit(8 * MIB);
+        options.debug(DebugOptions::new().guard(guard))
+    };
     let error = debug(u32::MAX).build(&driver).unwrap_err();
     let named = matches!(error, Error::InvalidArgument { what: "guard", .. });
     assert!(named, "{error}");
     nothing_held(&driver);
-    let heap = debug(100 << 20).build(&driver).unwrap();
+    let heap = debug(3 << 20).build(&driver).unwrap();
     drop(heap.allocate(layout(MIB)).unwrap());
-    let error = heap.allocate(layout(100 * MIB)).unwrap_err();
+    let error = heap.allocate(layout(4 * MIB)).unwrap_err();
     let told = matches!(error, Error::HeapFull { requested, guards, .. }
-        if requested == 100 * MIB && guards == 200 * MIB);
+        if requested == 4 * MIB && guards == 6 * MIB);
     assert!(told, "{error}");
-    assert!(error.to_string().contains("200 MiB of guards"), "{error}");
+    assert!(error.to_string().contains("6 MiB of guards"), "{error}");
 }
 
 #[test]
