@@ -58,14 +58,19 @@ fn warnings(heap: &Heap, f: impl FnOnce()) -> Vec<bool> {
     std::mem::take(&mut *listener.went.lock().unwrap())
 }
 
+/// In debug mode, where the CPU may not write: a GPU does, which can be made to fail.
+fn watched_by_the_gpu(driver: &Driver) -> Heap {
+    on(driver)
+        .access(Location::Host, Access::None)
+        .debug(DebugOptions::new())
+        .build(driver)
+        .unwrap()
+}
+
 #[test]
 fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
     let driver = simulated();
-    let heap = on(&driver)
-        .access(Location::Host, Access::None)
-        .debug(DebugOptions::new())
-        .build(&driver)
-        .unwrap();
+    let heap = watched_by_the_gpu(&driver);
     let sim = driver.sim().unwrap();
     let told = warnings(&heap, || {
         sim.fail(Call::MemsetD8Async, 1, Code::INVALID_VALUE);
@@ -77,11 +82,7 @@ fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
 #[test]
 fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
     let driver = simulated();
-    let heap = on(&driver)
-        .access(Location::Host, Access::None)
-        .debug(DebugOptions::new())
-        .build(&driver)
-        .unwrap();
+    let heap = watched_by_the_gpu(&driver);
     let block = heap.allocate(layout(100)).unwrap();
     let sim = driver.sim().unwrap();
     let told = warnings(&heap, || {

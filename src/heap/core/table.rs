@@ -76,8 +76,9 @@ impl<T: Copy> Table<T> {
         let end = self.len.saturating_add(more).saturating_mul(size_of::<T>());
         if end > self.ready {
             self.open(end);
-            self.ahead(end).populate();
-            self.ready = end.next_multiple_of(READY);
+            let ahead = self.ahead(end);
+            ahead.populate();
+            self.prepared(&ahead);
         }
         for index in self.len..self.len + more {
             // SAFETY: `open` made the addresses up to `end` writable; they are this table's.
