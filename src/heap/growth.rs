@@ -4,8 +4,8 @@ use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use super::backing::{Backing, Beside, Want};
-use super::cache::member;
+use super::backing::{Backing, Beside, Grown, Want};
+use super::cache::{Inside, member};
 use super::core::{Core, GRANULE};
 use super::limits::{Pressure, Relief, SoftLimit};
 use super::shared::Shared;
@@ -131,11 +131,7 @@ impl Shared {
             match grown {
                 Ok(grown) if grown.is_empty() => {}
                 Ok(grown) => {
-                    self.set_budget(backing.backed());
-                    let mut core = self.core();
-                    for stretch in grown {
-                        core.add(stretch.range, stretch.joins);
-                    }
+                    let mut core = self.with_new(backing, grown);
                     // Before anybody else can take it.
                     if let Some(found) = attempt(&mut core) {
                         return Ok(ControlFlow::Break(found));
@@ -154,6 +150,16 @@ impl Shared {
                 return Ok(ControlFlow::Break(found));
             }
         }
+    }
+
+    /// The core, with the new memory in it.
+    fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
+        self.set_budget(backing.backed());
+        let mut core = self.core();
+        for stretch in grown {
+            core.add(stretch.range, stretch.joins);
+        }
+        core
     }
 
     /// What lies free beside a stretch without memory.
@@ -261,28 +267,23 @@ impl Shared {
                 }
             }
             // In steps, so that whoever waits for memory has its turn after each.
-            let more = more.min(backing.chunk());
-            // Ahead of need, what there still may be, and if that is nothing, too much.
-            let step = |limit| more.min(backing.room_below(limit)).max(1);
-            let grown = match self.soft_limit.as_ref().filter(|_| ahead) {
-                None => {
-                    let bytes = if ahead { step(self.limit) } else { more };
-                    backing.grow(Want::More { bytes })
-                }
-                Some(soft) => {
-                    let step = step(soft.bytes.min(self.limit));
-                    let grown = backing.grow_within(Want::More { bytes: step }, soft.bytes);
+            let mut step = more.min(backing.chunk());
+            let soft = self.soft_limit.as_ref().filter(|_| ahead);
+            if ahead {
+                // What there still may be; and if that is nothing, too much.
+                let most = soft.map_or(self.limit, |soft| soft.bytes.min(self.limit));
+                step = step.min(backing.room_below(most)).max(1);
+            }
+            let want = Want::More { bytes: step };
+            let grown = match soft {
+                None => backing.grow(want),
+                Some(soft) => backing.grow_within(want, soft.bytes).and_then(|grown| {
                     let why = NoRoom::SoftLimit { bytes: soft.bytes };
-                    grown.and_then(|grown| grown.ok_or_else(|| self.full(why, bytes, 1)))
-                }
+                    grown.ok_or_else(|| self.full(why, bytes, 1))
+                }),
             };
             let grown = grown.map_err(|error| self.explained(error, bytes, 1))?;
-            self.set_budget(backing.backed());
-            let mut core = self.core();
-            for stretch in grown {
-                core.add(stretch.range, stretch.joins);
-            }
-            drop(core);
+            drop(self.with_new(backing, grown));
             drop(guard);
             if ahead {
                 // Nobody waits for this; who waits for the lock takes longer to wake than this to come back.

@@ -91,7 +91,7 @@ impl Heap {
         &self.shared
     }
 
-    /// A block of `layout`'s size, from 1 byte to 1 TiB − 256 bytes, at an address that is a multiple of
+    /// A block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple of
     /// its alignment. Its bytes are whatever they were.
     ///
     /// With the feature `allocator-api2` or `nightly` a heap also is an `Allocator`, whose function of this
@@ -102,8 +102,9 @@ impl Heap {
     /// [`Error::InvalidArgument`] for 0 bytes, for more than that, and for an alignment that no such
     /// block can have at the heap's addresses; [`Error::HeapFull`] where it has no room and may not grow,
     /// which says why; where it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
-    /// [`Error::OutOfMemory`] or the driver's. What memory of host nodes it lacks it finds out without making any, from 64 MiB on and
-    /// unless they may be [overcommitted](HeapOptions::overcommit); else what was made is given back.
+    /// [`Error::OutOfMemory`] or the driver's. What memory of host nodes it lacks it finds out without
+    /// making any, from 64 MiB on and unless they may be [overcommitted](HeapOptions::overcommit); else
+    /// what was made is given back.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use egmem::driver::{Call, Code};
 use egmem::heap::Relief;
 use egmem::topology::Share;
-use egmem::{Block, Error, NoRoom, Stream};
+use egmem::{Block, Error, NoRoom};
 
 use super::*;
 
@@ -199,47 +199,29 @@ fn where_soft_and_hard_limit_are_one_the_soft_one_is_asked() {
     assert!(kept.lock().unwrap().is_empty());
 }
 
-/// And fills it first.
-#[test]
-fn growth_ahead_stops_at_the_soft_limit() {
-    for chunk in [8, 64] {
-        let driver = simulated();
-        let heap = on(&driver)
-            .chunk(chunk * MIB)
-            .grow_ahead(32 * MIB)
-            .soft_limit(20 * MIB, |_| Relief::Refuse)
-            .build(&driver)
-            .unwrap();
-        let begun = std::time::Instant::now();
-        while heap.backed() < 20 * MIB {
-            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-            std::thread::yield_now();
-        }
-        // What is free is less than there should be, so the thread tries again.
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        drop(heap.allocate(layout(MIB)).unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(250));
-        assert_eq!(heap.backed(), 20 * MIB);
-    }
-}
+/// The most that a block has, and where blocks do not lie across.
+const MOST: u64 = (1 << 40) - 2 * MIB;
 
-#[test]
-fn a_block_that_no_memory_would_do_for_is_refused_before_any_is_made() {
-    const MOST: u64 = (1 << 40) - 256;
+/// On a node of 8 TiB; none where they cannot be mapped.
+fn huge(limit: u64, chunk: u64) -> Option<Heap> {
     // ThreadSanitizer ends programs that map terabytes; emulators keep books of each page.
     if std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread")
         || std::env::var_os("EGMEM_TEST_RUNNER").is_some()
     {
-        return;
+        return None;
     }
     let mut machine = Machine::gh200();
     machine.nodes[0].memory = 8 << 40;
     let driver = Driver::simulated(machine).unwrap();
-    let heap = Heap::on(NodeId(0))
-        .limit(4 << 40)
-        .chunk(1 << 40)
-        .build(&driver)
-        .unwrap();
+    let options = Heap::on(NodeId(0)).limit(limit).chunk(chunk);
+    Some(options.build(&driver).unwrap())
+}
+
+#[test]
+fn a_block_that_no_memory_would_do_for_is_refused_before_any_is_made() {
+    let Some(heap) = huge(4 << 40, 1 << 40) else {
+        return;
+    };
     for bytes in [MOST + 1, 2 << 40, 8 << 40] {
         for align in [1, 4 << 20] {
             let error = heap.allocate(aligned(bytes, align)).unwrap_err();
@@ -250,6 +232,27 @@ fn a_block_that_no_memory_would_do_for_is_refused_before_any_is_made() {
     assert_eq!((heap.backed(), heap.stats().failed), (0, 6));
     assert_eq!(heap.allocate(layout(MOST)).unwrap().len(), MOST);
     assert_eq!(heap.backed(), 1 << 40);
+}
+
+#[test]
+fn beyond_the_largest_block_it_grows_by_what_is_needed_and_gives_back_all() {
+    const GIB: u64 = 1 << 30;
+    let Some(heap) = huge(MOST + 8 * GIB, 2 * GIB) else {
+        return;
+    };
+    let most = heap.allocate(layout(MOST - 3 * GIB)).unwrap();
+    let backed = heap.backed();
+    assert!((MOST - 3 * GIB..MOST).contains(&backed));
+    // There is room up to there and beyond, but not in one piece.
+    let block = heap.allocate(layout(4 * GIB)).unwrap();
+    assert_eq!(block.offset(), MOST);
+    assert_eq!(heap.backed(), backed + 4 * GIB);
+    drop(block);
+    heap.trim().unwrap();
+    heap.reserve(4 * GIB).unwrap();
+    drop(most);
+    heap.trim().unwrap();
+    assert_eq!(heap.backed(), 0);
 }
 
 #[test]
@@ -299,137 +302,6 @@ fn whatever_call_of_growth_fails_nothing_is_lost() {
         block.fill(1).unwrap();
         drop((block, kept, heap));
         nothing_held(&driver);
-    }
-}
-
-#[test]
-fn memory_is_added_ahead_of_need() {
-    for driver in drivers() {
-        let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
-        let mut blocks = Vec::new();
-        let begun = std::time::Instant::now();
-        for _ in 0..40 {
-            while heap.stats().free < 2 * MIB {
-                assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-                std::thread::yield_now();
-            }
-            blocks.push(heap.allocate(layout(MIB)).unwrap());
-        }
-    }
-}
-
-/// Who waits for memory need not wait for all of it.
-#[test]
-fn growth_ahead_lets_others_in_between_its_steps() {
-    let driver = simulated();
-    let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
-    let heap = options.build(&driver).unwrap();
-    let begun = std::time::Instant::now();
-    let mut between = 0;
-    loop {
-        match heap.backed() {
-            0 => {}
-            bytes if bytes >= 200 * MIB => break,
-            _ => between += 1,
-        }
-        assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-        std::thread::yield_now();
-    }
-    assert!(between > 0, "it had the lock all the time");
-}
-
-#[test]
-fn growth_ahead_goes_on_after_a_rest() {
-    let driver = simulated();
-    let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
-    let mut blocks = Vec::new();
-    let begun = std::time::Instant::now();
-    // Small ones come from slabs, which take of the same memory.
-    for bytes in [16 * MIB, 16 * MIB, 100, 16 * MIB] {
-        let backed = heap.backed();
-        blocks.push(heap.allocate(layout(bytes)).unwrap());
-        // Backed by the thread, for nobody asks for more.
-        while heap.stats().free < 16 * MIB || heap.backed() <= backed {
-            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-            std::thread::yield_now();
-        }
-        // Longer than the thread looks by itself.
-        std::thread::sleep(std::time::Duration::from_millis(700));
-    }
-}
-
-#[test]
-fn growth_ahead_goes_on_for_small_blocks_alone() {
-    let driver = simulated();
-    let heap = on(&driver).grow_ahead(16 * MIB).build(&driver).unwrap();
-    let begun = std::time::Instant::now();
-    let wait = |done: &dyn Fn() -> bool| {
-        while !done() {
-            assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-            std::thread::yield_now();
-        }
-    };
-    wait(&|| heap.stats().free >= 16 * MIB);
-    // Longer than the thread looks by itself.
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    let backed = heap.backed();
-    let mut blocks = Vec::new();
-    while heap.stats().free >= 15 * MIB && heap.backed() == backed {
-        blocks.extend((0..100).map(|_| heap.allocate(layout(2000)).unwrap()));
-    }
-    wait(&|| heap.backed() > backed);
-}
-
-#[test]
-fn growth_ahead_fills_what_is_left_below_the_limit() {
-    let driver = simulated();
-    let options = on(&driver).limit(20 * MIB).grow_ahead(32 * MIB);
-    let heap = options.build(&driver).unwrap();
-    let begun = std::time::Instant::now();
-    while heap.backed() < 20 * MIB {
-        assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-        std::thread::yield_now();
-    }
-}
-
-#[test]
-fn growth_ahead_looks_first_for_what_gpus_are_done_with() {
-    for driver in drivers() {
-        let options = on(&driver).grow_ahead(8 * MIB);
-        let heap = options.build(&driver).unwrap();
-        let stream = Stream::new(&driver, 0).unwrap();
-        let begun = std::time::Instant::now();
-        for _ in 0..8 {
-            while heap.stats().free < 8 * MIB {
-                assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
-                std::thread::yield_now();
-            }
-            let block = heap.allocate(layout(8 * MIB)).unwrap();
-            block.free_after(&stream).unwrap();
-            stream.synchronize().unwrap();
-        }
-        // One that is allocated, one that is free, and one that another took the place of.
-        assert!(heap.backed() <= 24 * MIB, "{} MiB", heap.backed() / MIB);
-    }
-}
-
-#[test]
-fn what_nobody_can_allocate_from_does_not_grow() {
-    let driver = simulated();
-    let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
-    let heap = options.build(&driver).unwrap();
-    let _block = heap.allocate(layout(100)).unwrap();
-    drop(heap);
-    let creates = || driver.sim().unwrap().count(Call::MemCreate);
-    let (before, begun) = (creates(), std::time::Instant::now());
-    while begun.elapsed().as_millis() < 300 {
-        // One may have been under way.
-        assert!(
-            creates() <= before + 1,
-            "{} chunks more",
-            creates() - before
-        );
-        std::thread::yield_now();
     }
 }
 

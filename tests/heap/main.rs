@@ -1,6 +1,7 @@
 //! The heap through the public API: on the simulator always, on CUDA where there is a GPU.
 #![cfg_attr(feature = "nightly", feature(allocator_api, btreemap_alloc))]
 
+mod ahead;
 mod blocks;
 #[cfg(feature = "allocator-api2")]
 mod collections;

@@ -123,6 +123,8 @@ pub(super) struct Shape {
     pub limit: u64,
     /// Whether blocks may lie in several chunks.
     pub joins: bool,
+    /// No block that may crosses a multiple of this; none is larger.
+    pub border: u64,
 }
 
 impl Shape {
@@ -252,16 +254,50 @@ impl Shape {
 
     /// The lowest place for a block in `room`.
     fn lowest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
-        let at = round_up(self.base.checked_add(room.start)?, alignment)? - self.base;
-        let end = at.checked_add(bytes)?;
-        (end <= room.end).then_some(at..end)
+        let mut from = room.start;
+        loop {
+            let at = round_up(self.base.checked_add(from)?, alignment)? - self.base;
+            let end = at.checked_add(bytes).filter(|&end| end <= room.end)?;
+            match self.border_in(at..end) {
+                Some(border) => from = border,
+                None => return Some(at..end),
+            }
+        }
     }
 
     /// The highest place for a block in `room`.
     fn highest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
-        let last = self.base.checked_add(room.end.checked_sub(bytes)?)?;
-        let at = (last / alignment * alignment).checked_sub(self.base)?;
-        (at >= room.start).then(|| at..at + bytes)
+        let mut to = room.end;
+        loop {
+            let last = self.base.checked_add(to.checked_sub(bytes)?)?;
+            let at = (last / alignment * alignment).checked_sub(self.base)?;
+            if at < room.start {
+                return None;
+            }
+            match self.border_in(at..at + bytes) {
+                Some(border) => to = border,
+                None => return Some(at..at + bytes),
+            }
+        }
+    }
+
+    /// So many bytes from `at` on, in whole units, or what there is before a border: a chunk on both sides
+    /// of one could not be trimmed.
+    pub(super) fn before_border(self, at: u64, bytes: u64) -> u64 {
+        let border = self.border_in(at..at + bytes);
+        let border = border.map_or(at, |border| border / self.unit * self.unit);
+        if border > at { border - at } else { bytes }
+    }
+
+    /// The first border that blocks may not cross between two bytes of `range`.
+    fn border_in(self, range: Range<u64>) -> Option<u64> {
+        if !self.joins {
+            return None;
+        }
+        let border = (range.start / self.border)
+            .checked_add(1)?
+            .checked_mul(self.border)?;
+        (border < range.end).then_some(border)
     }
 }
 

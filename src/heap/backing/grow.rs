@@ -201,7 +201,7 @@ impl Backing {
 
     /// Makes the chunks of a stretch, with no access for anybody yet.
     fn fill(&mut self, fill: &Fill, made: &mut Vec<Chunk>) -> Result<()> {
-        let unit = self.settled.unit;
+        let (unit, shape) = (self.settled.unit, self.shape());
         let least = if fill.single { fill.needed() } else { unit };
         // As large as it went last time: where memory is short, each refusal costs.
         let mut size = if fill.single {
@@ -212,7 +212,7 @@ impl Backing {
         let mut halved = false;
         let mut at = fill.start;
         while at < fill.end {
-            let bytes = size.min(fill.end - at);
+            let bytes = shape.before_border(at, size.min(fill.end - at));
             match self.make(at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
                     at = chunk.end();

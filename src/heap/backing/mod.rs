@@ -28,6 +28,7 @@ pub(in crate::heap) use fit::{Beside, Want};
 use plan::DEFAULT_CHUNK;
 pub(in crate::heap) use plan::Plan;
 
+use super::core::MAX_RANGE;
 use crate::driver::{Access, Code, DevicePtr, Driver};
 use crate::guard::WORTH_ASKING;
 use crate::vmm::{PhysicalMemory, Reservation};
@@ -102,8 +103,8 @@ impl Backing {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
-    /// an alignment that is no power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why memory that is to be
-    /// shareable cannot be; [`Error::OutOfAddresses`]; the driver's.
+    /// an alignment that is no power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why
+    /// memory that is to be shareable cannot be; [`Error::OutOfAddresses`]; the driver's.
     pub(in crate::heap) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
@@ -248,6 +249,7 @@ impl Backing {
             chunk: self.settled.chunk,
             limit: self.settled.limit,
             joins: self.settled.joins,
+            border: MAX_RANGE,
         }
     }
 

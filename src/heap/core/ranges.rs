@@ -17,8 +17,9 @@ pub(super) const LOG_GRANULE: u32 = 8;
 /// No stretch is smaller.
 const STRETCH: u64 = 64 << 10;
 
-/// No range is larger: sizes are 32 bits of granules. Memory beyond lies in several stretches.
-pub(in crate::heap) const MAX_RANGE: u64 = (u32::MAX as u64) << LOG_GRANULE;
+/// No range is larger, for sizes are 32 bits of granules; nor crosses a multiple of this in memory that
+/// joins, where stretches end. Chunks can end there too.
+pub(in crate::heap) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// The most ranges of so many bytes of memory: those in use take a frame at least, each has one free one
 /// before it at most, and each stretch one more and its two ends. Memory comes in larger pieces than

@@ -7,6 +7,19 @@ use super::nodes::NodeId;
 use super::nodes::State;
 use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
 
+/// The longest stretch, in granules.
+const MOST: u64 = MAX_RANGE >> LOG_GRANULE;
+
+/// Whether stretches that join end there all the same: borders do not depend on what came first, so that
+/// growth knows them.
+const fn is_border(granule: u64) -> bool {
+    granule.is_multiple_of(MOST)
+}
+
+const fn border_after(granule: u64) -> u64 {
+    (granule / MOST + 1) * MOST
+}
+
 impl Ranges {
     /// Adds memory, in bytes; with `joins` ranges may reach across its borders to memory that is
     /// beside it and joins too. It must not be there already.
@@ -14,16 +27,19 @@ impl Ranges {
         let mut start = range.start >> LOG_GRANULE;
         let end = range.end >> LOG_GRANULE;
         while start < end {
-            // No stretch is longer than a range may be.
-            let most = MAX_RANGE >> LOG_GRANULE;
-            let left = self.stretch_before(start).filter(|_| joins);
-            let room = left.map_or(most, |first| most - (start - first));
-            let part = match room {
-                0 => start..end.min(start + most),
-                room => start..end.min(start + room),
+            let last = if joins {
+                border_after(start)
+            } else {
+                start + MOST
             };
+            let part = start..end.min(last);
             start = part.end;
-            self.add_part(part, left.filter(|_| room > 0), joins);
+            let left = if joins && !is_border(part.start) {
+                self.stretch_before(part.start)
+            } else {
+                None
+            };
+            self.add_part(part, left, joins);
         }
     }
 
@@ -62,13 +78,12 @@ impl Ranges {
 
     /// Makes the stretch that starts at `end`, if there is one, part of the one at `start`.
     fn join_right(&mut self, end: u64, start: u64) {
+        if is_border(end) {
+            return;
+        }
         let Some(&(right_first, right_last)) = self.stretches.get(&end) else {
             return;
         };
-        let length = self.nodes.get(right_last).start - start;
-        if length > MAX_RANGE >> LOG_GRANULE {
-            return;
-        }
         let Some(&(first, last)) = self.stretches.get(&start) else {
             return;
         };

@@ -365,6 +365,28 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
     core.ranges.check(true);
 }
 
+/// As growth counts on it.
+#[test]
+fn where_memory_ends_one_stretch_does_not_depend_on_what_came_first() {
+    let parts = [(0, 2), (2, 3), (3, 5)]
+        .map(|(from, to)| MAX_RANGE - 2 * CHUNK + from * CHUNK..MAX_RANGE - 2 * CHUNK + to * CHUNK);
+    for order in [[0, 1, 2], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut core = Core::new(0, LIMIT).unwrap();
+        for part in order {
+            core.add(parts[part].clone(), true);
+        }
+        assert_eq!(core.all_ranges().count(), 2, "{order:?}");
+        assert_eq!(core.largest_free(), 3 * CHUNK, "{order:?}");
+        assert_eq!(core.free_before(MAX_RANGE), 2 * CHUNK);
+        assert_eq!(core.free_after(MAX_RANGE), 3 * CHUNK);
+        core.ranges.check(true);
+        for part in parts.clone() {
+            assert!(core.remove(part));
+        }
+        assert_eq!(core.total(), 0);
+    }
+}
+
 #[test]
 fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
     let mut core = Core::new(0, CHUNK).unwrap();

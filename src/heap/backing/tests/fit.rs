@@ -13,6 +13,7 @@ const SHAPE: Shape = Shape {
     chunk: 8,
     limit: 64,
     joins: true,
+    border: 1 << 40,
 };
 
 fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside) -> Result<Places> {
@@ -163,11 +164,13 @@ proptest! {
         map in proptest::collection::vec(0..3_u8, 1..24),
         bytes in 1_u64..24,
         shift in 0_u32..5,
+        border in 1_u64..25,
         room in 0_u64..24,
     ) {
         // Each unit has no memory (0), or is in use (1), or free (2).
         let limit = map.len() as u64 * 2;
-        let shape = Shape { limit, ..SHAPE };
+        let border = border * 2;
+        let shape = Shape { limit, border, ..SHAPE };
         let at = |offset: u64| map[(offset / 2) as usize];
         let mut gaps: Vec<Range<u64>> = Vec::new();
         for unit in (0..limit).step_by(2).filter(|&unit| at(unit) == 0) {
@@ -177,8 +180,12 @@ proptest! {
             }
         }
         let beside = |gap: &Range<u64>| Beside {
-            before: (0..gap.start).rev().take_while(|&o| at(o) == 2).count() as u64,
-            after: (gap.end..limit).take_while(|&o| at(o) == 2).count() as u64,
+            before: (0..gap.start).rev()
+                .take_while(|&o| at(o) == 2 && !(o + 1).is_multiple_of(border))
+                .count() as u64,
+            after: (gap.end..limit)
+                .take_while(|&o| at(o) == 2 && !o.is_multiple_of(border))
+                .count() as u64,
         };
         let alignment = 1 << shift;
         let found = shape.places(&gaps, Want::Block { bytes, alignment, beside: &beside });
@@ -192,6 +199,7 @@ proptest! {
         let choices: Vec<(u64, u64)> = (0..limit)
             .filter(|start| (SHAPE.base + start).is_multiple_of(alignment) && start + bytes <= limit)
             .filter(|&start| (start..start + bytes).all(|o| at(o) != 1) && in_one_gap(start))
+            .filter(|start| start / border == (start + bytes - 1) / border)
             .map(|start| (start, new_units(start)))
             .collect();
         match found {
@@ -210,6 +218,8 @@ proptest! {
                     prop_assert!(fill.start < fill.need && fill.need <= fill.end);
                     prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
                     prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
+                    let chunk = shape.before_border(fill.start, fill.end - fill.start);
+                    prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(border)));
                 }
                 // With no more than so much.
                 let room = room * 2;
