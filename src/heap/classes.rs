@@ -12,9 +12,9 @@ pub(super) const CLASSES: usize = 40;
 /// Slabs consist of frames of so many bytes.
 pub(super) const FRAME: u64 = 2 << 10;
 
-/// The smallest and the largest slab, in bytes. The first slabs of a class are small, so that a class
+/// The largest slab but for a few frames, in bytes. The first slabs of a class are small, so that a class
 /// of few blocks takes little.
-const SLABS: (u64, u64) = (2 << 10, 64 << 10);
+pub(super) const SLAB: u64 = 64 << 10;
 
 /// A size class of small blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,13 +82,27 @@ impl Class {
         SHAPES[self.index()].bytes as u64
     }
 
-    /// How many blocks the next slab is to have where all slabs of the class have `total` bytes.
-    pub(super) fn blocks_for(self, total: u64) -> u32 {
-        let wished = (total / 2).clamp(SLABS.0, SLABS.1) / FRAME;
-        // A frame or a few more, where blocks end nearer to the end of one then.
-        let slabs = (wished..wished + 4).map(|frames| frames * FRAME);
+    /// How many blocks the next slab is to have where all slabs of the class have `total` bytes, and then,
+    /// where memory has no such piece: of slabs half as large each time, and of one frame, as a last resort.
+    pub(super) fn slabs(self, total: u64) -> impl Iterator<Item = u32> {
+        let wished = (total / 2).clamp(FRAME, SLAB) / FRAME;
+        let halves =
+            std::iter::successors(Some(wished), |&frames| (frames > 1).then_some(frames / 2));
+        halves
+            .map(move |frames| self.blocks_in(frames))
+            .chain(std::iter::once((FRAME / self.bytes()) as u32))
+    }
+
+    /// In so many frames or a few more, where blocks end nearer to the end of one then.
+    fn blocks_in(self, frames: u64) -> u32 {
+        let slabs = (frames..frames + 4).map(|frames| frames * FRAME);
         let best = slabs.min_by_key(|slab| (slab % self.bytes()) * 16 / slab);
-        (best.unwrap_or(SLABS.1) / self.bytes()) as u32
+        (best.unwrap_or(SLAB) / self.bytes()) as u32
+    }
+
+    /// What a slab of so many blocks takes, in bytes.
+    pub(super) const fn slab_bytes(self, blocks: u32) -> u64 {
+        (blocks as u64 * self.bytes()).next_multiple_of(FRAME)
     }
 
     /// The number of the block that begins at `offset` bytes into a slab, if one does there.
@@ -156,16 +170,26 @@ mod tests {
         for class in Class::all() {
             let mut total = 0;
             for slab in 0..20 {
-                let used = u64::from(class.blocks_for(total)) * class.bytes();
-                let bytes = used.next_multiple_of(FRAME);
-                assert!(SLABS.0 <= bytes && bytes < SLABS.1 + 4 * FRAME, "{class:?}");
+                let mut sizes = class.slabs(total);
+                let blocks = sizes.next().unwrap();
+                let (used, bytes) = (u64::from(blocks) * class.bytes(), class.slab_bytes(blocks));
+                assert!(FRAME <= bytes && bytes < SLAB + 4 * FRAME, "{class:?}");
                 let sixteenths = if bytes < 8 << 10 { 3 } else { 1 };
                 assert!(
                     (bytes - used) * 16 <= bytes * sixteenths,
                     "{class:?} {bytes}"
                 );
-                assert!(slab > 1 || bytes < SLABS.0 + 4 * FRAME);
-                assert!(slab < 19 || bytes > SLABS.1 * 15 / 16);
+                assert!(slab > 1 || bytes < 5 * FRAME);
+                assert!(slab < 19 || bytes > SLAB * 15 / 16);
+                let mut smaller = bytes;
+                for blocks in sizes {
+                    assert!(
+                        blocks > 0 && class.slab_bytes(blocks) <= smaller,
+                        "{class:?}"
+                    );
+                    smaller = class.slab_bytes(blocks);
+                }
+                assert_eq!(smaller, FRAME);
                 total += bytes;
             }
         }
@@ -186,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn a_block_is_found_where_it_begins(class in 0..CLASSES as u8, offset in 0..2 * SLABS.1) {
+        fn a_block_is_found_where_it_begins(class in 0..CLASSES as u8, offset in 0..2 * SLAB) {
             let class = Class(class);
             let expected = offset.is_multiple_of(class.bytes()).then_some((offset / class.bytes()) as u32);
             prop_assert_eq!(class.block_at(offset), expected);

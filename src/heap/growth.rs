@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::backing::{Backing, Beside, Grown, Want};
 use super::cache::{Inside, member};
+use super::classes::SLAB;
 use super::core::{Core, GRANULE};
 use super::limits::{Pressure, Relief, SoftLimit};
 use super::shared::Shared;
@@ -113,7 +114,7 @@ impl Shared {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Result<ControlFlow<R, &'a SoftLimit>> {
         // A small block needs a slab.
-        let need = bytes.next_multiple_of(GRANULE).max(64 << 10);
+        let need = bytes.next_multiple_of(GRANULE).max(SLAB);
         loop {
             let want = Want::Block {
                 bytes: need,

@@ -3,14 +3,11 @@
 //! Programs live with such errors, as caches do that evict then: nothing is put into words here, and no
 //! table is gone through.
 
-use super::classes::Class;
+use super::classes::{Class, FRAME};
 use super::core::{Core, GRANULE, MAX_RANGE};
 use super::shared::Shared;
 use crate::error::NoRoom;
 use crate::{Error, Result};
-
-/// What a slab for small blocks takes at most.
-const SLAB: u64 = 64 << 10;
 
 impl Shared {
     /// Refuses a block that no memory would do for.
@@ -44,7 +41,7 @@ impl Shared {
             (core.total(), core.free_bytes(), core.nearly_largest_free())
         };
         let need = match Class::of(requested, align) {
-            Some(_) => SLAB,
+            Some(_) => FRAME,
             None => Core::range_bytes(requested).unwrap_or(u64::MAX),
         };
         let available = free.saturating_add(self.limit.saturating_sub(total));

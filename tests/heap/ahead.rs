@@ -65,18 +65,22 @@ fn memory_is_added_before_it_is_needed() {
 #[test]
 fn it_lets_others_in_between_its_steps() {
     let driver = simulated();
-    let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
-    let heap = options.build(&driver).unwrap();
-    let mut between = 0;
-    until(&heap, || match heap.backed() {
-        0 => false,
-        bytes if bytes >= 200 * MIB => true,
-        _ => {
-            between += 1;
-            false
-        }
+    // It may be done before this thread has its turn.
+    let seen = (0..10).any(|_| {
+        let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
+        let heap = options.build(&driver).unwrap();
+        let mut between = 0;
+        until(&heap, || match heap.backed() {
+            0 => false,
+            bytes if bytes >= 200 * MIB => true,
+            _ => {
+                between += 1;
+                false
+            }
+        });
+        between > 0
     });
-    assert!(between > 0, "it had the lock all the time");
+    assert!(seen, "it had the lock all the time");
 }
 
 #[test]

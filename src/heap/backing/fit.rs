@@ -284,9 +284,15 @@ impl Shape {
     /// So many bytes from `at` on, in whole units, or what there is before a border: a chunk on both sides
     /// of one could not be trimmed.
     pub(super) fn before_border(self, at: u64, bytes: u64) -> u64 {
-        let border = self.border_in(at..at + bytes);
-        let border = border.map_or(at, |border| border / self.unit * self.unit);
-        if border > at { border - at } else { bytes }
+        let Some(border) = self.border_in(at..at + bytes) else {
+            return bytes;
+        };
+        let border = border / self.unit * self.unit;
+        if border > at {
+            border - at
+        } else {
+            bytes.min(self.unit)
+        }
     }
 
     /// The first border that blocks may not cross between two bytes of `range`.

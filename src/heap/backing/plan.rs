@@ -2,6 +2,7 @@
 
 use crate::buffer::access_list;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
+use crate::heap::core::MAX_RANGE;
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
@@ -119,7 +120,8 @@ impl Plan {
             .unwrap_or(DEFAULT_CHUNK)
             .checked_next_multiple_of(unit)
             .unwrap_or(settled.limit)
-            .min(settled.limit);
+            .min(settled.limit)
+            .min(MAX_RANGE / unit * unit);
         Ok(settled)
     }
 

@@ -79,10 +79,13 @@ impl Slabs {
     }
 
     fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &Frames) -> Option<SlabId> {
-        let blocks = class.blocks_for(self.totals[class.index()]);
+        // Where there is no such piece, a smaller one will do.
+        let (blocks, extent) = class.slabs(self.totals[class.index()]).find_map(|blocks| {
+            let extent = ranges.allocate(class.slab_bytes(blocks), FRAME)?;
+            Some((blocks, extent))
+        })?;
         let used = u64::from(blocks) * class.bytes();
-        let bytes = used.next_multiple_of(FRAME);
-        let extent = ranges.allocate(bytes, FRAME)?;
+        let bytes = class.slab_bytes(blocks);
         let mut words = vec![u64::MAX; blocks.div_ceil(64) as usize].into_boxed_slice();
         if let (Some(last), rest @ 1..) = (words.last_mut(), blocks % 64) {
             *last = (1 << rest) - 1;
@@ -178,7 +181,7 @@ impl Slabs {
         let slab = &mut self.slabs[id.0 as usize];
         let (class, node) = (slab.class, slab.node);
         let used = u64::from(slab.blocks) * class.bytes();
-        let bytes = used.next_multiple_of(FRAME);
+        let bytes = class.slab_bytes(slab.blocks);
         slab.words = Box::default();
         slab.free = 0;
         if let Some(place) = slab.place.take() {

@@ -165,6 +165,16 @@ impl Both {
             self.model.take(offset..offset + class.bytes());
             self.small.push((offset, class));
         }
+        // Only where no frame is free: the smallest slab takes no more.
+        let has_frame = |hole: &Range<u64>| hole.start.next_multiple_of(FRAME) + FRAME <= hole.end;
+        assert!(
+            filled == count
+                || !self
+                    .core
+                    .all_ranges()
+                    .any(|(range, used)| !used && has_frame(&range)),
+            "{class:?}: {filled} of {count}"
+        );
     }
 
     fn free_nth(&mut self, which: usize) {
@@ -445,6 +455,29 @@ fn near_full_the_search_is_exact() {
     let found = core.allocate(1050 * GRANULE, 1).unwrap();
     assert_eq!(found.offset, holes[0].offset);
     assert_eq!(core.allocate(1050 * GRANULE, 1), None);
+}
+
+#[test]
+fn small_blocks_use_every_hole_to_the_last_frame() {
+    for class in Class::all() {
+        let mut core = Core::new(0, LIMIT).unwrap();
+        core.add(0..CHUNK, true);
+        // So many that the next slab would be a large one.
+        let slab = class.slabs(u64::MAX).next().unwrap();
+        let mut out = vec![0; 4 * slab as usize];
+        assert_eq!(core.fill(class, &mut out), out.len());
+        let holes: Vec<Extent> = std::iter::from_fn(|| core.allocate(3 * FRAME, FRAME)).collect();
+        for pair in holes.chunks(2) {
+            core.free(pair[0].node);
+        }
+        while core.fill(class, &mut out[..1]) > 0 {}
+        let mut holes = core.all_ranges().filter(|(_, used)| !used);
+        assert!(
+            holes.all(|(hole, _)| hole.end - hole.start < FRAME),
+            "{class:?}"
+        );
+        core.ranges.check(true);
+    }
 }
 
 #[test]

@@ -179,12 +179,13 @@ proptest! {
                 _ => gaps.push(unit..unit + 2),
             }
         }
+        // What the core has there lies on one side of a border.
         let beside = |gap: &Range<u64>| Beside {
             before: (0..gap.start).rev()
-                .take_while(|&o| at(o) == 2 && !(o + 1).is_multiple_of(border))
+                .take_while(|&o| at(o) == 2 && (o + 1 == gap.start || !(o + 1).is_multiple_of(border)))
                 .count() as u64,
             after: (gap.end..limit)
-                .take_while(|&o| at(o) == 2 && !o.is_multiple_of(border))
+                .take_while(|&o| at(o) == 2 && (o == gap.end || !o.is_multiple_of(border)))
                 .count() as u64,
         };
         let alignment = 1 << shift;
