@@ -80,11 +80,15 @@ target_directory() {
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
 }
 
-# select_tests [slowly]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what the
-# programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), the tests whose
+# Cases of a property test where everything runs slowly: elsewhere there are 256.
+SLOW_CASES=32
+
+# select_tests [slowly|threads]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what
+# the programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), the tests whose
 # processes must meet deadlines are left out: tests with one process run the same code there. So is the
 # one of a library's end, which ThreadSanitizer's own end does not let happen, and so are the longest of
-# those that have neither threads nor memory of a machine.
+# those that have neither threads nor memory of a machine. With `threads` so are the programs that have
+# one thread.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
@@ -94,6 +98,10 @@ select_tests() {
         name=${name%.rs}
         case ${1:-}:$name in
             slowly:exchange_failures | slowly:serve_cli) ;;
+            threads:exchange_failures | threads:serve_cli) ;;
+            threads:cli | threads:cli_replay | threads:cycles | threads:demo | threads:demo_parts) ;;
+            threads:fault_sweep | threads:mistakes | threads:protocol | threads:replay) ;;
+            threads:topology | threads:topology_xml | threads:trace) ;;
             *) TESTS+=(--test "$name") ;;
         esac
     done
