@@ -80,7 +80,7 @@ target_directory() {
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
 }
 
-# Cases of a property test where everything runs slowly: elsewhere there are 256.
+# Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
 SLOW_CASES=32
 
 # select_tests [slowly|threads]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what
@@ -88,7 +88,7 @@ SLOW_CASES=32
 # processes must meet deadlines are left out: tests with one process run the same code there. So is the
 # one of a library's end, which ThreadSanitizer's own end does not let happen, and so are the longest of
 # those that have neither threads nor memory of a machine. With `threads` so are the programs that have
-# one thread.
+# one thread, or start others that have.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
@@ -99,7 +99,7 @@ select_tests() {
         case ${1:-}:$name in
             slowly:exchange_failures | slowly:serve_cli) ;;
             threads:exchange_failures | threads:serve_cli) ;;
-            threads:cli | threads:cli_replay | threads:cycles | threads:demo | threads:demo_parts) ;;
+            threads:cli | threads:cycles | threads:demo | threads:demo_parts) ;;
             threads:fault_sweep | threads:mistakes | threads:protocol | threads:replay) ;;
             threads:topology | threads:topology_xml | threads:trace) ;;
             *) TESTS+=(--test "$name") ;;

@@ -88,9 +88,16 @@ impl Class {
         let wished = (total / 2).clamp(FRAME, SLAB) / FRAME;
         let halves =
             std::iter::successors(Some(wished), |&frames| (frames > 1).then_some(frames / 2));
-        halves
-            .map(move |frames| self.blocks_in(frames))
-            .chain(std::iter::once((FRAME / self.bytes()) as u32))
+        let last = self.blocks_in_frame();
+        let larger = halves.map(move |frames| self.blocks_in(frames));
+        larger
+            .take_while(move |&blocks| blocks > last)
+            .chain(std::iter::once(last))
+    }
+
+    /// How many blocks a slab of one frame has: at least 1.
+    pub(super) const fn blocks_in_frame(self) -> u32 {
+        (FRAME / self.bytes()) as u32
     }
 
     /// In so many frames or a few more, where blocks end nearer to the end of one then.
@@ -173,7 +180,7 @@ mod tests {
                 let mut sizes = class.slabs(total);
                 let blocks = sizes.next().unwrap();
                 let (used, bytes) = (u64::from(blocks) * class.bytes(), class.slab_bytes(blocks));
-                assert!(FRAME <= bytes && bytes < SLAB + 4 * FRAME, "{class:?}");
+                assert!((FRAME..SLAB + 4 * FRAME).contains(&bytes), "{class:?}");
                 let sixteenths = if bytes < 8 << 10 { 3 } else { 1 };
                 assert!(
                     (bytes - used) * 16 <= bytes * sixteenths,

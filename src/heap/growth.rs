@@ -211,7 +211,7 @@ impl Shared {
         }
         self.empty_depots(&mut core);
         core.release_empty_slabs();
-        attempt(&mut core)
+        core.thoroughly(attempt)
     }
 
     /// Takes back what GPUs are done with; how many blocks.

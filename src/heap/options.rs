@@ -73,8 +73,8 @@ impl HeapOptions {
         self
     }
 
-    /// How much memory is added at a time, in bytes, at least 1 and rounded up to 2 MiB; by default 64 MiB,
-    /// and no more than 1 TiB − 2 MiB.
+    /// How much memory is added at a time, in bytes, at least 1 and rounded up to 2 MiB; by default 64 MiB.
+    /// Chunks have no more than 1 TiB − 2 MiB.
     /// Larger chunks are added less often; smaller ones are given back sooner. Chunks are smaller where
     /// memory is short, or a limit near.
     pub const fn chunk(mut self, bytes: u64) -> Self {

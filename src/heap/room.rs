@@ -40,13 +40,17 @@ impl Shared {
             let core = self.core();
             (core.total(), core.free_bytes(), core.nearly_largest_free())
         };
-        let need = match Class::of(requested, align) {
-            Some(_) => FRAME,
-            None => Core::range_bytes(requested).unwrap_or(u64::MAX),
+        let (need, aligned) = match Class::of(requested, align) {
+            // At any alignment.
+            Some(_) => (FRAME, false),
+            None => (
+                Core::range_bytes(requested).unwrap_or(u64::MAX),
+                align > GRANULE,
+            ),
         };
         let available = free.saturating_add(self.limit.saturating_sub(total));
         let why = match why {
-            NoRoom::Limit if align > GRANULE && need <= largest_free => NoRoom::Alignment,
+            NoRoom::Limit if aligned && need <= largest_free => NoRoom::Alignment,
             NoRoom::Limit if need <= available => NoRoom::Fragments,
             why => why,
         };

@@ -279,30 +279,25 @@ fn a_gpu_without_access_is_named() {
 /// A class that has much memory asks for large slabs, but takes others.
 #[test]
 fn small_blocks_lie_in_whatever_holes_there_are() {
-    for driver in drivers() {
-        let options = on(&driver).limit(4 * MIB).chunk(4 * MIB);
-        let heap = options.build(&driver).unwrap();
-        let all = |bytes| std::iter::from_fn(|| heap.allocate(layout(bytes)).ok()).collect();
-        let mut small: Vec<Block> = (0..8192)
-            .map(|_| heap.allocate(layout(64)).unwrap())
-            .collect();
-        let large: Vec<Block> = all(32 << 10);
-        // Holes of 32 KiB, of which no one is as large as such a slab.
-        let mut index = 0;
-        let mut large = large;
-        large.retain(|_| {
-            index += 1;
-            index % 2 == 0
-        });
-        let free = heap.stats().free;
-        let more: Vec<Block> = all(64);
-        assert!(
-            more.len() as u64 * 64 > free * 9 / 10,
-            "{} of {free}",
-            more.len()
-        );
-        small.extend(more);
-        drop((small, large));
-        assert_eq!(heap.stats().live_blocks, 0);
+    // Holes of 32 KiB, of which no one is as large as such a slab; and of 2304 bytes, of which one in four
+    // has a frame of 2 KiB.
+    for (hole, percent) in [(32 << 10, 90), (2304, 20)] {
+        for driver in drivers() {
+            let options = on(&driver).limit(4 * MIB).chunk(4 * MIB);
+            let heap = options.build(&driver).unwrap();
+            let allocate = |bytes| heap.allocate(layout(bytes));
+            let mut small: Vec<Block> = (0..8192).map(|_| allocate(64).unwrap()).collect();
+            let all = std::iter::from_fn(|| allocate(hole).ok());
+            let large: Vec<Block> = all.collect();
+            let large: Vec<Block> = large.into_iter().step_by(2).collect();
+            let free = heap.stats().free;
+            assert!(free > MIB);
+            let more: Vec<Block> = std::iter::from_fn(|| allocate(64).ok()).collect();
+            let bytes = more.len() as u64 * 64;
+            assert!(bytes * 100 > free * percent, "{bytes} of {free}");
+            small.extend(more);
+            drop((small, large));
+            assert_eq!(heap.stats().live_blocks, 0);
+        }
     }
 }

@@ -132,7 +132,16 @@ impl Core {
         freed.sum()
     }
 
-    /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends.
+    /// What `f` gets where memory is so short that small blocks are worth a search of all that is free.
+    pub(super) fn thoroughly<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
+        self.slabs.thorough = true;
+        let result = f(self);
+        self.slabs.thorough = false;
+        result
+    }
+
+    /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends, which it may
+    /// seem to do too early but in [`thoroughly`](Self::thoroughly).
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
         let filled = self.slabs.fill(class, &mut self.ranges, &self.frames, out);
         self.mark_high_water();

@@ -14,6 +14,9 @@ use crate::heap::classes::FRAME;
 pub(in crate::heap) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
 
+/// A frame's granules.
+const GRANULES: u64 = FRAME >> LOG_GRANULE;
+
 /// No stretch is smaller.
 const STRETCH: u64 = 64 << 10;
 
@@ -50,6 +53,8 @@ pub(in crate::heap) struct Ranges {
     origin: u64,
     pub(super) free: u64,
     pub(super) total: u64,
+    /// Whether no free range has a frame: a search of all has shown it.
+    pub(super) frameless: bool,
 }
 
 impl Ranges {
@@ -65,6 +70,7 @@ impl Ranges {
             origin: origin >> LOG_GRANULE,
             free: 0,
             total: 0,
+            frameless: false,
         })
     }
 
@@ -105,30 +111,71 @@ impl Ranges {
         }
         let size = bytes.div_ceil(GRANULE) as u32;
         if align > GRANULE {
-            return self.allocate_aligned(size, align >> LOG_GRANULE);
+            return self.allocate_aligned(size, align >> LOG_GRANULE, usize::MAX);
         }
         let node = self.nodes.find(size)?;
         Some(self.take(node, size))
     }
 
+    /// Frames of so many bytes, for a slab. Of the ranges that have room only where the first frame begins
+    /// early in them, `looks` are looked at.
+    pub(super) fn allocate_frames(&mut self, bytes: u64, looks: usize) -> Option<Extent> {
+        if self.frameless {
+            return None;
+        }
+        let size = (bytes >> LOG_GRANULE) as u32; // a slab's
+        self.allocate_aligned(size, GRANULES, looks)
+    }
+
+    /// Single frames, up to so many, after a search of all ranges.
+    pub(super) fn allocate_single_frames(&mut self, most: usize) -> Vec<Extent> {
+        if self.frameless {
+            return Vec::new();
+        }
+        let all = self.nodes.at_least(GRANULES as u32);
+        let nodes: Vec<NodeId> = all
+            .filter(|&node| self.has_frame(node))
+            .take(most)
+            .collect();
+        self.frameless = nodes.is_empty();
+        let taken = nodes.into_iter();
+        taken
+            .map(|node| self.take_aligned(node, GRANULES as u32, GRANULES))
+            .collect()
+    }
+
+    pub(super) fn has_frame(&self, node: NodeId) -> bool {
+        self.fits(node, GRANULES as u32, GRANULES)
+    }
+
     #[cold]
     #[inline(never)]
-    fn allocate_aligned(&mut self, size: u32, align: u64) -> Option<Extent> {
+    fn allocate_aligned(&mut self, size: u32, align: u64, looks: usize) -> Option<Extent> {
         // Where this fits, the block fits wherever in it the first multiple is.
         let ample = u32::try_from(u64::from(size) + align - 1).ok();
-        let gap = |node: NodeId| {
-            let start = self.nodes.get(node).start + self.origin;
-            start.wrapping_neg() & (align - 1)
-        };
-        let fits =
-            |&node: &NodeId| gap(node) + u64::from(size) <= u64::from(self.nodes.get(node).size);
+        let fits = |&node: &NodeId| self.fits(node, size, align);
         let near = self.nodes.find(size).filter(fits);
         let node = near
             .or_else(|| self.nodes.find(ample?))
-            .or_else(|| self.nodes.at_least(size).find(fits))?;
-        let gap = gap(node) as u32;
+            .or_else(|| self.nodes.at_least(size).take(looks).find(fits))?;
+        Some(self.take_aligned(node, size, align))
+    }
+
+    /// What lies in a range before its first multiple of `align`, in granules.
+    fn gap(&self, node: NodeId, align: u64) -> u64 {
+        let start = self.nodes.get(node).start + self.origin;
+        start.wrapping_neg() & (align - 1)
+    }
+
+    fn fits(&self, node: NodeId, size: u32, align: u64) -> bool {
+        self.gap(node, align) + u64::from(size) <= u64::from(self.nodes.get(node).size)
+    }
+
+    /// Makes `size` granules of a free range that they fit into a used one.
+    fn take_aligned(&mut self, node: NodeId, size: u32, align: u64) -> Extent {
+        let gap = self.gap(node, align) as u32; // less than the range
         if gap == 0 {
-            return Some(self.take(node, size));
+            return self.take(node, size);
         }
         // The gap stays free under its node; what follows it becomes a node of its own.
         self.nodes.unlink(node);
@@ -140,7 +187,7 @@ impl Ranges {
             .insert_between(node, whole.next, start, whole.size - gap);
         self.nodes.link(node);
         self.nodes.link(rest);
-        Some(self.take(rest, size))
+        self.take(rest, size)
     }
 
     /// Makes the first `size` granules of a free range a used one.
@@ -200,6 +247,9 @@ impl Ranges {
         this.size = size;
         this.edge = edge;
         self.nodes.link(node);
+        if self.frameless {
+            self.frameless = !self.has_frame(node);
+        }
         true
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::frames::{Frames, Owner};
 use super::nodes::NodeId;
-use super::ranges::Ranges;
+use super::ranges::{Extent, Ranges};
 use crate::heap::classes::{CLASSES, Class, FRAME};
 
 /// Names a slab.
@@ -40,7 +40,13 @@ pub(super) struct Slabs {
     pub(super) free: u64,
     /// Bytes at the ends of slabs that are no block's.
     pub(super) ends: u64,
+    /// Whether memory is so short that all of it is worth a search.
+    pub(super) thorough: bool,
 }
+
+/// How many ranges are looked at for one that has a frame, as long as memory can be added; and how many
+/// slabs a search of all of them makes.
+const LOOKS: usize = 32;
 
 impl Slabs {
     pub(super) fn new() -> Self {
@@ -51,10 +57,12 @@ impl Slabs {
             totals: [0; CLASSES],
             free: 0,
             ends: 0,
+            thorough: false,
         }
     }
 
-    /// Writes the offsets of free blocks to `out`; how many. Fewer only where memory ends.
+    /// Writes the offsets of free blocks to `out`; how many. Fewer only where memory ends, which it may seem
+    /// to do too early unless `thorough`.
     pub(super) fn fill(
         &mut self,
         class: Class,
@@ -80,10 +88,24 @@ impl Slabs {
 
     fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &Frames) -> Option<SlabId> {
         // Where there is no such piece, a smaller one will do.
-        let (blocks, extent) = class.slabs(self.totals[class.index()]).find_map(|blocks| {
-            let extent = ranges.allocate(class.slab_bytes(blocks), FRAME)?;
-            Some((blocks, extent))
-        })?;
+        for blocks in class.slabs(self.totals[class.index()]) {
+            if let Some(extent) = ranges.allocate_frames(class.slab_bytes(blocks), LOOKS) {
+                return Some(self.insert(class, blocks, extent, frames));
+            }
+        }
+        if !self.thorough {
+            return None;
+        }
+        // The search is long where there are many ranges, so it is done for many.
+        let found = ranges.allocate_single_frames(LOOKS);
+        let blocks = class.blocks_in_frame();
+        let slabs = found.into_iter();
+        slabs
+            .map(|extent| self.insert(class, blocks, extent, frames))
+            .last()
+    }
+
+    fn insert(&mut self, class: Class, blocks: u32, extent: Extent, frames: &Frames) -> SlabId {
         let used = u64::from(blocks) * class.bytes();
         let bytes = class.slab_bytes(blocks);
         let mut words = vec![u64::MAX; blocks.div_ceil(64) as usize].into_boxed_slice();
@@ -117,7 +139,7 @@ impl Slabs {
         for at in (extent.offset..extent.offset + bytes).step_by(FRAME as usize) {
             frames.set(at, Owner::Slab(id));
         }
-        Some(id)
+        id
     }
 
     /// What its blocks are like, if a block of it that is in use begins at `offset`.

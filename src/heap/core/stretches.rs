@@ -190,6 +190,7 @@ impl Ranges {
                 assert!(is_free || this.state == State::Used);
                 was_free = is_free;
                 if is_free {
+                    assert!(!self.frameless || !self.has_frame(node));
                     free += u64::from(this.size);
                     free_nodes += 1;
                     let mut listed = self.nodes.at_least(this.size);
