@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use egmem::allocator_api2::vec::Vec as HeapVec;
 use egmem::driver::{Access, DevicePtr};
-use egmem::heap::{NotFreed, Relief};
+use egmem::heap::Relief;
 use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
 use egmem::{Block, Driver, Heap, Machine, Memory, Result, Stream, Topology};
 use hashbrown::HashMap;
@@ -112,23 +112,19 @@ fn free_after_work(heap: &Heap, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Frees a block behind the stream's work, or else after it. Not by `?` on `Block::free_after`: that would drop the
-/// block, and so give it out again, while the GPU may still write to it.
+/// Frees a block behind the stream's work, or else after it.
 fn free_after(block: Block, stream: &Stream) -> Result<()> {
-    let Err(NotFreed { error, block }) = block.free_after(stream) else {
+    let Err(refused) = block.free_after(stream) else {
         return Ok(());
     };
     match stream.synchronize() {
-        // Nobody writes to it any more.
+        // Nobody writes to the block any more.
         Ok(()) => {
-            drop(block);
+            drop(refused);
             Ok(())
         }
         // Lost to the heap, which is better than two users of one block.
-        Err(_) => {
-            std::mem::forget(block);
-            Err(*error)
-        }
+        Err(_) => Err(refused.forget()),
     }
 }
 

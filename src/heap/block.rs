@@ -141,9 +141,9 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
-    /// into a graph; the driver's. Then the block is in the error, not given back. Where `?` makes an
-    /// [`Error`] of that, the block is dropped, and so given back at once: take it out of
-    /// [`NotFreed`] first, if the GPU may still work on it.
+    /// into a graph; the driver's. Then the block is in the error, not given back: wait for the GPU's work
+    /// and drop it, or [`forget`](NotFreed::forget) it. `?` makes no [`Error`] of that by itself, for the
+    /// block would be dropped then, and given out again under the GPU's hands.
     #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_stream(stream, piece))
@@ -266,9 +266,13 @@ impl std::error::Error for NotFreed {
     }
 }
 
-impl From<NotFreed> for Error {
-    /// The block is given back at once: wait for the GPU's work before this.
-    fn from(not_freed: NotFreed) -> Self {
-        *not_freed.error
+impl NotFreed {
+    /// The error alone. The block is lost to the heap, which is better than two users of one block:
+    /// nobody gets it again, and the heap's memory is kept for it for good.
+    ///
+    /// `block.free_after(&stream).map_err(NotFreed::forget)?`
+    pub fn forget(self) -> Error {
+        std::mem::forget(self.block);
+        *self.error
     }
 }

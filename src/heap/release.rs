@@ -19,7 +19,7 @@ impl Heap {
     /// # Errors
     /// [`Error::InvalidArgument`] for another heap's block, for another driver's stream, and for one
     /// that is being captured into a graph; the driver's. Then all of the blocks are in the error, and
-    /// none is given back, unless `?` drops them: see [`Block::free_after`].
+    /// none is given back: see [`Block::free_after`].
     #[track_caller]
     pub fn free_all_after(
         &self,
@@ -137,6 +137,13 @@ impl NotAllFreed {
             blocks,
         }
     }
+
+    /// The error alone. The blocks are lost to the heap, as with
+    /// [`NotFreed::forget`](super::NotFreed::forget).
+    pub fn forget(self) -> Error {
+        self.blocks.into_iter().for_each(std::mem::forget);
+        *self.error
+    }
 }
 
 impl fmt::Display for NotAllFreed {
@@ -154,13 +161,6 @@ impl fmt::Display for NotAllFreed {
 impl std::error::Error for NotAllFreed {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&*self.error)
-    }
-}
-
-impl From<NotAllFreed> for Error {
-    /// The blocks are given back at once: wait for the GPU's work before this.
-    fn from(not_freed: NotAllFreed) -> Self {
-        *not_freed.error
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use egmem::driver::{Call, Code};
+use egmem::heap::{NotAllFreed, NotFreed};
 use egmem::{Block, Error, Event, Memory, Stream};
 
 use super::*;
@@ -89,6 +90,22 @@ fn a_refused_block_comes_back() {
     assert_eq!(heap.stats().live_blocks, 1);
     drop(refused);
     assert_eq!(heap.stats().live_blocks, 0);
+}
+
+#[test]
+fn a_forgotten_block_is_nobodys_again() {
+    let driver = simulated();
+    let other = simulated();
+    let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
+    let stream = Stream::new(&other, 0).unwrap();
+    let block = || heap.allocate(layout(3 * MIB)).unwrap();
+    let error = block().free_after(&stream).map_err(NotFreed::forget);
+    assert!(matches!(error, Err(Error::InvalidArgument { .. })));
+    let error = heap.free_all_after([block()], &stream);
+    let error = error.map_err(NotAllFreed::forget);
+    assert!(matches!(error, Err(Error::InvalidArgument { .. })));
+    assert_eq!((heap.stats().live_blocks, heap.stats().live), (2, 6 * MIB));
+    assert!(heap.allocate(layout(3 * MIB)).is_err());
 }
 
 #[test]

@@ -126,13 +126,14 @@ impl Sim {
     /// ```
     /// use std::alloc::Layout;
     /// use egmem::driver::{Call, Code, NodeId};
+    /// use egmem::heap::NotFreed;
     /// use egmem::{Driver, Heap, Machine, Stream};
     ///
     /// let driver = Driver::simulated(Machine::gh200())?;
     /// let sim = driver.sim().expect("it is simulated");
     /// let (heap, stream) = (Heap::on(NodeId(0)).build(&driver)?, Stream::new(&driver, 0)?);
     /// let block = heap.allocate(Layout::new::<u64>())?;
-    /// block.free_after(&stream)?;
+    /// block.free_after(&stream).map_err(NotFreed::forget)?;
     /// sim.fail(Call::EventQuery, 1, Code::NOT_READY); // Call::StreamQuery for a stream
     /// assert_eq!(heap.collect()?, 0); // the GPU is busy
     /// assert_eq!(heap.collect()?, 1); // not any more
