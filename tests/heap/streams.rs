@@ -1,6 +1,6 @@
 //! Blocks that a GPU still works on.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use egmem::driver::{Call, Code};
 use egmem::heap::{NotAllFreed, NotFreed};
@@ -94,9 +94,11 @@ fn a_refused_block_comes_back() {
 
 #[test]
 fn a_forgotten_block_is_nobodys_again() {
+    // It is kept for these blocks for good: nobody may call it leaked.
+    static HEAP: OnceLock<Heap> = OnceLock::new();
     let driver = simulated();
     let other = simulated();
-    let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
+    let heap = HEAP.get_or_init(|| on(&driver).limit(8 * MIB).build(&driver).unwrap());
     let stream = Stream::new(&other, 0).unwrap();
     let block = || heap.allocate(layout(3 * MIB)).unwrap();
     let error = block().free_after(&stream).map_err(NotFreed::forget);
