@@ -66,6 +66,10 @@ impl Model {
     }
 }
 
+fn has_frame(hole: &Range<u64>) -> bool {
+    hole.start.next_multiple_of(FRAME) + FRAME <= hole.end
+}
+
 struct Both {
     core: Core,
     model: Model,
@@ -166,7 +170,6 @@ impl Both {
             self.small.push((offset, class));
         }
         // Only where no frame is free: the smallest slab takes no more.
-        let has_frame = |hole: &Range<u64>| hole.start.next_multiple_of(FRAME) + FRAME <= hole.end;
         assert!(
             filled == count
                 || !self
@@ -459,7 +462,6 @@ fn near_full_the_search_is_exact() {
 
 #[test]
 fn small_blocks_use_every_hole_to_the_last_frame() {
-    let has_frame = |hole: &Range<u64>| hole.start.next_multiple_of(FRAME) + FRAME <= hole.end;
     // Of holes of the second size only one in four has a frame.
     for (class, hole) in Class::all().flat_map(|class| [(class, 3 * FRAME), (class, 2304)]) {
         let mut core = Core::new(0, LIMIT).unwrap();
