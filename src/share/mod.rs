@@ -31,6 +31,7 @@ mod peers;
 mod pools;
 mod shared;
 pub(crate) mod socket;
+mod socket_lock;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -5,20 +5,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Peers;
+use super::socket_lock::SocketLock;
 use crate::{Error, Result};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// How long another process may take to put its socket at the same path.
-const BUSY: Duration = Duration::from_secs(2);
 
 /// A socket's file, removed when dropped, unless another socket is there by then.
 #[derive(Debug)]
@@ -68,20 +67,17 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 /// A listening socket at `path`: for its user alone, unless others are among `peers`.
 ///
 /// A socket file at which nobody listens any more is replaced; one at which somebody does is not.
+/// [`SocketLock`] keeps other processes out meanwhile.
 ///
 /// # Errors
 /// [`Error::System`] that names the path: `AddrInUse` where somebody listens, or where something
-/// else than a socket is there.
+/// else than a socket is there; the one of [`SocketLock::take`].
 pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
     let failed =
         |error: io::Error| Error::system(format!("listening at {}", path.display()), &error);
     let address = address(path)?;
     // Two processes that both find a dead socket must not each remove the other's new one.
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let _one_at_a_time = lock(folder).map_err(failed)?;
+    let _lock = SocketLock::take(path)?;
     // Bound under these permissions, so that there is no moment with others.
     let socket = File::from(new(SocketType::STREAM).map_err(|error| failed(error.into()))?);
     let mode = match peers.reach_beyond_own_user() {
@@ -126,20 +122,6 @@ fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
     // By datagram first: who listens hears nothing of that, Linux refuses it as of the wrong type (unix(7),
     // EPROTOTYPE). Other kernels may refuse it as if nobody was there, so that alone is not enough.
     is_socket && is_refused(SocketType::DGRAM) && is_refused(SocketType::STREAM)
-}
-
-/// Keeps others who do the same out of the folder until dropped.
-fn lock(folder: &Path) -> io::Result<File> {
-    let folder = File::open(folder)?;
-    let deadline = Instant::now() + BUSY;
-    loop {
-        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            result => return Ok(result.map(|()| folder)?),
-        }
-    }
 }
 
 /// A connection to the socket at `path`.
@@ -187,6 +169,14 @@ mod tests {
         assert!(!path.exists());
         let (_socket, _file) = listen(&path, &Peers::default().any_user()).unwrap();
         assert_eq!(mode(&path), 0o666);
+    }
+
+    #[test]
+    fn a_user_who_can_read_the_folder_cannot_keep_others_from_listening() {
+        let folder = tempfile::tempdir().unwrap();
+        let opened = File::open(folder.path()).unwrap();
+        rustix::fs::flock(&opened, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        listen(&folder.path().join("socket"), &Peers::same_user()).unwrap();
     }
 
     #[test]
