@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Error, Result};
+
 /// The limits of a server or a client. Whoever reaches one is refused with `limit`, or dropped.
 ///
 /// A server lowers some of them when it starts, where its process may have too few file descriptors
@@ -107,6 +109,58 @@ impl Default for Limits {
     }
 }
 
+/// The smallest frame that holds any greeting, in bytes.
+const LEAST_FRAME: u32 = 1024;
+
+impl Limits {
+    /// Checks that no limit keeps everybody out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the first limit that is too small.
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |why: String| Err(Error::invalid("limits", why));
+        for (key, bytes) in [
+            ("frame_bytes", self.frame_bytes),
+            ("hello_bytes", self.hello_bytes),
+        ] {
+            if bytes < LEAST_FRAME {
+                return wrong(format!(
+                    "`{key}` is {bytes}; set it to {LEAST_FRAME} or more"
+                ));
+            }
+        }
+        for (key, zero) in [
+            ("frame_fds", self.frame_fds == 0),
+            ("fds_per_connection", self.fds_per_connection == 0),
+            ("fds_per_peer", self.fds_per_peer == 0),
+            ("handshakes", self.handshakes == 0),
+            ("connections", self.connections == 0),
+            ("connections_per_peer", self.connections_per_peer == 0),
+            ("sessions", self.sessions == 0),
+            ("sessions_per_peer", self.sessions_per_peer == 0),
+            ("names", self.names == 0),
+            ("leases_per_peer", self.leases_per_peer == 0),
+            ("requests_in_flight", self.requests_in_flight == 0),
+            ("queued_frames", self.queued_frames == 0),
+            ("tickets_per_peer", self.tickets_per_peer == 0),
+            ("list_page", self.list_page == 0),
+            ("groups", self.groups == 0),
+            ("groups_per_peer", self.groups_per_peer == 0),
+            ("group_size", self.group_size == 0),
+            ("handshake", self.handshake.is_zero()),
+            ("request", self.request.is_zero()),
+            ("frame", self.frame.is_zero()),
+            ("write", self.write.is_zero()),
+            ("wait", self.wait.is_zero()),
+        ] {
+            if zero {
+                return wrong(format!("`{key}` is 0; set it to 1 or more"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The longest that anything is waited for: clocks do not overflow, whatever was asked.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
@@ -132,6 +186,17 @@ mod ms {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_limit_of_0_is_refused_by_name() {
+        Limits::default().check().unwrap();
+        let all = serde_json::to_value(Limits::default()).unwrap();
+        for key in all.as_object().unwrap().keys() {
+            let zero: Limits = serde_json::from_str(&format!("{{\"{key}\": 0}}")).unwrap();
+            let error = zero.check().unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}` is 0")), "{error}");
+        }
+    }
 
     #[test]
     fn limits_read_back_and_unknown_ones_are_refused() {

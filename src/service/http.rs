@@ -52,12 +52,7 @@ impl Endpoint {
         let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
         let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
         if !anywhere && found.iter().any(|found| !found.ip().is_loopback()) {
-            return Err(Error::invalid(
-                "metrics address",
-                format!(
-                    "{address} is not of this machine alone, and `metrics.anywhere` is not set"
-                ),
-            ));
+            return Err(elsewhere(address));
         }
         let listener = TcpListener::bind(&found[..]).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
@@ -75,6 +70,14 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// The refusal of an address that other machines may reach.
+pub(super) fn elsewhere(address: &str) -> Error {
+    Error::invalid(
+        "metrics address",
+        format!("{address} is not of this machine alone, and `metrics.anywhere` is not set"),
+    )
 }
 
 async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {

@@ -20,7 +20,7 @@ use crate::exchange::directory::Registration;
 #[cfg(feature = "etcd")]
 use crate::exchange::directory::{Directory, EtcdOptions, Exporter};
 use crate::exchange::protocol::Create;
-use crate::exchange::server::{Allocate, Allocation};
+use crate::exchange::server::{Allocate, Allocation, ServerOptions};
 use crate::exchange::{PeerName, Security, Server, Tls, TlsFiles};
 #[cfg(feature = "etcd")]
 use crate::share::BootId;
@@ -109,19 +109,8 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
         }
         None => None,
     };
-    let mut options = Server::options()
-        .security(security)
-        .limits(config.limits.clone())
-        .heartbeat(config.lease.heartbeat)
-        .lease(config.lease.expiry)
-        .peers(peers(&config))
-        .allocator(Arc::new(Allocator(Arc::clone(&state))));
-    for address in &config.listen {
-        options = options.listen(address.clone());
-    }
-    if let Some(door) = &config.local.door {
-        options = options.door(Some(door.clone()));
-    }
+    let options =
+        server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
     let server = options.start().await?;
     state.set_server(server.clone());
     // From here on there is somebody who ends it: state and server hold each other.
@@ -143,18 +132,42 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     Ok(service)
 }
 
-/// Makes the service known in etcd; its names follow as they come.
+/// What the exchange's server is to be. [`ServiceConfig::check`] checks the same options.
+pub(super) fn server_options(config: &ServiceConfig, security: Security) -> ServerOptions {
+    let mut options = Server::options()
+        .security(security)
+        .limits(config.limits.clone())
+        .heartbeat(config.lease.heartbeat)
+        .lease(config.lease.expiry)
+        .peers(peers(config));
+    for address in &config.listen {
+        options = options.listen(address.clone());
+    }
+    match &config.local.door {
+        Some(door) => options.door(Some(door.clone())),
+        None => options,
+    }
+}
+
+/// How to reach etcd, but for the user. [`ServiceConfig::check`] checks the same options.
 #[cfg(feature = "etcd")]
-async fn register(config: &DirectoryConfig, server: &Server) -> Result<Registration> {
+pub(super) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
     let mut options = EtcdOptions::new(config.endpoints.clone())
         .prefix(config.prefix.as_str())
         .lease(config.lease);
     if let Some(ca) = &config.ca {
         options = options.ca(ca);
     }
-    if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
-        options = options.identity(cert, key);
+    match (&config.cert, &config.key) {
+        (Some(cert), Some(key)) => options.identity(cert, key),
+        _ => options,
     }
+}
+
+/// Makes the service known in etcd; its names follow as they come.
+#[cfg(feature = "etcd")]
+async fn register(config: &DirectoryConfig, server: &Server) -> Result<Registration> {
+    let mut options = etcd_options(config);
     if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
         let text = std::fs::read_to_string(file)
             .map_err(|error| Error::system(format!("cannot read {}", file.display()), &error))?;

@@ -3,6 +3,7 @@
 
 mod certs;
 mod commands;
+mod configuration;
 mod harness;
 mod leases;
 mod service;

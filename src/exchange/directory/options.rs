@@ -101,7 +101,7 @@ impl EtcdOptions {
         self
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid("etcd options", why));
         if self.endpoints.is_empty() {
             return wrong("no endpoint");

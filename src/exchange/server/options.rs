@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{Allocate, Server};
 use crate::exchange::directory::Directory;
+use crate::exchange::transport;
 use crate::exchange::{Address, Limits, Security, Who};
 use crate::share::Peers;
 use crate::{Error, Result};
@@ -155,10 +156,20 @@ impl ServerOptions {
     /// Starts the server on the current tokio runtime, of which it needs timers and I/O.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, a heartbeat of 0, or a lease shorter than it;
+    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, or a
+    /// lease shorter than the heartbeat;
     /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] where the
     /// system refuses an address; those of [`Directory::register`].
     pub async fn start(self) -> Result<Server> {
+        self.check()?;
+        Server::start(self).await
+    }
+
+    /// Checks all that needs neither the network nor the file system.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start) that are known before it begins.
+    pub(crate) fn check(&self) -> Result<()> {
         if self.addresses.is_empty() {
             return Err(Error::invalid("addresses", "there are none to listen at"));
         }
@@ -169,6 +180,38 @@ impl ServerOptions {
             let why = format!("{:?} is less than a heartbeat", self.lease);
             return Err(Error::invalid("lease", why));
         }
-        Server::start(self).await
+        self.limits.check()?;
+        for (index, address) in self.addresses.iter().enumerate() {
+            transport::check_literal(address, &self.security)?;
+            let chosen_by_kernel = matches!(address, Address::Tcp { port: 0, .. });
+            if !chosen_by_kernel && self.addresses[..index].contains(address) {
+                return Err(Error::invalid(
+                    "addresses",
+                    format!("{address} is given twice"),
+                ));
+            }
+        }
+        self.check_door()
+    }
+
+    fn check_door(&self) -> Result<()> {
+        let DoorAt::At(path) = &self.door else {
+            return Ok(());
+        };
+        // The address's own rules for paths: not empty, no NUL, at most 107 bytes.
+        let address = path
+            .to_str()
+            .map_or_else(
+                || Err(Error::invalid("door", "it is not UTF-8")),
+                |path| format!("unix:{path}").parse::<Address>(),
+            )
+            .map_err(|error| Error::invalid("door", format!("{}: {error}", path.display())))?;
+        match self.addresses.contains(&address) {
+            true => Err(Error::invalid(
+                "door",
+                format!("{address} is an address to listen at, too; choose another path"),
+            )),
+            false => Ok(()),
+        }
     }
 }

@@ -14,6 +14,7 @@ pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening};
+pub(crate) use net::check_literal;
 pub(crate) use room::FdRoom;
 
 use std::io;

@@ -1,7 +1,7 @@
 //! TCP sockets: found, checked, tuned.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -28,6 +28,20 @@ pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) ->
             },
         }),
         _ => Ok(()),
+    }
+}
+
+/// Checks an address that is an IP address, before any look-up.
+///
+/// # Errors
+/// [`Error::Insecure`] as [`check`].
+pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()> {
+    match address {
+        Address::Tcp { host, port } => match host.parse::<IpAddr>() {
+            Ok(ip) => check(address, SocketAddr::new(ip, *port), security),
+            Err(_) => Ok(()),
+        },
+        Address::Unix(_) => Ok(()),
     }
 }
 

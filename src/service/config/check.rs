@@ -21,10 +21,24 @@ impl ServiceConfig {
             return Err(wrong("`plain_anywhere` and `tls` exclude each other"));
         }
         if let Some(create) = &self.create {
+            if create.node.is_some_and(|node| node.0 < 0) {
+                return Err(wrong("`create.node` is negative"));
+            }
             some(&create.peer_bytes, "create.peer_bytes")?;
             some(&create.peer_names, "create.peer_names")?;
             between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
         }
+        self.check_memory()?;
+        self.check_times()?;
+        self.check_network()?;
+        if let Some(directory) = &self.directory {
+            directory.check()?;
+        }
+        Ok(())
+    }
+
+    /// Checks buffers, reserves, and what a node is given.
+    fn check_memory(&self) -> Result<()> {
         let mut names: Vec<&str> = Vec::new();
         for buffer in &self.buffers {
             buffer.check()?;
@@ -52,22 +66,28 @@ impl ServiceConfig {
                     reserve.node
                 )));
             }
+            if let Some(buffer) = self.buffers.iter().find(|buffer| buffer.bytes > max) {
+                return Err(wrong(format!(
+                    "buffer '{}' is larger than `node.max_bytes`",
+                    buffer.name
+                )));
+            }
         }
-        between(self.node.quiet, "node.quiet", Duration::ZERO, HOUR)?;
-        between(self.node.retry, "node.retry", MS, DAY)?;
         if !(1..=256).contains(&self.reuse.threads) {
             return Err(wrong("`reuse.threads` is not from 1 to 256"));
         }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<()> {
+        between(self.node.quiet, "node.quiet", Duration::ZERO, HOUR)?;
+        between(self.node.retry, "node.retry", MS, DAY)?;
         between(self.lease.heartbeat, "lease.heartbeat", 10 * MS, HOUR)?;
         between(self.lease.expiry, "lease.expiry", 20 * MS, DAY)?;
         if self.lease.expiry < 2 * self.lease.heartbeat {
             return Err(wrong("`lease.expiry` is less than twice `lease.heartbeat`"));
         }
-        between(self.drain.deadline, "drain.deadline", Duration::ZERO, DAY)?;
-        if let Some(directory) = &self.directory {
-            directory.check()?;
-        }
-        Ok(())
+        between(self.drain.deadline, "drain.deadline", Duration::ZERO, DAY)
     }
 }
 
@@ -189,12 +209,12 @@ impl DirectoryConfig {
             ));
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
-        if cfg!(not(feature = "etcd")) {
-            return Err(Error::PlatformUnsupported {
-                what: "`directory`, because this program was built without the feature etcd",
-                source: None,
-            });
-        }
-        Ok(())
+        #[cfg(feature = "etcd")]
+        return crate::service::start::etcd_options(self).check();
+        #[cfg(not(feature = "etcd"))]
+        Err(Error::PlatformUnsupported {
+            what: "`directory`, because this program was built without the feature etcd",
+            source: None,
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod defaults;
+mod network;
 #[cfg(test)]
 mod tests;
 

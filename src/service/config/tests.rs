@@ -5,12 +5,8 @@ const LEAST: &str = "listen = [\"unix:/run/egmem/egmem.sock\"]\n";
 
 #[test]
 fn the_sample_is_read_and_survives_writing() {
-    let config = ServiceConfig::from_toml(include_str!("../../../docs/egmem.toml"));
-    // Without the feature etcd it says so, and that is all that is wrong.
-    if cfg!(not(feature = "etcd")) {
-        return;
-    }
-    let config = config.unwrap();
+    let sample = include_str!("../../../docs/egmem.toml");
+    let config = ServiceConfig::from_toml(sample).unwrap();
     assert_eq!(config.buffers.len(), 2);
     assert_eq!(config.reserves[0].bytes, 64 << 30);
     let json = serde_json::to_string(&config).unwrap();
@@ -18,6 +14,14 @@ fn the_sample_is_read_and_survives_writing() {
         serde_json::from_str::<ServiceConfig>(&json).unwrap(),
         config
     );
+    // What is commented out is for a program with the feature etcd.
+    let (_, directory) = sample.split_once("# [directory]").unwrap();
+    let directory = format!("[directory]{}", directory.replace("\n# ", "\n"));
+    let with = ServiceConfig::from_toml(&format!("{sample}{directory}"));
+    match cfg!(feature = "etcd") {
+        true => assert!(with.unwrap().directory.is_some()),
+        false => assert!(with.unwrap_err().to_string().contains("feature etcd")),
+    }
 }
 
 #[test]
@@ -82,6 +86,28 @@ fn what_is_wrong_is_named() {
         ("@#gpu = -1", "negative"),
         ("@#gpu = 0\naccess = \"none\"", "access"),
         ("@#gpu = 0\n#gpu = 0", "name 'a'"),
+        ("@[limits]\nhandshakes = 0", "`handshakes` is 0"),
+        ("@[limits]\nframe_bytes = 1", "`frame_bytes` is 1"),
+        ("@[limits]\nwait = 0", "`wait` is 0"),
+        ("@[local]\ndoor = \"/run/egmem/egmem.sock\"", "door"),
+        ("@[local]\ndoor = \"\"", "door"),
+        ("@[create]\nwho = []\nnode = -1", "`create.node`"),
+        ("@[metrics]\naddress = \"nowhere\"", "`metrics.address`"),
+        ("@[metrics]\naddress = \"0.0.0.0:1\"", "metrics.anywhere"),
+        ("@[metrics]\naddress = \"node7:1\"", "metrics.anywhere"),
+        (
+            "@[node]\nmax_bytes = \"512KiB\"\n#gpu = 0",
+            "buffer 'a' is larger",
+        ),
+        (
+            "listen = [\"unix:/a\", \"unix:/a\"]",
+            "unix:/a is given twice",
+        ),
+        ("listen = [\"tcp://node7:1\"]", "host name"),
+        (
+            "listen = [\"tcp://127.0.0.1:1\"]\nplain_anywhere = true\n[tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"",
+            "exclude",
+        ),
     ] {
         let text = text.replace('@', LEAST).replace('#', buffer);
         let error = ServiceConfig::from_toml(&text).unwrap_err();
