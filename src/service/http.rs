@@ -1,8 +1,10 @@
 //! The HTTP endpoint: metrics, and whether the service lives and is ready.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -13,14 +15,16 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, lookup_host};
-use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::metrics;
 use crate::{Error, Result};
 
-/// Connections at once; more wait in the kernel's queue.
-const CONNECTIONS: usize = 32;
+/// Connections at once. A newer one replaces the oldest of those that have not sent a request, or the
+/// oldest of all. With [`BUFFER`] this bounds what clients can make the endpoint keep.
+const CONNECTIONS: usize = 64;
+/// Bytes of a request's head.
+const BUFFER: usize = 16 << 10;
 /// A request's head may take so long, and a connection altogether.
 const HEAD: Duration = Duration::from_secs(5);
 const CONNECTION: Duration = Duration::from_secs(30);
@@ -80,41 +84,71 @@ pub(super) fn elsewhere(address: &str) -> Error {
     )
 }
 
+/// The connections that are open, the oldest first.
+#[derive(Default)]
+struct Connections(VecDeque<One>);
+
+struct One {
+    /// Whether a request has come.
+    asked: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Connections {
+    /// Closes connections until there is room for one more.
+    fn make_room(&mut self) {
+        self.0.retain(|one| !one.task.is_finished());
+        while self.0.len() >= CONNECTIONS {
+            self.close_one();
+        }
+    }
+
+    /// Closes the oldest connection without a request, or the oldest.
+    fn close_one(&mut self) {
+        let idle = self.0.iter().position(|one| !one.asked.load(Relaxed));
+        if let Some(one) = self.0.remove(idle.unwrap_or(0)) {
+            one.task.abort();
+        }
+    }
+}
+
 async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut open = Connections::default();
     // Dropped with this task, and the connections' tasks with it.
     let mut tasks = tokio::task::JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-            return;
-        };
         let (stream, _) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "metrics: accept");
+                open.close_one();
                 tokio::time::sleep(AFTER_FAILURE).await;
                 continue;
             }
         };
+        open.make_room();
         let pages = Arc::clone(&pages);
-        tasks.spawn(async move {
+        let asked = Arc::<AtomicBool>::default();
+        let came = Arc::clone(&asked);
+        let task = tasks.spawn(async move {
             let answer = service_fn(|request| {
+                came.store(true, Relaxed);
                 let response = respond(&request, &*pages);
                 async { Ok::<_, Infallible>(response) }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD)
-                .max_buf_size(16 << 10)
+                .max_buf_size(BUFFER)
                 .max_headers(64)
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), answer);
             if let Ok(Err(error)) = tokio::time::timeout(CONNECTION, connection).await {
                 tracing::debug!(%error, "metrics: connection");
             }
-            drop(permit);
         });
+        open.0.push_back(One { asked, task });
     }
 }
 
@@ -245,6 +279,37 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!("it still listens");
+    }
+
+    #[tokio::test]
+    async fn a_thousand_idle_connections_do_not_keep_others_from_their_answers() {
+        let endpoint = Endpoint::start("127.0.0.1:0", false, Arc::new(Two))
+            .await
+            .unwrap();
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let raised = rustix::process::Rlimit {
+            current: most.maximum,
+            ..most
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+        let mut idle = Vec::new();
+        for number in 0..1000 {
+            let mut stream = TcpStream::connect(endpoint.address()).await.unwrap();
+            if number % 2 == 0 {
+                // It may have been closed for newer ones already.
+                let _ = stream.write_all(b"GET /metr").await;
+            }
+            idle.push(stream);
+        }
+        for path in ["/healthz", "/metrics"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+            let answer = ask(endpoint.address(), &request);
+            // Served one after the other, they would take 1000 / 64 times `HEAD`.
+            let answer = tokio::time::timeout(6 * HEAD, answer).await;
+            let answer = answer.expect("the idle ones are waited for");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        drop(idle);
     }
 
     #[tokio::test(start_paused = true)]
