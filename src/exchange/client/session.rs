@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
@@ -22,7 +22,8 @@ use crate::{Driver, Error, Result};
 
 /// The most words about leases that are kept for leases not heard of yet.
 const EARLY: usize = 64;
-/// How many notices a slow watcher may be behind.
+/// How many notices a slow watcher may be behind. The ring is made for the first watcher: it has a
+/// slot for each of them from the start.
 const NOTICES: usize = 1024;
 /// The most releases that are on their way at a time.
 const RELEASES: usize = 8;
@@ -79,7 +80,7 @@ pub(crate) enum Notified {
     /// Ranks of a group.
     Lost(Arc<Lost>),
     /// The session is lost: the server is, or it has given this client up. Perhaps said often.
-    SessionLost(Error),
+    SessionLost(Arc<Error>),
     /// There is a new connection, which nobody watches on yet.
     Fresh,
     Over,
@@ -117,7 +118,7 @@ pub(crate) struct Session {
     permits: Arc<Semaphore>,
     /// For the task, when there is something to write or to end.
     pub(super) wake: Notify,
-    notices: broadcast::Sender<Notified>,
+    notices: OnceLock<broadcast::Sender<Notified>>,
     over: watch::Sender<bool>,
     /// Why the server is taken for gone, until it is there again.
     gone: watch::Sender<Option<Error>>,
@@ -140,7 +141,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
         // The queue is bounded by these.
         permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
         wake: Notify::new(),
-        notices: broadcast::channel(NOTICES).0,
+        notices: OnceLock::new(),
         over: watch::channel(false).0,
         gone: watch::channel(None).0,
         users: AtomicUsize::new(0),
@@ -190,7 +191,16 @@ impl Session {
     }
 
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
-        self.notices.subscribe()
+        let ring = || broadcast::channel(NOTICES).0;
+        self.notices.get_or_init(ring).subscribe()
+    }
+
+    /// Tells the watchers, if there are any.
+    fn tell(&self, notified: Notified) {
+        if let Some(notices) = self.notices.get() {
+            // All of them may be gone.
+            let _ = notices.send(notified);
+        }
     }
 
     /// Asks the server and waits for the answer, at most `patience`; a refusal is an error.

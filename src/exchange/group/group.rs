@@ -388,7 +388,9 @@ async fn follow(
                 // It is said often; the first word counts.
                 state.send_if_modified(|state| {
                     let first = state.server_lost.is_none();
-                    state.server_lost.get_or_insert(error);
+                    state
+                        .server_lost
+                        .get_or_insert_with(|| Arc::unwrap_or_clone(error));
                     first
                 });
             }

@@ -211,13 +211,13 @@ impl Session {
                 }
             }
             Some(Event::Published(entry)) => {
-                let _ = self.notices.send(Notified::Published(Arc::new(entry)));
+                self.tell(Notified::Published(Arc::new(entry)));
             }
             Some(Event::Gone(gone)) => {
-                let _ = self.notices.send(Notified::Gone(gone.name.into()));
+                self.tell(Notified::Gone(gone.name.into()));
             }
             Some(Event::Lost(lost)) => {
-                let _ = self.notices.send(Notified::Lost(Arc::new(lost)));
+                self.tell(Notified::Lost(Arc::new(lost)));
             }
             // Of a later version.
             None => {}
