@@ -3,7 +3,7 @@
 use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::protocol::*;
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
-use proptest::collection::vec;
+use proptest::collection::{btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
 
@@ -91,9 +91,14 @@ fn entry() -> impl Strategy<Value = Entry> {
     })
 }
 
+/// In ascending order, each once.
+fn leases() -> impl Strategy<Value = Vec<u64>> {
+    btree_set(any::<u64>(), 0..9).prop_map(|leases| leases.into_iter().collect())
+}
+
 pub fn hello() -> impl Strategy<Value = Hello> {
     let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
-    (first, of(secret()), of(vec(any::<u64>(), 0..9)), text()).prop_map(
+    (first, of(secret()), of(leases()), text()).prop_map(
         |((magic, oldest, newest, boot, fabric), resume, held, agent)| Hello {
             magic,
             oldest,
@@ -110,13 +115,15 @@ pub fn hello() -> impl Strategy<Value = Hello> {
 pub fn greeting() -> impl Strategy<Value = Greeting> {
     let ids = (any::<u16>(), instance(), boot(), secret());
     let numbers = (any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>());
-    let welcome = (ids, numbers, text(), of(text()), of(text())).prop_map(
-        |((version, instance, boot, session), numbers, peer, door, local)| Welcome {
+    let named = (leases(), text());
+    let welcome = (ids, numbers, named, of(text()), of(text())).prop_map(
+        |((version, instance, boot, session), numbers, (ended, peer), door, local)| Welcome {
             version,
             instance,
             boot,
             session,
             resumed: numbers.0,
+            ended,
             peer,
             heartbeat_ms: numbers.1,
             lease_ms: numbers.2,

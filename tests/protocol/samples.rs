@@ -64,6 +64,7 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
         boot: BootId::from_bytes(*b"boot-of-machine1"),
         session: secret(2),
         resumed: false,
+        ended: Vec::new(),
         peer: "node7.cluster".into(),
         heartbeat_ms: 2000,
         lease_ms: 10_000,
@@ -75,8 +76,14 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
         reason: "version".into(),
         detail: "versions 1 to 1 are spoken here".into(),
     };
+    let back = Welcome {
+        resumed: true,
+        ended: vec![7, 300],
+        ..welcome.clone()
+    };
     vec![
         ("welcome", Greeting::Welcome(welcome)),
+        ("welcome-back", Greeting::Welcome(back)),
         ("refused", Greeting::Refused(refused)),
     ]
 }

@@ -46,6 +46,7 @@ impl Fake {
                 boot: BootId::from_bytes([7; 16]),
                 session: Secret::new(&[1; 32]).unwrap(),
                 resumed: false,
+                ended: Vec::new(),
                 peer: "local".into(),
                 heartbeat_ms: 200_000,
                 lease_ms: 600_000,

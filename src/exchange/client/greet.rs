@@ -9,7 +9,9 @@ use zeroize::Zeroizing;
 use super::options::ClientOptions;
 use super::text;
 use crate::exchange::PeerName;
-use crate::exchange::protocol::{Greeting, Hello, MAGIC, OLDEST, Secret, VERSION, decode, encode};
+use crate::exchange::protocol::{
+    Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, decode, encode,
+};
 use crate::exchange::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
@@ -43,6 +45,7 @@ pub(super) struct Resume {
     pub(super) session: Secret,
     /// Who gave it: nobody else is told the secret.
     pub(super) server: PeerName,
+    /// In ascending order.
     pub(super) held: Vec<u64>,
 }
 
@@ -73,6 +76,8 @@ pub(super) struct Established {
     pub(super) writer: FrameWriter,
     pub(super) terms: Terms,
     pub(super) resumed: bool,
+    /// Leases that ended while there was no connection.
+    pub(super) ended: Vec<u64>,
 }
 
 /// Whether it may be otherwise after a while: nobody is there yet, or is too busy.
@@ -162,6 +167,7 @@ pub(super) async fn establish(
                 peer: peer.clone(),
             },
             resumed: welcome.resumed,
+            ended: welcome.ended,
             reader: connection.reader,
             writer: connection.writer,
         })
@@ -177,6 +183,7 @@ pub(super) async fn establish(
 
 /// A hello that a server reads: without the leases where they are too many, and all of them go on.
 fn fitting(mut hello: Hello, most: u32) -> Zeroizing<Vec<u8>> {
+    hello.held = hello.held.filter(|held| held.len() <= MAX_LISTED);
     let bytes = encode(&hello);
     if bytes.len() <= most as usize || hello.held.take().is_none() {
         return bytes;
@@ -200,9 +207,14 @@ mod tests {
             held: Some((1 << 40..(1 << 40) + held).collect()),
             agent: String::new(),
         };
-        for (held, listed) in [(3, true), (65_536, false)] {
-            let bytes = fitting(hello(held), 256 << 10);
-            assert!(bytes.len() <= 256 << 10);
+        for (held, most, listed) in [
+            (3, 256 << 10, true),
+            (65_536, 256 << 10, false),
+            (65_536, 1 << 20, true),
+            (65_537, 1 << 20, false),
+        ] {
+            let bytes = fitting(hello(held), most);
+            assert!(bytes.len() <= most as usize);
             let said: Hello = decode(&bytes).unwrap();
             assert_eq!(said.held.is_some(), listed);
             assert!(said.resume.is_some());

@@ -6,6 +6,8 @@ use std::marker::PhantomData;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::MAX_LISTED;
+
 /// Reads a list of at most `N`, for `#[serde(deserialize_with)]`.
 ///
 /// A text or a secret of no bytes is one byte of a frame and many in memory: what is longer than
@@ -35,9 +37,62 @@ pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: u
     deserializer.deserialize_seq(List::<T, N>(PhantomData))
 }
 
+/// Leases in ascending order, each once, at most [`MAX_LISTED`].
+///
+/// The order bounds the memory for the list: of distinct numbers in CBOR only 24 take one byte and 232
+/// two, so that 8 bytes in memory are 3 bytes of a frame.
+struct Ascending(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Ascending {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Ascending;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX_LISTED} numbers in ascending order")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Ascending, A::Error> {
+                let announced = list.size_hint().unwrap_or(0);
+                if announced > MAX_LISTED {
+                    return Err(de::Error::invalid_length(announced, &self));
+                }
+                let mut all = Vec::with_capacity(announced);
+                while let Some(one) = list.next_element::<u64>()? {
+                    if all.last().is_some_and(|last| *last >= one) {
+                        return Err(de::Error::custom("numbers out of order"));
+                    }
+                    if all.len() == MAX_LISTED {
+                        return Err(de::Error::invalid_length(MAX_LISTED + 1, &self));
+                    }
+                    all.push(one);
+                }
+                Ok(Ascending(all))
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
+}
+
+/// Reads a list of leases, for `#[serde(deserialize_with)]`.
+pub(super) fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    Ascending::deserialize(deserializer).map(|list| list.0)
+}
+
+/// The same, or none.
+pub(super) fn some_leases<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<u64>>, D::Error> {
+    Option::<Ascending>::deserialize(deserializer).map(|list| list.map(|list| list.0))
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::exchange::protocol::{Ask, Create, Join, Offer, Request, Secret, decode, encode};
+    use crate::exchange::protocol::{
+        Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret, VERSION,
+        decode, encode,
+    };
     use crate::share::MAX_PARTS;
 
     fn reads(ask: Ask) -> bool {
@@ -74,5 +129,25 @@ mod tests {
         assert!(reads(Ask::Offer(offer(MAX_PARTS))) && !reads(Ask::Offer(offer(MAX_PARTS + 1))));
         assert!(reads(Ask::Create(create(1024))) && !reads(Ask::Create(create(1025))));
         assert!(reads(Ask::Join(join(64))) && !reads(Ask::Join(join(65))));
+    }
+
+    #[test]
+    fn lists_of_leases_are_ascending_and_bounded() {
+        let reads = |held: Vec<u64>| {
+            let hello = Hello {
+                magic: MAGIC.into(),
+                oldest: OLDEST,
+                newest: VERSION,
+                boot: crate::share::BootId::from_bytes([1; 16]),
+                fabric: true,
+                resume: None,
+                held: Some(held),
+                agent: String::new(),
+            };
+            decode::<Hello>(&encode(&hello)).is_ok_and(|read| read == hello)
+        };
+        let most = MAX_LISTED as u64;
+        assert!(reads(Vec::new()) && reads(vec![0, 7, u64::MAX]) && reads((0..most).collect()));
+        assert!(!reads(vec![7, 7]) && !reads(vec![8, 7]) && !reads((0..=most).collect()));
     }
 }

@@ -14,8 +14,8 @@ use super::state::{No, State, millis};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
 use crate::exchange::protocol::{
-    Ended, Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing,
-    decode, encode,
+    Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
+    encode,
 };
 use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
 use crate::exchange::{PeerName, limits};
@@ -246,6 +246,7 @@ impl Inner {
             boot: self.boot,
             session: Secret::new(&[]).ok_or_else(internal)?,
             resumed: false,
+            ended: Vec::new(),
             peer: peer.to_string(),
             heartbeat_ms: millis(self.heartbeat),
             lease_ms: millis(self.lease),
@@ -269,7 +270,9 @@ impl Inner {
             Some(session) if state.leases.attach(session.id) => {
                 session.take_over(id, hello.held.is_some());
                 state.unwatch(session.id);
-                self.reconcile(&mut state, &session, hello.held.as_deref());
+                let most = self.limits.leases_per_peer.saturating_mul(2);
+                let held = hello.held.as_deref().filter(|held| held.len() <= most);
+                welcome.ended = self.reconcile(&mut state, &session, held);
                 welcome.resumed = true;
                 session
             }
@@ -320,21 +323,15 @@ impl Inner {
         Ok((link, welcome))
     }
 
-    /// Makes client and server agree on the leases of a resumed session.
-    fn reconcile(&self, state: &mut State, session: &Session, held: Option<&[u64]>) {
+    /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that
+    /// have ended.
+    fn reconcile(&self, state: &mut State, session: &Session, held: Option<&[u64]>) -> Vec<u64> {
         let (dropped, unknown) = match held {
             Some(held) => state.leases.keep_only(session.id, held),
             None => Default::default(),
         };
         for lease in &dropped {
             state.returned(lease);
-        }
-        for lease in unknown {
-            let why = Refused {
-                reason: Refusal::Expired.word().into(),
-                detail: "it ended while the connection was broken".into(),
-            };
-            session.tell(Event::Ended(Ended { lease, why }));
         }
         // What it was told of these may have been lost.
         for lease in state.leases.of_session(session.id) {
@@ -348,6 +345,7 @@ impl Inner {
             session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
         }
         self.released.notify_waiters();
+        unknown
     }
 
     /// A connection is no more: its session goes on for the time of a lease, or ends.

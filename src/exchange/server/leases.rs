@@ -251,14 +251,16 @@ impl Leases {
         if may { self.remove(lease) } else { None }
     }
 
-    /// Ends the leases of the session that are not in `held`, and tells which of `held` are none of
-    /// its live leases.
+    /// Ends the leases of the session that are not in `held`, which is sorted. Returns them, and
+    /// those of `held` that are none of its live leases.
     pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<Lease>, Vec<u64>) {
-        let have = self.sessions.get(&session).map(|entry| &entry.leases);
-        let have = have.cloned().unwrap_or_default();
-        let held: BTreeSet<u64> = held.iter().copied().collect();
-        let unknown = held.difference(&have).copied().collect();
-        let dropped = have.difference(&held).filter_map(|&l| self.remove(l));
+        let none = BTreeSet::new();
+        let entry = self.sessions.get(&session);
+        let have = entry.map_or(&none, |entry| &entry.leases);
+        let others = have.iter().filter(|l| held.binary_search(l).is_err());
+        let others: Vec<u64> = others.copied().collect();
+        let unknown = held.iter().filter(|l| !have.contains(l)).copied().collect();
+        let dropped = others.into_iter().filter_map(|l| self.remove(l));
         (dropped.collect(), unknown)
     }
 

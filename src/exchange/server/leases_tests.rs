@@ -341,7 +341,8 @@ proptest! {
                         naive.leases.remove(at);
                     }
                 }
-                Step::KeepOnly(slot, held) => {
+                Step::KeepOnly(slot, mut held) => {
+                    held.sort_unstable();
                     let s = real[slot as usize];
                     let (dropped, unknown) = table.keep_only(s, &held);
                     for lease in held.iter().filter(|l| !unknown.contains(l)) {

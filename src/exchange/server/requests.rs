@@ -109,7 +109,7 @@ pub(super) fn begin(
     }
 }
 
-/// Whether a frame of the session may carry fds: who has asked to join a group may offer some.
+/// Whether a frame of the session may carry fds: a rank of a group that has come together offers some.
 pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
 }
@@ -260,13 +260,16 @@ impl Inner {
     }
 
     fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
-        // Its memory is in use as long as the session goes on, leases or none.
-        link.session.keep();
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let session = &link.session;
             let joined = (inner.groups).join(session.id, &session.peer, link.boot, link.local, ask);
-            Ok(joined.await.into())
+            let answer = joined.await;
+            if matches!(answer, Answer::Agreed(_)) {
+                // Its memory is in use as long as the session goes on, leases or none.
+                session.keep();
+            }
+            Ok(answer.into())
         })
     }
 

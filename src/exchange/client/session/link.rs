@@ -101,15 +101,13 @@ impl Session {
     pub(in crate::exchange::client) fn resume(&self) -> Resume {
         let state = self.lock();
         let own = |key: &&LeaseKey| key.epoch == state.epoch;
+        let keys = state.leases.keys().filter(own);
+        let mut held: Vec<u64> = keys.map(|key| key.lease).collect();
+        held.sort_unstable();
         Resume {
             session: state.terms.session.clone(),
             server: state.terms.server.clone(),
-            held: state
-                .leases
-                .keys()
-                .filter(own)
-                .map(|key| key.lease)
-                .collect(),
+            held,
         }
     }
 
@@ -118,7 +116,7 @@ impl Session {
         for held in state.leases.values() {
             change(&held.state, &LeaseState::Lost(why.clone()));
         }
-        let _ = self.notices.send(Notified::SessionLost(why.clone()));
+        self.tell(Notified::SessionLost(Arc::new(why.clone())));
     }
 
     /// There is a connection again.
@@ -158,12 +156,25 @@ impl Session {
             }
         }
         state.terms = Arc::new(established.terms.clone());
+        // Before any event of the new connection is read.
+        let epoch = state.epoch;
+        for &lease in &established.ended {
+            if let Some(held) = state.leases.get(&LeaseKey { epoch, lease }) {
+                let why = Error::Refused {
+                    peer: established.terms.peer.clone(),
+                    what: format!("the lease on '{}'", held.name),
+                    reason: Refusal::Expired,
+                    detail: "it ended while the connection was broken".into(),
+                };
+                change(&held.state, &LeaseState::Lost(why));
+            }
+        }
         state.link = Link::Up;
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
         self.gone.send_replace(None);
         drop(state);
-        let _ = self.notices.send(Notified::Fresh);
+        self.tell(Notified::Fresh);
     }
 
     /// The task ends.
@@ -182,7 +193,7 @@ impl Session {
             }
         }
         drop(state);
-        let _ = self.notices.send(Notified::Over);
+        self.tell(Notified::Over);
         self.over.send_replace(true);
     }
 }

@@ -76,6 +76,24 @@ async fn a_fetch_that_is_given_up_leaves_no_lease() {
 }
 
 #[tokio::test]
+async fn leases_that_ended_during_a_break_are_lost() {
+    let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (_client, peer, remote) = leased(&fake, &driver, &memory).await;
+    drop(peer);
+    fake.welcome.resumed = true;
+    // One that this client does not know of does no harm.
+    fake.welcome.ended = vec![4, 5];
+    let (_peer, hello) = fake.greet().await;
+    assert_eq!(hello.held, Some(vec![5]));
+    within(async {
+        while !remote.state().is_lost() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_session_goes_on_after_a_break() {
     let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
     let (client, peer, remote) = leased(&fake, &driver, &memory).await;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::exchange::protocol::Secret;
+use crate::exchange::protocol::at_most::{leases, some_leases};
 use crate::share::{BootId, InstanceId};
 
 /// The newest version of the protocol that this crate speaks.
@@ -13,6 +14,8 @@ pub const OLDEST: u16 = 1;
 pub const MAGIC: &str = "egmem";
 /// The longest name in bytes; names are of `A–Z a–z 0–9 . _ - / :` and at least one byte.
 pub const MAX_NAME: usize = 255;
+/// The most leases that a hello or a welcome lists.
+pub const MAX_LISTED: usize = 65_536;
 
 /// The first frame, from the client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,11 +33,16 @@ pub struct Hello {
     /// The session to go on with after a broken connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Secret>,
-    /// With `resume`: the leases that the client still has. The session's others end, for their
-    /// grant never arrived; one that the server does not know it reports as
-    /// [`Event::Ended`](super::Event::Ended). Without it all go on; left out where there are too
-    /// many of them for a hello.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// With `resume`: the leases that the client still has, in ascending order, at most
+    /// [`MAX_LISTED`]. The session's other leases end, because their grants never arrived. Leases that
+    /// the server does not know are listed in [`Welcome::ended`]. Without this list all leases go on;
+    /// a client leaves it out where it does not fit into a hello, and a server ignores a list of more
+    /// than twice the leases that a peer may have.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_leases"
+    )]
     pub held: Option<Vec<u64>>,
     /// What the client calls itself, for people: at most 255 bytes.
     #[serde(default)]
@@ -63,6 +71,13 @@ pub struct Welcome {
     pub session: Secret,
     /// Whether the session that the client named goes on, with its leases.
     pub resumed: bool,
+    /// Of a resumed session: the leases of [`Hello::held`] that have ended, in ascending order.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "leases"
+    )]
+    pub ended: Vec<u64>,
     /// By what name the server knows the client.
     pub peer: String,
     /// The client pings at least this often, in milliseconds.
