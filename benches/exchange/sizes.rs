@@ -1,6 +1,7 @@
 //! How many bytes the protocol's messages have, so that others are measured with the same.
 
 use egmem::driver::{Access, HandleType};
+use egmem::exchange::Owner;
 use egmem::exchange::protocol::{
     Answer, Ask, Empty, Fetch, Granted, Handles, Release, Reply, Request, Secret, encode,
 };
@@ -30,6 +31,7 @@ pub fn fetch(name: &str, memory: &Description) -> (Request, Reply) {
         access: Access::ReadWrite,
         probe: false,
         instance: None,
+        owner: None,
     });
     let handle = Secret::new(&[7; 64]).expect("64 bytes");
     let granted = Answer::Granted(Granted {
@@ -38,6 +40,7 @@ pub fn fetch(name: &str, memory: &Description) -> (Request, Reply) {
         handles: Handles::Fabric(vec![handle]),
         probe: None,
         no_fabric: None,
+        owner: Owner::Server,
     });
     pair(fetch, granted)
 }

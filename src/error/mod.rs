@@ -2,6 +2,7 @@
 
 mod driver;
 mod end;
+mod mismatch;
 mod refusal;
 mod remedy;
 mod room;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 pub use driver::DriverError;
 pub use end::End;
+pub use mismatch::Mismatch;
 pub use refusal::Refusal;
 pub use room::NoRoom;
 pub use words::Explained;
@@ -263,6 +265,16 @@ pub enum Error {
         reason: Refusal,
         /// Why, for people.
         detail: String,
+    },
+    /// Memory under a name is not what the caller asked for: nothing of it is mapped.
+    #[error("'{name}' of {peer} does not match: {what}")]
+    Mismatched {
+        /// The name.
+        name: String,
+        /// The server.
+        peer: String,
+        /// In what it differs.
+        what: Mismatch,
     },
     /// A peer is gone, silent, or cannot be reached.
     #[error("{peer} is lost: {why}")]

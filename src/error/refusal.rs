@@ -22,6 +22,8 @@ pub enum Refusal {
     Quota,
     /// The name exists already.
     Exists,
+    /// The name has another owner than the one named in the request.
+    WrongOwner,
     /// The name is being withdrawn, or the peer is ending.
     Closing,
     /// No handle type works between the two.
@@ -41,7 +43,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const WORDS: [(Self, &str, &str); 15] = [
+    const WORDS: [(Self, &str, &str); 16] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
         (
@@ -54,6 +56,11 @@ impl Refusal {
         (Self::Limit, "limit", "a limit is reached"),
         (Self::Quota, "quota", "over the quota"),
         (Self::Exists, "exists", "the name exists already"),
+        (
+            Self::WrongOwner,
+            "wrong_owner",
+            "another peer owns the name",
+        ),
         (Self::Closing, "closing", "it is being withdrawn"),
         (
             Self::NoCommonHandle,

@@ -66,6 +66,7 @@ impl Error {
             }
             Self::Tls { .. } => "check the file's path, form, owner and dates",
             Self::Refused { reason, .. } => remedy_for_refusal(reason),
+            Self::Mismatched { what, .. } => what.remedy(),
             Self::PeerLost { .. } => {
                 "check that the peer runs, that it listens there and that the network lets its port through; \
                  what was imported from it before stays mapped until dropped, but nobody else looks after its \
@@ -124,6 +125,9 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::Unsupported | Refusal::Version => "update the older of the two",
         Refusal::Limit | Refusal::Quota => {
             "release what is not needed, or have the peer's limits raised"
+        }
+        Refusal::WrongOwner => {
+            "do not use the memory: ask the administrator why another peer has the name"
         }
         Refusal::Exists => "choose another name, or withdraw the old one",
         Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",

@@ -6,6 +6,8 @@ mod client;
 pub mod directory;
 pub mod group;
 mod limits;
+mod namespace;
+mod owner;
 mod peer;
 pub mod protocol;
 pub mod server;
@@ -21,6 +23,8 @@ pub use client::{
     RemoteBuffer, Watch, WatchEvent,
 };
 pub use limits::Limits;
+pub use namespace::Namespaces;
+pub use owner::Owner;
 pub use peer::{MAX_PATTERNS, PeerName, Who};
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};

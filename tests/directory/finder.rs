@@ -235,6 +235,7 @@ fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
         access: egmem::driver::Access::ReadWrite,
         probe: false,
         instance: None,
+        owner: None,
     }));
     write_frame(&mut stream, &encode(&Request { id: 1, ask }));
     let reply = decode(&read_frame(&mut stream)).unwrap();

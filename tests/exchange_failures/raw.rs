@@ -240,6 +240,7 @@ pub fn fetch(name: &str) -> Ask {
         access: Access::ReadWrite,
         probe: false,
         instance: None,
+        owner: None,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::protocol::*;
+use egmem::exchange::{Owner, PeerName};
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
 use proptest::collection::{btree_set, vec};
 use proptest::option::of;
@@ -83,11 +84,22 @@ fn refused() -> impl Strategy<Value = Refused> {
     (text(), text()).prop_map(|(reason, detail)| Refused { reason, detail })
 }
 
+fn owner() -> impl Strategy<Value = Owner> {
+    prop_oneof![
+        Just(Owner::Server),
+        any::<u32>().prop_map(|uid| Owner::Peer(PeerName::User(uid))),
+        Just(Owner::Peer(PeerName::Local)),
+        "[a-z0-9_-]{1,9}(\\.[a-z0-9_-]{1,9}){1,3}"
+            .prop_map(|name| Owner::Peer(PeerName::certificate(&name).expect("a DNS name"))),
+    ]
+}
+
 fn entry() -> impl Strategy<Value = Entry> {
-    (text(), description(), any::<u32>()).prop_map(|(name, memory, leases)| Entry {
+    (text(), description(), any::<u32>(), owner()).prop_map(|(name, memory, leases, owner)| Entry {
         name,
         memory,
         leases,
+        owner,
     })
 }
 
@@ -160,6 +172,7 @@ fn ask() -> impl Strategy<Value = Ask> {
         access(),
         any::<bool>(),
         of(instance()),
+        of(owner()),
     );
     let create = (text(), any::<u64>(), of(any::<i32>()), vec(text(), 0..3));
     let offer = (text(), any::<u64>(), vec(secret(), 0..3), any::<u32>());
@@ -167,13 +180,16 @@ fn ask() -> impl Strategy<Value = Ask> {
         Just(Ask::Ping(Empty {})),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),
         (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Wait(Wait { name, ms })),
-        fetch.prop_map(|(name, accept, access, probe, instance)| Ask::Fetch(Fetch {
-            name,
-            accept,
-            access,
-            probe,
-            instance
-        })),
+        fetch.prop_map(
+            |(name, accept, access, probe, instance, owner)| Ask::Fetch(Fetch {
+                name,
+                accept,
+                access,
+                probe,
+                instance,
+                owner
+            })
+        ),
         secret().prop_map(|ticket| Ask::Redeem(Redeem { ticket })),
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
         (any::<u64>(), of(any::<u64>()))
@@ -212,6 +228,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         handles(),
         of(any::<u64>()),
         of(text()),
+        owner(),
     );
     let member =
         (text(), of(description()), of(handles())).prop_map(|(peer, memory, handles)| Member {
@@ -232,12 +249,13 @@ fn answer() -> impl Strategy<Value = Answer> {
         (vec(entry(), 0..3), any::<bool>())
             .prop_map(|(entries, more)| Answer::Names(Names { entries, more })),
         granted.prop_map(
-            |(lease, memory, handles, probe, no_fabric)| Answer::Granted(Granted {
+            |(lease, memory, handles, probe, no_fabric, owner)| Answer::Granted(Granted {
                 lease,
                 memory,
                 handles,
                 probe,
-                no_fabric
+                no_fabric,
+                owner
             })
         ),
         any::<u32>().prop_map(|count| Answer::Fds(Fds { count })),

@@ -2,6 +2,7 @@
 
 use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::protocol::*;
+use egmem::exchange::{Owner, PeerName};
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
 
 fn secret(byte: u8) -> Secret {
@@ -115,6 +116,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 access: Access::ReadWrite,
                 probe: true,
                 instance: Some(InstanceId::from_bytes(*b"life-of-server-1")),
+                owner: Some(Owner::Server),
             }),
         ),
         ("redeem", Ask::Redeem(Redeem { ticket: secret(3) })),
@@ -206,6 +208,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         name: "job-7/rank:0".into(),
         memory: memory(),
         leases: 2,
+        owner: Owner::Peer(PeerName::User(1000)),
     };
     let granted = |handles| {
         Answer::Granted(Granted {
@@ -214,6 +217,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             handles,
             probe: Some(6 << 20),
             no_fabric: Some("no IMEX channel".into()),
+            owner: Owner::Peer(PeerName::Certificate("node7.cluster".into())),
         })
     };
     let fabric = || Handles::Fabric(vec![secret(6), secret(7)]);
@@ -282,6 +286,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 handles: Handles::Fds(Fds { count: 1 }),
                 probe: None,
                 no_fabric: None,
+                owner: Owner::Server,
             }),
         ),
     ];

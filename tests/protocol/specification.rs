@@ -44,6 +44,7 @@ fn the_examples_are_what_the_codec_writes_and_reads() {
             access: Access::ReadWrite,
             probe: true,
             instance: None,
+            owner: None,
         })),
     };
     let requests = examples("frame request");

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use egmem::driver::{Access, HandleType, Location, NodeId};
-use egmem::exchange::{Address, Client, CreateOptions, LeaseState, RemoteBuffer};
+use egmem::exchange::{Address, Client, CreateOptions, LeaseState, Owner, RemoteBuffer};
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
-use egmem::{Driver, Error, Refusal, Result};
+use egmem::{Driver, Error, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::connect::{Connect, block_on};
@@ -30,7 +30,8 @@ pub struct Fetch {
     /// The memory's name
     #[arg(value_name = "NAME")]
     name: String,
-    /// Have it made where there is none of that name; it stays when this program has ended
+    /// Create the memory, or take what this peer created there before with the same size and node; it
+    /// stays when this program has ended
     #[arg(long, requires = "bytes")]
     create: bool,
     /// The size of memory that is made: 4096, 64MiB, 16GiB
@@ -42,6 +43,10 @@ pub struct Fetch {
     /// Who may fetch memory that is made, besides this peer: a certificate's name, uid:1000 or *
     #[arg(long, value_name = "PEER", requires = "create")]
     share: Vec<String>,
+    /// Fetch it only if this peer created it: a certificate's name, uid:1000, local, or @server for the
+    /// server's own memory. With --create it is this peer
+    #[arg(long, value_name = "PEER", conflicts_with = "create")]
+    owner: Option<Owner>,
     /// How the memory must come; without this, in the way that works
     #[arg(long)]
     via: Option<Via>,
@@ -99,6 +104,9 @@ impl Fetch {
             client.wait(&self.name, patience).await?;
         }
         let mut options = client.fetch(self.name.as_str());
+        if let Some(owner) = self.expected_owner(client)? {
+            options = options.expect_owner(owner);
+        }
         if let Some(via) = self.via {
             options = options.via(match via {
                 Via::Fd => HandleType::PosixFd,
@@ -142,7 +150,15 @@ impl Fetch {
         }
     }
 
-    /// Has the memory made, unless it is there.
+    /// The owner that the memory must have, if one is asked for.
+    fn expected_owner(&self, client: &Client) -> Result<Option<Owner>> {
+        match self.create {
+            true => client.peer_name().map(|own| Some(own.into())),
+            false => Ok(self.owner.clone()),
+        }
+    }
+
+    /// Has the memory made, unless this peer made it before.
     async fn make(&self, client: &Client) -> Result<()> {
         let bytes = self.bytes.map_or(0, |bytes| bytes.0);
         let mut options = CreateOptions::new(self.name.as_str(), bytes);
@@ -152,13 +168,7 @@ impl Fetch {
         for peer in &self.share {
             options = options.share_with(peer.as_str());
         }
-        match client.create(options).await {
-            Err(Error::Refused {
-                reason: Refusal::Exists,
-                ..
-            }) => Ok(()),
-            made => made.map(drop),
-        }
+        client.create_or_get(options).await.map(drop)
     }
 }
 

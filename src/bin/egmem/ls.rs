@@ -35,7 +35,9 @@ impl Ls {
         table
             .load_preset(presets::NOTHING)
             .set_content_arrangement(ContentArrangement::Disabled)
-            .set_header(["NAME", "SIZE", "WHERE", "PARTS", "ACCESS", "LEASES"]);
+            .set_header([
+                "NAME", "SIZE", "WHERE", "PARTS", "ACCESS", "LEASES", "OWNER",
+            ]);
         for entry in &entries {
             table.add_row([
                 entry.name.clone(),
@@ -44,6 +46,7 @@ impl Ls {
                 entry.memory.parts.len().to_string(),
                 access(entry.memory.access).into(),
                 entry.leases.to_string(),
+                entry.owner.to_string(),
             ]);
         }
         let lines: String = table

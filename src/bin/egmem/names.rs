@@ -45,6 +45,7 @@ pub fn value(entry: &Entry) -> Value {
         "parts": entry.memory.parts.len(),
         "identity": entry.memory.parts.first().map(|part| part.identity.to_string()),
         "leases": entry.leases,
+        "owner": entry.owner.peer().map(ToString::to_string),
     })
 }
 

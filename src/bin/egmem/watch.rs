@@ -40,11 +40,12 @@ impl Watch {
 fn text(event: &WatchEvent) -> String {
     match event {
         WatchEvent::Published(entry) => format!(
-            "+ {}  {}  {}  {}\n",
+            "+ {}  {}  {}  {}  {}\n",
             entry.name,
             Bytes(entry.memory.len),
             names::places(entry),
             names::access(entry.memory.access),
+            entry.owner,
         ),
         WatchEvent::Gone(name) => format!("- {name}\n"),
         WatchEvent::Away(why) => format!("? {why}; what to do: wait for it, or end this\n"),

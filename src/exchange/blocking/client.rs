@@ -109,6 +109,14 @@ impl Client {
         self.background.wait(self.client.create(options))?
     }
 
+    /// See [`exchange::Client::create_or_get`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    pub fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
+        self.background.wait(self.client.create_or_get(options))?
+    }
+
     /// See [`exchange::Client::delete`].
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::{Client, ClientOptions, Reconnect};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::exchange::protocol::*;
-use crate::exchange::{Address, Limits};
+use crate::exchange::{Address, Limits, Owner};
 use crate::share::{BootId, InstanceId, Shared};
 use crate::{Driver, Machine, Result};
 
@@ -235,6 +235,7 @@ impl Memory {
             handles: Handles::Fabric(handles.iter().map(secret).collect()),
             probe: self.probe,
             no_fabric: None,
+            owner: Owner::Server,
         }
     }
 
@@ -243,6 +244,7 @@ impl Memory {
             name: name.into(),
             memory: self.shared.describe(Access::ReadWrite).unwrap(),
             leases: 0,
+            owner: Owner::Server,
         }
     }
 }

@@ -8,10 +8,10 @@ use super::lease::Lease;
 use super::remote::RemoteBuffer;
 use super::{Client, open, probe};
 use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
-use crate::exchange::PeerName;
 use crate::exchange::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
+use crate::exchange::{Owner, PeerName};
 use crate::share::{Description, ImportOptions, InstanceId, Origin};
-use crate::{Error, Refusal, Result};
+use crate::{Error, Mismatch, Refusal, Result};
 
 /// How to fetch a name; [`go`](Self::go), or awaiting this, does it.
 #[derive(Clone, Debug)]
@@ -25,6 +25,7 @@ pub struct FetchOptions {
     via: Option<HandleType>,
     probe: bool,
     instance: Option<InstanceId>,
+    owner: Option<Owner>,
 }
 
 impl FetchOptions {
@@ -37,6 +38,7 @@ impl FetchOptions {
             via: None,
             probe: true,
             instance: None,
+            owner: None,
         }
     }
 
@@ -86,6 +88,14 @@ impl FetchOptions {
         self
     }
 
+    /// Refuses memory of another owner than this one. The server checks it before it grants a lease, and
+    /// this client checks the grant before it imports anything. Without this, memory of any owner is taken:
+    /// then a peer that was faster to create the name may read and write what is put there.
+    pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
     /// Takes a lease, imports the memory, maps and grants it, and proves it.
     ///
     /// Where one type of handle turns out not to work, the other is tried, if both ends can and none
@@ -93,6 +103,7 @@ impl FetchOptions {
     ///
     /// # Errors
     /// [`Error::Refused`] by the server: `not_found`, `forbidden`, `no_common_handle`, `closing` …;
+    /// [`Error::Mismatched`] for an owner that was [not expected](Self::expect_owner);
     /// [`Error::Import`] where the driver cannot import it; [`Error::DataPlane`] where the two
     /// ends do not see the same bytes; [`Error::PeerLost`], [`Error::TimedOut`],
     /// [`Error::Protocol`]. Nothing stays leased or mapped then.
@@ -195,6 +206,7 @@ impl FetchOptions {
                 access,
                 probe: self.probe,
                 instance: self.instance,
+                owner: self.owner.clone(),
             });
             let patience = session.patience();
             match self.client.exchange(ask, Vec::new(), patience).await {
@@ -206,7 +218,7 @@ impl FetchOptions {
                 }) if self.access.is_none() && access == Access::ReadWrite => {
                     access = Access::Read;
                 }
-                Err(error) => return Err((None, error)),
+                Err(error) => return Err((None, self.mismatched(error))),
             }
         };
         let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
@@ -218,8 +230,13 @@ impl FetchOptions {
             handles,
             probe,
             no_fabric,
+            owner,
             ..
         } = granted;
+        if let Some(expected) = self.owner.as_ref().filter(|expected| **expected != owner) {
+            let found = owner.to_string();
+            return Err((None, self.wrong_owner(expected, found)));
+        }
         check(&memory, probe).map_err(|why| (None, self.client.broken(&why)))?;
         memory.access = memory.access.min(access);
         let via = match &handles {
@@ -260,7 +277,34 @@ impl FetchOptions {
             via,
             probe,
             no_fabric,
+            owner,
         })
+    }
+
+    fn wrong_owner(&self, expected: &Owner, found: String) -> Error {
+        Error::Mismatched {
+            name: self.name.clone(),
+            peer: self.client.peer(),
+            what: Mismatch::Owner {
+                expected: expected.to_string(),
+                found,
+            },
+        }
+    }
+
+    /// The server's refusal for another owner is the same error as this client's own.
+    fn mismatched(&self, error: Error) -> Error {
+        match (error, &self.owner) {
+            (
+                Error::Refused {
+                    reason: Refusal::WrongOwner,
+                    detail,
+                    ..
+                },
+                Some(expected),
+            ) => self.wrong_owner(expected, detail),
+            (error, _) => error,
+        }
     }
 }
 
@@ -309,9 +353,15 @@ pub struct Leased {
     via: HandleType,
     probe: Option<u64>,
     no_fabric: Option<String>,
+    owner: Owner,
 }
 
 impl Leased {
+    /// The name's owner, as the server says.
+    pub const fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
     /// What the exporter says of the memory.
     pub const fn description(&self) -> &Description {
         &self.description
@@ -370,6 +420,7 @@ impl Leased {
                 via,
                 probe,
                 no_fabric,
+                owner,
             } = self;
             // The lease goes with whatever becomes of this, after it.
             let imported = options.import(&session.driver, &description, handles);
@@ -379,7 +430,9 @@ impl Leased {
                 end: error.end(via),
                 source: Box::new(error),
             })?;
-            Ok(RemoteBuffer::new(imported, lease, name, probe, no_fabric))
+            Ok(RemoteBuffer::new(
+                imported, lease, name, probe, no_fabric, owner,
+            ))
         };
         // The driver takes up to seconds for many gigabytes.
         open::elsewhere(work).await?

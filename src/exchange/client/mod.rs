@@ -1,6 +1,7 @@
 //! The client: finds memory by name, imports it, and holds a lease on it.
 
 mod actor;
+mod create;
 mod fetch;
 mod greet;
 mod lease;
@@ -23,6 +24,7 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+pub use create::CreateOptions;
 pub use fetch::{FetchOptions, Leased};
 pub use lease::LeaseState;
 pub use options::{ClientOptions, Reconnect};
@@ -31,8 +33,9 @@ pub use remote::RemoteBuffer;
 pub use watch::{Watch, WatchEvent};
 
 use super::Address;
-use super::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
-use crate::driver::{Driver, NodeId};
+use super::PeerName;
+use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
+use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Refusal, Result};
 pub(crate) use greet::may_pass;
@@ -68,46 +71,6 @@ pub(crate) use session::{Answered, Notified};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Client(Keep);
-
-/// New memory that a client asks an allocator service for. See [`Client::create`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct CreateOptions {
-    create: Create,
-    timeout: Duration,
-}
-
-impl CreateOptions {
-    /// `bytes` under `name`, on a node of the service's choice, for this client alone.
-    pub fn new(name: impl Into<String>, bytes: u64) -> Self {
-        Self {
-            create: Create {
-                name: name.into(),
-                bytes,
-                node: None,
-                peers: Vec::new(),
-            },
-            timeout: Duration::from_secs(300),
-        }
-    }
-
-    /// On which of the service's host nodes.
-    pub fn node(mut self, node: NodeId) -> Self {
-        self.create.node = Some(node);
-        self
-    }
-
-    /// Lets another peer fetch it: the name of its certificate, `uid:1000`, or `*` for all.
-    pub fn share_with(mut self, peer: impl Into<String>) -> Self {
-        self.create.peers.push(peer.into());
-        self
-    }
-
-    /// How long it may take; 5 minutes without this. Drivers make 4 to 6 GB a second.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-}
 
 impl Client {
     /// Options for a client of the server at `address`.
@@ -229,24 +192,6 @@ impl Client {
         Watch::start(self, prefix.into()).await
     }
 
-    /// Asks an allocator service for new memory under a name, to be [fetched](Self::fetch) then.
-    ///
-    /// # Errors
-    /// [`Error::Refused`]: `unsupported` where the server is no allocator service, `exists`,
-    /// `quota`, `no_memory`, `forbidden`; those of [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    /// Dropped before it is done, the memory may be made or not: [`list`](Self::list) tells.
-    pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
-        let name = options.create.name.clone();
-        let ask = Ask::Create(options.create);
-        match self.call(ask, options.timeout).await? {
-            Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
-            _ => None,
-        }
-        .ok_or_else(|| self.broken("another answer than the new name's entry"))
-    }
-
     /// Ends a name that this client created, after waiting up to `patience` for its holders.
     ///
     /// # Errors
@@ -280,6 +225,16 @@ impl Client {
     /// By what name the server knows this client, as authenticated.
     pub fn name(&self) -> String {
         self.0.session().terms().me.clone()
+    }
+
+    /// The same name, as the owner of what this client creates.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] where the server's text is no peer name.
+    pub fn peer_name(&self) -> Result<PeerName> {
+        let name = self.name();
+        name.parse()
+            .map_err(|_| self.broken("a name for this client that is no peer name"))
     }
 
     /// The driver that memory is imported into.

@@ -8,6 +8,7 @@ use super::{LeaseState, Proof, open};
 use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
+use crate::exchange::Owner;
 use crate::memory::{CpuView, Memory, Sealed};
 use crate::share::{Description, ImportedBuffer};
 
@@ -25,6 +26,7 @@ pub struct RemoteBuffer {
     name: String,
     pub(super) probe: Option<u64>,
     no_fabric: Option<String>,
+    owner: Owner,
     pub(super) proof: Proof,
 }
 
@@ -35,6 +37,7 @@ impl RemoteBuffer {
         name: String,
         probe: Option<u64>,
         no_fabric: Option<String>,
+        owner: Owner,
     ) -> Self {
         Self {
             memory,
@@ -42,6 +45,7 @@ impl RemoteBuffer {
             name,
             probe,
             no_fabric,
+            owner,
             proof: Proof::none("no probe was asked for"),
         }
     }
@@ -49,6 +53,11 @@ impl RemoteBuffer {
     /// The name that it was fetched by.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name's owner, as the server says. See [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner).
+    pub const fn owner(&self) -> &Owner {
+        &self.owner
     }
 
     /// What the exporter says of it.

@@ -152,7 +152,8 @@ impl Watch {
             return;
         }
         let before = self.known.insert(entry.name.clone(), entry.clone());
-        if before.is_none_or(|before| before.memory != entry.memory) {
+        if before.is_none_or(|before| before.memory != entry.memory || before.owner != entry.owner)
+        {
             self.events.push_back(WatchEvent::Published(entry));
         }
     }

@@ -98,6 +98,10 @@ impl Inner {
         }
         let publication = Arc::clone(&found.publication);
         drop(state);
+        let owner = &publication.owner;
+        if ask.owner.as_ref().is_some_and(|expected| expected != owner) {
+            return Err((Refusal::WrongOwner, owner.to_string()));
+        }
         if ask.access > publication.access() {
             let detail = format!("{} is the most that there is", publication.access());
             return Err((Refusal::Forbidden, detail));
@@ -261,6 +265,7 @@ impl Inner {
             handles,
             probe,
             no_fabric,
+            owner: publication.owner.clone(),
         };
         Ok(Content::with_fds(Answer::Granted(granted), sent))
     }

@@ -8,8 +8,8 @@ use tokio::sync::Notify;
 use super::lock;
 use super::probe::Places;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
-use crate::exchange::Who;
 use crate::exchange::protocol::Secret;
+use crate::exchange::{Owner, Who};
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};
 
@@ -21,6 +21,7 @@ pub(super) struct Publication {
     pub name: Arc<str>,
     /// None once it was withdrawn: whoever withdrew it has it.
     pub shared: Mutex<Option<Shared>>,
+    pub owner: Owner,
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,

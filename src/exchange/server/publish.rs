@@ -11,9 +11,9 @@ use super::probe::Places;
 use super::publication::{Publication, Registered};
 use super::{Inner, Server, lock};
 use crate::driver::Access;
-use crate::exchange::Who;
 use crate::exchange::limits::deadline;
 use crate::exchange::protocol::check_name;
+use crate::exchange::{Owner, Who};
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
 
@@ -26,6 +26,7 @@ pub struct PublishOptions<'a> {
     shared: Shared,
     access: Access,
     who: Who,
+    owner: Owner,
     probe: bool,
 }
 
@@ -37,6 +38,7 @@ impl<'a> PublishOptions<'a> {
             shared,
             access: Access::ReadWrite,
             who: Who::anyone(),
+            owner: Owner::Server,
             probe: true,
         }
     }
@@ -52,6 +54,13 @@ impl<'a> PublishOptions<'a> {
     /// not exist.
     pub fn who(mut self, who: Who) -> Self {
         self.who = who;
+        self
+    }
+
+    /// The peer that the name is published for, where an [allocator](super::Allocate) made the memory at
+    /// its request. Importers are told; it grants nothing. By default the server itself is the owner.
+    pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
+        self.owner = owner.into();
         self
     }
 
@@ -106,6 +115,7 @@ impl<'a> PublishOptions<'a> {
             id,
             name: self.name.into(),
             shared: Mutex::new(Some(self.shared)),
+            owner: self.owner,
             description,
             handle_types,
             probe: self.probe,

@@ -146,8 +146,8 @@ impl Inner {
                 if found.closing || !found.who.admits(&link.session.peer) {
                     return Ok(None);
                 }
-                // Roughly: a part has four ids and numbers, and their names.
-                let size = 512 + 192 * found.publication.description.parts.len();
+                // Roughly: a name and its owner, and for each part four ids and numbers with their keys.
+                let size = 1024 + 192 * found.publication.description.parts.len();
                 let first = left == self.limits.list_page.max(1);
                 if left == 0 || (size > room && !first) {
                     return Err(());
@@ -280,6 +280,9 @@ impl Inner {
         if let Err(error) = check_name(&ask.name) {
             return Step::Now(Err(invalid(error)));
         }
+        if let Err(no) = allocator.may_create(&link.session.peer, &ask.name) {
+            return Step::Now(Err(no));
+        }
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let peer = &link.session.peer;
@@ -360,4 +363,4 @@ impl Drop for Waiting<'_> {
 }
 
 // An entry of as many parts as there may be fits into a frame of the usual size.
-const _: () = assert!(512 + 192 * MAX_PARTS < 4 << 20);
+const _: () = assert!(1024 + 192 * MAX_PARTS < 4 << 20);

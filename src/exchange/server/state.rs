@@ -82,6 +82,7 @@ impl State {
             name: publication.name.to_string(),
             memory: publication.description.clone(),
             leases: u32::try_from(self.leases.count(publication.id)).unwrap_or(u32::MAX),
+            owner: publication.owner.clone(),
         }
     }
 

@@ -1,6 +1,9 @@
 //! What comes with a lease: grants, handles, and the proof of both ends.
 
 use super::*;
+use crate::Mismatch;
+use crate::driver::{Call, Location, NodeId};
+use crate::exchange::Owner;
 
 #[tokio::test]
 async fn memory_that_cannot_be_imported_is_released() {
@@ -168,4 +171,114 @@ async fn handle_types_that_do_not_go_are_told() {
         }
     };
     within(async { tokio::join!(serve, work) }).await;
+}
+
+/// A peer that was faster to create the name must not get to share its memory with this client.
+#[tokio::test]
+async fn memory_of_an_unexpected_owner_is_released_and_never_imported() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let expected = Owner::Peer(PeerName::User(1000));
+    // The fake server does not check: it grants memory of its own.
+    let fetch = client.fetch("x").expect_owner(expected.clone()).go();
+    let serve = async {
+        let asked = peer.grant(5, &memory).await;
+        assert_eq!(asked.owner, Some(expected.clone()));
+        assert_eq!(peer.released().await, 5);
+    };
+    let (fetched, ()) = within(async { tokio::join!(fetch, serve) }).await;
+    let error = fetched.map(drop).unwrap_err();
+    let what = Mismatch::Owner {
+        expected: "uid:1000".into(),
+        found: "@server".into(),
+    };
+    let mismatched = matches!(&error, Error::Mismatched { name, what: found, .. } if name == "x" && *found == what);
+    assert!(mismatched, "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("its owner is @server, expected uid:1000"),
+        "{error}"
+    );
+    assert_eq!(
+        driver
+            .sim()
+            .unwrap()
+            .count(Call::MemImportFromShareableHandle),
+        0
+    );
+
+    // A server that checks refuses with the owner as detail: it is the same error.
+    let fetch = client.fetch("x").expect_owner(PeerName::User(1000)).go();
+    let serve = async {
+        let (id, _) = peer.request().await.unwrap();
+        let refused = Refused {
+            reason: "wrong_owner".into(),
+            detail: "@server".into(),
+        };
+        peer.answer(id, Answer::Refused(refused)).await;
+    };
+    let (fetched, ()) = within(async { tokio::join!(fetch, serve) }).await;
+    assert_eq!(fetched.map(drop).unwrap_err(), error);
+}
+
+#[tokio::test]
+async fn existing_memory_is_taken_only_if_owner_size_and_node_match() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let own = client.peer_name().unwrap();
+    let entry = |owner: Owner| Entry {
+        owner,
+        ..memory.entry("x")
+    };
+    let wrong_owner = Mismatch::Owner {
+        expected: own.to_string(),
+        found: "uid:7".into(),
+    };
+    let wrong_size = Mismatch::Size {
+        expected: 5,
+        found: 1 << 20,
+    };
+    let wrong_node = Mismatch::Node {
+        expected: NodeId(3),
+        found: vec![Location::HostNuma(0)],
+    };
+    for (owner, bytes, node, wrong) in [
+        (own.clone(), 1 << 20, Some(0), None),
+        (own.clone(), 1 << 20, None, None),
+        (PeerName::User(7), 1 << 20, None, Some(wrong_owner)),
+        (own.clone(), 5, None, Some(wrong_size)),
+        (own.clone(), 1 << 20, Some(3), Some(wrong_node)),
+    ] {
+        let mut options = CreateOptions::new("x", bytes);
+        if let Some(node) = node {
+            options = options.node(NodeId(node));
+        }
+        let serve = async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.refuse(id, "exists").await;
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::List(list) if list.prefix == "x"));
+            let there = vec![entry(owner.clone().into()), memory.entry("x/1")];
+            peer.answer(id, names(there, false)).await;
+        };
+        let (got, ()) = within(async { tokio::join!(client.create_or_get(options), serve) }).await;
+        match (got, wrong) {
+            (Ok(got), None) => assert_eq!(got, entry(owner.into())),
+            (Err(Error::Mismatched { what, .. }), Some(wrong)) => assert_eq!(what, wrong),
+            other => panic!("{other:?}"),
+        }
+    }
+    // A name that this peer may not see.
+    let serve = async {
+        let (id, _) = peer.request().await.unwrap();
+        peer.refuse(id, "exists").await;
+        let (id, _) = peer.request().await.unwrap();
+        peer.answer(id, names(vec![memory.entry("x/1")], false))
+            .await;
+    };
+    let ask = client.create_or_get(CreateOptions::new("x", 1));
+    let (got, ()) = within(async { tokio::join!(ask, serve) }).await;
+    let exists = matches!(&got, Err(Error::Refused { reason, .. }) if *reason == Refusal::Exists);
+    assert!(exists, "{got:?}");
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Empty, Refused};
 use crate::driver::HandleType;
+use crate::exchange::Owner;
 use crate::exchange::protocol::Secret;
 use crate::share::Description;
 
@@ -61,6 +62,9 @@ pub struct Entry {
     /// How many leases of it there are.
     #[serde(default)]
     pub leases: u32,
+    /// The name's owner; left out for the server itself.
+    #[serde(default, skip_serializing_if = "Owner::is_server")]
+    pub owner: Owner,
 }
 
 /// See [`Ask::Fetch`](super::Ask::Fetch).
@@ -80,6 +84,9 @@ pub struct Granted {
     /// Why it is not a fabric handle, where one was wanted, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_fabric: Option<String>,
+    /// The name's owner; left out for the server itself.
+    #[serde(default, skip_serializing_if = "Owner::is_server")]
+    pub owner: Owner,
 }
 
 /// How to import memory: one handle for each part.

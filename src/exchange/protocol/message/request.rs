@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
+use crate::exchange::Owner;
 use crate::exchange::protocol::Secret;
 use crate::exchange::protocol::at_most::at_most;
 use crate::share::{Description, InstanceId, MAX_PARTS};
@@ -95,6 +96,9 @@ pub struct Fetch {
     /// Refuse with `stale` if the name is not this instance's any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
+    /// Refuse with `wrong_owner` if the name has another owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
 }
 
 /// See [`Ask::Redeem`].

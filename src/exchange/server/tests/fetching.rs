@@ -117,6 +117,13 @@ async fn what_cannot_be_is_refused_with_the_reason() {
             },
             Refusal::Stale,
         ),
+        (
+            Fetch {
+                owner: Some(PeerName::User(7).into()),
+                ..read.clone()
+            },
+            Refusal::WrongOwner,
+        ),
         // There is no door.
         (
             Fetch {
@@ -187,5 +194,49 @@ async fn an_export_that_fails_leads_to_the_next_type() {
     assert!(matches!(granted.handles, Handles::Fabric(_)));
     raw.release(granted.lease).await;
     drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn entries_grants_and_events_name_the_owner() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let shared = memory(&driver);
+    let mut raw = Raw::open(&server).await;
+    let Answer::Names(_) = raw.ask(Ask::Watch(Watch::default())).await.0 else {
+        panic!()
+    };
+    let (owner, other) = (PeerName::User(7), PeerName::User(8));
+    let owned = server.publish("owned", shared.clone()).owner(owner.clone());
+    let owned = owned.now().unwrap();
+    let Event::Published(entry) = raw.notice().await else {
+        panic!()
+    };
+    assert_eq!(entry.owner, Owner::Peer(owner.clone()));
+    let own = server.publish("own", shared).now().unwrap();
+    let Answer::Names(names) = raw.ask(Ask::List(List::default())).await.0 else {
+        panic!()
+    };
+    let owners: Vec<_> = names.entries.iter().map(|entry| &entry.owner).collect();
+    assert_eq!(owners, [&Owner::Server, &Owner::Peer(owner.clone())]);
+    let expect = |name, owner: Owner| Fetch {
+        owner: Some(owner),
+        ..fetch(name)
+    };
+    let granted = raw
+        .fetch(expect("owned", owner.clone().into()))
+        .await
+        .unwrap();
+    assert_eq!(granted.0.owner, Owner::Peer(owner.clone()));
+    for (name, wrong) in [
+        ("owned", other.into()),
+        ("owned", Owner::Server),
+        ("own", owner.into()),
+    ] {
+        let refused = raw.fetch(expect(name, wrong)).await.unwrap_err();
+        assert_eq!(refused, Refusal::WrongOwner, "{name}");
+    }
+    assert!(raw.fetch(expect("own", Owner::Server)).await.is_ok());
+    drop((owned, own, raw));
     close(server, &driver).await;
 }

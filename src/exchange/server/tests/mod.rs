@@ -17,7 +17,7 @@ use crate::exchange::protocol::*;
 use crate::exchange::server::{Server, ServerOptions};
 use crate::exchange::slow::ms;
 use crate::exchange::transport::{Connection, connect};
-use crate::exchange::{Address, Limits, Security};
+use crate::exchange::{Address, Limits, Owner, PeerName, Security};
 use crate::share::{BootId, Peers, Shared};
 use crate::{Buffer, Driver, Machine, Refusal};
 
@@ -276,6 +276,7 @@ fn fetch(name: &str) -> Fetch {
         access: Access::ReadWrite,
         probe: true,
         instance: None,
+        owner: None,
     }
 }
 

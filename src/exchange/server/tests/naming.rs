@@ -2,8 +2,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::*;
 use crate::Error;
+use crate::exchange::Who;
 use crate::exchange::server::{Allocate, Allocation, Published};
-use crate::exchange::{PeerName, Who};
 
 fn wait(name: &str, wait: Duration) -> Ask {
     Ask::Wait(Wait {
@@ -196,14 +196,19 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
     let server = loopback().allocator(maker.clone()).start().await.unwrap();
     maker.server.set(server.clone()).unwrap();
     let mut raw = Raw::open(&server).await;
-    assert_eq!(raw.refusal(create("a", MIB + 1)).await, Refusal::Quota);
+    assert_eq!(
+        raw.refusal(create("local/a", MIB + 1)).await,
+        Refusal::Quota
+    );
     assert_eq!(raw.refusal(create("a b", 1)).await, Refusal::Invalid);
-    let Answer::Names(names) = raw.ask(create("a", MIB)).await.0 else {
+    // Without rules of the allocator a peer creates names under its own name alone.
+    assert_eq!(raw.refusal(create("a", 1)).await, Refusal::Forbidden);
+    let Answer::Names(names) = raw.ask(create("local/a", MIB)).await.0 else {
         panic!()
     };
     assert_eq!(
         (&*names.entries[0].name, names.entries[0].memory.len),
-        ("a", MIB)
+        ("local/a", MIB)
     );
     let delete = |name: &str| {
         Ask::Delete(Delete {
@@ -212,7 +217,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
         })
     };
     assert_eq!(raw.refusal(delete("b")).await, Refusal::NotFound);
-    assert_eq!(raw.ask(delete("a")).await.0, Answer::Done(Empty {}));
+    assert_eq!(raw.ask(delete("local/a")).await.0, Answer::Done(Empty {}));
     assert!(raw.names("").await.is_empty());
     drop(raw);
     server.close(LONG).await.unwrap();
@@ -248,7 +253,7 @@ async fn what_was_decided_before_the_end_is_told() {
     let server = loopback().allocator(hesitant.clone());
     let server = server.start().await.unwrap();
     let mut raw = Raw::open(&server).await;
-    let id = raw.send(create("a", MIB)).await;
+    let id = raw.send(create("local/a", MIB)).await;
     hesitant.0.notified().await;
     hesitant.1.notify_one();
     let (closed, (answer, _)) = tokio::join!(server.close(Duration::ZERO), raw.answer(id));

@@ -1,0 +1,72 @@
+//! In what a name differs from the caller's expectation.
+
+use std::fmt;
+
+use crate::driver::{Location, NodeId};
+use crate::size::Bytes;
+
+/// In what memory under a name differs from what the caller asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// Another peer owns the name.
+    Owner {
+        /// The owner asked for, as `exchange::Owner` writes it.
+        expected: String,
+        /// The owner.
+        found: String,
+    },
+    /// The memory has another size.
+    Size {
+        /// Bytes asked for.
+        expected: u64,
+        /// Usable bytes.
+        found: u64,
+    },
+    /// The memory lies elsewhere.
+    Node {
+        /// The host node asked for.
+        expected: NodeId,
+        /// Where its parts lie, each place once.
+        found: Vec<Location>,
+    },
+}
+
+impl Mismatch {
+    pub(super) const fn remedy(&self) -> &'static str {
+        match self {
+            Self::Owner { .. } => {
+                "do not use the memory: ask the administrator why another peer has the name, or choose \
+                 another name"
+            }
+            Self::Size { .. } | Self::Node { .. } => {
+                "delete the name and create it again, or ask for what is there"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owner { expected, found } => {
+                write!(f, "its owner is {found}, expected {expected}")
+            }
+            Self::Size { expected, found } => write!(
+                f,
+                "its size is {} ({found} bytes), expected {} ({expected} bytes)",
+                Bytes(*found),
+                Bytes(*expected)
+            ),
+            Self::Node { expected, found } => {
+                let found: Vec<_> = found.iter().map(Location::to_string).collect();
+                write!(
+                    f,
+                    "it lies on {}, expected {}",
+                    found.join(", "),
+                    Location::HostNuma(expected.0)
+                )
+            }
+        }
+    }
+}

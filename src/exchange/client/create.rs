@@ -1,0 +1,152 @@
+//! Asking an allocator service for memory.
+
+use std::time::Duration;
+
+use super::Client;
+use crate::driver::{Location, NodeId};
+use crate::exchange::Owner;
+use crate::exchange::protocol::{Answer, Ask, Create, Entry, List};
+use crate::{Error, Mismatch, Refusal, Result};
+
+/// New memory that a client asks an allocator service for. See [`Client::create`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct CreateOptions {
+    create: Create,
+    timeout: Duration,
+}
+
+impl CreateOptions {
+    /// `bytes` under `name`, on a node of the service's choice, for this client alone.
+    ///
+    /// A service lets a peer create only names under its prefixes: by default those that begin with
+    /// the peer's own name ([`Client::name`]) and a slash.
+    pub fn new(name: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            create: Create {
+                name: name.into(),
+                bytes,
+                node: None,
+                peers: Vec::new(),
+            },
+            timeout: Duration::from_secs(300),
+        }
+    }
+
+    /// On which of the service's host nodes.
+    pub fn node(mut self, node: NodeId) -> Self {
+        self.create.node = Some(node);
+        self
+    }
+
+    /// Lets another peer fetch it: the name of its certificate, `uid:1000`, or `*` for all.
+    pub fn share_with(mut self, peer: impl Into<String>) -> Self {
+        self.create.peers.push(peer.into());
+        self
+    }
+
+    /// How long it may take; 5 minutes without this. Drivers make 4 to 6 GB a second.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+impl Client {
+    /// Asks an allocator service for new memory under a name, to be [fetched](Self::fetch) then.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: `unsupported` where the server is no allocator service, `forbidden` for a
+    /// peer that may not create memory or for a name outside its prefixes, `exists`, `quota`,
+    /// `no_memory`; those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, the memory may be made or not: [`list`](Self::list) tells.
+    pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
+        let name = options.create.name.clone();
+        let ask = Ask::Create(options.create);
+        match self.call(ask, options.timeout).await? {
+            Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
+            _ => None,
+        }
+        .ok_or_else(|| self.broken("another answer than the new name's entry"))
+    }
+
+    /// Creates memory under a name, or returns the entry of the memory that this client's peer created
+    /// there before.
+    ///
+    /// A process that crashed finds its bytes again in this way. [Fetch](Self::fetch) the name with
+    /// [`expect_owner`](super::FetchOptions::expect_owner), since it may be deleted and created anew in
+    /// between. The peers that may fetch existing memory stay as they were.
+    ///
+    /// # Errors
+    /// [`Error::Mismatched`] where the name exists and has another owner, another size, or, if
+    /// [`node`](CreateOptions::node) asks for one, another node; [`Error::Refused`] with `exists` where
+    /// this peer may not see the name or it is being withdrawn; those of [`create`](Self::create).
+    ///
+    /// # Cancel safety
+    /// As [`create`](Self::create).
+    pub async fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
+        let asked = options.create.clone();
+        match self.create(options).await {
+            Err(
+                exists @ Error::Refused {
+                    reason: Refusal::Exists,
+                    ..
+                },
+            ) => match self.entry(&asked.name).await? {
+                Some(entry) => self.check_existing(&asked, entry),
+                None => Err(exists),
+            },
+            made => made,
+        }
+    }
+
+    /// A name's entry, if this client may see it.
+    async fn entry(&self, name: &str) -> Result<Option<Entry>> {
+        let ask = Ask::List(List {
+            prefix: name.into(),
+            after: None,
+        });
+        // Of all names that begin so, the name itself is the first.
+        let first = self.names(ask).await?.entries.into_iter().next();
+        Ok(first.filter(|entry| entry.name == name))
+    }
+
+    fn check_existing(&self, asked: &Create, entry: Entry) -> Result<Entry> {
+        let own = Owner::Peer(self.peer_name()?);
+        let mut places: Vec<_> = entry
+            .memory
+            .parts
+            .iter()
+            .map(|part| part.location)
+            .collect();
+        places.sort_unstable();
+        places.dedup();
+        let elsewhere = asked
+            .node
+            .filter(|node| places != [Location::HostNuma(node.0)]);
+        let what = if entry.owner != own {
+            Mismatch::Owner {
+                expected: own.to_string(),
+                found: entry.owner.to_string(),
+            }
+        } else if entry.memory.len != asked.bytes {
+            Mismatch::Size {
+                expected: asked.bytes,
+                found: entry.memory.len,
+            }
+        } else if let Some(expected) = elsewhere {
+            Mismatch::Node {
+                expected,
+                found: places,
+            }
+        } else {
+            return Ok(entry);
+        };
+        Err(Error::Mismatched {
+            name: entry.name,
+            peer: self.peer(),
+            what,
+        })
+    }
+}

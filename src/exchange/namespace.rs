@@ -1,0 +1,177 @@
+//! Which names a peer may create.
+
+use super::protocol::check_prefix;
+use super::{PeerName, Who};
+use crate::{Error, Refusal, Result};
+
+/// Stands for the peer's own name in a prefix.
+const PEER: &str = "{peer}";
+/// What a peer may create where no rule names it.
+const OWN: &str = "{peer}/";
+/// The most prefixes that a refusal names.
+const SHOWN: usize = 8;
+
+/// Which names each peer may create: those that begin with one of its prefixes.
+///
+/// A peer that no [rule](Self::rule) names has one prefix: its own name and a slash, such as
+/// `uid:1000/`. No other peer can create a name there, since peer names have no slash.
+///
+/// ```
+/// use egmem::exchange::{Namespaces, PeerName, Who};
+///
+/// let names = Namespaces::own().rule(Who::list(["*.gpu.cluster"])?, ["kv/", "{peer}/"])?;
+/// let (node, user): (PeerName, _) = ("a.gpu.cluster".parse()?, PeerName::User(1000));
+/// assert_eq!(names.prefixes(&node), ["kv/", "a.gpu.cluster/"]);
+/// assert!(names.admits(&user, "uid:1000/weights") && !names.admits(&user, "kv/1"));
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces(Vec<(Who, Vec<String>)>);
+
+impl Namespaces {
+    /// Each peer creates names under its own name alone. The default.
+    pub const fn own() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Gives the peers that `who` admits these prefixes instead of their own; several rules for a peer add
+    /// up. `{peer}` in a prefix stands for the peer's name. The empty prefix stands for every name.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no prefix, and for one that is neither empty nor made of a name's
+    /// characters with a slash at its end. Without the slash `{peer}` could reach into the names of a
+    /// peer with a longer name.
+    pub fn rule<S: Into<String>>(
+        mut self,
+        who: Who,
+        prefixes: impl IntoIterator<Item = S>,
+    ) -> Result<Self> {
+        let prefixes: Vec<String> = prefixes.into_iter().map(Into::into).collect();
+        if prefixes.is_empty() {
+            return Err(Error::invalid("prefixes", "the list is empty"));
+        }
+        for prefix in &prefixes {
+            check(prefix)?;
+        }
+        self.0.push((who, prefixes));
+        Ok(self)
+    }
+
+    /// The prefixes of a peer, in the order of the rules.
+    pub fn prefixes(&self, peer: &PeerName) -> Vec<String> {
+        let rules = self.0.iter().filter(|(who, _)| who.admits(peer));
+        let mut prefixes: Vec<_> = rules.flat_map(|(_, prefixes)| prefixes).collect();
+        let own = OWN.to_owned();
+        if prefixes.is_empty() {
+            prefixes.push(&own);
+        }
+        let peer = peer.to_string();
+        let mut filled: Vec<_> = prefixes
+            .iter()
+            .map(|prefix| prefix.replace(PEER, &peer))
+            .collect();
+        let mut seen = std::collections::HashSet::new();
+        filled.retain(|prefix| seen.insert(prefix.clone()));
+        filled
+    }
+
+    /// Whether the peer may create this name.
+    pub fn admits(&self, peer: &PeerName, name: &str) -> bool {
+        let prefixes = self.prefixes(peer);
+        let under =
+            |prefix: &String| name.len() > prefix.len() && name.starts_with(prefix.as_str());
+        prefixes.iter().any(under)
+    }
+
+    /// The same as an answer to the peer.
+    ///
+    /// # Errors
+    /// [`Refusal::Forbidden`], and for people the prefixes that this peer may use.
+    pub fn check(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
+        if self.admits(peer, name) {
+            return Ok(());
+        }
+        let prefixes = self.prefixes(peer);
+        let more = match prefixes.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more prefixes"),
+        };
+        let shown = prefixes[..prefixes.len().min(SHOWN)].join(", ");
+        let why = format!("{peer} may create names only under {shown}{more}");
+        Err((Refusal::Forbidden, why))
+    }
+}
+
+fn check(prefix: &str) -> Result<()> {
+    let wrong = |why: &str| Error::invalid("prefix", format!("'{prefix}': {why}"));
+    if prefix.is_empty() {
+        return Ok(());
+    }
+    if !prefix.ends_with('/') {
+        return Err(wrong("it does not end with a slash"));
+    }
+    if prefix.replace(PEER, "").contains(['{', '}']) {
+        return Err(wrong("only {peer} is replaced"));
+    }
+    check_prefix(&prefix.replace(PEER, "")).map_err(|error| wrong(&error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(name: &str) -> PeerName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_peer_creates_names_under_its_own_name_alone() {
+        let names = Namespaces::own();
+        for (who, name, may) in [
+            ("uid:1000", "uid:1000/a", true),
+            ("uid:1000", "uid:1000/", false),
+            ("uid:1000", "uid:1000", false),
+            ("uid:100", "uid:1000/a", false),
+            ("uid:1000", "uid:100/a", false),
+            ("local", "local/a", true),
+            ("a.b", "a.b/c/d", true),
+            ("a.b", "a.bc/d", false),
+            ("a.b", "c", false),
+        ] {
+            assert_eq!(names.admits(&peer(who), name), may, "{who} {name}");
+        }
+        let (reason, why) = names.check(&peer("a.b"), "c").unwrap_err();
+        assert_eq!(reason, Refusal::Forbidden);
+        assert!(why.ends_with("under a.b/"), "{why}");
+        names.check(&peer("a.b"), "a.b/c").unwrap();
+    }
+
+    #[test]
+    fn rules_replace_the_own_prefix_and_add_up() {
+        let who = |list: &str| Who::list([list]).unwrap();
+        let names = Namespaces::own()
+            .rule(who("*.gpu"), ["kv/", "jobs/{peer}/"])
+            .and_then(|names| names.rule(who("a.gpu"), ["kv/", "x/"]))
+            .and_then(|names| names.rule(who("uid:0"), [""]))
+            .unwrap();
+        assert_eq!(names.prefixes(&peer("a.gpu")), ["kv/", "jobs/a.gpu/", "x/"]);
+        assert!(!names.admits(&peer("a.gpu"), "a.gpu/1"));
+        assert!(!names.admits(&peer("b.gpu"), "jobs/a.gpu/1"));
+        assert!(names.admits(&peer("uid:0"), "anything"));
+        assert_eq!(names.prefixes(&peer("uid:1")), ["uid:1/"]);
+        let many = Namespaces::own()
+            .rule(Who::anyone(), (0..10).map(|n| format!("{n}/")))
+            .unwrap();
+        let (_, why) = many.check(&peer("local"), "a").unwrap_err();
+        assert!(why.ends_with("7/ and 2 more prefixes"), "{why}");
+    }
+
+    #[test]
+    fn prefixes_that_could_reach_into_others_are_refused() {
+        for wrong in ["kv", "{peer}", "{peer}-", "a b/", "{user}/", "ä/", "*/"] {
+            let rule = Namespaces::own().rule(Who::anyone(), [wrong]);
+            assert!(rule.is_err(), "{wrong}");
+        }
+        assert!(Namespaces::own().rule(Who::anyone(), [""; 0]).is_err());
+    }
+}
