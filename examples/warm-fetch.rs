@@ -118,7 +118,7 @@ fn run(args: &Args, driver: &Driver) -> Result<()> {
     let mut times = vec![Vec::new(); WAYS.len()];
     let mut parts = 0;
     for round in 0..args.rounds {
-        let name = format!("warm-fetch/{round}");
+        let name = format!("{}/warm-fetch/{round}", client.name());
         let begun = Instant::now();
         let memory = runtime.block_on(async {
             let ask = CreateOptions::new(name.as_str(), size).node(node);

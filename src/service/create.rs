@@ -14,7 +14,7 @@ use super::state::{Entry, No, State, lock};
 use super::stock::HasBytes;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
-use crate::exchange::{PeerName, Who};
+use crate::exchange::{Owner, PeerName, Who};
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
 
@@ -66,11 +66,10 @@ impl State {
         if self.draining.load(Relaxed) {
             return Err((Refusal::Closing, "the service is ending".into()));
         }
-        let preferred = match &*lock(&self.create) {
-            Some(create) if create.who.admits(peer) => create.node,
-            _ => return Err((Refusal::Forbidden, "it may not create memory".into())),
-        };
         let invalid = |error: Error| (Refusal::Invalid, error.to_string());
+        // The peer's rights come first, then its request, its quota and last the name: a peer must not
+        // learn from a refusal which names exist outside its prefixes.
+        let preferred = self.may_create(peer, &ask.name)?;
         check_name(&ask.name).map_err(invalid)?;
         let others = Who::list(&ask.peers).map_err(invalid)?;
         let node = ask.node.or(preferred).or_else(|| self.best_node());
@@ -90,6 +89,19 @@ impl State {
             probe: true,
         };
         self.publish(&wanted, abandoned).map_err(refusal)
+    }
+
+    /// Checks that the peer may create memory and this name; returns the configuration's node for it.
+    fn may_create(&self, peer: &PeerName, name: &str) -> Result<Option<NodeId>, No> {
+        let create = lock(&self.create).clone();
+        let Some(create) = create.filter(|create| create.who.admits(peer)) else {
+            return Err((Refusal::Forbidden, format!("{peer} may not create memory")));
+        };
+        let namespaces = create
+            .namespaces()
+            .map_err(|error| (Refusal::Internal, error.to_string()))?;
+        namespaces.check(peer, name)?;
+        Ok(create.node)
     }
 
     /// Where most is ready; with nothing ready, the first.
@@ -129,12 +141,15 @@ impl State {
             if self.draining.load(Relaxed) {
                 return Err(no(Refusal::Closing, "the service is ending".into()));
             }
-            if table.names.contains_key(wanted.name) {
-                return Err(no(Refusal::Exists, String::new()));
-            }
             if let Some(owner) = wanted.owner {
                 let charged = table.ledger.charge(owner, padded);
                 charged.map_err(|Over(why)| no(Refusal::Quota, why))?;
+            }
+            if table.is_taken(wanted.name, wanted.owner) {
+                if let Some(owner) = wanted.owner {
+                    table.ledger.refund(owner, padded);
+                }
+                return Err(no(Refusal::Exists, String::new()));
             }
             table.names.insert(wanted.name.to_owned(), Entry::Making);
         }
@@ -207,6 +222,7 @@ impl State {
         let published = server
             .publish(wanted.name, shared.clone())
             .who(wanted.who.clone())
+            .owner(wanted.owner.cloned().map_or(Owner::Server, Owner::Peer))
             .access(wanted.access)
             .probe(wanted.probe)
             .now();

@@ -263,24 +263,37 @@ mod tests {
         let (still, ()) = tokio::join!(vacate, holder);
         assert!(still.is_empty(), "{still:?}");
 
-        // A reserve that has ended says just that.
-        let ask = Create {
-            name: "more".into(),
-            bytes: 1,
+        // No peer gets the configuration's name, published or not.
+        let ask = |name: &str, bytes| Create {
+            name: name.into(),
+            bytes,
             node: Some(NodeId(0)),
             peers: vec![],
         };
-        let create = Some(super::super::CreateConfig {
+        let any_name = super::super::PrefixConfig {
+            peers: Who::anyone(),
+            names: vec![String::new()],
+        };
+        let create = super::super::CreateConfig {
             who: Who::anyone(),
             node: None,
             peer_bytes: 1 << 30,
             peer_names: 9,
             forgive_after: PATIENCE,
-        });
-        state.set_create(create);
+            prefixes: vec![any_name],
+        };
+        state.set_create(Some(create));
         state.draining.store(false, Relaxed);
+        let late = lock(&state.table).names.remove("late");
+        let refused = state.create(&PeerName::Local, &ask("late", 1), &AtomicBool::new(false));
+        assert_eq!(refused.unwrap_err().0, Refusal::Exists);
+        lock(&state.table)
+            .names
+            .extend(late.map(|late| ("late".to_owned(), late)));
+
+        // A reserve that has ended says just that.
         state.nodes.values().for_each(Reserve::stop);
-        let refused = state.create(&PeerName::Local, &ask, &AtomicBool::new(false));
+        let refused = state.create(&PeerName::Local, &ask("more", 1), &AtomicBool::new(false));
         assert_eq!(refused.unwrap_err().0, Refusal::Closing);
         state.draining.store(true, Relaxed);
 

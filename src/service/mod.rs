@@ -55,7 +55,7 @@ use std::time::Duration;
 
 pub use config::{
     BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig, LocalConfig,
-    MetricsConfig, NodeConfig, ReserveConfig, ReuseConfig, ServiceConfig, TlsConfig,
+    MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig, ServiceConfig, TlsConfig,
 };
 pub use hygiene::Reuse;
 pub use scrub::Scrubber;

@@ -49,6 +49,11 @@ impl OnFilled for Countdown {
 struct Allocator(Arc<State>);
 
 impl Allocate for Allocator {
+    /// [`State::create`] checks that, and counts and logs what it refuses.
+    fn may_create(&self, _: &PeerName, _: &str) -> Result<(), (Refusal, String)> {
+        Ok(())
+    }
+
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
         let (state, peer, ask) = (Arc::clone(&self.0), peer.clone(), ask.clone());
         Box::pin(async move {
@@ -98,6 +103,11 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     let state = Arc::new(State::new(
         nodes,
         config.create.clone(),
+        config
+            .buffers
+            .iter()
+            .map(|buffer| buffer.name.clone())
+            .collect(),
         unready.subscribe(),
         config.limits.frame_fds as usize,
     ));

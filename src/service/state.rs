@@ -1,6 +1,6 @@
 //! What the service has: names, who owns them, and where their memory comes from and goes to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +31,15 @@ pub(super) enum Entry {
 pub(super) struct Table {
     pub names: HashMap<String, Entry>,
     pub ledger: Ledger<PeerName>,
+    /// The configuration's names, which no peer can create, also before the service has published them.
+    configured: HashSet<String>,
+}
+
+impl Table {
+    /// Whether this owner cannot have the name.
+    pub fn is_taken(&self, name: &str, owner: Option<&PeerName>) -> bool {
+        self.names.contains_key(name) || (owner.is_some() && self.configured.contains(name))
+    }
 }
 
 /// Counts of what was asked of the allocator.
@@ -70,6 +79,7 @@ impl State {
     pub fn new(
         nodes: BTreeMap<NodeId, Reserve<PeerName>>,
         create: Option<CreateConfig>,
+        configured: HashSet<String>,
         unready: watch::Receiver<usize>,
         most_parts: usize,
     ) -> Self {
@@ -78,6 +88,7 @@ impl State {
             table: Mutex::new(Table {
                 names: HashMap::new(),
                 ledger: Ledger::new(quota_of(create.as_ref())),
+                configured,
             }),
             create: Mutex::new(create),
             made: watch::channel(()).0,

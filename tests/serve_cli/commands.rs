@@ -18,7 +18,10 @@ fn names_are_listed_fetched_written_and_read() {
     assert_eq!(lines.len(), 2, "{text}");
     assert!(lines[0].starts_with("NAME"), "{text}");
     let row: Vec<_> = lines[1].split_whitespace().collect();
-    assert_eq!(row, ["weights", "3", "MiB", "node", "0", "1", "r", "0"]);
+    assert_eq!(
+        row,
+        ["weights", "3", "MiB", "node", "0", "1", "r", "0", "@server"]
+    );
 
     let (from, to) = (service.path("from"), service.path("to"));
     let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
@@ -71,6 +74,40 @@ fn names_are_listed_fetched_written_and_read() {
 }
 
 #[test]
+fn memory_of_another_owner_size_or_node_is_not_taken() {
+    let service = Service::start(USUAL);
+    let fails = |args: &[&str], words: &str| {
+        let output = service.fetch(args);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(
+            text.contains(words) && text.contains("what to do"),
+            "{text}"
+        );
+    };
+    let succeeds = |args: &[&str]| {
+        let output = service.fetch(args);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    };
+    let me = format!("uid:{}", rustix::process::geteuid().as_raw());
+    let other = ["scratch", "--owner", "uid:4000000"];
+    fails(&other, "its owner is @server, expected uid:4000000");
+    succeeds(&["scratch", "--owner", "@server"]);
+    let squatted = ["scratch", "--create", "--bytes", "5000000"];
+    fails(&squatted, &format!("its owner is @server, expected {me}"));
+    let mine = ["mine", "--create", "--bytes", "2MiB", "--node", "0"];
+    succeeds(&mine);
+    succeeds(&mine);
+    succeeds(&["mine", "--owner", &me]);
+    fails(
+        &["mine", "--create", "--bytes", "1MiB"],
+        "its size is 2 MiB",
+    );
+    assert_eq!(service.metric("egmem_leases"), 0);
+    service.drained();
+}
+
+#[test]
 fn quotas_hold() {
     let service = Service::start(USUAL);
     let create = |name: &str, bytes: &str| {
@@ -96,7 +133,7 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
     let mut service = Service::start(USUAL);
     let mut watch = Running::start(egmem(&["watch", &service.address(), "--prefix", "w"]));
     let mut json = Running::start(egmem(&["watch", &service.address(), "--json"]));
-    assert_eq!(watch.line("+ "), "weights  3 MiB  node 0  r");
+    assert_eq!(watch.line("+ "), "weights  3 MiB  node 0  r  @server");
     json.line("{");
     json.line("{");
     assert!(
@@ -105,10 +142,12 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
             .status
             .success()
     );
-    assert_eq!(watch.line("+ "), "work  2 MiB  node 0  rw");
+    let me = format!("uid:{}", rustix::process::geteuid().as_raw());
+    assert_eq!(watch.line("+ "), format!("work  2 MiB  node 0  rw  {me}"));
     let event: Value = serde_json::from_str(&format!("{{{}", json.line("{"))).unwrap();
     assert_eq!(event["event"], "published");
     assert_eq!(event["entry"]["name"], "work");
+    assert_eq!(event["entry"]["owner"], *me);
     service.running.signal(Signal::TERM);
     let mut gone = [watch.line("- "), watch.line("- ")];
     gone.sort();
@@ -124,7 +163,10 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
     back.sort();
     assert_eq!(
         back,
-        ["weights  3 MiB  node 0  r", "word  4.77 MiB  node 0  rw"]
+        [
+            "weights  3 MiB  node 0  r  @server",
+            "word  4.77 MiB  node 0  rw  @server"
+        ]
     );
     again.drained();
 }

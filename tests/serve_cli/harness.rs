@@ -167,6 +167,9 @@ listen = ["unix:@/egmem.sock"]
 who = ["*"]
 peer_bytes = "64MiB"
 peer_names = 3
+[[create.prefix]]
+peers = ["*"]
+names = [""]
 [[buffer]]
 name = "weights"
 bytes = "3MiB"

@@ -173,6 +173,16 @@ fn a_wrong_configuration_is_named_and_nothing_runs() {
         );
         assert_eq!(output.status.code(), Some(code), "{text}: {error}");
     }
+    let reaching = USUAL.replace("names = [\"\"]", "names = [\"{peer}\"]");
+    std::fs::write(&file, reaching).unwrap();
+    let output = egmem(&["serve", "--check", "--config", file.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let error = stderr(&output);
+    assert!(
+        error.contains("create.prefix") && error.contains("slash"),
+        "{error}"
+    );
     std::fs::write(&file, USUAL.replace('@', "/tmp")).unwrap();
     let output = egmem(&["serve", "--check", "--config", file.to_str().unwrap()])
         .output()

@@ -26,7 +26,7 @@ who = ["*"]
 peer_bytes = "32MiB"
 peer_names = 4
 {create}
-[node]
+{ANY_NAME}[node]
 headroom = "0"
 quiet = "0s"
 {}{}"#,

@@ -5,6 +5,7 @@
 mod doubt;
 mod memory;
 mod names;
+mod owners;
 #[path = "../common/program.rs"]
 mod program;
 #[path = "../../src/exchange/slow.rs"]
@@ -26,6 +27,9 @@ const MIB: u64 = 1 << 20;
 
 /// `[lease]` of a service that waits for nobody's silence: the live lose nothing on a slow machine.
 const LEASES_STAY: &str = "[lease]\nheartbeat = \"1min\"\nexpiry = \"1h\"\n";
+
+/// For tests that are not about which peer may create which name: every peer may create every name.
+const ANY_NAME: &str = "[[create.prefix]]\npeers = [\"*\"]\nnames = [\"\"]\n";
 
 /// `[limits]` of all: a greeting may take long on a slow machine.
 fn limits() -> String {
@@ -121,6 +125,11 @@ impl Peers {
     }
 
     fn config_with(&self, more: &str, leases: &str) -> ServiceConfig {
+        self.config_of_names(more, leases, ANY_NAME)
+    }
+
+    /// The same, with rules of their own about which names peers may create.
+    fn config_of_names(&self, more: &str, leases: &str, prefixes: &str) -> ServiceConfig {
         let at = self.folder.path().display();
         let text = format!(
             r#"
@@ -136,10 +145,11 @@ door = "{at}/door.sock"
 who = ["*.test"]
 peer_bytes = "32MiB"
 peer_names = 4
-[node]
+{}[node]
 headroom = "0"
 quiet = "0s"
 {leases}{}"#,
+            prefixes,
             limits()
         );
         ServiceConfig::from_toml(&text).unwrap()

@@ -26,6 +26,9 @@ impl ServiceConfig {
             }
             some(&create.peer_bytes, "create.peer_bytes")?;
             some(&create.peer_names, "create.peer_names")?;
+            create
+                .namespaces()
+                .map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
             between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
         }
         self.check_memory()?;

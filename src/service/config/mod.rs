@@ -18,7 +18,7 @@ use super::units::{bytes, duration, maybe_bytes};
 use super::{Reuse, Scrubber};
 use crate::Result;
 use crate::driver::{Access, NodeId};
-use crate::exchange::{Address, Limits, Who};
+use crate::exchange::{Address, Limits, Namespaces, Who};
 
 /// What a service is to do.
 ///
@@ -123,6 +123,35 @@ pub struct CreateConfig {
     /// nothing was heard of it: from 1 ms to 8784 h (366 days), 24 h by default.
     #[serde(with = "duration", default = "defaults::forgive_after")]
     pub forgive_after: Duration,
+    /// Which names they may create. A peer that none of these names creates names under its own name
+    /// alone, such as `uid:1000/`.
+    #[serde(default, rename = "prefix", skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<PrefixConfig>,
+}
+
+/// Prefixes of the names that some peers may create. See [`CreateConfig::prefixes`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefixConfig {
+    /// Which peers, as for [`CreateConfig::who`].
+    pub peers: Who,
+    /// What their names begin with, instead of the peer's own name. Each ends with a slash; `{peer}`
+    /// stands for the peer's name; an empty prefix allows every name. Several entries for a peer add up.
+    pub names: Vec<String>,
+}
+
+impl CreateConfig {
+    /// Which names each peer may create.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a prefix that
+    /// [`Namespaces::rule`] refuses.
+    pub fn namespaces(&self) -> Result<Namespaces> {
+        let rules = self.prefixes.iter();
+        rules.fold(Ok(Namespaces::own()), |all, rule| {
+            all?.rule(rule.peers.clone(), rule.names.iter().cloned())
+        })
+    }
 }
 
 /// A name that is there from the start.

@@ -58,6 +58,14 @@ fn what_is_wrong_is_named() {
             "@[create]\nwho = []\nforgive_after = \"8785h\"",
             "create.forgive_after",
         ),
+        (
+            "@[create]\nwho = []\n[[create.prefix]]\npeers = [\"*\"]\nnames = [\"kv\"]",
+            "slash",
+        ),
+        (
+            "@[create]\nwho = []\n[[create.prefix]]\npeers = [\"*\"]\nnames = []",
+            "create.prefix",
+        ),
         ("@[[reserve]]\nnode = 0\nbytes = \"0\"", "`bytes`"),
         (
             "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"3MiB\"",
