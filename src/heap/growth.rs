@@ -216,6 +216,10 @@ impl Shared {
 
     /// Takes back what GPUs are done with; how many blocks.
     pub(super) fn collect_passed(&self) -> Result<usize> {
+        // The background thread has no handle: the heap must not end before the core has the blocks.
+        let Some(mapped) = self.lifetime.enter() else {
+            return Ok(0);
+        };
         // One at a time: who comes second must find what the first one has taken, in the core.
         let turn = lock(&self.collecting);
         let mut passed = Vec::new();
@@ -223,8 +227,9 @@ impl Shared {
             Some(deferred) => deferred.poll(&mut passed),
             None => Ok(0),
         };
-        self.take_back_all_passed(&passed);
+        self.take_back_all_passed(&passed, &mapped);
         drop(turn);
+        drop(mapped);
         self.tell();
         result.map(|_| passed.len())
     }

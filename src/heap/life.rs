@@ -147,22 +147,33 @@ impl Shared {
     }
 
     /// Gives all memory back. No block is left, and GPU work on freed ones is waited for.
+    ///
+    /// The caller holds no lock, and is not inside of `lifetime`.
     fn end(&self) {
+        // From here on no other thread touches the memory.
+        if !self.lifetime.end() {
+            return;
+        }
         let deferred = lock(&self.deferred).take();
         let backing = lock(&self.backing).take();
         let Some(mut deferred) = deferred else {
             return;
         };
         let mut passed = Vec::new();
-        let drained = deferred.drain(&mut passed);
+        let backing = match deferred.drain(&mut passed) {
+            Ok(()) => backing,
+            Err(error) => {
+                // A GPU that touches addresses that are unmapped loses its context. Forgotten before any
+                // closure of the user's runs: a panic there would unmap the memory.
+                std::mem::forget(backing);
+                tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");
+                None
+            }
+        };
         if let Some(watch) = &self.watch {
             watch.end(self, &passed);
         }
         self.tell();
-        if let Err(error) = drained {
-            // A GPU that touches addresses that are unmapped loses its context.
-            tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");
-            std::mem::forget(backing);
-        }
+        drop(backing);
     }
 }

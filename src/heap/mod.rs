@@ -19,6 +19,7 @@ mod growth;
 )]
 mod heap;
 mod life;
+mod lifetime;
 mod limits;
 mod occupancy;
 mod options;

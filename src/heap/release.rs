@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::debug::blocks;
+use super::lifetime::Mapped;
 use super::piece::Piece;
 use super::shared::Shared;
 use super::{Block, Heap};
@@ -78,8 +79,12 @@ impl Heap {
 }
 
 impl Shared {
-    /// See [`Heap::collect_all`]. Only where a handle is held, for the heap must not end meanwhile.
+    /// See [`Heap::collect_all`].
     pub(super) fn wait_and_collect(&self) -> Result<usize> {
+        // The caller has a handle, so no thread waits for this to leave.
+        let Some(mapped) = self.lifetime.enter() else {
+            return Ok(0);
+        };
         // One at a time: who comes second would not see what the first one waits for.
         let turn = lock(&self.waiting);
         let mut taken = {
@@ -93,7 +98,7 @@ impl Shared {
         };
         let mut passed = Vec::new();
         let result = taken.drain(&mut passed);
-        self.take_back_all_passed(&passed);
+        self.take_back_all_passed(&passed, &mapped);
         let mut deferred = lock(&self.deferred);
         self.awaited.store(0, Relaxed);
         if let Some(deferred) = deferred.as_mut() {
@@ -101,6 +106,7 @@ impl Shared {
         }
         drop(deferred);
         drop(turn);
+        drop(mapped);
         self.tell();
         result.map(|()| passed.len())
     }
@@ -113,9 +119,9 @@ impl Shared {
     }
 
     /// Takes back what GPUs are done with.
-    pub(super) fn take_back_all_passed(&self, passed: &[Piece]) {
+    pub(super) fn take_back_all_passed(&self, passed: &[Piece], _mapped: &Mapped<'_>) {
         for piece in passed {
-            // SAFETY: its user gave it back, and the GPU's work is done.
+            // SAFETY: its user gave it back, the GPU's work is done, and the memory stays mapped.
             unsafe { self.take_back_passed(piece) };
         }
     }

@@ -10,6 +10,7 @@ use super::core::{Core, Extent, Frames, Owner};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::life::Members;
+use super::lifetime::Lifetime;
 use super::limits::SoftLimit;
 use super::piece::{Kind, Piece};
 use super::ways::Load;
@@ -62,6 +63,8 @@ pub(super) struct Shared {
     /// Full magazines, from threads that free to threads that allocate.
     pub(super) depots: [Depot<Magazine>; CLASSES],
     pub(super) members: Mutex<Members>,
+    /// Whether the memory is mapped. Entered before `collecting` and `waiting`, and so before all locks.
+    pub(super) lifetime: Lifetime,
     /// None once all memory is given back.
     pub(super) backing: Mutex<Option<Backing>>,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
@@ -115,6 +118,7 @@ impl Shared {
             inbox: Apart(Inbox::new()),
             depots: std::array::from_fn(|_| Depot::new(DEPOT)),
             members: Mutex::default(),
+            lifetime: Lifetime::new(),
             backing: Mutex::new(Some(backing)),
             deferred: Mutex::new(Some(Deferred::new(driver))),
             collecting: Mutex::default(),

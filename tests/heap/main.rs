@@ -6,6 +6,7 @@ mod blocks;
 #[cfg(feature = "allocator-api2")]
 mod collections;
 mod debug;
+mod ending;
 mod growth;
 mod life;
 mod logs;

@@ -1,0 +1,108 @@
+//! The background thread against the heap's end, under every order of events (`ci/loom`).
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use super::*;
+
+/// A heap, as far as its end is concerned.
+struct Heap {
+    /// The mapped memory: loom fails if it is used while it is unmapped.
+    memory: UnsafeCell<bool>,
+    /// Blocks that wait for GPU work; `None` after the end.
+    deferred: Mutex<Option<usize>>,
+    lifetime: Lifetime,
+}
+
+impl Heap {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            memory: UnsafeCell::new(true),
+            deferred: Mutex::new(Some(1)),
+            lifetime: Lifetime::new(),
+        })
+    }
+
+    /// Takes the blocks out of their lock, and scrubs them.
+    fn collect(&self) {
+        let taken = match self.deferred.lock().unwrap().as_mut() {
+            Some(blocks) => std::mem::take(blocks),
+            None => 0,
+        };
+        if taken > 0 {
+            self.memory.with(|mapped| {
+                // SAFETY: loom checks that no other thread writes.
+                assert!(unsafe { *mapped }, "unmapped memory is touched");
+            });
+        }
+    }
+
+    fn unmap(&self) {
+        self.deferred.lock().unwrap().take();
+        self.memory.with_mut(|mapped| {
+            // SAFETY: loom checks that no other thread is inside.
+            unsafe { *mapped = false };
+        });
+    }
+}
+
+#[test]
+fn a_heap_ends_beside_a_thread_that_collects() {
+    loom::model(|| {
+        let heap = Heap::new();
+        let collector = {
+            let heap = heap.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if let Some(_mapped) = heap.lifetime.enter() {
+                        heap.collect();
+                    }
+                }
+            })
+        };
+        assert!(heap.lifetime.end());
+        heap.unmap();
+        collector.join().unwrap();
+        assert!(heap.lifetime.enter().is_none());
+    });
+}
+
+#[test]
+fn two_threads_collect_and_one_of_two_ends() {
+    loom::model(|| {
+        let heap = Heap::new();
+        let threads = [false, true].map(|ends| {
+            let heap = heap.clone();
+            thread::spawn(move || {
+                if let Some(_mapped) = heap.lifetime.enter() {
+                    heap.collect();
+                }
+                if ends && heap.lifetime.end() {
+                    heap.unmap();
+                }
+            })
+        });
+        if heap.lifetime.end() {
+            heap.unmap();
+        }
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// The queue's own lock does not do: it is released before the blocks' memory is touched.
+#[test]
+#[should_panic]
+fn the_model_fails_for_a_thread_that_does_not_enter() {
+    loom::model(|| {
+        let heap = Heap::new();
+        let collector = {
+            let heap = heap.clone();
+            thread::spawn(move || heap.collect())
+        };
+        heap.unmap();
+        collector.join().unwrap();
+    });
+}
