@@ -72,6 +72,7 @@ mod error;
 #[cfg(feature = "exchange")]
 pub mod exchange;
 mod explain;
+mod fork;
 mod guard;
 pub mod heap;
 pub mod host;

@@ -53,7 +53,7 @@ impl PinnedHost {
 
 impl Drop for PinnedHost {
     fn drop(&mut self) {
-        give_back_or_log("pinned host memory", || {
+        give_back_or_log(&self.driver, "pinned host memory", || {
             // SAFETY: owned by `self`; views of it borrow `self` and are gone.
             unsafe { self.driver.mem_free_host(self.device, self.start) }
         });
@@ -91,7 +91,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        give_back_or_log("device memory", || {
+        give_back_or_log(&self.driver, "device memory", || {
             // SAFETY: owned by `self`; the driver waits for work that uses it.
             unsafe { self.driver.mem_free(self.device, self.start) }
         });

@@ -29,7 +29,7 @@ pub struct Prover {
 
 impl Drop for Prover {
     fn drop(&mut self) {
-        give_back_or_log("a module", || {
+        give_back_or_log(&self.driver, "a module", || {
             // SAFETY: owned by `self`, and every launch has been waited for.
             unsafe { self.driver.module_unload(self.stream.device(), self.module) }
         });

@@ -26,7 +26,7 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
-            give_back_or_log("a stream", || {
+            give_back_or_log(&self.driver, "a stream", || {
                 // SAFETY: owned by `self`, and this is the last clone; work in flight goes on.
                 unsafe { self.driver.stream_destroy(self.handle) }
             });
@@ -344,7 +344,7 @@ impl Drop for Held {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        give_back_or_log("an event", || {
+        give_back_or_log(&self.driver, "an event", || {
             // SAFETY: owned by `self`; the driver keeps what is still waited for.
             unsafe { self.driver.event_destroy(self.handle) }
         });

@@ -1,6 +1,6 @@
 //! Giving things back, where nobody is left to hear of a failure.
 
-use crate::driver::Code;
+use crate::driver::{Code, Driver};
 use crate::{Error, Result};
 
 /// Gives something back: `call` is tried a second time if the driver refuses for a reason that may
@@ -18,9 +18,15 @@ pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// The same in `Drop`: what cannot be given back is logged.
-pub(crate) fn give_back_or_log(what: &'static str, call: impl FnMut() -> Result<()>) {
-    log_lost(what, give_back(call));
+/// The same in `Drop`: what cannot be given back is logged. A forked child gives nothing back.
+pub(crate) fn give_back_or_log(
+    driver: &Driver,
+    what: &'static str,
+    call: impl FnMut() -> Result<()>,
+) {
+    if driver.is_of_this_process() {
+        log_lost(what, give_back(call));
+    }
 }
 
 /// Logs what was not given back.

@@ -24,6 +24,7 @@ pub use code::Code;
 pub(crate) use random::random;
 pub use types::*;
 
+use crate::fork::Generation;
 use crate::{Error, Result};
 
 /// A driver: CUDA's, or a simulated one. Cheap to clone; clones are the same driver.
@@ -31,7 +32,11 @@ use crate::{Error, Result};
 /// It dereferences to [`Backend`], whose methods are the driver's calls, one by one. Most programs
 /// need only `Buffer`, `Pool` and `Topology`.
 #[derive(Clone)]
-pub struct Driver(Arc<dyn Backend>);
+pub struct Driver {
+    backend: Arc<dyn Backend>,
+    /// The process that opened it.
+    born: Generation,
+}
 
 impl Driver {
     /// The CUDA driver of this machine, initialised.
@@ -42,7 +47,7 @@ impl Driver {
     /// [`Error::NoDriver`] without a usable library, [`Error::DriverTooOld`] before CUDA 12.2,
     /// [`Error::Driver`] where `cuInit` fails, for example with `NO_DEVICE`.
     pub fn open() -> Result<Self> {
-        cuda::open().map(Self)
+        cuda::open().map(Self::from_backend)
     }
 
     /// A simulated driver of `machine`: for tests, and for development without a GPU.
@@ -51,12 +56,15 @@ impl Driver {
     /// [`Error::InvalidArgument`] where the description contradicts itself, [`Error::System`]
     /// where the operating system has no memory for it.
     pub fn simulated(machine: sim::Machine) -> Result<Self> {
-        sim::open(machine).map(Self)
+        sim::open(machine).map(Self::from_backend)
     }
 
     /// A driver over a backend of your own.
     pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
-        Self(backend)
+        Self {
+            backend,
+            born: Generation::current(),
+        }
     }
 
     /// Whether this is the simulator: then no time measured on it means anything.
@@ -78,7 +86,7 @@ impl Driver {
 
     /// Whether both are the same driver.
     pub fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.backend, &other.backend)
     }
 
     /// What tells living drivers apart: however often CUDA is opened, its devices are the same.
@@ -86,12 +94,18 @@ impl Driver {
         if self.name() == "cuda" {
             return 0;
         }
-        Arc::as_ptr(&self.0).cast::<()>().addr()
+        Arc::as_ptr(&self.backend).cast::<()>().addr()
+    }
+
+    /// Whether this process is the one that opened it, and no child that was forked from it. In a child nothing
+    /// is given back: a lock may be held for ever, and a driver's memory is the parent's.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.born.is_current()
     }
 
     /// A reference that does not keep the driver alive.
     pub(crate) fn downgrade(&self) -> Weak<dyn Backend> {
-        Arc::downgrade(&self.0)
+        Arc::downgrade(&self.backend)
     }
 
     /// Checks that this is the driver `other` too: handles mean nothing to another driver.
@@ -108,7 +122,7 @@ impl Deref for Driver {
     type Target = dyn Backend;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.backend
     }
 }
 

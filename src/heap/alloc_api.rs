@@ -57,6 +57,9 @@ impl Heap {
     /// `ptr` was given out by this file's functions of this heap for `layout`, and nobody uses it any
     /// more.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
+        if !self.shared().born.is_current() {
+            return; // a forked child: to look the block up may take a lock that is held for ever
+        }
         if let Some(piece) = self.piece_of(ptr, layout) {
             // SAFETY: a block of this heap, by the caller's word; `self` is a handle.
             unsafe { self.shared().release(&piece) }

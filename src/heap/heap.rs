@@ -25,7 +25,11 @@ use crate::{Error, Result};
 /// Those books are allocated by the program's global allocator, sometimes under the heap's locks, so a
 /// global allocator must not draw from a heap. Some of the driver's refusals are logged under them too, so
 /// a subscriber of `tracing` must not use the heap in whose call it is told: the two may wait for each other for
-/// ever. Nor is a heap for a process that was forked from its own: CUDA does not work there either.
+/// ever.
+///
+/// A child that is forked without `exec` may drop handles and blocks, which gives nothing back, and may end,
+/// by `exit` too. It may do nothing else with a heap of its parent's: locks may be held by threads that the
+/// child does not have, and CUDA does not work there either.
 ///
 /// ```
 /// use std::alloc::Layout;
@@ -272,6 +276,11 @@ impl Clone for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
+        if !self.shared.born.is_current() {
+            // A forked child: the memory is the parent's, and stays as it is here.
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         if self.shared.handles.0.fetch_sub(1, AcqRel) == 1 {
             self.shared.close();
         }

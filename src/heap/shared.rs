@@ -15,6 +15,7 @@ use super::limits::SoftLimit;
 use super::piece::{Kind, Piece};
 use super::ways::Load;
 use crate::driver::{Access, Driver, Location};
+use crate::fork::Generation;
 use crate::{Error, Result};
 
 /// Full magazines of each class that wait for a thread, at most.
@@ -40,8 +41,10 @@ pub(super) struct Shared {
     pub(super) scrub: bool,
     /// Of the debug mode.
     pub(super) watch: Option<super::debug::Watch>,
-    /// Whether a block's end takes more than giving it back.
-    pub(super) careful: bool,
+    /// The process that made it. A forked child of it gives nothing back.
+    pub(super) born: Generation,
+    /// The process in which a block's end takes no more than giving it back.
+    pub(super) plain_in: Generation,
     /// One that may write, if any.
     pub(super) gpu: Option<i32>,
     pub(super) soft_limit: Option<SoftLimit>,
@@ -93,6 +96,7 @@ impl Shared {
         let start = backing.start().0;
         let core = Core::new(start, backing.limit())?;
         let frames = Arc::clone(core.frames());
+        let born = Generation::current();
         let shared = |this: &Weak<Self>| Self {
             frames,
             this: Weak::clone(this),
@@ -107,7 +111,11 @@ impl Shared {
             driver: driver.clone(),
             scrub: options.scrub_on_free,
             watch: options.debug.clone().map(super::debug::Watch::new),
-            careful: options.scrub_on_free || options.debug.is_some(),
+            born,
+            plain_in: match options.scrub_on_free || options.debug.is_some() {
+                true => Generation::NEVER,
+                false => born,
+            },
             gpu: gpu_that_writes(driver, &options.plan),
             soft_limit: options.soft_limit.clone(),
             thread_cache: options.thread_cache,

@@ -49,24 +49,28 @@ impl Shared {
         put.and(stream.synchronize())
     }
 
-    /// Takes a block back the way that the heap's options want.
+    /// Takes a block back the way that the heap's options want. Does nothing in a forked child.
     ///
     /// # Safety
     /// As [`free`](Self::free).
     #[inline]
     pub(super) unsafe fn release(&self, piece: &Piece) {
-        if self.careful {
-            // SAFETY: the caller's promise.
-            unsafe { self.release_with_care(piece) }
-        } else {
+        if self.plain_in.is_current() {
             // SAFETY: the caller's promise.
             unsafe { self.free(piece) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.release_with_care(piece) }
         }
     }
 
     #[cold]
     #[inline(never)]
     unsafe fn release_with_care(&self, piece: &Piece) {
+        if !self.born.is_current() {
+            // Locks may be held for ever here, and the bytes are the parent's.
+            return;
+        }
         if let Some(watch) = &self.watch {
             // The heap ends no sooner than this.
             let Some(this) = self.this.upgrade() else {

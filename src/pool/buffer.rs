@@ -155,6 +155,9 @@ impl Memory for PoolBuffer {
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
-        log_lost("pool memory", self.free(&self.stream));
+        // A forked child frees nothing.
+        if self.pool.driver.is_of_this_process() {
+            log_lost("pool memory", self.free(&self.stream));
+        }
     }
 }

@@ -108,10 +108,13 @@ impl DevicePoolGuard {
 
 impl Drop for DevicePoolGuard {
     fn drop(&mut self) {
+        if !self.pool.driver().is_of_this_process() {
+            return;
+        }
         let key = (self.pool.driver().address(), self.device);
         let mut current = current();
         current.retain(|&other| other != key);
-        give_back_or_log("a device's current pool", || {
+        give_back_or_log(self.pool.driver(), "a device's current pool", || {
             // SAFETY: the earlier pool was current before and no guard's, so it is the device's
             // default one, or somebody outside this crate keeps it alive.
             unsafe {

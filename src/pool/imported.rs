@@ -77,7 +77,7 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        give_back_or_log("an imported pool", || {
+        give_back_or_log(&self.driver, "an imported pool", || {
             // SAFETY: owned by `self`; allocations hold a reference, so none is left.
             unsafe { self.calls()?.pool_destroy(self.handle) }
         });
@@ -328,7 +328,10 @@ impl Memory for ImportedPoolBuffer {
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {
-        log_lost("another process's pool memory", self.free_once());
+        // A forked child frees nothing. The pipe stays open in its parent.
+        if self.pool.driver.is_of_this_process() {
+            log_lost("another process's pool memory", self.free_once());
+        }
     }
 }
 

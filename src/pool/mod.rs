@@ -67,7 +67,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        give_back_or_log("a memory pool", || {
+        give_back_or_log(&self.driver, "a memory pool", || {
             // SAFETY: owned by `self`; the driver keeps what allocations in flight still need.
             unsafe { self.calls()?.pool_destroy(self.handle) }
         });

@@ -159,6 +159,11 @@ impl Deref for LentPoolBuffer {
 
 impl Drop for LentPoolBuffer {
     fn drop(&mut self) {
+        if let Some(buffer) = &self.buffer
+            && !buffer.pool().driver().is_of_this_process()
+        {
+            return; // a forked child, where the list below may be locked for ever
+        }
         if let Some(buffer) = self.buffer.take() {
             keep_holders(&mut self.holders);
             if !self.holders.is_empty() {

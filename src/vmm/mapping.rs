@@ -119,7 +119,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        give_back_or_log("reserved addresses", || {
+        give_back_or_log(&self.driver, "reserved addresses", || {
             // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
             unsafe { self.driver.mem_address_free(self.start, self.size) }
         });
@@ -398,6 +398,6 @@ impl Memory for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        give_back_or_log("a mapping", || self.unmap_once());
+        give_back_or_log(self.driver(), "a mapping", || self.unmap_once());
     }
 }

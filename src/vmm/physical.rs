@@ -291,6 +291,6 @@ impl PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        give_back_or_log("physical memory", || self.release_once());
+        give_back_or_log(&self.driver, "physical memory", || self.release_once());
     }
 }

@@ -6,7 +6,8 @@
 //! Contexts: calls that need one run in the device's primary context, which is retained on first use
 //! and released with the driver. The caller's current context is the same after each call, failed or
 //! not. Every method works from any thread. As with CUDA itself, a child made by `fork` without
-//! `exec` cannot use a driver that was opened before the fork; dropping it there does nothing.
+//! `exec` cannot use a driver that was opened before the fork; dropping it there, and what was made
+//! with it, does nothing.
 
 mod abi;
 mod backend;

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 
 use super::{Biased, Local};
+use crate::fork::Generation;
 use crate::heap::shared::Shared;
 
 /// A thread's cache of one heap, which other threads can take hold of.
@@ -13,6 +14,7 @@ use crate::heap::shared::Shared;
 pub(in crate::heap) struct Member {
     heap: Weak<Shared>,
     id: u64,
+    born: Generation,
     pub(in crate::heap) local: Biased<Local>,
 }
 
@@ -21,12 +23,17 @@ impl Member {
         Self {
             heap: Weak::clone(&heap.this),
             id: heap.id,
+            born: heap.born,
             local: Biased::new(Local::new()),
         }
     }
 
-    /// Whether nothing is kept here any more; asked by its thread.
+    /// Whether nothing is kept here any more; asked by its thread. In a forked child that is so of what its
+    /// parent had: another thread may have held the cache, and would hold it for ever.
     fn is_closed(&self) -> bool {
+        if !self.born.is_current() {
+            return true;
+        }
         // SAFETY: the thread is the only owner, and is not inside: it comes here from `find` alone, which
         // it reaches before it enters.
         unsafe { self.local.owner(|local| local.closed) }
@@ -53,8 +60,11 @@ impl Drop for Members {
     fn drop(&mut self) {
         NEAR_MEMBERS.set([(0, std::ptr::null()); NEAR]);
         for member in self.0.take() {
-            // Whatever is freed in here finds the thread without members.
-            if let Some(heap) = member.heap.upgrade() {
+            // Whatever is freed in here finds the thread without members. In a forked child other threads'
+            // locks are never released, and the heap is the parent's.
+            if member.born.is_current()
+                && let Some(heap) = member.heap.upgrade()
+            {
                 heap.leave(&member);
             }
         }

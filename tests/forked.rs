@@ -1,0 +1,192 @@
+//! Children that are forked while other threads use a heap: they may end and drop what they have, and hang
+//! nowhere.
+//!
+//! A program of its own, since the child has a copy of all that other tests' threads were inside of.
+
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use egmem::driver::NodeId;
+use egmem::heap::DebugOptions;
+use egmem::{Block, Buffer, Driver, Heap, HeapOptions, Machine, Stream};
+
+/// Children of each test.
+const CHILDREN: usize = 40;
+/// A child needs milliseconds; one that hangs needs for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the test of this name in a process without leak checking: the memory of a child's lost threads looks
+/// leaked there.
+fn alone(name: &str, test: impl FnOnce()) {
+    const ROLE: &str = "EGMEM_FORKING";
+    if std::env::var_os(ROLE).is_some() {
+        return test();
+    }
+    let mut options = std::env::var("ASAN_OPTIONS").unwrap_or_default();
+    options.push_str(":detect_leaks=0");
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(ROLE, "1")
+        .env("ASAN_OPTIONS", options)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// Forks a child that runs `work` and then `end`, and waits for it.
+fn in_a_child(work: impl FnOnce(), end: unsafe extern "C" fn(libc::c_int) -> !) {
+    // SAFETY: the child runs the functions under test, which are said to work there, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        work();
+        // SAFETY: ends this process, which has one thread.
+        unsafe { end(0) }
+    }
+    let (begun, mut status) = (Instant::now(), 0);
+    loop {
+        // SAFETY: `status` is this function's own, and nobody else waits for the child.
+        let found = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
+        if found == child {
+            break;
+        }
+        assert_eq!(found, 0, "waitpid: {}", std::io::Error::last_os_error());
+        if begun.elapsed() > PATIENCE {
+            // SAFETY: the child is this process's, and has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            panic!("a forked child hangs");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status, 0, "the child's status");
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, 1).unwrap()
+}
+
+fn options() -> HeapOptions {
+    Heap::on(NodeId(0)).limit(64 << 20).chunk(4 << 20)
+}
+
+/// Runs `test` while other threads allocate, free and take each other's caches.
+fn beside_busy_threads(heap: &Heap, test: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for number in 1..=3_usize {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Relaxed) {
+                    let blocks = (1..50).map(|n| heap.allocate(layout(n * 100 * number)));
+                    drop(blocks.collect::<Vec<_>>());
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                heap.stats();
+                drop(heap.trim());
+            }
+        });
+        test();
+        stop.store(true, Relaxed);
+    });
+}
+
+thread_local! {
+    static KEPT: RefCell<Vec<(Block, Heap)>> = const { RefCell::new(Vec::new()) };
+}
+
+#[test]
+fn a_forked_child_exits_while_other_threads_were_inside_of_the_heap() {
+    alone(
+        "a_forked_child_exits_while_other_threads_were_inside_of_the_heap",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let heap = options().build(&driver).unwrap();
+            let block = heap.allocate(layout(5000)).unwrap();
+            KEPT.with(|kept| kept.borrow_mut().push((block, heap.clone())));
+            beside_busy_threads(&heap, || {
+                for _ in 0..CHILDREN {
+                    drop(heap.allocate(layout(3000)).unwrap());
+                    // `exit` runs the destructors of this thread's thread-locals.
+                    in_a_child(|| (), libc::exit);
+                }
+            });
+            KEPT.with(|kept| kept.borrow_mut().clear());
+            assert_eq!(heap.stats().live_blocks, 0);
+        },
+    );
+}
+
+#[test]
+fn a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent() {
+    alone(
+        "a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            for options in [
+                options(),
+                options().scrub_on_free(true).grow_ahead(16 << 20),
+                options().debug(DebugOptions::new()),
+            ] {
+                let heap = options.build(&driver).unwrap();
+                let block = heap.allocate(layout(5000)).unwrap();
+                block.fill(7).unwrap();
+                let mut shared = Some((heap.allocate(layout(100)).unwrap(), heap.clone()));
+                let buffer = Buffer::near(&driver, 0, 1 << 20).unwrap();
+                let stream = Stream::new(&driver, 0).unwrap();
+                let mut theirs = Some((block, buffer, stream));
+                beside_busy_threads(&heap, || {
+                    for _ in 0..CHILDREN / 4 {
+                        in_a_child(
+                            || {
+                                theirs.take();
+                                shared.take();
+                            },
+                            libc::_exit,
+                        );
+                    }
+                });
+                let (block, ..) = theirs.unwrap();
+                let mut bytes = vec![0_u8; 5000];
+                block.read_at(0, &mut bytes).unwrap();
+                assert!(
+                    bytes.iter().all(|&byte| byte == 7),
+                    "a child has scrubbed it"
+                );
+                drop(block);
+                drop(shared);
+                assert_eq!(heap.stats().live_blocks, 0);
+            }
+        },
+    );
+}
+
+/// The last handle, dropped by a child, ends nothing.
+#[test]
+fn a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent() {
+    alone(
+        "a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let heap = options().grow_ahead(16 << 20).build(&driver).unwrap();
+            let block = heap.allocate(layout(1 << 20)).unwrap();
+            block.fill(9).unwrap();
+            let mut owned = Some((heap, block));
+            for _ in 0..CHILDREN {
+                in_a_child(|| drop(owned.take()), libc::exit);
+            }
+            let (heap, block) = owned.unwrap();
+            assert_eq!(block.get::<u8>((1 << 20) - 1).unwrap(), 9);
+            drop((heap, block));
+            assert!(driver.sim().unwrap().held().is_empty());
+        },
+    );
+}
