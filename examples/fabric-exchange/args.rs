@@ -36,6 +36,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "ca")]
     pub key: Option<PathBuf>,
 
+    /// Revocation lists: with them, a peer that none covers is not trusted.
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    pub crl: Option<PathBuf>,
+
     /// How much the owner shares: 64MiB, 1.5GiB. What is left of its last 2 MiB is room for the
     /// probe: none where nothing is left.
     #[arg(long, value_name = "SIZE", default_value = "65532KiB")]

@@ -64,7 +64,7 @@ fn security(args: &Args) -> Result<Security> {
             ca: ca.clone(),
             cert: cert.clone(),
             key: key.clone(),
-            crl: None,
+            crl: args.crl.clone(),
         })?)),
         _ => Ok(Security::Plain),
     }

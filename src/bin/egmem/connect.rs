@@ -23,6 +23,12 @@ pub struct Connect {
     /// Its key; or EGMEM_KEY
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
+    /// Revocation lists (crl.pem); or EGMEM_CRL. With them, a server that no list covers is not trusted
+    #[arg(long, value_name = "FILE")]
+    crl: Option<PathBuf>,
+    /// What the server's certificate must be for, instead of the address: a DNS name
+    #[arg(long, value_name = "NAME")]
+    expect_peer: Option<String>,
     /// Talk to other machines without TLS: everybody on the way reads the handles
     #[arg(long, conflicts_with = "ca")]
     plain_anywhere: bool,
@@ -77,12 +83,18 @@ impl Connect {
             given(&self.key, "EGMEM_KEY"),
         );
         match files {
-            (Some(ca), Some(cert), Some(key)) => Ok(Security::Tls(Tls::load(TlsFiles {
-                ca,
-                cert,
-                key,
-                crl: None,
-            })?)),
+            (Some(ca), Some(cert), Some(key)) => {
+                let crl = given(&self.crl, "EGMEM_CRL");
+                let tls = Tls::load(TlsFiles { ca, cert, key, crl })?;
+                Ok(Security::Tls(match &self.expect_peer {
+                    Some(name) => tls.expect_peer(name)?,
+                    None => tls,
+                }))
+            }
+            (None, None, None) if self.crl.is_some() || self.expect_peer.is_some() => {
+                let why = "--crl and --expect-peer need --ca, --cert and --key";
+                Err(Error::invalid("certificates", why))
+            }
             (None, None, None) => Ok(Security::Plain),
             _ => Err(Error::invalid(
                 "certificates",
