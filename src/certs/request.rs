@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType};
 use time::{Duration, OffsetDateTime};
 
-use super::{SKEW, check_days, wrong};
+use super::{MAX_DAYS, SKEW, check_days, wrong};
 use crate::exchange::PeerName;
 use crate::{Error, Result};
 
@@ -33,6 +33,7 @@ pub struct CertRequest {
     days: u32,
     usage: Usage,
     from: Option<SystemTime>,
+    lasting: Option<std::time::Duration>,
 }
 
 impl CertRequest {
@@ -45,6 +46,7 @@ impl CertRequest {
             days: 365,
             usage: Usage::Both,
             from: None,
+            lasting: None,
         }
     }
 
@@ -57,6 +59,13 @@ impl CertRequest {
     /// For so many days, 1 to 36,500.
     pub fn days(mut self, days: u32) -> Self {
         self.days = days;
+        self.lasting = None;
+        self
+    }
+
+    /// For this long instead of whole days: at least a second, at most 36,500 days.
+    pub fn lasting(mut self, duration: std::time::Duration) -> Self {
+        self.lasting = Some(duration);
         self
     }
 
@@ -73,7 +82,7 @@ impl CertRequest {
     }
 
     pub(super) fn params(&self) -> Result<CertificateParams> {
-        check_days(self.days)?;
+        let days = check_lasting(self.days, self.lasting)?;
         let PeerName::Certificate(name) = PeerName::certificate(&self.name)? else {
             return Err(Error::invalid("name", "it is no DNS name"));
         };
@@ -108,7 +117,6 @@ impl CertRequest {
             None => OffsetDateTime::now_utc() - SKEW,
         };
         params.not_before = start;
-        let days = Duration::days(self.days.into());
         // From now on, whatever the clocks' difference.
         let end = match self.from {
             Some(_) => start.checked_add(days),
@@ -119,6 +127,21 @@ impl CertRequest {
             .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
         Ok(params)
     }
+}
+
+fn check_lasting(days: u32, lasting: Option<std::time::Duration>) -> Result<Duration> {
+    let Some(lasting) = lasting else {
+        check_days(days)?;
+        return Ok(Duration::days(days.into()));
+    };
+    let most = Duration::days(MAX_DAYS.into());
+    let lasting = Duration::try_from(lasting).ok();
+    lasting
+        .filter(|&lasting| Duration::SECOND <= lasting && lasting <= most)
+        .ok_or_else(|| {
+            let why = format!("not from a second to {MAX_DAYS} days");
+            Error::invalid("validity", why)
+        })
 }
 
 fn dns(name: &str) -> Result<SanType> {

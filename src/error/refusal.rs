@@ -10,6 +10,8 @@ pub enum Refusal {
     NotFound,
     /// The peer's identity is not on the list.
     Forbidden,
+    /// The peer's certificate is not trusted any more.
+    NotTrusted,
     /// The peer does not know the request.
     Unsupported,
     /// No version of the protocol is known to both.
@@ -46,6 +48,11 @@ impl Refusal {
     const WORDS: [(Self, &str, &str); 16] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
+        (
+            Self::NotTrusted,
+            "not_trusted",
+            "the certificate is not trusted any more",
+        ),
         (
             Self::Unsupported,
             "unsupported",

@@ -134,6 +134,7 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
         Refusal::NoMemory => "ask for less, or for another node",
         Refusal::TimedOut => "try again, or wait longer",
+        Refusal::NotTrusted => "renew this process's certificate and load it again",
         Refusal::Invalid | Refusal::Internal | Refusal::Other(_) => "see the peer's log",
     }
 }

@@ -142,8 +142,13 @@ impl Service {
     }
 
     /// Takes over from `config` what can be changed while it runs: certificates are read again from
-    /// their files, and lists of peers and quotas are those of `config`. Returns the keys that differ
-    /// and need a restart.
+    /// their files, and lists of peers and users and quotas are those of `config`. Returns the keys
+    /// that differ and need a restart.
+    ///
+    /// Sessions end whose certificates are revoked or not trusted any more, whose users may not
+    /// connect any more, and whose peers were on a list and are on none now. Peers that are no longer
+    /// on a buffer's list are asked for it: see
+    /// [`Published::set_who`](crate::exchange::server::Published::set_who).
     ///
     /// # Errors
     /// What [`ServiceConfig::check`] finds, and [`Error::Tls`]: everything stays as it was then.
@@ -153,7 +158,15 @@ impl Service {
             tls.reload()?;
         }
         let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        let restart = current.take_over(config);
+        let before = current.clone();
+        let mut restart = current.take_over(config);
+        if self.server.set_peers(start::peers(&current)).is_err() {
+            current.local = before.local.clone();
+            restart.push("local");
+        }
+        let (before, now) = (&before, &*current);
+        self.server
+            .end_sessions_if(|peer| before.lists(peer) && !now.lists(peer));
         self.state.set_create(current.create.clone());
         for buffer in &current.buffers {
             self.state.set_who(&buffer.name, buffer.who.clone());

@@ -223,7 +223,7 @@ fn files_of(tls: &TlsConfig) -> TlsFiles {
     }
 }
 
-fn peers(config: &ServiceConfig) -> Peers {
+pub(super) fn peers(config: &ServiceConfig) -> Peers {
     let peers = Peers::same_user();
     match config.local.any_user {
         true => peers.any_user(),

@@ -80,13 +80,19 @@ impl Peers {
     /// # Errors
     /// [`Error::NotTrusted`] with the peer's user.
     pub fn admit(&self, peer: &Credentials) -> Result<()> {
-        match &self.users {
-            Some(users) if !users.contains(&peer.uid) => Err(Error::NotTrusted {
+        match self.admits_user(peer.uid) {
+            true => Ok(()),
+            false => Err(Error::NotTrusted {
                 peer: peer.to_string(),
                 why: format!("user {} is not on the list", peer.uid),
             }),
-            _ => Ok(()),
         }
+    }
+
+    /// Whether processes of this user are admitted.
+    pub fn admits_user(&self, uid: u32) -> bool {
+        let users = self.users.as_ref();
+        users.is_none_or(|users| users.contains(&uid))
     }
 
     /// Whether processes of users other than this process's are admitted.

@@ -298,6 +298,7 @@ fn event() -> impl Strategy<Value = Event> {
             round,
             ranks
         })),
+        refused().prop_map(Event::Dismissed),
     ]
 }
 

@@ -318,6 +318,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 ranks: vec![3],
             }),
         ),
+        ("dismissed", Event::Dismissed(refused())),
     ];
     let reply = |(index, (name, answer)): (usize, (&'static str, Answer))| {
         let reply = Reply {

@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
 use super::session::{Command, Own, Session};
-use super::text;
+use super::{text, trust};
 use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
 use crate::exchange::transport::{FrameReader, FrameWriter};
@@ -60,6 +60,7 @@ async fn serve(
         mut reader,
         mut writer,
         terms,
+        credential,
         ..
     } = established;
     // What was released meanwhile.
@@ -70,6 +71,7 @@ async fn serve(
         broken = read(session, &mut reader) => ((), broken),
         done = write(session, commands, &mut writer, terms.frame) => ((), done),
         silent = keep_time(session, terms.heartbeat, terms.lease) => ((), silent),
+        changed = trust::watch(session, credential) => ((), Err(changed)),
     };
     if done.is_ok() {
         writer.finish().await;
@@ -91,7 +93,7 @@ async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
             FromServer::Reply(Reply { id, answer }) => {
                 session.answered(id, answer, frame.uncounted_fds())?;
             }
-            FromServer::Notice(Notice(event)) => session.notice(event),
+            FromServer::Notice(Notice(event)) => session.notice(event)?,
         }
     }
 }

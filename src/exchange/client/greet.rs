@@ -1,6 +1,7 @@
 //! Dialling a server, and the two messages that begin a session.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -12,6 +13,7 @@ use crate::exchange::PeerName;
 use crate::exchange::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, decode, encode,
 };
+use crate::exchange::tls::Credential;
 use crate::exchange::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
@@ -78,6 +80,8 @@ pub(super) struct Established {
     pub(super) resumed: bool,
     /// Leases that ended while there was no connection.
     pub(super) ended: Vec<u64>,
+    /// Over TLS, what the server was verified by.
+    pub(super) credential: Option<Arc<Credential>>,
 }
 
 /// Whether it may be otherwise after a while: nobody is there yet, or is too busy.
@@ -168,6 +172,7 @@ pub(super) async fn establish(
             },
             resumed: welcome.resumed,
             ended: welcome.ended,
+            credential: connection.credential,
             reader: connection.reader,
             writer: connection.writer,
         })

@@ -11,6 +11,7 @@ mod probe;
 mod remote;
 mod session;
 mod text;
+mod trust;
 mod watch;
 
 #[cfg(test)]

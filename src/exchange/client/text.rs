@@ -33,6 +33,20 @@ pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Err
     }
 }
 
+/// Why a peer has ended the session, as an error.
+pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
+    match Refusal::from_word(&tidy(&why.reason)) {
+        Refusal::NotTrusted => Error::NotTrusted {
+            peer: peer.into(),
+            why: format!(
+                "it does not trust this process any more: {}",
+                tidy(&why.detail)
+            ),
+        },
+        _ => refused(peer, "the session", why),
+    }
+}
+
 /// A decoder's error, of this peer.
 pub(super) fn of(peer: &str, error: Error) -> Error {
     match error {

@@ -70,6 +70,7 @@ choice!(Event {
     "gone" => Gone,
     "closing" => Closing,
     "lost" => Lost,
+    "dismissed" => Dismissed,
 });
 
 /// No choice of this kind.

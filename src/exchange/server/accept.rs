@@ -299,6 +299,10 @@ impl Inner {
                 session
             }
         };
+        if let Some(credential) = &connection.credential {
+            state.credentials.set(session.id, Arc::clone(credential));
+            self.janitor.notify_one();
+        }
         drop(state);
         welcome.session = session.token.clone();
         let number = session.id;
@@ -320,6 +324,7 @@ impl Inner {
             process: connection.pid.and_then(Process::of),
             boot: hello.boot,
         };
+        self.verify_begun(&link, connection.credential.as_ref());
         Ok((link, welcome))
     }
 
@@ -336,12 +341,15 @@ impl Inner {
         // What it was told of these may have been lost.
         for lease in state.leases.of_session(session.id) {
             let publication = state.publications.get(&lease.publication);
-            let Some(registered) = publication.filter(|registered| registered.closing) else {
-                continue;
+            let closing = publication.filter(|registered| registered.closing);
+            let lease = lease.holder.lease;
+            let until = match (closing, state.recalls.until(lease)) {
+                (Some(registered), _) => registered.until,
+                (None, Some(until)) => Some(until),
+                (None, None) => continue,
             };
             let left = |until: Instant| until.saturating_duration_since(Instant::now());
-            let ms = millis(registered.until.map_or(Duration::ZERO, left));
-            let lease = lease.holder.lease;
+            let ms = millis(until.map_or(Duration::ZERO, left));
             session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
         }
         self.released.notify_waiters();
@@ -359,7 +367,7 @@ impl Inner {
         let until = last_word + self.lease;
         let ended = state.leases.detach(session.id, until, session.is_kept());
         if ended {
-            state.sessions.remove(session.id);
+            state.forget_session(session.id);
         }
         drop(state);
         if ended {

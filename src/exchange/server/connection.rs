@@ -48,6 +48,8 @@ enum End {
     Quietly,
     /// The server ends.
     Server,
+    /// The session has ended, which the client was told.
+    Dismissed,
     /// The client says nothing, or does not read.
     Dropped(&'static str),
     /// It failed, or the client breaks the protocol.
@@ -70,7 +72,9 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
     let end = converse(inner, &mut connection, link, &mut jobs, &mut last_word).await;
     let (peer, session) = (&link.session.peer, link.session.id);
     match end {
-        Ok(()) | Err(End::Quietly) => tracing::debug!(%peer, session, "disconnected"),
+        Ok(()) | Err(End::Quietly | End::Dismissed) => {
+            tracing::debug!(%peer, session, "disconnected")
+        }
         Err(End::Server) => {
             // What has to be said last: what has been decided before, that leases have ended.
             let writer = &mut connection.writer;
@@ -253,6 +257,11 @@ async fn notify(
             Next::Nothing => return Ok(false),
             Next::TakenOver => return Err(End::Quietly),
             Next::Overflown => return Err(End::Dropped("it does not read")),
+            Next::Dismissed(why) => {
+                let notice = FromServer::Notice(Notice(Some(Event::Dismissed(why))));
+                writer.write(&encode(&notice), &[]).await?;
+                return Err(End::Dismissed);
+            }
             Next::Notice(event) => event,
             Next::News(name, seen_before) => {
                 let state = inner.state();

@@ -25,6 +25,16 @@ pub enum ServerEvent {
         /// The session's number.
         session: u64,
     },
+    /// A peer's session was ended by the server: the peer's certificate has expired or is not trusted
+    /// any more, or the peer is not admitted any more. Its leases expire with it.
+    Dismissed {
+        /// The peer.
+        peer: PeerName,
+        /// The session's number.
+        session: u64,
+        /// Why.
+        why: String,
+    },
     /// A peer has a lease now.
     Fetched {
         /// The peer.
@@ -43,7 +53,8 @@ pub enum ServerEvent {
         /// The lease.
         lease: u64,
     },
-    /// A peer went silent and its lease has ended: it may still have the memory mapped.
+    /// A peer's lease has ended without its release, because the peer went silent, or may not have the
+    /// memory any more: it may still have the memory mapped.
     LeaseExpired {
         /// The peer.
         peer: PeerName,

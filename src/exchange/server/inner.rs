@@ -1,18 +1,19 @@
 //! What the server's tasks share.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, broadcast, watch};
 
 use super::handshakes::Handshakes;
+use super::leases::{EndedSession, Lease};
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, process, publication, publish, stats, tasks};
 use crate::exchange::directory::Registration;
 use crate::exchange::group::Groups;
-use crate::exchange::transport::FdTable;
-use crate::exchange::{Limits, PeerName};
+use crate::exchange::transport::{FdTable, SharedPeers};
+use crate::exchange::{Limits, PeerName, Tls};
 use crate::share::{BootId, InstanceId};
 
 /// What the tasks work on.
@@ -22,6 +23,12 @@ pub(super) struct Inner {
     /// As far as the process's fds allow for them.
     pub(super) limits: Limits,
     pub(super) fds: Arc<FdTable>,
+    /// What peers over TLS are verified by.
+    pub(super) tls: Option<Tls>,
+    /// The users who may connect to Unix sockets.
+    pub(super) peers: SharedPeers,
+    /// The time that certificates are valid by.
+    pub(super) wall_clock: fn() -> SystemTime,
     /// Of each address, the door the last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
@@ -132,34 +139,22 @@ impl Inner {
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
         state.tickets.expire(now);
+        self.end_recalled(&mut state, now);
         let ended = state.leases.expire(now);
+        self.sessions_over(state, ended, now);
+    }
+
+    /// Cleans up after sessions that have ended, with leases that were not released.
+    pub(super) fn sessions_over(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        ended: Vec<EndedSession>,
+        now: Instant,
+    ) {
         for session in &ended {
-            state.sessions.remove(session.session);
-            state.unwatch(session.session);
+            state.forget_session(session.session);
             for lease in &session.leases {
-                state.tickets.forget(lease.holder.lease);
-                if !lease.handed {
-                    // It never had anything to map.
-                    state.returned(lease);
-                }
-                // Of memory that is not published any more it is as true.
-                let name = match state.publications.get(&lease.publication) {
-                    Some(registered) => {
-                        registered.publication.changed.notify_waiters();
-                        registered.publication.name.to_string()
-                    }
-                    None => state.doubted_name(lease.publication),
-                };
-                let held = now.saturating_duration_since(lease.holder.since);
-                let lease = lease.holder.lease;
-                tracing::warn!(peer = %session.peer, name, lease, "lease expired");
-                stats::count(&self.counters.expired);
-                self.emit(ServerEvent::LeaseExpired {
-                    peer: session.peer.clone(),
-                    name,
-                    lease,
-                    held,
-                });
+                self.lapsed(&mut state, lease, now);
             }
         }
         drop(state);
@@ -168,6 +163,35 @@ impl Inner {
             self.session_ended(session.session, &session.peer);
         }
         self.released.notify_waiters();
+    }
+
+    /// Cleans up after a lease that has expired, and tells of it.
+    pub(super) fn lapsed(&self, state: &mut State, lease: &Lease, now: Instant) {
+        state.tickets.forget(lease.holder.lease);
+        state.recalls.remove(lease.holder.lease);
+        if !lease.handed {
+            // It never had anything to map.
+            state.returned(lease);
+        }
+        // Of memory that is not published any more it is as true.
+        let name = match state.publications.get(&lease.publication) {
+            Some(registered) => {
+                registered.publication.changed.notify_waiters();
+                registered.publication.name.to_string()
+            }
+            None => state.doubted_name(lease.publication),
+        };
+        let peer = lease.holder.peer.clone();
+        let held = now.saturating_duration_since(lease.holder.since);
+        let lease = lease.holder.lease;
+        tracing::warn!(%peer, name, lease, "lease expired");
+        stats::count(&self.counters.expired);
+        self.emit(ServerEvent::LeaseExpired {
+            peer,
+            name,
+            lease,
+            held,
+        });
     }
 
     /// Remembers only so many expired leases of a publication: those of processes that have ended go

@@ -1,19 +1,23 @@
-//! Ends what nobody goes on with.
+//! Ends what nobody goes on with, and what nobody may go on with.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::Inner;
+use crate::exchange::Tls;
 
 /// Ends sessions, tickets and groups' rounds when their time is over, until the server ends.
 pub(super) async fn run(inner: Arc<Inner>) {
+    let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     loop {
         let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();
             // Tickets are looked at when they are redeemed: this only clears them away.
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
-            [state.leases.deadline(), tickets, groups]
+            let expiry = state.credentials.deadline((inner.wall_clock)());
+            let recall = state.recalls.deadline();
+            [state.leases.deadline(), tickets, groups, expiry, recall]
                 .into_iter()
                 .flatten()
                 .min()
@@ -24,13 +28,21 @@ pub(super) async fn run(inner: Arc<Inner>) {
                 None => std::future::pending().await,
             }
         };
+        let reloaded = async {
+            match &mut reloads {
+                Some(reloads) => reloads.next().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = inner.ending() => return,
             () = inner.janitor.notified() => {}
             () = sleep => {
                 inner.expire(Instant::now());
+                inner.verify_expired().await;
                 inner.thin_out().await;
             }
+            () = reloaded => inner.verify_all().await,
         }
     }
 }

@@ -277,6 +277,16 @@ impl Leases {
         told
     }
 
+    /// Marks a live lease as asked back, and tells whose it is.
+    pub fn recall(&mut self, lease: u64) -> Option<u64> {
+        let entry = self.leases.get_mut(&lease)?;
+        if entry.holder.state == HolderState::Expired {
+            return None;
+        }
+        entry.holder.state = HolderState::Withdrawing;
+        Some(entry.session)
+    }
+
     /// Ends all leases of a publication, expired ones too, and returns those that were live.
     pub fn forget(&mut self, publication: u64) -> Vec<Lease> {
         let Some(holders) = self.publications.get(&publication) else {
@@ -315,35 +325,47 @@ impl Leases {
         if let Some(machine) = entry.machine {
             self.machines.take(&entry.peer, machine);
         }
-        let mut leases = Vec::with_capacity(entry.leases.len());
-        for lease in entry.leases {
-            let Some(record) = self.leases.get_mut(&lease) else {
-                continue;
-            };
-            record.holder.state = HolderState::Expired;
-            leases.push(record.clone());
-            let (publication, handed) = (record.publication, record.handed);
-            lower(&mut self.peers, &entry.peer);
-            let holders = self.publications.entry(publication).or_default();
-            holders.live.remove(&lease);
-            if !handed {
-                // Its ticket ends with it, so nobody can have it mapped.
-                self.leases.remove(&lease);
-                if holders.is_empty() {
-                    self.publications.remove(&publication);
-                }
-                continue;
-            }
+        let leases = entry.leases.into_iter();
+        Some(EndedSession {
+            session,
+            peer: entry.peer,
+            leases: leases.filter_map(|lease| self.lapse(lease)).collect(),
+        })
+    }
+
+    /// Ends a live lease, whose holder may still have the memory mapped: it expires.
+    pub fn end_lease(&mut self, lease: u64) -> Option<Lease> {
+        let session = self.leases.get(&lease)?.session;
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.leases.remove(&lease);
+        }
+        self.lapse(lease)
+    }
+
+    fn lapse(&mut self, lease: u64) -> Option<Lease> {
+        let record = self.leases.get_mut(&lease)?;
+        if record.holder.state == HolderState::Expired {
+            return None;
+        }
+        record.holder.state = HolderState::Expired;
+        let record = record.clone();
+        lower(&mut self.peers, &record.holder.peer);
+        let publication = record.publication;
+        let holders = self.publications.entry(publication).or_default();
+        holders.live.remove(&lease);
+        if record.handed {
             holders.expired.insert(lease);
             if holders.expired.len() > MAX_EXPIRED {
                 self.crowded.insert(publication);
             }
+        } else {
+            // Its ticket ends with it, so nobody can have it mapped.
+            self.leases.remove(&lease);
+            if holders.is_empty() {
+                self.publications.remove(&publication);
+            }
         }
-        Some(EndedSession {
-            session,
-            peer: entry.peer,
-            leases,
-        })
+        Some(record)
     }
 
     /// When the next session ends.

@@ -9,6 +9,8 @@ mod accept;
 mod admission;
 mod allocate;
 mod connection;
+mod credentials;
+mod dismiss;
 pub(super) mod door;
 #[cfg(any(test, feature = "service"))]
 mod doubt;
@@ -26,6 +28,7 @@ mod probe;
 mod process;
 mod publication;
 mod publish;
+mod recalls;
 mod requests;
 mod session;
 mod state;
@@ -54,14 +57,14 @@ pub use options::ServerOptions;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
-use crate::exchange::Address;
 use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
 use crate::exchange::protocol::{Closing, Event};
-use crate::exchange::transport::{FdRoom, FdTable, Listening};
-use crate::share::{BootId, InstanceId, Shared};
-use crate::{Error, Result};
+use crate::exchange::transport::{FdRoom, FdTable, Listening, SharedPeers};
+use crate::exchange::{Address, PeerName, Security};
+use crate::share::{BootId, InstanceId, Peers, Shared};
+use crate::{Error, Refusal, Result};
 use handshakes::Handshakes;
 use inner::Inner;
 
@@ -99,6 +102,8 @@ pub struct Server {
 struct Handle {
     inner: Arc<Inner>,
     addresses: Vec<Address>,
+    /// Whether the Unix sockets can be reached by other users.
+    open_to_others: bool,
 }
 
 impl Drop for Handle {
@@ -124,9 +129,10 @@ impl Server {
 
     async fn start(mut options: ServerOptions) -> Result<Self> {
         let instance = InstanceId::random()?;
+        let peers = SharedPeers::from(options.peers.clone());
         let mut listening = Vec::new();
         for address in &options.addresses {
-            listening.push(options.bind(address).await?);
+            listening.push(options.bind(address, &peers).await?);
         }
         let addresses: Vec<_> = listening.iter().map(|one| one.address().clone()).collect();
         let local = addresses.iter().find_map(|address| match address {
@@ -140,7 +146,7 @@ impl Server {
         let door = match &door_path {
             Some(door) => {
                 let address = Address::Unix(door.path().to_owned());
-                Some(options.bind(&address).await?)
+                Some(options.bind(&address, &peers).await?)
             }
             None => None,
         };
@@ -176,6 +182,12 @@ impl Server {
                 }
             }),
             fds: FdTable::new(&options.limits),
+            tls: match options.security {
+                Security::Tls(tls) => Some(tls),
+                Security::Plain | Security::PlainAnywhere => None,
+            },
+            peers,
+            wall_clock: options.wall_clock,
             handshakes: Handshakes::at_each(&options.limits, places),
             limits: options.limits,
             heartbeat: options.heartbeat.min(LONGEST),
@@ -204,7 +216,11 @@ impl Server {
         for address in &addresses {
             tracing::info!(%instance, %address, "listening");
         }
-        let handle = Arc::new(Handle { inner, addresses });
+        let handle = Arc::new(Handle {
+            inner,
+            addresses,
+            open_to_others: options.peers.reach_beyond_own_user(),
+        });
         Ok(Self { handle })
     }
 
@@ -225,6 +241,46 @@ impl Server {
         memory: impl Into<Shared>,
     ) -> PublishOptions<'_> {
         PublishOptions::new(self, name.into(), memory.into())
+    }
+
+    /// Ends all sessions of a peer at once and tells it so: its leases expire, and what it has not
+    /// released counts as still mapped. Returns how many sessions there were. The peer may connect
+    /// again unless its certificate is revoked or its user is not admitted any more.
+    pub fn end_sessions(&self, of: &PeerName) -> usize {
+        self.end_sessions_if(|peer| peer == of)
+    }
+
+    /// The same, of several peers.
+    pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
+        let inner = &self.handle.inner;
+        let state = inner.state();
+        let theirs = state.sessions.iter().filter(|session| of(&session.peer));
+        let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
+        let detail = "this peer is no longer admitted";
+        inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
+    }
+
+    /// Changes the users who may connect to Unix sockets, and ends the sessions of those who may not
+    /// any more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where users other than the server's own are to be admitted and none
+    /// was when it started: its sockets are closed to them.
+    pub fn set_peers(&self, peers: Peers) -> Result<()> {
+        let inner = &self.handle.inner;
+        if peers.reach_beyond_own_user() && !self.handle.open_to_others {
+            let why = "other users were not admitted when the server started; restart it";
+            return Err(Error::invalid("peers", why));
+        }
+        inner.peers.set(peers.clone());
+        let state = inner.state();
+        let refused = state.sessions.iter().filter(|session| match session.peer {
+            PeerName::User(uid) => !peers.admits_user(uid),
+            _ => false,
+        });
+        let refused: Vec<u64> = refused.map(|session| session.id).collect();
+        inner.dismiss(state, &refused, Refusal::Forbidden, dismiss::NO_USER);
+        Ok(())
     }
 
     /// What happens from now on. A receiver that does not keep up misses some and is told how many.
@@ -316,7 +372,7 @@ fn path_text(path: &Path) -> Option<String> {
 }
 
 impl ServerOptions {
-    async fn bind(&self, address: &Address) -> Result<Listening> {
-        Listening::bind(address, &self.security, &self.peers, &self.limits).await
+    async fn bind(&self, address: &Address, peers: &SharedPeers) -> Result<Listening> {
+        Listening::bind(address, &self.security, peers.clone(), &self.limits).await
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Allocate, Server};
 use crate::exchange::directory::Directory;
@@ -37,6 +37,7 @@ pub struct ServerOptions {
     pub(super) directory: Option<Directory>,
     pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
+    pub(super) wall_clock: fn() -> SystemTime,
 }
 
 impl fmt::Debug for ServerOptions {
@@ -67,6 +68,7 @@ impl ServerOptions {
             directory: None,
             advertised: Vec::new(),
             allocator: None,
+            wall_clock: SystemTime::now,
         }
     }
 
@@ -130,6 +132,13 @@ impl ServerOptions {
     /// Whose ranks may form groups here: by default every peer that the server lets in.
     pub fn groups(mut self, who: Who) -> Self {
         self.groups = who;
+        self
+    }
+
+    /// The time that certificates are valid by.
+    #[cfg(test)]
+    pub(super) fn wall_clock(mut self, clock: fn() -> SystemTime) -> Self {
+        self.wall_clock = clock;
         self
     }
 

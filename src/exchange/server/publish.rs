@@ -177,10 +177,19 @@ impl Published {
         self.inner.state().leases.holders(self.publication.id).0
     }
 
-    /// Changes who may import it. Who has it keeps it.
+    /// Changes who may import it. Peers that hold it and may not import it any more are asked to
+    /// release it, and have the time of a lease to do so: see [`set_who_within`](Self::set_who_within).
     pub fn set_who(&self, who: Who) {
-        let mut state = self.inner.state();
-        state.change(self.publication.id, |registered| registered.who = who);
+        self.set_who_within(who, self.inner.lease);
+    }
+
+    /// Changes who may import it. Holders that may not import it any more are asked to release it.
+    /// After `within` their leases end as [`HolderState::Expired`], because they may still have the
+    /// memory mapped; the holders learn that they are no longer on the list. A holder that may
+    /// import it again before that keeps its lease.
+    pub fn set_who_within(&self, who: Who, within: Duration) {
+        (self.inner.state()).set_who(self.publication.id, who, within);
+        self.inner.janitor.notify_one();
     }
 
     #[cfg(any(test, feature = "service"))]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::exchange::PeerName;
-use crate::exchange::protocol::{Event, Secret};
+use crate::exchange::protocol::{Event, Refused, Secret};
 use crate::exchange::tally::Tally;
 
 /// A client's session. It goes on without a connection for as long as its leases do.
@@ -30,6 +30,8 @@ struct Outbox {
     notices: VecDeque<Event>,
     limit: usize,
     overflown: bool,
+    /// The session has ended, and why.
+    dismissed: Option<Refused>,
     /// Watched names about which there is news, and whether this peer could see them before.
     news: BTreeMap<Arc<str>, bool>,
 }
@@ -45,6 +47,8 @@ pub(super) enum Next {
     Nothing,
     /// End: another connection has taken the session over.
     TakenOver,
+    /// Tell why the session has ended, then end.
+    Dismissed(Refused),
     /// End: the peer does not read what it is told.
     Overflown,
 }
@@ -86,6 +90,12 @@ impl Session {
         self.wake.notify_one();
     }
 
+    /// The session has ended. Its connection tells the peer why, and nothing after that.
+    pub fn dismiss(&self, why: Refused) {
+        self.outbox().dismissed.get_or_insert(why);
+        self.wake.notify_one();
+    }
+
     /// Whether that connection is the session's.
     pub fn is_of(&self, connection: u64) -> bool {
         self.outbox().connection == connection
@@ -123,6 +133,9 @@ impl Session {
         let mut outbox = self.outbox();
         if outbox.connection != connection {
             return Next::TakenOver;
+        }
+        if let Some(why) = &outbox.dismissed {
+            return Next::Dismissed(why.clone());
         }
         if outbox.overflown {
             return Next::Overflown;

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::credentials::Credentials;
 use super::leases::{Lease, Leases, NoLease};
 use super::names::Names;
 use super::publication::{Publication, Registered};
+use super::recalls::Recalls;
 use super::session::{Session, Sessions};
 use super::tickets::Tickets;
 use crate::Refusal;
@@ -45,6 +47,8 @@ pub(super) struct State {
     pub publications: HashMap<u64, Registered>,
     pub leases: Leases,
     pub sessions: Sessions,
+    pub credentials: Credentials,
+    pub recalls: Recalls,
     /// By lease.
     pub tickets: Tickets<Arc<Publication>>,
     /// Connections that have been greeted.
@@ -165,6 +169,7 @@ impl State {
     pub fn end_leases(&mut self, id: u64, detail: &str) {
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
+            self.recalls.remove(lease.holder.lease);
             if let Some(session) = self.sessions.get(lease.session) {
                 let why = Refused {
                     reason: Refusal::Closing.word().into(),
@@ -215,6 +220,7 @@ impl State {
     /// Cleans up after leases that their holders have given back.
     pub fn returned(&mut self, lease: &Lease) {
         self.tickets.forget(lease.holder.lease);
+        self.recalls.remove(lease.holder.lease);
         if let Some(doubted) = self.doubts.get(&lease.publication) {
             doubted.changed.notify_one();
         }
@@ -252,6 +258,13 @@ impl State {
         self.watchers.remove(&session);
     }
 
+    /// A session is no more.
+    pub fn forget_session(&mut self, session: u64) {
+        self.sessions.remove(session);
+        self.credentials.remove(session);
+        self.unwatch(session);
+    }
+
     /// What is woken when something changes about a name; [`leave`](Self::leave) gives it back.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
@@ -274,6 +287,8 @@ impl State {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases = Leases::default();
+        self.credentials = Credentials::default();
+        self.recalls = Recalls::default();
         self.tickets = Tickets::default();
         sessions.iter().map(|session| session.id).collect()
     }

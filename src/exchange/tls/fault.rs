@@ -74,6 +74,24 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
     }
 }
 
+/// The same, of a chain that was verified by webpki itself.
+pub(super) fn of_chain(error: &webpki::Error) -> String {
+    use webpki::Error as Bad;
+    match error {
+        Bad::CertExpired { .. } => "its certificate has expired".into(),
+        Bad::CertNotValidYet { .. } => "its certificate is not valid yet".into(),
+        Bad::CertRevoked => "its certificate is revoked".into(),
+        Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
+            "its certificate is not of an authority that is trusted here".into()
+        }
+        Bad::CrlExpired { .. } => "the revocation list here has expired".into(),
+        Bad::UnknownRevocationStatus => {
+            "no revocation list here is of its certificate's authority".into()
+        }
+        other => format!("its certificate: {other}"),
+    }
+}
+
 /// What a peer's alert says about this process's certificate; `None` if nothing.
 fn blame(alert: AlertDescription) -> Option<&'static str> {
     use AlertDescription as Alert;

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
@@ -15,6 +16,7 @@ use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyD
 use zeroize::{Zeroize, Zeroizing};
 
 use super::ALPN;
+use super::trust::{End, Trust};
 use crate::exchange::PeerName;
 use crate::{Error, Result};
 
@@ -37,6 +39,11 @@ pub(super) struct Loaded {
     /// `Err` where it is not for clients.
     pub client: Result<Arc<ClientConfig>>,
     pub name: PeerName,
+    pub trust: Trust,
+    /// The process's own certificate.
+    pub own: Arc<[u8]>,
+    /// Counts what was loaded in a [`Tls`](super::Tls).
+    pub number: u64,
 }
 
 pub(super) fn wrong(what: &str, detail: impl Into<String>) -> Error {
@@ -99,19 +106,21 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         return Err(wrong(what, "there is no revocation list in it"));
     }
     let key = certified(texts, &provider)?;
-    let (serves, dials) = usages(texts, &key, &roots)?;
-    let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
-    let resolver = Arc::new(SingleCertAndKey::from(key));
     let roots = Arc::new(roots);
+    let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
+    let trust = Trust::new(roots.clone(), &crls).map_err(|error| wrong(what, error.to_string()))?;
+    let (serves, dials) = usages(texts, &key, &trust)?;
+    let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
+    let own = key.cert.first().map(|der| Arc::from(&der[..]));
+    let resolver = Arc::new(SingleCertAndKey::from(key));
 
-    let trust = texts.crl.map_or(texts.ca.0, |(what, _)| what);
     // Without revocation lists, none is consulted.
     let server = serves.and_then(|()| {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .with_crls(crls.clone())
             .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(trust, error.to_string()))?;
+            .map_err(|error| wrong(what, error.to_string()))?;
         let mut config = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong("TLS 1.3", error.to_string()))?
@@ -131,7 +140,7 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
                 .with_crls(crls.clone())
                 .enforce_revocation_expiration()
                 .build()
-                .map_err(|error| wrong(trust, error.to_string()))?;
+                .map_err(|error| wrong(what, error.to_string()))?;
         let mut config = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong("TLS 1.3", error.to_string()))?
@@ -150,6 +159,9 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         server,
         client,
         name,
+        trust,
+        own: own.unwrap_or_default(),
+        number: 0,
     })
 }
 
@@ -174,18 +186,25 @@ fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKe
 }
 
 /// Whether this process's own certificate would be accepted for a server, and for a client, by
-/// peers that trust the same authority.
+/// peers that trust the same authority and have the same revocation lists.
 fn usages(
     texts: &Texts<'_>,
     key: &CertifiedKey,
-    roots: &RootCertStore,
+    trust: &Trust,
 ) -> Result<(Result<()>, Result<()>)> {
-    let what = texts.cert.0;
     let bad = |error: webpki::Error| {
         use webpki::Error as Bad;
         let detail = match error {
             Bad::CertExpired { .. } => "the certificate has expired".into(),
             Bad::CertNotValidYet { .. } => "the certificate is not valid yet".into(),
+            Bad::CertRevoked => "the certificate is revoked".into(),
+            Bad::CrlExpired { time, next_update } => {
+                let late = time.as_secs().saturating_sub(next_update.as_secs());
+                let what = texts.crl.map_or("revocation list", |(what, _)| what);
+                let late = Duration::from_secs(late);
+                let why = format!("the revocation list is {late:?} past its next update; renew it");
+                return wrong(what, why);
+            }
             Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
                 format!("the certificate is not of the authority in {}", texts.ca.0)
             }
@@ -194,30 +213,19 @@ fn usages(
             }
             other => other.to_string(),
         };
-        wrong(what, detail)
+        wrong(texts.cert.0, detail)
     };
-    let (own, between) = key
-        .cert
-        .split_first()
-        .ok_or_else(|| wrong(what, "there is no certificate in it"))?;
-    let own = webpki::EndEntityCert::try_from(own).map_err(bad)?;
-    let check = |usage: webpki::KeyUsage| {
-        own.verify_for_usage(
-            webpki::ALL_VERIFICATION_ALGS,
-            &roots.roots,
-            between,
-            UnixTime::now(),
-            usage,
-            None,
-            None,
-        )
-        .map(|_| ())
-        .map_err(bad)
+    if key.cert.is_empty() {
+        return Err(wrong(texts.cert.0, "there is no certificate in it"));
+    }
+    let check = |end| {
+        // The lists may be of other authorities alone.
+        let unknown = webpki::UnknownStatusPolicy::Allow;
+        trust
+            .verify(&key.cert, end, UnixTime::now(), unknown)
+            .map_err(bad)
     };
-    Ok((
-        check(webpki::KeyUsage::server_auth()),
-        check(webpki::KeyUsage::client_auth()),
-    ))
+    Ok((check(End::Server), check(End::Client)))
 }
 
 /// By what name a peer with this certificate goes: the first DNS name in it.

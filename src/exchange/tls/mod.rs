@@ -7,16 +7,20 @@ mod fault;
 mod load;
 #[cfg(test)]
 mod tests;
+mod trust;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::{ClientConfig, CommonState, ServerConfig};
 use rustls_pki_types::ServerName;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 pub(crate) use fault::explain;
+pub(crate) use trust::{Basis, Credential, End};
 
 use super::PeerName;
 use crate::{Error, Result};
@@ -24,6 +28,10 @@ use load::{Loaded, Texts};
 
 /// The protocol's name for TLS's negotiation of protocols (RFC 7301).
 pub(crate) const ALPN: &[u8] = b"egmem/1";
+
+/// How often the wall clock is read while certificates may expire: timers do not run while the
+/// machine is suspended, and the clock may be set.
+pub(crate) const WALL_CLOCK: Duration = Duration::from_secs(1);
 
 /// Files in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +74,7 @@ pub struct Tls {
 
 struct Shared {
     files: Option<TlsFiles>,
-    loaded: RwLock<Arc<Loaded>>,
+    loaded: watch::Sender<Arc<Loaded>>,
 }
 
 impl Tls {
@@ -95,14 +103,16 @@ impl Tls {
         Self {
             shared: Arc::new(Shared {
                 files,
-                loaded: RwLock::new(Arc::new(loaded)),
+                loaded: watch::Sender::new(Arc::new(loaded)),
             }),
             expect: None,
         }
     }
 
-    /// Loads the files again, for certificates that were replaced. Open connections go on; new ones
-    /// of all clones use what is there now.
+    /// Loads the files again, for certificates that were replaced. New connections of all clones use
+    /// what is there now. Servers and clients verify the peers of open ones again and end those that
+    /// are not trusted any more; clients with another certificate than before connect anew with it
+    /// and go on with their sessions.
     ///
     /// # Errors
     /// As [`load`](Self::load), and what was loaded stays; [`Error::InvalidArgument`] where there
@@ -140,13 +150,47 @@ impl Tls {
     }
 
     fn get(&self) -> Arc<Loaded> {
-        let loaded = self.shared.loaded.read();
-        loaded.unwrap_or_else(PoisonError::into_inner).clone()
+        Arc::clone(&self.shared.loaded.borrow())
     }
 
-    fn put(&self, loaded: Loaded) {
-        let mut place = self.shared.loaded.write();
-        **place.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut()) = Arc::new(loaded);
+    fn put(&self, mut loaded: Loaded) {
+        self.shared.loaded.send_modify(|place| {
+            loaded.number = place.number + 1;
+            *place = Arc::new(loaded);
+        });
+    }
+
+    /// What is loaded now: to be read before the configuration of a handshake, so that a reload in
+    /// between is noticed.
+    pub(crate) fn basis(&self) -> Basis {
+        let loaded = self.shared.loaded.borrow();
+        Basis {
+            number: loaded.number,
+            own: Arc::clone(&loaded.own),
+        }
+    }
+
+    /// Whether something else was loaded since the handshake.
+    pub(crate) fn has_reloaded(&self, since: &Credential) -> bool {
+        self.shared.loaded.borrow().number != since.basis.number
+    }
+
+    /// Tells when something else is loaded.
+    pub(crate) fn reloads(&self) -> Reloads {
+        Reloads(self.shared.loaded.subscribe())
+    }
+
+    /// Verifies a peer once more, by what is loaded now.
+    ///
+    /// # Errors
+    /// Why it is not trusted any more.
+    pub(crate) fn verify(&self, credential: &Credential, now: SystemTime) -> Result<(), String> {
+        credential.verify(&self.get().trust, now)
+    }
+
+    /// Whether this process shows another certificate now than in the handshake.
+    pub(crate) fn is_renewed(&self, since: &Credential) -> bool {
+        self.shared.loaded.borrow().own != since.basis.own
     }
 
     /// For one connection of a server.
@@ -209,21 +253,48 @@ fn from_texts(pem: &TlsPem<'_>) -> Result<Loaded> {
     })
 }
 
-/// Whom a finished handshake has proved the peer to be.
+/// Waits for reloads of a [`Tls`].
+#[derive(Debug)]
+pub(crate) struct Reloads(watch::Receiver<Arc<Loaded>>);
+
+impl Reloads {
+    /// Waits for the next one.
+    ///
+    /// # Cancel safety
+    /// Nothing is missed when it is dropped.
+    pub(crate) async fn next(&mut self) {
+        if self.0.changed().await.is_err() {
+            // Nobody is left who could reload it.
+            std::future::pending().await
+        }
+    }
+}
+
+/// Whom a finished handshake has proved the peer at that end to be, and by which certificates.
 ///
 /// # Errors
-/// [`Error::NotTrusted`] for a certificate without a name, [`Error::Protocol`] for a peer that has
-/// not agreed on this protocol.
-pub(crate) fn proved(peer: &str, state: &CommonState) -> Result<PeerName> {
+/// [`Error::NotTrusted`] for a certificate without a name or a chain that is too long,
+/// [`Error::Protocol`] for a peer that has not agreed on this protocol.
+pub(crate) fn proved(
+    peer: &str,
+    state: &CommonState,
+    end: End,
+    basis: Basis,
+) -> Result<(PeerName, Arc<Credential>)> {
     if state.alpn_protocol() != Some(ALPN) {
         return Err(Error::Protocol {
             peer: peer.into(),
             detail: "no agreement on egmem/1 in TLS".into(),
         });
     }
-    let certificates = state.peer_certificates();
-    load::peer_name(certificates.and_then(<[_]>::first)).map_err(|why| Error::NotTrusted {
-        peer: peer.into(),
-        why,
-    })
+    let chain = state.peer_certificates().unwrap_or_default();
+    load::peer_name(chain.first())
+        .and_then(|name| {
+            let credential = Credential::new(chain, end, basis)?;
+            Ok((name, Arc::new(credential)))
+        })
+        .map_err(|why| Error::NotTrusted {
+            peer: peer.into(),
+            why,
+        })
 }

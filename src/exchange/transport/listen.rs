@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixListener as BlockingListener;
 use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,8 +26,31 @@ pub(crate) struct Listening {
     socket: Socket,
     address: Address,
     security: Security,
-    peers: Peers,
+    peers: SharedPeers,
     limits: Limits,
+}
+
+/// The users who may connect, of all sockets of a server: they can change.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPeers(Arc<RwLock<Peers>>);
+
+impl SharedPeers {
+    pub(crate) fn set(&self, peers: Peers) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = peers;
+    }
+
+    pub(crate) fn get(&self) -> Peers {
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl From<Peers> for SharedPeers {
+    fn from(peers: Peers) -> Self {
+        Self(Arc::new(RwLock::new(peers)))
+    }
 }
 
 #[derive(Debug)]
@@ -48,14 +72,12 @@ impl Listening {
     pub(crate) async fn bind(
         address: &Address,
         security: &Security,
-        peers: &Peers,
+        peers: impl Into<SharedPeers>,
         limits: &Limits,
     ) -> Result<Self> {
+        let peers = peers.into();
         let (socket, address) = match address {
-            Address::Unix(path) => (
-                bind_unix(path.clone(), peers.clone()).await?,
-                address.clone(),
-            ),
+            Address::Unix(path) => (bind_unix(path.clone(), peers.get()).await?, address.clone()),
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
                     tls.server()?;
@@ -72,7 +94,7 @@ impl Listening {
             socket,
             address,
             security: security.clone(),
-            peers: peers.clone(),
+            peers,
             limits: limits.clone(),
         })
     }
@@ -157,7 +179,7 @@ pub(crate) struct Incoming {
     stream: Stream,
     remote: String,
     security: Security,
-    peers: Peers,
+    peers: SharedPeers,
     limits: Limits,
 }
 
@@ -193,7 +215,9 @@ impl Incoming {
             limits,
         } = self;
         let stream = match stream {
-            Stream::Unix(stream) => return Connection::unix(stream, &peers, &remote, &limits),
+            Stream::Unix(stream) => {
+                return Connection::unix(stream, &peers.get(), &remote, &limits);
+            }
             Stream::Tcp(stream) => stream,
         };
         let ip = stream.peer_addr().ok().map(|from| from.ip().to_canonical());
@@ -205,6 +229,7 @@ impl Incoming {
             connection.ip = ip;
             return Ok(connection);
         };
+        let basis = tls.basis();
         let acceptor = TlsAcceptor::from(tls.server()?);
         let stream = match acceptor.accept(stream).into_fallible().await {
             Ok(stream) => stream,
@@ -213,11 +238,12 @@ impl Incoming {
                 return Err(tls::explain(&remote, "TLS handshake", &error));
             }
         };
-        let peer = tls::proved(&remote, stream.get_ref().1)?;
+        let (peer, credential) = tls::proved(&remote, stream.get_ref().1, tls::End::Client, basis)?;
         let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
         let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
         let mut connection = Connection::new(reading, writing, peer, &remote, &limits);
         connection.ip = ip;
+        connection.credential = Some(credential);
         Ok(connection)
     }
 }

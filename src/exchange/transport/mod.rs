@@ -13,7 +13,7 @@ mod tests;
 pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
-pub(crate) use listen::{Incoming, Listening};
+pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub(crate) use net::check_literal;
 pub(crate) use room::FdRoom;
 
@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::tls::{self, Tls};
+use super::tls::{self, Credential, End, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result};
@@ -58,6 +58,8 @@ pub(crate) struct Connection {
     pub pid: Option<u32>,
     /// Over TCP, where the other end is.
     pub ip: Option<IpAddr>,
+    /// Over TLS, what the peer was verified by.
+    pub credential: Option<Arc<Credential>>,
     /// The peer's name and where it is, for errors.
     pub label: Arc<str>,
 }
@@ -78,6 +80,7 @@ impl Connection {
             local: matches!(reading, Reading::Unix(_)),
             pid: None,
             ip: None,
+            credential: None,
             reader: FrameReader::new(reading, label.clone(), limits),
             writer: FrameWriter::new(writing, label.clone(), limits),
             peer,
@@ -181,12 +184,12 @@ async fn connect_now(
     };
     let tls = match security {
         // Before anything goes out.
-        Security::Tls(tls) => Some((tls.client()?, tls.server_name(host)?)),
+        Security::Tls(tls) => Some((tls.basis(), tls.client()?, tls.server_name(host)?)),
         Security::Plain | Security::PlainAnywhere => None,
     };
     let stream = net::connect(address, host, port, security).await?;
     net::tune(&stream, limits);
-    let Some((config, name)) = tls else {
+    let Some((basis, config, name)) = tls else {
         let (reading, writing) = stream.into_split();
         let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
         return Ok(Connection::new(
@@ -201,8 +204,10 @@ async fn connect_now(
         .connect(name, stream)
         .await
         .map_err(|error| tls::explain(&remote, "TLS handshake", &error))?;
-    let peer = tls::proved(&remote, stream.get_ref().1)?;
+    let (peer, credential) = tls::proved(&remote, stream.get_ref().1, End::Server, basis)?;
     let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
     let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
-    Ok(Connection::new(reading, writing, peer, &remote, limits))
+    let mut connection = Connection::new(reading, writing, peer, &remote, limits);
+    connection.credential = Some(credential);
+    Ok(connection)
 }

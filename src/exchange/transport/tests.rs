@@ -19,7 +19,7 @@ fn quick() -> Limits {
 }
 
 async fn listening(address: &Address, security: &Security) -> Listening {
-    Listening::bind(address, security, &Peers::same_user(), &quick())
+    Listening::bind(address, security, Peers::same_user(), &quick())
         .await
         .unwrap()
 }
@@ -51,7 +51,7 @@ async fn raw(limits: &Limits) -> (Connection, TcpStream) {
     let listening = Listening::bind(
         &Address::loopback(0),
         &Security::Plain,
-        &Peers::same_user(),
+        Peers::same_user(),
         limits,
     )
     .await
@@ -206,7 +206,7 @@ async fn without_tls_only_the_loopback_interface_is_open() {
             host: host.into(),
             port: 0,
         };
-        let bound = Listening::bind(&address, &Security::Plain, &peers, &limits).await;
+        let bound = Listening::bind(&address, &Security::Plain, peers.clone(), &limits).await;
         assert!(matches!(bound, Err(Error::Insecure { .. })), "{host}");
         let error = connect(&address, &Security::Plain, &peers, &limits)
             .await
@@ -215,13 +215,13 @@ async fn without_tls_only_the_loopback_interface_is_open() {
         assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}");
     }
     let any = "0.0.0.0:0".parse().unwrap();
-    Listening::bind(&any, &Security::PlainAnywhere, &peers, &limits)
+    Listening::bind(&any, &Security::PlainAnywhere, peers.clone(), &limits)
         .await
         .unwrap();
     // A bare system may not know even this name.
     if tokio::net::lookup_host("localhost:0").await.is_ok() {
         let name = "localhost:0".parse().unwrap();
-        Listening::bind(&name, &Security::Plain, &peers, &limits)
+        Listening::bind(&name, &Security::Plain, peers.clone(), &limits)
             .await
             .unwrap();
     }
@@ -236,7 +236,7 @@ async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
     let address = Address::Unix(path.clone());
     let first = listening(&address, &Security::Plain).await;
     let peers = Peers::same_user();
-    let second = Listening::bind(&address, &Security::Plain, &peers, &quick()).await;
+    let second = Listening::bind(&address, &Security::Plain, peers.clone(), &quick()).await;
     assert!(second.is_err());
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
@@ -245,7 +245,7 @@ async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
     assert!(!path.exists());
     std::fs::write(&path, "a file").unwrap();
     assert!(
-        Listening::bind(&address, &Security::Plain, &peers, &quick())
+        Listening::bind(&address, &Security::Plain, peers.clone(), &quick())
             .await
             .is_err()
     );
@@ -258,7 +258,7 @@ async fn another_user_is_not_admitted() {
     let address = Address::Unix(dir.path().join("s"));
     let own = rustix::process::geteuid().as_raw();
     let others = Peers::user(own + 1);
-    let listening = Listening::bind(&address, &Security::Plain, &others, &quick())
+    let listening = Listening::bind(&address, &Security::Plain, others.clone(), &quick())
         .await
         .unwrap();
     let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
 use crate::driver::Access;
+use crate::exchange::PeerName;
 use crate::exchange::protocol::check_name;
 use crate::size::Granularity;
 use crate::{Error, Result};
@@ -95,6 +96,13 @@ impl ServiceConfig {
 }
 
 impl ServiceConfig {
+    /// Whether a list of certificates' names has the peer.
+    pub(in crate::service) fn lists(&self, peer: &PeerName) -> bool {
+        let create = self.create.iter().map(|create| &create.who);
+        let buffers = self.buffers.iter().map(|buffer| &buffer.who);
+        create.chain(buffers).any(|who| who.admits(peer))
+    }
+
     /// Takes over what can be changed in a running service; returns the keys that cannot.
     pub(in crate::service) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
         let mut restart = Vec::new();
@@ -106,7 +114,9 @@ impl ServiceConfig {
         fixed("listen", self.listen == new.listen);
         fixed("plain_anywhere", self.plain_anywhere == new.plain_anywhere);
         fixed("tls", self.tls == new.tls);
-        fixed("local", self.local == new.local);
+        fixed("local", self.local.door == new.local.door);
+        self.local.users = new.local.users;
+        self.local.any_user = new.local.any_user;
         fixed("reserve", self.reserves == new.reserves);
         fixed("node", self.node == new.node);
         fixed("reuse", self.reuse == new.reuse);

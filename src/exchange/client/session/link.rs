@@ -7,6 +7,8 @@ use tokio::time::Instant;
 
 use super::{Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change};
 use crate::exchange::client::greet::{Established, Resume};
+use crate::exchange::client::text;
+use crate::exchange::protocol::Refused;
 use crate::exchange::transport::Unconnected;
 use crate::{Error, Refusal};
 
@@ -117,6 +119,22 @@ impl Session {
             change(&held.state, &LeaseState::Lost(why.clone()));
         }
         self.tell(Notified::SessionLost(Arc::new(why.clone())));
+    }
+
+    /// The server has ended the session, and its leases with it. Returns why.
+    pub(in crate::exchange::client) fn dismissed(&self, why: &Refused) -> Error {
+        let state = self.lock();
+        let why = text::dismissed(&state.terms.peer, why);
+        self.lose_all(&state, &why);
+        self.gone.send_replace(Some(why.clone()));
+        why
+    }
+
+    /// Whether a user waits for an answer.
+    pub(in crate::exchange::client) fn is_asking(&self) -> bool {
+        let state = self.lock();
+        let mut waiting = state.waiting.values();
+        waiting.any(|waiting| matches!(waiting, Waiting::User { .. }))
     }
 
     /// There is a connection again.

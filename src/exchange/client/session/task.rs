@@ -198,7 +198,10 @@ impl Session {
     }
 
     /// The server says something unasked.
-    pub(in crate::exchange::client) fn notice(&self, event: Option<Event>) {
+    ///
+    /// # Errors
+    /// Why the server has ended the session.
+    pub(in crate::exchange::client) fn notice(&self, event: Option<Event>) -> Result<()> {
         match event {
             Some(Event::Withdrawing(Withdrawing { lease, ms })) => {
                 self.word(lease, &withdrawing(ms));
@@ -219,9 +222,11 @@ impl Session {
             Some(Event::Lost(lost)) => {
                 self.tell(Notified::Lost(Arc::new(lost)));
             }
+            Some(Event::Dismissed(why)) => return Err(self.dismissed(&why)),
             // Of a later version.
             None => {}
         }
+        Ok(())
     }
 
     fn ended(&self, lease: u64, why: &Refused) {

@@ -33,6 +33,8 @@ pub enum Event {
     Closing(Closing),
     /// Ranks of a group are gone without having left.
     Lost(Lost),
+    /// The server has ended the session: nothing resumes it, and the connection ends.
+    Dismissed(Refused),
 }
 
 /// See [`Event::Withdrawing`].

@@ -7,6 +7,8 @@ mod fetching;
 mod hostile;
 mod leasing;
 mod naming;
+#[cfg(feature = "certs")]
+mod trust;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -81,7 +81,7 @@ fn limits() -> Limits {
 async fn server(tls: &Tls) -> Listening {
     let peers = Peers::same_user();
     let security = Security::Tls(tls.clone());
-    Listening::bind(&Address::loopback(0), &security, &peers, &limits())
+    Listening::bind(&Address::loopback(0), &security, peers.clone(), &limits())
         .await
         .unwrap()
 }

@@ -1,0 +1,51 @@
+//! The server's certificate and this process's own while a connection lasts.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tokio::time::sleep;
+
+use super::session::Session;
+use crate::Error;
+use crate::exchange::Security;
+use crate::exchange::tls::{Credential, Tls, WALL_CLOCK};
+
+/// Waits until the server's certificate does not hold any more, or this process has another one to
+/// show and nobody waits for an answer. Returns why the connection is to end.
+pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>) -> Error {
+    let (Security::Tls(tls), Some(credential)) = (&session.dial.options.security, credential)
+    else {
+        return std::future::pending().await;
+    };
+    let mut reloads = tls.reloads();
+    let mut reloaded = tls.has_reloaded(&credential);
+    let mut due = credential.next_expiry(SystemTime::UNIX_EPOCH);
+    loop {
+        let now = SystemTime::now();
+        let expired = due.is_some_and(|due| due <= now);
+        if reloaded || expired {
+            if let Err(why) = tls.verify(&credential, now) {
+                let peer = session.peer();
+                return Error::NotTrusted { peer, why };
+            }
+            due = credential.next_expiry(now);
+        }
+        if is_renewed(session, tls, &credential) && !session.is_asking() {
+            return Error::PeerLost {
+                peer: session.peer(),
+                why: "this process connects anew with its new certificate".into(),
+            };
+        }
+        reloaded = tokio::select! {
+            () = reloads.next() => true,
+            // Timers do not run while the machine is suspended.
+            () = sleep(WALL_CLOCK) => false,
+        };
+    }
+}
+
+/// Whether the server should see another certificate: it ends the session when the one that it has
+/// seen expires.
+fn is_renewed(session: &Session, tls: &Tls, credential: &Credential) -> bool {
+    !session.dial.options.reconnect.is_never() && tls.is_renewed(credential)
+}

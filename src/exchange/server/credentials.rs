@@ -1,0 +1,76 @@
+//! The certificates that sessions depend on, and when to verify them again.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use crate::exchange::tls::{Credential, WALL_CLOCK};
+
+#[derive(Debug)]
+struct Entry {
+    credential: Arc<Credential>,
+    /// When the next certificate of its chain expires.
+    due: Option<SystemTime>,
+}
+
+/// The credential of each session over TLS.
+#[derive(Debug, Default)]
+pub(super) struct Credentials {
+    sessions: HashMap<u64, Entry>,
+    due: BTreeSet<(SystemTime, u64)>,
+}
+
+impl Credentials {
+    /// The session's connection is verified by this credential from now on.
+    pub fn set(&mut self, session: u64, credential: Arc<Credential>) {
+        self.remove(session);
+        // One that has expired already is found by the next look.
+        let due = credential.next_expiry(SystemTime::UNIX_EPOCH);
+        self.due.extend(due.map(|due| (due, session)));
+        self.sessions.insert(session, Entry { credential, due });
+    }
+
+    pub fn remove(&mut self, session: u64) {
+        if let Some(Entry { due: Some(due), .. }) = self.sessions.remove(&session) {
+            self.due.remove(&(due, session));
+        }
+    }
+
+    /// Whether the session still depends on that credential.
+    pub fn is(&self, session: u64, credential: &Arc<Credential>) -> bool {
+        let entry = self.sessions.get(&session);
+        entry.is_some_and(|entry| Arc::ptr_eq(&entry.credential, credential))
+    }
+
+    /// When to look at the wall clock again; `None` where nothing expires.
+    pub fn deadline(&self, now: SystemTime) -> Option<Instant> {
+        let &(due, _) = self.due.first()?;
+        let left = due.duration_since(now).unwrap_or_default();
+        Some(Instant::now() + left.min(WALL_CLOCK))
+    }
+
+    /// The sessions of which a certificate has expired by now. Each comes again when the next
+    /// certificate of its chain expires: a peer may send some that its trust does not depend on.
+    pub fn take_due(&mut self, now: SystemTime) -> Vec<(u64, Arc<Credential>)> {
+        let mut found = Vec::new();
+        while let Some(&(due, session)) = self.due.first()
+            && due <= now
+        {
+            self.due.pop_first();
+            let Some(entry) = self.sessions.get_mut(&session) else {
+                continue;
+            };
+            entry.due = entry.credential.next_expiry(now);
+            self.due.extend(entry.due.map(|due| (due, session)));
+            found.push((session, Arc::clone(&entry.credential)));
+        }
+        found
+    }
+
+    /// All sessions.
+    pub fn all(&self) -> Vec<(u64, Arc<Credential>)> {
+        let all = self.sessions.iter();
+        all.map(|(&session, entry)| (session, Arc::clone(&entry.credential)))
+            .collect()
+    }
+}

@@ -1,0 +1,123 @@
+//! Sessions and leases that end because their peer is not trusted or admitted any more.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::{Instant, SystemTime};
+
+use super::accept::Link;
+use super::state::State;
+use super::{Inner, ServerEvent};
+use crate::Refusal;
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Ended, Event, Refused};
+use crate::exchange::tls::Credential;
+
+impl Inner {
+    /// Verifies the sessions of which a certificate has expired.
+    pub(super) async fn verify_expired(&self) {
+        let now = (self.wall_clock)();
+        let due = self.state().credentials.take_due(now);
+        self.verify(due, now).await;
+    }
+
+    /// Verifies all sessions by what is loaded now.
+    pub(super) async fn verify_all(&self) {
+        let all = self.state().credentials.all();
+        self.verify(all, (self.wall_clock)()).await;
+    }
+
+    /// Ends those of the sessions whose certificates do not hold any more.
+    async fn verify(&self, sessions: Vec<(u64, Arc<Credential>)>, now: SystemTime) {
+        let Some(tls) = self.tls.clone().filter(|_| !sessions.is_empty()) else {
+            return;
+        };
+        // Some 0.1 ms of arithmetic for each.
+        let work = move || {
+            let failed = sessions.into_iter().filter_map(|(session, credential)| {
+                let why = tls.verify(&credential, now).err()?;
+                Some((session, credential, why))
+            });
+            failed.collect::<Vec<_>>()
+        };
+        for (session, credential, why) in self.tasks.blocking(work).await.unwrap_or_default() {
+            let state = self.state();
+            // A connection with another certificate may have resumed it meanwhile.
+            if state.credentials.is(session, &credential) {
+                self.dismiss(state, &[session], Refusal::NotTrusted, &why);
+            }
+        }
+    }
+
+    /// Ends sessions at once. Their connections tell the reason and end; their leases expire, since
+    /// the peers may still have the memory mapped.
+    pub(super) fn dismiss(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        sessions: &[u64],
+        reason: Refusal,
+        detail: &str,
+    ) -> usize {
+        let mut ended = Vec::new();
+        for &id in sessions {
+            let Some(session) = state.sessions.get(id).map(Arc::clone) else {
+                continue;
+            };
+            session.dismiss(Refused {
+                reason: reason.word().into(),
+                detail: detail.into(),
+            });
+            ended.extend(state.leases.end(id));
+            let peer = session.peer.clone();
+            tracing::warn!(%peer, session = id, %reason, detail, "session dismissed");
+            self.emit(ServerEvent::Dismissed {
+                peer,
+                session: id,
+                why: format!("{reason}: {detail}"),
+            });
+        }
+        let count = ended.len();
+        self.sessions_over(state, ended, Instant::now());
+        count
+    }
+
+    /// Ends a session that has just begun or gone on, where its peer was verified by what has
+    /// changed meanwhile.
+    pub(super) fn verify_begun(&self, link: &Link, credential: Option<&Arc<Credential>>) {
+        let dismiss = |reason, detail: &str| {
+            let state = self.state();
+            if link.session.is_of(link.id) {
+                self.dismiss(state, &[link.session.id], reason, detail);
+            }
+        };
+        if let (Some(tls), Some(credential)) = (&self.tls, credential)
+            && tls.has_reloaded(credential)
+            && let Err(why) = tls.verify(credential, (self.wall_clock)())
+        {
+            dismiss(Refusal::NotTrusted, &why);
+        }
+        if let PeerName::User(uid) = link.session.peer
+            && !self.peers.get().admits_user(uid)
+        {
+            dismiss(Refusal::Forbidden, NO_USER);
+        }
+    }
+
+    /// Ends the leases that were asked back and not returned in time.
+    pub(super) fn end_recalled(&self, state: &mut State, now: Instant) {
+        for lease in state.recalls.take_due(now) {
+            let Some(lapsed) = state.leases.end_lease(lease) else {
+                continue;
+            };
+            if let Some(session) = state.sessions.get(lapsed.session) {
+                let why = Refused {
+                    reason: Refusal::Forbidden.word().into(),
+                    detail: "this peer is no longer on the name's access list".into(),
+                };
+                session.tell(Event::Ended(Ended { lease, why }));
+            }
+            self.lapsed(state, &lapsed, now);
+        }
+    }
+}
+
+/// Why a user's sessions end.
+pub(super) const NO_USER: &str = "this user may not connect any more";

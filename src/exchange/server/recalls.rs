@@ -1,0 +1,86 @@
+//! Leases of peers that may not have the memory any more: they are asked back, and end then.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::state::{State, millis};
+use crate::exchange::Who;
+use crate::exchange::protocol::{Event, Withdrawing};
+
+/// Leases that have been asked back one by one, and when each ends.
+#[derive(Debug, Default)]
+pub(super) struct Recalls {
+    leases: HashMap<u64, Instant>,
+    due: BTreeSet<(Instant, u64)>,
+}
+
+impl Recalls {
+    /// The lease ends then, or at the earlier time of an earlier recall.
+    fn add(&mut self, lease: u64, until: Instant) -> Instant {
+        let until = self.leases.get(&lease).map_or(until, |&was| was.min(until));
+        self.remove(lease);
+        self.leases.insert(lease, until);
+        self.due.insert((until, lease));
+        until
+    }
+
+    /// The lease has ended, or its peer may keep the memory.
+    pub fn remove(&mut self, lease: u64) -> bool {
+        let until = self.leases.remove(&lease);
+        until.is_some_and(|until| self.due.remove(&(until, lease)))
+    }
+
+    /// When the lease ends.
+    pub fn until(&self, lease: u64) -> Option<Instant> {
+        self.leases.get(&lease).copied()
+    }
+
+    /// When the next one ends.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due.first().map(|&(until, _)| until)
+    }
+
+    /// The leases that end now.
+    pub fn take_due(&mut self, now: Instant) -> Vec<u64> {
+        let mut found = Vec::new();
+        while let Some(&(until, lease)) = self.due.first()
+            && until <= now
+        {
+            self.remove(lease);
+            found.push(lease);
+        }
+        found
+    }
+}
+
+impl State {
+    /// Changes who may import a publication. Peers that may not any more are asked for their leases,
+    /// which end after `within`.
+    pub fn set_who(&mut self, id: u64, who: Who, within: Duration) {
+        let now = Instant::now();
+        let Some(until) = now.checked_add(within) else {
+            return self.change(id, |registered| registered.who = who);
+        };
+        let mut kept = Vec::new();
+        for holder in self.leases.holders(id).0 {
+            if who.admits(&holder.peer) {
+                kept.push(holder.lease);
+                continue;
+            }
+            let Some(session) = self.leases.recall(holder.lease) else {
+                continue;
+            };
+            let until = self.recalls.add(holder.lease, until);
+            if let Some(session) = self.sessions.get(session) {
+                session.tell(Event::Withdrawing(Withdrawing {
+                    lease: holder.lease,
+                    ms: millis(until.saturating_duration_since(now)),
+                }));
+            }
+        }
+        kept.into_iter().for_each(|lease| {
+            self.recalls.remove(lease);
+        });
+        self.change(id, |registered| registered.who = who);
+    }
+}

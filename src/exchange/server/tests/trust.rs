@@ -1,0 +1,373 @@
+//! Sessions whose peers are not trusted or admitted any more, and leases of peers off the list.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
+
+use super::*;
+use crate::certs::{Authority, CertRequest, Issued};
+use crate::exchange::server::{HolderState, Published};
+use crate::exchange::{Client, LeaseState, PeerName, RemoteBuffer, Tls, TlsPem, Who};
+use crate::{Error, Result};
+
+const DAY: u64 = 86_400;
+
+fn issue(authority: &Authority, name: &str) -> Issued {
+    authority.issue(&CertRequest::new(name).days(1)).unwrap()
+}
+
+fn pem<'a>(authority: &'a Authority, issued: &'a Issued, crl: Option<&'a str>) -> TlsPem<'a> {
+    TlsPem {
+        ca: authority.cert_pem().as_bytes(),
+        cert: issued.cert_pem.as_bytes(),
+        key: issued.key_pem.as_bytes(),
+        crl: crl.map(str::as_bytes),
+    }
+}
+
+fn load(authority: &Authority, issued: &Issued) -> Tls {
+    let tls = Tls::from_pem(pem(authority, issued, None)).unwrap();
+    tls.expect_peer("server.test").unwrap()
+}
+
+/// A server with TLS and a name for everybody.
+struct Served {
+    driver: Driver,
+    authority: Authority,
+    own: Issued,
+    tls: Tls,
+    server: Server,
+    published: Published,
+}
+
+impl Served {
+    async fn start(change: impl FnOnce(ServerOptions) -> ServerOptions) -> Self {
+        let authority = Authority::create("ours", 10).unwrap();
+        let own = authority.issue(&CertRequest::new("server.test")).unwrap();
+        let tls = load(&authority, &own);
+        let driver = driver();
+        let options = loopback().security(Security::Tls(tls.clone()));
+        let server = change(options).start().await.unwrap();
+        let published = server.publish("a", memory(&driver)).now().unwrap();
+        Self {
+            driver,
+            authority,
+            own,
+            tls,
+            server,
+            published,
+        }
+    }
+
+    async fn raw(&self, tls: &Tls) -> Raw {
+        let security = Security::Tls(tls.clone());
+        Raw::open_at(&self.server.addresses()[0], &security, &hello()).await
+    }
+
+    async fn client(&self, tls: &Tls) -> Client {
+        let options = Client::options(self.server.addresses().remove(0));
+        let options = options.security(Security::Tls(tls.clone())).timeout(LONG);
+        options.connect(&self.driver).await.unwrap()
+    }
+
+    fn holders(&self) -> Vec<(String, HolderState)> {
+        let holders = self.published.importers().into_iter();
+        holders
+            .map(|holder| (holder.peer.to_string(), holder.state))
+            .collect()
+    }
+
+    async fn end(self) {
+        let Self {
+            driver,
+            server,
+            published,
+            ..
+        } = self;
+        drop(published);
+        close(server, &driver).await;
+    }
+}
+
+/// The reason with which the server ends the session, and nothing after it.
+async fn dismissed(raw: &mut Raw) -> Refused {
+    let why = match raw.notice().await {
+        Event::Dismissed(why) => why,
+        other => panic!("{other:?}"),
+    };
+    raw.hung_up().await;
+    why
+}
+
+async fn lost(memory: &RemoteBuffer) -> Error {
+    loop {
+        if let LeaseState::Lost(why) = memory.changed().await {
+            return why;
+        }
+    }
+}
+
+/// How far the wall clock of a test's server has jumped, in seconds.
+static AHEAD: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+fn clock<const TEST: usize>() -> SystemTime {
+    SystemTime::now() + Duration::from_secs(AHEAD[TEST].load(Relaxed))
+}
+
+#[tokio::test]
+async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
+    let served = Served::start(|options| options.wall_clock(clock::<0>)).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let mut raw = served.raw(&tls).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    // As after a night in which the machine was suspended.
+    AHEAD[0].store(2 * DAY, Relaxed);
+    let why = dismissed(&mut raw).await;
+    assert_eq!(Refusal::from_word(&why.reason), Refusal::NotTrusted);
+    assert!(why.detail.contains("has expired"), "{why:?}");
+    // It may still have the memory mapped.
+    let expired = vec![("peer.test".to_owned(), HolderState::Expired)];
+    assert_eq!(served.holders(), expired);
+    assert_eq!(served.server.stats().sessions, 0);
+    // The token is void: another session, and the lease is not its.
+    AHEAD[0].store(0, Relaxed);
+    let hello = Hello {
+        resume: Some(raw.welcome().session.clone()),
+        held: Some(vec![granted.lease]),
+        ..hello()
+    };
+    let security = Security::Tls(tls);
+    let mut again = Raw::open_at(&served.server.addresses()[0], &security, &hello).await;
+    assert!(!again.welcome().resumed);
+    // That the memory is unmapped can still be said.
+    again.release(granted.lease).await;
+    assert_eq!(served.holders(), []);
+    drop(again);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_client_learns_that_its_certificate_has_expired() {
+    let served = Served::start(|options| options.wall_clock(clock::<1>)).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let client = served.client(&tls).await;
+    let memory = client.fetch("a").go().await.unwrap();
+    AHEAD[1].store(2 * DAY, Relaxed);
+    let why = lost(&memory).await;
+    let Error::NotTrusted { why, .. } = &why else {
+        panic!("{why}")
+    };
+    assert!(why.contains("certificate has expired"), "{why}");
+    AHEAD[1].store(0, Relaxed);
+    drop(memory);
+    drop(client);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_client_with_a_new_certificate_keeps_its_leases_when_the_old_one_expires() {
+    let served = Served::start(|options| options.wall_clock(clock::<2>)).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let client = served.client(&tls).await;
+    let memory = client.fetch("a").go().await.unwrap();
+    let renewed = CertRequest::new("peer.test").days(9);
+    let renewed = served.authority.issue(&renewed).unwrap();
+    tls.reload_pem(pem(&served.authority, &renewed, None))
+        .unwrap();
+    until("it has connected anew", || {
+        served.server.stats().resumed == 1
+    })
+    .await;
+    AHEAD[2].store(2 * DAY, Relaxed);
+    // One whose certificate has expired is ended meanwhile.
+    let old = load(&served.authority, &issue(&served.authority, "old.test"));
+    dismissed(&mut served.raw(&old).await).await;
+    assert_eq!(memory.state(), LeaseState::Held);
+    memory.release().await.unwrap();
+    drop(client);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_revoked_certificate_ends_its_sessions_at_a_reload() {
+    let served = Served::start(|options| options).await;
+    let (bad, good) = (
+        issue(&served.authority, "bad.test"),
+        issue(&served.authority, "good.test"),
+    );
+    let (mut one, mut other) = (
+        served.raw(&load(&served.authority, &bad)).await,
+        served.raw(&load(&served.authority, &good)).await,
+    );
+    one.fetch(fetch("a")).await.unwrap();
+    other.fetch(fetch("a")).await.unwrap();
+    let crl = served.authority.revoke(&[&bad.cert_pem], 1).unwrap();
+    let with_crl = pem(&served.authority, &served.own, Some(&crl));
+    served.tls.reload_pem(with_crl).unwrap();
+    let why = dismissed(&mut one).await;
+    assert_eq!(Refusal::from_word(&why.reason), Refusal::NotTrusted);
+    assert!(why.detail.contains("is revoked"), "{why:?}");
+    let (answer, _) = other.ask(Ask::Ping(Empty {})).await;
+    assert_eq!(answer, Answer::Done(Empty {}));
+    let states: Vec<_> = served
+        .holders()
+        .into_iter()
+        .map(|(_, state)| state)
+        .collect();
+    assert_eq!(states, [HolderState::Held, HolderState::Expired]);
+    drop(other);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn an_authority_that_is_not_trusted_any_more_ends_its_sessions_at_a_reload() {
+    let served = Served::start(|options| options).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let mut raw = served.raw(&tls).await;
+    let other = Authority::create("other", 10).unwrap();
+    let own = issue(&other, "server.test");
+    served.tls.reload_pem(pem(&other, &own, None)).unwrap();
+    let why = dismissed(&mut raw).await;
+    assert!(why.detail.contains("not of an authority"), "{why:?}");
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_client_ends_its_connection_when_the_server_is_revoked() {
+    let served = Served::start(|options| options).await;
+    let own = issue(&served.authority, "peer.test");
+    let tls = load(&served.authority, &own);
+    let client = served.client(&tls).await;
+    client.list("").await.unwrap();
+    let crl = served.authority.revoke(&[&served.own.cert_pem], 1).unwrap();
+    tls.reload_pem(pem(&served.authority, &own, Some(&crl)))
+        .unwrap();
+    let refused = |result: Result<Vec<Entry>>| match result {
+        Err(Error::NotTrusted { why, .. }) => why.contains("is revoked"),
+        Err(Error::PeerLost { .. }) | Ok(_) => false,
+        Err(error) => panic!("{error}"),
+    };
+    let ended = async {
+        while !refused(client.list("").await) {
+            tokio::time::sleep(ms(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, ended).await.unwrap();
+    drop(client);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    published.set_who_within(Who::nobody(), short());
+    match raw.notice().await {
+        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
+        other => panic!("{other:?}"),
+    }
+    match raw.notice().await {
+        Event::Ended(ended) => {
+            assert_eq!(ended.lease, granted.lease);
+            assert_eq!(Refusal::from_word(&ended.why.reason), Refusal::Forbidden);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(published.importers()[0].state, HolderState::Expired);
+    // The session goes on, without the name.
+    assert_eq!(raw.names("").await, [""; 0]);
+    assert_eq!(server.stats().leases, 0);
+    drop((raw, published));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_peer_back_on_the_list_keeps_its_lease() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.fetch(fetch("a")).await.unwrap();
+    published.set_who_within(Who::nobody(), short());
+    published.set_who(Who::only(PeerName::Local));
+    // A lease that is asked back later ends later: by then the first would have ended.
+    let other = server.publish("b", memory(&driver)).now().unwrap();
+    raw.fetch(fetch("b")).await.unwrap();
+    other.set_who_within(Who::nobody(), short());
+    until("the second ends", || {
+        other.importers()[0].state == HolderState::Expired
+    })
+    .await;
+    assert_ne!(published.importers()[0].state, HolderState::Expired);
+    drop((raw, published, other));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    published.set_who_within(Who::nobody(), LONG);
+    let mut again = raw.resume(&server, Some(vec![granted.lease])).await;
+    match again.notice().await {
+        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
+        other => panic!("{other:?}"),
+    }
+    drop((raw, again, published));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn sessions_of_a_peer_are_ended() {
+    let served = Served::start(|options| options).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let (mut one, mut two) = (served.raw(&tls).await, served.raw(&tls).await);
+    let mut other = served
+        .raw(&load(
+            &served.authority,
+            &issue(&served.authority, "other.test"),
+        ))
+        .await;
+    let peer = PeerName::certificate("peer.test").unwrap();
+    assert_eq!(served.server.end_sessions(&peer), 2);
+    for raw in [&mut one, &mut two] {
+        let why = dismissed(raw).await;
+        assert_eq!(Refusal::from_word(&why.reason), Refusal::Forbidden);
+    }
+    assert_eq!(other.names("").await, ["a"]);
+    assert_eq!(served.server.end_sessions(&peer), 0);
+    drop(other);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
+    let (_directory, address) = at_unix();
+    let own = rustix::process::geteuid().as_raw();
+    let everybody = Peers::same_user().and_user(own + 1);
+    let options = Server::options().listen(address.clone()).peers(everybody);
+    let server = options.start().await.unwrap();
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    server.set_peers(Peers::user(own + 1)).unwrap();
+    let why = dismissed(&mut raw).await;
+    assert_eq!(Refusal::from_word(&why.reason), Refusal::Forbidden);
+    let mut late = Raw::connect(&address, &Security::Plain).await;
+    late.connection
+        .writer
+        .write(&encode(&hello()), &[])
+        .await
+        .ok();
+    late.hung_up().await;
+    server.close(LONG).await.unwrap();
+
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address).start().await.unwrap();
+    let error = server.set_peers(Peers::same_user().any_user()).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    server.close(LONG).await.unwrap();
+}
