@@ -66,7 +66,7 @@ async fn to_others_a_name_does_not_exist() {
         Refusal::TimedOut
     );
     let (granted, _) = friend.fetch(fetch("hidden")).await.unwrap();
-    // The list may change meanwhile; who has the memory keeps it.
+    // The list may change meanwhile: a holder that is off it is asked for the memory.
     let waiting = other.send(wait("hidden", LONG)).await;
     let watching = friend.ask(Ask::Watch(Watch::default())).await.0;
     assert!(matches!(watching, Answer::Names(names) if names.entries.len() == 1));
@@ -78,6 +78,8 @@ async fn to_others_a_name_does_not_exist() {
         (&*names.entries[0].name, names.entries[0].leases),
         ("hidden", 1)
     );
+    let asked = friend.notice().await;
+    assert!(matches!(asked, Event::Withdrawing(_)), "{asked:?}");
     assert!(matches!(friend.notice().await, Event::Gone(_)));
     assert_eq!(
         friend.fetch(fetch("hidden")).await.unwrap_err(),
