@@ -45,7 +45,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const WORDS: [(Self, &str, &str); 16] = [
+    const WORDS: [(Self, &str, &str); 17] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
         (
