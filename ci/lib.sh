@@ -97,7 +97,7 @@ select_tests() {
         name=${name%/main.rs}
         name=${name%.rs}
         case ${1:-}:$name in
-            ?*:exchange_failures | ?*:serve_cli) ;;
+            ?*:exchange_failures | ?*:serve_cli | ?*:soak) ;;
             threads:cli | threads:cycles | threads:demo | threads:demo_parts) ;;
             threads:fault_sweep | threads:mistakes | threads:protocol | threads:replay) ;;
             threads:topology | threads:topology_xml | threads:trace) ;;

@@ -57,6 +57,11 @@ impl State {
                 stats.sessions,
             ),
             ("leases", "Leases that are held", stats.leases),
+            (
+                "groups",
+                "Rounds of groups that are under way",
+                stats.groups,
+            ),
             ("names", "Published names", stats.names),
             (
                 "published_bytes",

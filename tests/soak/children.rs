@@ -1,0 +1,186 @@
+//! The client processes as their parent sees them: started again whenever one dies.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::journal::Journal;
+use crate::role::{MARK, ROLE, Setup};
+
+/// A client, through all processes that play it.
+pub struct Member {
+    pub setup: Setup,
+    process: Process,
+    /// Whether the load is on: a process that takes a dead one's place then begins at once.
+    load: bool,
+    idle: bool,
+    /// When it is continued, while it is stopped.
+    stopped: Option<Instant>,
+}
+
+struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    /// Whether it was killed, or said that it kills itself.
+    dying: bool,
+}
+
+impl Process {
+    fn start(setup: &Setup) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this program's path"))
+            .args([
+                "--exact",
+                "child_process",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(ROLE, serde_json::to_string(setup).expect("JSON"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("a process");
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // libtest may have begun the line.
+                if let Some((_, line)) = line.split_once(MARK)
+                    && sender.send(line.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Self {
+            stdin: child.stdin.take().expect("piped"),
+            child,
+            lines,
+            dying: false,
+        }
+    }
+
+    fn tell(&mut self, word: &str) {
+        // One that has died meanwhile is noticed at the next look.
+        let _ = writeln!(self.stdin, "{word}").and_then(|()| self.stdin.flush());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Member {
+    pub fn start(setup: Setup) -> Self {
+        Self {
+            process: Process::start(&setup),
+            setup,
+            load: false,
+            idle: true,
+            stopped: None,
+        }
+    }
+
+    /// Begins with the load.
+    pub fn load(&mut self) {
+        self.load = true;
+        self.idle = false;
+        self.process.tell("load");
+    }
+
+    /// Asks for a pause: [`is_idle`](Self::is_idle) once everything was given back.
+    pub fn pause(&mut self) {
+        self.resume();
+        self.load = false;
+        self.process.tell("pause");
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.idle
+    }
+
+    /// Ends the process at once; the next [`look`](Self::look) replaces it.
+    pub fn kill(&mut self, journal: &Journal) {
+        self.process.dying = true;
+        let _ = self.process.child.kill();
+        journal.count("client killed: anywhere");
+    }
+
+    /// Stops the process for a while.
+    pub fn stop(&mut self, duration: Duration, journal: &Journal) {
+        if self.stopped.is_none() {
+            self.stopped = Some(Instant::now() + duration);
+            self.signal(Signal::STOP);
+            journal.count("client stopped");
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.stopped.take().is_some() {
+            self.signal(Signal::CONT);
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process(Pid::from_child(&self.process.child), signal);
+    }
+
+    /// Hears what the process says, continues it when its stop is over, and replaces it if it died.
+    pub fn look(&mut self, journal: &Journal) {
+        if self.stopped.is_some_and(|until| until <= Instant::now()) {
+            self.resume();
+        }
+        loop {
+            match self.process.lines.try_recv() {
+                Ok(line) => self.hear(&line, journal),
+                Err(TryRecvError::Empty) => break,
+                // Its output is closed: it ends, if it has not ended yet.
+                Err(TryRecvError::Disconnected) => return self.replace(journal),
+            }
+        }
+    }
+
+    fn hear(&mut self, line: &str, journal: &Journal) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "dying" => {
+                self.process.dying = true;
+                journal.count(format!("client killed: {rest}"));
+            }
+            "violation" => journal.violation(format!("{}: {rest}", self.setup.name)),
+            "idle" => {
+                self.idle = !self.load;
+                let counts: BTreeMap<String, u64> =
+                    serde_json::from_str(rest).expect("a client's counts");
+                for (what, count) in counts {
+                    journal.add(what, count);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn replace(&mut self, journal: &Journal) {
+        let status = self.process.child.wait();
+        if !self.process.dying {
+            journal.violation(format!("{} ended: {status:?}", self.setup.name));
+        }
+        self.stopped = None;
+        self.setup.seed = self.setup.seed.wrapping_add(0x9e37_79b9);
+        self.process = Process::start(&self.setup);
+        // Also for a pause, it has to clear what its predecessor left.
+        self.idle = false;
+        self.process.tell("load");
+        if !self.load {
+            self.process.tell("pause");
+        }
+    }
+}

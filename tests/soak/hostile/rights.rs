@@ -1,0 +1,168 @@
+//! Peers that ask for what is not theirs, and one that takes all that it may have.
+
+use std::io;
+
+use egmem::exchange::protocol::{Ask, Redeem, Request, Secret, encode};
+use serde_json::json;
+
+use super::{Hostile, MALLORY, Target};
+use crate::raw::{Raw, names, refusal};
+
+/// A request of a session, and what it carries.
+type Asked = (&'static str, serde_json::Value);
+
+pub fn wrong_certificates(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    for config in &hostile.arms.strangers {
+        let greeted = Raw::tls(&target.tcp, config).and_then(|mut raw| raw.greet());
+        if let Ok(welcome) = greeted {
+            hostile
+                .journal
+                .violation(format!("a stranger is welcome: {welcome:?}"));
+        }
+    }
+    Raw::tcp(&target.tcp)?.greet().map(drop)
+}
+
+/// Every request for what other peers have must be refused.
+pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = hostile.mallory(target)?;
+    raw.greet()?;
+    let accept = json!(["fabric", "posix_fd"]);
+    let lease = hostile.rng.u64(..5000);
+    let mut asks: Vec<Asked> = vec![
+        (
+            "fetch",
+            json!({"name": "private", "accept": accept, "access": "read"}),
+        ),
+        (
+            "fetch",
+            json!({"name": "weights", "accept": accept, "access": "read_write"}),
+        ),
+        ("delete", json!({"name": "weights"})),
+        ("delete", json!({"name": "private", "ms": 10})),
+        ("release", json!({"lease": lease})),
+        ("probe", json!({"lease": lease, "wrote": 7})),
+        ("create", json!({"name": "weights", "bytes": 4096})),
+        ("create", json!({"name": "a name", "bytes": 4096})),
+        (
+            "create",
+            json!({"name": "mallory.test/huge", "bytes": u64::MAX}),
+        ),
+        ("create", json!({"name": "alice.test/mine", "bytes": 4096})),
+        ("create", json!({"name": "nobodys", "bytes": 4096})),
+        ("teleport", json!({})),
+    ];
+    let others = names(&raw.ask(1, "list", json!({}))?);
+    let others = others.into_iter().filter(|name| name.contains("/soak-"));
+    asks.extend(others.map(|name| ("delete", json!({"name": name}))));
+    for (id, (what, fields)) in (2..).zip(asks) {
+        let text = format!("{what} {fields}");
+        let answer = raw.ask(id, what, fields)?;
+        if refusal(&answer).is_none() {
+            hostile
+                .journal
+                .violation(format!("{MALLORY}: {text} was not refused: {answer:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The door answers pings and tickets alone.
+pub fn door(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = Raw::unix(&target.door)?;
+    raw.greet()?;
+    let ticket: Vec<u8> = (0..32).map(|_| hostile.rng.u8(..)).collect();
+    let ticket = Secret::new(&ticket).expect("short");
+    let bytes = encode(&Request {
+        id: 1,
+        ask: Some(Ask::Redeem(Redeem { ticket })),
+    });
+    raw.frame(&bytes)?;
+    if refusal(&raw.read()?).is_none() {
+        hostile.journal.violation("a ticket that nobody was given");
+    }
+    let answer = raw.ask(2, "list", json!({}))?;
+    if refusal(&answer).is_none() {
+        hostile.journal.violation("the door lists names");
+    }
+    Ok(())
+}
+
+/// Creates until it is refused, and deletes it all; other peers' memory does not count for it.
+pub fn quota(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = hostile.mallory(target)?;
+    raw.greet()?;
+    let bytes = 1_u64 << hostile.rng.u32(12..26);
+    let mut refused = false;
+    for id in 1..64 {
+        let name = format!("{MALLORY}/{id}");
+        let answer = raw.ask(id, "create", json!({"name": name, "bytes": bytes}))?;
+        refused |= refusal(&answer).is_some();
+        if refused {
+            break;
+        }
+    }
+    if !refused {
+        hostile
+            .journal
+            .violation(format!("63 names of {bytes} bytes are within the quota"));
+    }
+    clean_session(&mut raw)
+}
+
+/// Deletes all names of a connection's peer.
+pub fn clean(raw: &mut Raw) -> io::Result<()> {
+    raw.greet()?;
+    clean_session(raw)
+}
+
+fn clean_session(raw: &mut Raw) -> io::Result<()> {
+    let list = raw.ask(1000, "list", json!({"prefix": format!("{MALLORY}/")}))?;
+    for (id, name) in (1001..).zip(names(&list)) {
+        raw.ask(id, "delete", json!({"name": name, "ms": 500}))?;
+    }
+    Ok(())
+}
+
+/// Joins groups that others form, with ranks that are taken, sizes that are wrong, and offers for
+/// rounds that it is not in.
+pub fn groups(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = hostile.mallory(target)?;
+    raw.greet()?;
+    for id in 1..hostile.rng.u64(2..30) {
+        let group = hostile.rng.choice(["soak-fds", "soak-fabric", "soak-mine"]);
+        let group = group.expect("three");
+        let round = hostile.rng.u64(..100);
+        let (what, fields) = match hostile.rng.u32(..4) {
+            0 => ("offer", json!({"group": group, "round": round})),
+            1 => ("leave", json!({"group": group, "round": round, "ms": 100})),
+            _ => {
+                let size = hostile.rng.choice([2, 4, 16, 1000]);
+                let rank = hostile.rng.u32(..4);
+                let join = json!({
+                    "group": group, "rank": rank, "size": size, "can": ["fabric"], "ms": 300,
+                });
+                ("join", join)
+            }
+        };
+        raw.request(id, what, fields)?;
+    }
+    raw.read().map(drop)
+}
+
+/// Fetches what everybody may have, and goes without a word.
+pub fn abandon_leases(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = hostile.mallory(target)?;
+    raw.greet()?;
+    let list = raw.ask(1, "list", json!({}))?;
+    for (id, name) in (2..).zip(names(&list)) {
+        for accept in ["fabric", "posix_fd"] {
+            let fields = json!({"name": name, "accept": [accept], "access": "read"});
+            raw.request(id, "fetch", fields)?;
+        }
+    }
+    if hostile.rng.bool() {
+        raw.read()?;
+    }
+    Ok(())
+}
