@@ -2,14 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::ending::{chunks_of, give_back};
 use super::hygiene::Past;
 use super::named::Named;
-use super::quota::Over;
-use super::reserve::Reserve;
+use super::quota::{Charge, Over};
+use super::reserve::{Chunk, Reserve};
 use super::state::{Entry, No, State, lock};
 use super::stock::HasBytes;
 use crate::driver::{Access, NodeId};
@@ -17,6 +18,11 @@ use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{Owner, PeerName, Who};
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
+
+/// Told to peers whose request comes too late.
+const ENDING: &str = "the service is ending";
+/// How often a creation that waits for memory looks whether anybody still waits for it.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Tells a half-made creation that nobody waits for it any more.
 #[derive(Debug, Default)]
@@ -129,31 +135,35 @@ impl State {
                 choices: self.nodes.keys().copied().collect(),
             })?;
         let padded = reserve.padded(wanted.bytes)?;
-        let no = |reason, detail| Error::Refused {
-            peer: "the service".into(),
-            what: format!("to create {}", wanted.name),
-            reason,
-            detail,
+        // Probes need room behind the bytes. Where these fill all, a granule is added, unless the quota
+        // has no room for it.
+        let more = match wanted.probe && padded == wanted.bytes {
+            true => reserve.granule(),
+            false => 0,
         };
-        {
+        let charge = {
             let mut table = lock(&self.table);
-            // Under the lock: whoever drains sees all that is made from now on, or nothing more is.
+            // Under the lock: `vacate` sees all that is made from now on, or nothing more is.
             if self.draining.load(Relaxed) {
-                return Err(no(Refusal::Closing, "the service is ending".into()));
+                return Err(refused(wanted, Refusal::Closing, ENDING));
             }
-            if let Some(owner) = wanted.owner {
-                let charged = table.ledger.charge(owner, padded);
-                charged.map_err(|Over(why)| no(Refusal::Quota, why))?;
-            }
+            let charge = wanted
+                .owner
+                .map(|owner| self.ledger.charge(owner, padded, more));
+            let charge = charge
+                .transpose()
+                .map_err(|Over(why)| refused(wanted, Refusal::Quota, &why))?;
             if table.is_taken(wanted.name, wanted.owner) {
-                if let Some(owner) = wanted.owner {
-                    table.ledger.refund(owner, padded);
-                }
-                return Err(no(Refusal::Exists, String::new()));
+                return Err(refused(wanted, Refusal::Exists, ""));
             }
             table.names.insert(wanted.name.to_owned(), Entry::Making);
-        }
-        let made = self.make(wanted, reserve, padded, abandoned);
+            charge
+        };
+        let extra = match &charge {
+            Some(charge) => charge.bytes() > padded,
+            None => more > 0,
+        };
+        let made = self.make(wanted, reserve, extra, charge, abandoned);
         let mut table = lock(&self.table);
         let published = match made {
             Ok(named) => {
@@ -166,9 +176,6 @@ impl State {
             }
             Err(error) => {
                 table.names.remove(wanted.name);
-                if let Some(owner) = wanted.owner {
-                    table.ledger.refund(owner, padded);
-                }
                 Err(error)
             }
         };
@@ -177,37 +184,95 @@ impl State {
         published
     }
 
+    /// Memory for a charge: what is kept for the owner first, then what is ready or made now.
+    fn chunks_for(
+        &self,
+        wanted: &Wanted<'_>,
+        reserve: &Reserve<PeerName>,
+        charge: Option<&Charge>,
+        abandoned: &AtomicBool,
+        chunks: &mut Vec<Chunk<PeerName>>,
+    ) -> Result<()> {
+        if let (Some(owner), Some(charge)) = (wanted.owner, charge) {
+            *chunks = reserve.take_kept(owner, wanted.bytes)?;
+            // The new charge counts it.
+            chunks.iter_mut().for_each(|chunk| chunk.charge = None);
+            self.reclaim(wanted, charge, abandoned)?;
+        }
+        let filled = reserve.fill_up(wanted.owner, wanted.bytes, chunks);
+        chunks.iter_mut().for_each(|chunk| chunk.charge = None);
+        filled
+    }
+
+    /// Gives memory that its owner has deleted back to the driver, until a new charge fits the quota.
+    /// Nothing is pinned for the charge before.
+    fn reclaim(&self, wanted: &Wanted<'_>, charge: &Charge, abandoned: &AtomicBool) -> Result<()> {
+        loop {
+            let (over, amounts) = self.ledger.over(charge);
+            if over == 0 {
+                return Ok(());
+            }
+            self.is_wanted(wanted, abandoned)?;
+            if amounts.reclaimable() == 0 {
+                return Err(refused(wanted, Refusal::Quota, "the quota was lowered"));
+            }
+            let freed = self
+                .nodes
+                .values()
+                .fold(0, |freed, reserve| match over - freed {
+                    0 => freed,
+                    left => freed + reserve.evict_charged(charge, left).min(left),
+                });
+            if freed == 0 {
+                // It is being zeroed, or on its way back to the driver.
+                charge.changed_since(amounts, LOOK);
+            }
+        }
+    }
+
+    /// Checks that somebody still waits for the memory.
+    fn is_wanted(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<()> {
+        if self.draining.load(Relaxed) {
+            return Err(refused(wanted, Refusal::Closing, ENDING));
+        }
+        match abandoned.load(Relaxed) {
+            true => Err(Error::PeerLost {
+                peer: "the client that asked for memory".into(),
+                why: "gone before it was made".into(),
+            }),
+            false => Ok(()),
+        }
+    }
+
     fn make(
         &self,
         wanted: &Wanted<'_>,
         reserve: &Reserve<PeerName>,
-        padded: u64,
+        extra: bool,
+        mut charge: Option<Charge>,
         abandoned: &AtomicBool,
     ) -> Result<Named> {
-        let mut chunks = reserve.take(wanted.owner, wanted.bytes)?;
-        // Probes need room behind the bytes, and where these fill all, there is none.
-        let full = padded == wanted.bytes && chunks.len() < self.most_parts;
-        let extra = (wanted.probe && full).then(|| reserve.extra()).flatten();
+        let mut chunks = Vec::new();
+        let taken = self.chunks_for(wanted, reserve, charge.as_ref(), abandoned, &mut chunks);
+        if let Err(error) = taken {
+            give_back(reserve, chunks, charge, false);
+            return Err(error);
+        }
+        let extra = extra && chunks.len() < self.most_parts;
+        let extra = extra.then(|| reserve.extra()).flatten();
         let has_extra = extra.is_some();
         chunks.extend(extra);
         let pinned = chunks.iter().map(HasBytes::bytes).sum();
-        let draining = self.draining.load(Relaxed);
-        let server = match self.server() {
-            Some(server) if !draining && !abandoned.load(Relaxed) => server,
-            _ => {
-                give_back(reserve, chunks, has_extra);
-                return Err(match draining {
-                    true => Error::Refused {
-                        peer: "the service".into(),
-                        what: format!("to create {}", wanted.name),
-                        reason: Refusal::Closing,
-                        detail: "the service is ending".into(),
-                    },
-                    false => Error::PeerLost {
-                        peer: "whoever asked for memory".into(),
-                        why: "gone before it was made".into(),
-                    },
-                });
+        if let Some(charge) = &mut charge {
+            // A granule that was not made.
+            drop(charge.split(charge.bytes().saturating_sub(pinned)));
+        }
+        let server = match (self.is_wanted(wanted, abandoned), self.server()) {
+            (Ok(()), Some(server)) => server,
+            (wanted_still, _) => {
+                give_back(reserve, chunks, charge, has_extra);
+                wanted_still?;
+                return Err(refused(wanted, Refusal::Closing, ENDING));
             }
         };
         let unseen: Vec<_> = chunks.iter().map(|chunk| chunk.past.clone()).collect();
@@ -231,7 +296,7 @@ impl State {
                 name: wanted.name.to_owned(),
                 owner: wanted.owner.cloned(),
                 node: wanted.node,
-                charged: padded,
+                charge: Mutex::new(charge),
                 pinned,
                 extra: has_extra,
                 pasts: seen(unseen, wanted),
@@ -242,7 +307,9 @@ impl State {
             Err(error) => {
                 // Nobody has seen it.
                 match shared.into_physical() {
-                    Ok(memories) => give_back(reserve, chunks_of(memories, unseen), has_extra),
+                    Ok(memories) => {
+                        give_back(reserve, chunks_of(memories, unseen), charge, has_extra);
+                    }
                     Err(shared) => {
                         drop(shared);
                         reserve.lost(pinned);
@@ -251,6 +318,15 @@ impl State {
                 Err(error)
             }
         }
+    }
+}
+
+fn refused(wanted: &Wanted<'_>, reason: Refusal, detail: &str) -> Error {
+    Error::Refused {
+        peer: "the service".into(),
+        what: format!("to create {}", wanted.name),
+        reason,
+        detail: detail.into(),
     }
 }
 

@@ -10,11 +10,14 @@ use tokio::time::Instant;
 
 use super::hygiene::Past;
 use super::named::{Named, let_go};
+use super::quota::{Charge, Use};
 use super::reserve::{Chunk, Reserve};
 use super::state::{Entry, No, State, lock};
+use super::stock::HasBytes;
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::Doubt;
+use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
 
 /// How often it is looked whether the configuration is another.
@@ -88,49 +91,82 @@ impl State {
         if !clean {
             pasts.iter_mut().for_each(Past::taint);
         }
-        let memories = match shared {
-            Some(shared) => let_go(shared).await,
-            None => None,
-        };
-        if let Some(reserve) = self.nodes.get(&named.node) {
-            match memories {
-                Some(memories) => give_back(reserve, chunks_of(memories, pasts), named.extra),
-                None => reserve.lost(named.pinned),
+        let mut charge = lock(&named.charge).take();
+        let doubted = doubt.map(|doubt| {
+            // It goes back to the driver, and counts all the same until its holders are heard of.
+            let mut charge = charge.take();
+            charge
+                .iter_mut()
+                .for_each(|charge| charge.turn(Use::Doubtful));
+            (doubt, charge)
+        });
+        let mut stuck = None;
+        match (self.nodes.get(&named.node), shared) {
+            (Some(reserve), Some(shared)) => match let_go(shared).await {
+                Ok(memories) => {
+                    let chunks = chunks_of(memories, pasts);
+                    give_back(reserve, chunks, charge.take(), named.extra);
+                }
+                Err(shared) => stuck = Some(shared),
+            },
+            (Some(reserve), None) => reserve.lost(named.pinned),
+            (None, _) => {}
+        }
+        lock(&self.table).names.remove(&named.name);
+        if stuck.is_some() || doubted.is_some() {
+            let (state, named) = (Arc::clone(self), Arc::clone(named));
+            tokio::spawn(async move {
+                if let Some(shared) = stuck {
+                    state.outlast(&named, shared).await;
+                }
+                drop(charge);
+                if let Some((doubt, charge)) = doubted {
+                    state.in_doubt(&named, doubt, charge).await;
+                }
+            });
+        }
+    }
+
+    /// Waits until nothing in this process uses memory any more whose name is gone, such as a driver
+    /// call that does not return, and gives it back to the driver.
+    async fn outlast(&self, named: &Named, mut shared: Shared) {
+        let name = &named.name;
+        tracing::warn!(
+            name,
+            "its memory is still in use here, and counts until it is not"
+        );
+        while !self.draining.load(Relaxed) {
+            tokio::time::sleep(RELOADED).await;
+            match shared.into_physical() {
+                Ok(memories) => {
+                    drop(memories);
+                    break;
+                }
+                Err(still) => shared = still,
             }
         }
-        let mut table = lock(&self.table);
-        table.names.remove(&named.name);
-        let Some(owner) = &named.owner else {
-            return;
-        };
-        match doubt {
-            Some(doubt) => {
-                table.ledger.doubt(owner, named.charged);
-                drop(table);
-                let doubted = Arc::clone(self).in_doubt(Arc::clone(named), doubt);
-                tokio::spawn(doubted);
-            }
-            None => table.ledger.refund(owner, named.charged),
+        if let Some(reserve) = self.nodes.get(&named.node) {
+            reserve.lost(named.pinned);
         }
     }
 
     /// Lets the memory of a name that is gone count until nobody can have it mapped any more, or for as
     /// long as the configuration says.
-    async fn in_doubt(self: Arc<Self>, named: Arc<Named>, doubt: Doubt) {
-        let (name, bytes) = (&named.name, named.charged);
-        let Some(owner) = &named.owner else {
+    async fn in_doubt(&self, named: &Named, doubt: Doubt, charge: Option<Charge>) {
+        let (Some(owner), Some(charge)) = (&named.owner, charge) else {
             return;
         };
+        let (name, bytes) = (&named.name, charge.bytes());
         tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
         tokio::select! {
             resolved = doubt.resolved() => {
+                drop(charge);
                 if resolved {
-                    lock(&self.table).ledger.settle(owner, bytes);
                     tracing::info!(name, %owner, bytes, "nobody has it mapped any more");
                 }
             }
             after = self.forgiven() => {
-                lock(&self.table).ledger.settle(owner, bytes);
+                drop(charge);
                 self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
                 tracing::warn!(
                     name, %owner, bytes, ?after,
@@ -185,12 +221,18 @@ impl State {
     }
 }
 
-/// Gives chunks back, of which the last was perhaps added for probes.
+/// Gives chunks back, of which the last was perhaps added for probes. What they are charged with goes with
+/// them; a name's charge ends.
 pub(super) fn give_back(
     reserve: &Reserve<PeerName>,
     mut chunks: Vec<Chunk<PeerName>>,
+    mut charge: Option<Charge>,
     extra: bool,
 ) {
+    for chunk in &mut chunks {
+        let bytes = chunk.bytes();
+        chunk.charge = charge.as_mut().map(|charge| charge.split(bytes));
+    }
     if let Some(chunk) = chunks.pop_if(|_| extra) {
         reserve.discard_extra(chunk);
     }
@@ -201,8 +243,12 @@ pub(super) fn chunks_of(
     memories: Vec<PhysicalMemory>,
     pasts: Vec<Past<PeerName>>,
 ) -> Vec<Chunk<PeerName>> {
-    let pairs = memories.into_iter().zip(pasts);
-    pairs.map(|(memory, past)| Chunk { memory, past }).collect()
+    let chunk = |(memory, past)| Chunk {
+        memory,
+        charge: None,
+        past,
+    };
+    memories.into_iter().zip(pasts).map(chunk).collect()
 }
 
 #[cfg(test)]

@@ -94,6 +94,8 @@ pub(crate) struct Snapshot {
     pub gauges: Vec<(&'static str, &'static str, u64)>,
     /// Counts since the start, likewise.
     pub counts: Vec<(&'static str, &'static str, u64)>,
+    /// Bytes that peers are charged with, by what they are.
+    pub charged: Vec<(&'static str, u64)>,
     /// Refusals by reason.
     pub refusals: Vec<(String, u64)>,
     pub nodes: Vec<NodeNumbers>,
@@ -113,6 +115,15 @@ impl Collector for Snapshot {
             let counter = ConstCounter::new(value);
             let kind = counter.metric_type();
             counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        if !self.charged.is_empty() {
+            let help = "Bytes that count against peers' quotas, by what they are";
+            let kind = ConstGauge::new(0_i64).metric_type();
+            let mut family = encoder.encode_descriptor("charged_bytes", help, None, kind)?;
+            for &(state, value) in &self.charged {
+                let labels = [("state", state)];
+                ConstGauge::new(signed(value)).encode(family.encode_family(&labels)?)?;
+            }
         }
         if !self.refusals.is_empty() {
             let help = "Requests refused, by reason";
@@ -193,6 +204,7 @@ mod tests {
         let text = encode(Snapshot {
             gauges: vec![("ready", "Whether it is ready", 1)],
             counts: vec![("fetches", "Leases granted", u64::MAX)],
+            charged: vec![("kept", 7)],
             refusals: vec![("quota\"\n".into(), 2)],
             nodes: vec![node(0), node(1)],
         });
@@ -200,6 +212,7 @@ mod tests {
             "egmem_ready 1",
             "egmem_fetches_total 18446744073709551615",
             "egmem_refusals_total{reason=\"quota\\\"\\n\"} 2",
+            "egmem_charged_bytes{state=\"kept\"} 7",
             "egmem_reserve_bytes{node=\"0\"} 1099511627776",
             "egmem_chunks_made_total{node=\"1\"} 3",
             "# TYPE egmem_pinned_bytes gauge",

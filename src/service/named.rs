@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::hygiene::Past;
+use super::quota::Charge;
 use super::state::lock;
 use crate::Error;
 use crate::driver::NodeId;
@@ -27,8 +28,8 @@ pub(super) struct Named {
     /// Who asked for it; `None` for the configuration's own.
     pub owner: Option<PeerName>,
     pub node: NodeId,
-    /// What its owner was charged with.
-    pub charged: u64,
+    /// What its owner is charged with. Taken out when it ends.
+    pub charge: Mutex<Option<Charge>>,
     /// All its memory.
     pub pinned: u64,
     /// Whether its last chunk was added for probes.
@@ -121,13 +122,16 @@ impl Named {
     }
 }
 
-/// The memory, when the exchange has let go of it.
-pub(super) async fn let_go(mut shared: Shared) -> Option<Vec<PhysicalMemory>> {
+/// The memory, when the exchange has let go of it; after a while it is given up.
+///
+/// # Errors
+/// What was given, where somebody else still uses it.
+pub(super) async fn let_go(mut shared: Shared) -> Result<Vec<PhysicalMemory>, Shared> {
     let until = tokio::time::Instant::now() + LET_GO;
     loop {
         match shared.into_physical() {
-            Ok(memories) => return Some(memories),
-            Err(_) if tokio::time::Instant::now() >= until => return None,
+            Ok(memories) => return Ok(memories),
+            Err(still) if tokio::time::Instant::now() >= until => return Err(still),
             Err(still) => shared = still,
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,7 +1,13 @@
-//! Who has how much: names and bytes, charged before memory is made.
+//! How much each peer has pinned: charged before memory is made, until it is free for anybody again.
+//!
+//! A [`Charge`] goes where its memory goes: with a name, with a chunk that waits to be zeroed or is
+//! kept for the peer, with the doubt about a silent holder. The memory is released before its charge
+//! is dropped, so that a peer never has more pinned than it is charged with.
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use crate::size::Bytes;
 
@@ -18,15 +24,56 @@ pub(crate) struct Quota {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Over(pub String);
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Charged {
-    bytes: u64,
-    names: u64,
-    /// Of the bytes, those of names that are gone while somebody may still have them mapped.
-    doubtful: u64,
+/// What charged memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A name's: published, being made, or being withdrawn.
+    Named,
+    /// Of a name that is gone, while a silent holder may have it mapped.
+    Doubtful,
+    /// Waiting to be zeroed.
+    Dirty,
+    /// Zeroed, and kept for the peer that had it.
+    Kept,
 }
 
-impl Charged {
+/// What a peer is charged with, or all peers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amounts {
+    /// Names, those in doubt too.
+    pub names: u64,
+    /// Bytes, by their [`Use`].
+    pub named: u64,
+    pub doubtful: u64,
+    pub dirty: u64,
+    pub kept: u64,
+}
+
+impl Amounts {
+    /// Bytes that only the peer or time can give back.
+    const fn committed(&self) -> u64 {
+        self.named.saturating_add(self.doubtful)
+    }
+
+    /// Bytes that the service gives back as soon as the peer needs others.
+    pub const fn reclaimable(&self) -> u64 {
+        self.dirty.saturating_add(self.kept)
+    }
+
+    /// All bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.committed().saturating_add(self.reclaimable())
+    }
+
+    fn of(&mut self, what: Use) -> &mut u64 {
+        match what {
+            Use::Named => &mut self.named,
+            Use::Doubtful => &mut self.doubtful,
+            Use::Dirty => &mut self.dirty,
+            Use::Kept => &mut self.kept,
+        }
+    }
+
     /// What of it is in doubt, for people.
     fn doubt(&self) -> String {
         match self.doubtful {
@@ -39,93 +86,194 @@ impl Charged {
     }
 }
 
-/// Each peer's names and bytes. Peers that have none are not remembered, so the ledger is never
-/// larger than what is charged.
-#[derive(Debug)]
-pub(crate) struct Ledger<P> {
-    quota: Quota,
-    peers: HashMap<P, Charged>,
+/// One peer's. It lives as long as a charge on it.
+#[derive(Debug, Default)]
+struct Account {
+    amounts: Mutex<Amounts>,
+    changed: Condvar,
 }
+
+impl Account {
+    fn amounts(&self) -> MutexGuard<'_, Amounts> {
+        self.amounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct Inner<P> {
+    quota: Quota,
+    accounts: HashMap<P, Weak<Account>>,
+}
+
+/// Each peer's names and bytes. Peers that have none are not remembered.
+///
+/// Its locks are taken last of all, and nothing is done under them.
+#[derive(Debug)]
+pub(crate) struct Ledger<P>(Mutex<Inner<P>>);
 
 impl<P: Clone + Eq + Hash> Ledger<P> {
     pub fn new(quota: Quota) -> Self {
-        Self {
+        Self(Mutex::new(Inner {
             quota,
-            peers: HashMap::new(),
-        }
+            accounts: HashMap::new(),
+        }))
     }
 
-    /// Changes the quota. Who has more keeps it, and gets no more.
-    pub fn set_quota(&mut self, quota: Quota) {
-        self.quota = quota;
+    fn inner(&self) -> MutexGuard<'_, Inner<P>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Charges `peer` with one name of `bytes`.
-    pub fn charge(&mut self, peer: &P, bytes: u64) -> Result<(), Over> {
-        let have = self.peers.get(peer).copied().unwrap_or_default();
-        if have.names >= self.quota.names {
+    /// Changes the quota. A peer that has more keeps it, and gets no more.
+    pub fn set_quota(&self, quota: Quota) {
+        self.inner().quota = quota;
+    }
+
+    /// Charges `peer` with one name of `bytes`, of which `optional` are left out if they do not fit.
+    ///
+    /// What can be [reclaimed](Amounts::reclaimable) does not stand in the way: before any memory is
+    /// pinned under the charge, so much of it must be given back that the charge is no more
+    /// [over](Self::over) the quota.
+    ///
+    /// # Errors
+    /// [`Over`] where names or bytes do not fit beside what only the peer or time can give back.
+    pub fn charge(&self, peer: &P, bytes: u64, optional: u64) -> Result<Charge, Over> {
+        let mut inner = self.inner();
+        let quota = inner.quota;
+        inner
+            .accounts
+            .retain(|_, account| account.strong_count() > 0);
+        let known = inner.accounts.get(peer).and_then(Weak::upgrade);
+        let account = known.unwrap_or_default();
+        let mut have = account.amounts();
+        if have.names >= quota.names {
             return Err(Over(format!(
                 "{} names, and no more are allowed{}",
                 have.names,
                 have.doubt()
             )));
         }
-        match have.bytes.checked_add(bytes) {
-            Some(sum) if sum <= self.quota.bytes => {
-                let charged = Charged {
-                    bytes: sum,
-                    names: have.names + 1,
-                    ..have
-                };
-                self.peers.insert(peer.clone(), charged);
-                Ok(())
-            }
-            _ => Err(Over(format!(
+        let fits = |bytes: u64| {
+            let sum = have.committed().checked_add(bytes);
+            sum.is_some_and(|sum| sum <= quota.bytes)
+        };
+        if !fits(bytes) {
+            return Err(Over(format!(
                 "{} of {} are taken, {} more were asked for{}",
-                Bytes(have.bytes),
-                Bytes(self.quota.bytes),
+                Bytes(have.committed()),
+                Bytes(quota.bytes),
                 Bytes(bytes),
                 have.doubt()
-            ))),
+            )));
         }
+        let bytes = match bytes.checked_add(optional) {
+            Some(all) if fits(all) => all,
+            _ => bytes,
+        };
+        have.names += 1;
+        have.named += bytes;
+        drop(have);
+        inner
+            .accounts
+            .insert(peer.clone(), Arc::downgrade(&account));
+        Ok(Charge {
+            account,
+            what: Use::Named,
+            bytes,
+            names: 1,
+        })
     }
 
-    /// Takes a charge back.
-    pub fn refund(&mut self, peer: &P, bytes: u64) {
-        if let Some(have) = self.peers.get_mut(peer) {
-            have.bytes = have.bytes.saturating_sub(bytes);
-            have.names = have.names.saturating_sub(1);
-            if have.names == 0 {
-                self.peers.remove(peer);
+    /// By how many bytes the charged peer is over its quota, and what it is charged with.
+    pub fn over(&self, charge: &Charge) -> (u64, Amounts) {
+        let quota = self.inner().quota.bytes;
+        let amounts = *charge.account.amounts();
+        (amounts.bytes().saturating_sub(quota), amounts)
+    }
+
+    /// What all peers are charged with, and how many of them have names.
+    pub fn all(&self) -> (Amounts, usize) {
+        let inner = self.inner();
+        let mut sum = Amounts::default();
+        let mut owners = 0;
+        for account in inner.accounts.values().filter_map(Weak::upgrade) {
+            let mut one = *account.amounts();
+            owners += usize::from(one.names > 0);
+            sum.names = sum.names.saturating_add(one.names);
+            for what in [Use::Named, Use::Doubtful, Use::Dirty, Use::Kept] {
+                let more = *one.of(what);
+                let all = sum.of(what);
+                *all = all.saturating_add(more);
             }
         }
+        (sum, owners)
+    }
+}
+
+/// Bytes that a peer is charged with, and perhaps a name, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    account: Arc<Account>,
+    what: Use,
+    bytes: u64,
+    names: u64,
+}
+
+impl Charge {
+    /// Its bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// The name of a charge is gone, but its memory may still be mapped: it goes on counting, name
-    /// and bytes, until [`settle`](Self::settle).
-    pub fn doubt(&mut self, peer: &P, bytes: u64) {
-        if let Some(have) = self.peers.get_mut(peer) {
-            have.doubtful = have.doubtful.saturating_add(bytes);
+    /// Takes at most so many bytes off, as a charge of their own without a name.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            account: Arc::clone(&self.account),
+            what: self.what,
+            bytes,
+            names: 0,
         }
     }
 
-    /// Takes back a charge that was doubtful.
-    pub fn settle(&mut self, peer: &P, bytes: u64) {
-        if let Some(have) = self.peers.get_mut(peer) {
-            have.doubtful = have.doubtful.saturating_sub(bytes);
-        }
-        self.refund(peer, bytes);
+    /// From now on it is charged for another use.
+    pub fn turn(&mut self, what: Use) {
+        let mut amounts = self.account.amounts();
+        let before = amounts.of(self.what);
+        *before = before.saturating_sub(self.bytes);
+        let after = amounts.of(what);
+        *after = after.saturating_add(self.bytes);
+        drop(amounts);
+        self.what = what;
+        self.account.changed.notify_all();
     }
 
-    /// All bytes in doubt.
-    pub fn doubtful(&self) -> u64 {
-        let all = self.peers.values();
-        all.fold(0, |sum, have| sum.saturating_add(have.doubtful))
+    /// Whether both are charged to the same peer.
+    pub fn is_same_peer(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.account, &other.account)
     }
 
-    /// How many peers have something.
-    pub fn peers(&self) -> usize {
-        self.peers.len()
+    /// Waits until something may have changed about the peer's charges since they were `seen`, at most
+    /// so long.
+    pub fn changed_since(&self, seen: Amounts, at_most: Duration) {
+        let amounts = self.account.amounts();
+        let same = |amounts: &mut Amounts| *amounts == seen;
+        // A poisoned lock or a timeout: the caller looks again.
+        let _ = self
+            .account
+            .changed
+            .wait_timeout_while(amounts, at_most, same);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut amounts = self.account.amounts();
+        let bytes = amounts.of(self.what);
+        *bytes = bytes.saturating_sub(self.bytes);
+        amounts.names = amounts.names.saturating_sub(self.names);
+        drop(amounts);
+        self.account.changed.notify_all();
     }
 }
 
@@ -135,75 +283,107 @@ mod tests {
 
     use super::*;
 
+    const USES: [Use; 4] = [Use::Named, Use::Doubtful, Use::Dirty, Use::Kept];
+
+    /// A charge, and what the test knows of it.
+    struct Known {
+        peer: u8,
+        charge: Charge,
+        has_name: bool,
+    }
+
     proptest! {
         #[test]
-        fn nobody_ever_has_more_than_the_quota(
-            ops in proptest::collection::vec((0_u8..3, 0_u64..60, 0_u8..4), 0..200),
+        fn charges_never_exceed_the_quota_and_return_to_zero(
+            ops in proptest::collection::vec((0_u8..3, 0_u64..60, 0_u64..9, 0_u8..8), 0..200),
         ) {
             let quota = Quota { bytes: 100, names: 4 };
-            let mut ledger = Ledger::new(quota);
-            let mut held: Vec<(u8, u64)> = Vec::new();
-            let mut doubted: Vec<(u8, u64)> = Vec::new();
-            let sum = |held: &[(u8, u64)], peer| {
-                let own = held.iter().filter(|(who, _)| *who == peer);
-                own.fold((0, 0), |(names, bytes), (_, more)| (names + 1, bytes + more))
-            };
-            for (peer, bytes, what) in ops {
-                let own = |list: &[(u8, u64)]| list.iter().position(|(who, _)| *who == peer);
-                if what == 0 {
-                    let both = [&held[..], &doubted].concat();
-                    let (names, sum) = sum(&both, peer);
-                    let fits = names < quota.names && sum + bytes <= quota.bytes;
-                    prop_assert_eq!(ledger.charge(&peer, bytes).is_ok(), fits);
-                    if fits {
-                        held.push((peer, bytes));
+            let ledger = Ledger::new(quota);
+            let mut all: Vec<Known> = Vec::new();
+            for (peer, bytes, optional, op) in ops {
+                let sum = |all: &[Known], uses: &[Use]| -> u64 {
+                    let of = all.iter().filter(|k| k.peer == peer && uses.contains(&k.charge.what));
+                    of.map(|known| known.charge.bytes).sum()
+                };
+                let own = all.iter().position(|known| known.peer == peer);
+                match (op, own) {
+                    (0..=2, _) => {
+                        let names = all.iter().filter(|k| k.peer == peer && k.has_name).count() as u64;
+                        let committed = sum(&all, &USES[..2]);
+                        let fits = names < quota.names && committed + bytes <= quota.bytes;
+                        let charged = ledger.charge(&peer, bytes, optional);
+                        prop_assert_eq!(charged.is_ok(), fits);
+                        let Ok(charge) = charged else { continue };
+                        let both = committed + bytes + optional <= quota.bytes;
+                        prop_assert_eq!(charge.bytes(), bytes + if both { optional } else { 0 });
+                        all.push(Known { peer, charge, has_name: true });
+                        // As the service does before it pins anything: what it can give back goes.
+                        while let (1.., _) = ledger.over(&all[all.len() - 1].charge) {
+                            let victim = all.iter().position(|known| {
+                                known.peer == peer && USES[2..].contains(&known.charge.what)
+                            });
+                            prop_assert!(victim.is_some(), "what is committed fits");
+                            drop(all.swap_remove(victim.unwrap_or(0)));
+                            let at = all.iter().position(|known| known.peer == peer);
+                            let last = all.len() - 1;
+                            prop_assert!(at.is_some());
+                            all.swap(at.unwrap_or(0), last);
+                        }
+                        prop_assert!(sum(&all, &USES) <= quota.bytes);
                     }
-                } else if let (1, Some(at)) = (what, own(&held)) {
-                    let (_, bytes) = held.remove(at);
-                    ledger.refund(&peer, bytes);
-                } else if let (2, Some(at)) = (what, own(&held)) {
-                    let (_, bytes) = held.remove(at);
-                    ledger.doubt(&peer, bytes);
-                    doubted.push((peer, bytes));
-                } else if let (3, Some(at)) = (what, own(&doubted)) {
-                    let (_, bytes) = doubted.remove(at);
-                    ledger.settle(&peer, bytes);
+                    (3, Some(at)) => drop(all.swap_remove(at)),
+                    (4, Some(at)) => {
+                        let part = all[at].charge.split(bytes);
+                        all.push(Known { peer, charge: part, has_name: false });
+                    }
+                    (what, Some(at)) => {
+                        // Names go when memory is not a name's any more, but for doubt.
+                        let to = USES[usize::from(what - 4)];
+                        if all[at].charge.what == Use::Named && (to == Use::Doubtful || !all[at].has_name) {
+                            all[at].charge.turn(to);
+                        }
+                    }
+                    (_, None) => {}
                 }
-                let both = [&held[..], &doubted].concat();
-                let peers = (0..3).filter(|&peer| sum(&both, peer).0 > 0).count();
-                prop_assert_eq!(ledger.peers(), peers);
-                let bytes: u64 = doubted.iter().map(|(_, bytes)| bytes).sum();
-                prop_assert_eq!(ledger.doubtful(), bytes);
+                let (amounts, owners) = ledger.all();
+                let bytes: u64 = all.iter().map(|known| known.charge.bytes).sum();
+                prop_assert_eq!(amounts.bytes(), bytes);
+                let named = |peer| all.iter().any(|known| known.peer == peer && known.has_name);
+                prop_assert_eq!(owners, (0..3).filter(|&peer| named(peer)).count());
             }
+            all.clear();
+            prop_assert_eq!(ledger.all(), (Amounts::default(), 0));
+            drop(ledger.charge(&0, 1, 0));
+            prop_assert_eq!(ledger.inner().accounts.len(), 1, "peers without charges are forgotten");
         }
     }
 
     #[test]
     fn a_refusal_says_what_is_in_doubt() {
-        let mut ledger = Ledger::new(Quota {
+        let ledger = Ledger::new(Quota {
             bytes: 4 << 20,
             names: 2,
         });
-        ledger.charge(&"a", 3 << 20).unwrap();
-        ledger.doubt(&"a", 3 << 20);
-        let Over(why) = ledger.charge(&"a", 2 << 20).unwrap_err();
+        let mut doubtful = ledger.charge(&"a", 3 << 20, 0).unwrap();
+        doubtful.turn(Use::Doubtful);
+        let Over(why) = ledger.charge(&"a", 2 << 20, 0).unwrap_err();
         assert!(why.contains("; 3 MiB of what counts"), "{why}");
-        ledger.charge(&"b", 4 << 20).unwrap();
-        ledger.charge(&"a", 1).unwrap();
-        let Over(why) = ledger.charge(&"a", 1).unwrap_err();
+        let _other = ledger.charge(&"b", 4 << 20, 0).unwrap();
+        let _small = ledger.charge(&"a", 1, 0).unwrap();
+        let Over(why) = ledger.charge(&"a", 1, 0).unwrap_err();
         assert!(why.contains("2 names") && why.contains("3 MiB"), "{why}");
-        ledger.settle(&"a", 3 << 20);
-        ledger.charge(&"a", (4 << 20) - 1).unwrap();
+        drop(doubtful);
+        ledger.charge(&"a", (4 << 20) - 1, 0).unwrap();
     }
 
     #[test]
     fn a_sum_beyond_64_bits_is_refused() {
-        let mut ledger = Ledger::new(Quota {
+        let ledger = Ledger::new(Quota {
             bytes: u64::MAX,
             names: 9,
         });
-        ledger.charge(&"a", u64::MAX).unwrap();
-        let Over(why) = ledger.charge(&"a", 1).unwrap_err();
+        let _all = ledger.charge(&"a", u64::MAX, 9).unwrap();
+        let Over(why) = ledger.charge(&"a", 1, 0).unwrap_err();
         assert!(why.contains("1 B more"), "{why}");
     }
 }

@@ -26,7 +26,7 @@ impl State {
             .server()
             .map(|server| server.stats())
             .unwrap_or_default();
-        let (owners, doubtful) = self.counts();
+        let (charged, owners) = self.ledger.all();
         let asked = &self.asked;
         let mut gauges = Vec::new();
         if let Some(registered) = self.is_registered() {
@@ -72,7 +72,7 @@ impl State {
             (
                 "doubtful_bytes",
                 "Bytes of deleted names that a silent holder may still have mapped",
-                doubtful,
+                charged.doubtful,
             ),
         ]);
         Snapshot {
@@ -136,6 +136,12 @@ impl State {
                     "Leases that ended because their holder went silent",
                     stats.expired,
                 ),
+            ],
+            charged: vec![
+                ("named", charged.named),
+                ("doubtful", charged.doubtful),
+                ("dirty", charged.dirty),
+                ("kept", charged.kept),
             ],
             refusals: stats.refusals.into_iter().collect(),
             nodes: self

@@ -30,7 +30,6 @@ pub(super) enum Entry {
 #[derive(Debug)]
 pub(super) struct Table {
     pub names: HashMap<String, Entry>,
-    pub ledger: Ledger<PeerName>,
     /// The configuration's names, which no peer can create, also before the service has published them.
     configured: HashSet<String>,
 }
@@ -58,6 +57,8 @@ pub(super) struct State {
     /// Who may create what; changed by reloading.
     pub create: Mutex<Option<CreateConfig>>,
     pub table: Mutex<Table>,
+    /// What each peer has pinned.
+    pub ledger: Ledger<PeerName>,
     /// Changes when a name has been made, or has not come to be.
     pub made: watch::Sender<()>,
     server: Mutex<Option<Server>>,
@@ -87,9 +88,9 @@ impl State {
             nodes,
             table: Mutex::new(Table {
                 names: HashMap::new(),
-                ledger: Ledger::new(quota_of(create.as_ref())),
                 configured,
             }),
+            ledger: Ledger::new(quota_of(create.as_ref())),
             create: Mutex::new(create),
             made: watch::channel(()).0,
             server: Mutex::default(),
@@ -133,9 +134,7 @@ impl State {
 
     /// Changes who may create what. What is there stays.
     pub fn set_create(&self, create: Option<CreateConfig>) {
-        lock(&self.table)
-            .ledger
-            .set_quota(quota_of(create.as_ref()));
+        self.ledger.set_quota(quota_of(create.as_ref()));
         *lock(&self.create) = create;
     }
 
@@ -157,12 +156,6 @@ impl State {
         if let Some(published) = published {
             published.set_who(who);
         }
-    }
-
-    /// The peers that created names, and the bytes of names that are gone which count nevertheless.
-    pub fn counts(&self) -> (usize, u64) {
-        let table = lock(&self.table);
-        (table.ledger.peers(), table.ledger.doubtful())
     }
 
     /// All names that are there, and how many are still being made.

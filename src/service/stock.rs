@@ -35,8 +35,22 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
     /// Takes chunks of at most `bytes` and at most `count` together for `peer`: the largest that fit, its own before
     /// anybody's. Returns them and the bytes that are still missing.
     pub fn take(&mut self, peer: Option<&P>, bytes: u64, count: usize) -> (Vec<C>, u64) {
+        self.take_of(bytes, count, |owner| owner.is_none() || owner == peer)
+    }
+
+    /// The same, but only chunks kept for `peer`.
+    pub fn take_own(&mut self, peer: &P, bytes: u64, count: usize) -> (Vec<C>, u64) {
+        self.take_of(bytes, count, |owner| owner == Some(peer))
+    }
+
+    fn take_of(
+        &mut self,
+        bytes: u64,
+        count: usize,
+        may: impl Fn(Option<&P>) -> bool,
+    ) -> (Vec<C>, u64) {
         let mut order: Vec<usize> = (0..self.kept.len())
-            .filter(|&at| self.kept[at].owner.is_none() || self.kept[at].owner.as_ref() == peer)
+            .filter(|&at| may(self.kept[at].owner.as_ref()))
             .collect();
         order.sort_by_key(|&at| {
             let kept = &self.kept[at];
@@ -84,6 +98,19 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
             out.push(chunk);
         }
         out
+    }
+
+    /// Gives up chunks that `which` names, the oldest first, until `bytes` are free or none is left.
+    pub fn evict_some(&mut self, bytes: u64, which: impl Fn(&C) -> bool) -> Vec<C> {
+        let mut freed = 0_u64;
+        let evicted = self.kept.extract_if(.., |kept| {
+            let take = freed < bytes && which(&kept.chunk);
+            if take {
+                freed = freed.saturating_add(kept.chunk.bytes());
+            }
+            take
+        });
+        evicted.map(|kept| kept.chunk).collect()
     }
 
     /// Bytes for anybody.
@@ -190,6 +217,8 @@ mod tests {
         );
         assert_eq!(missing, 3);
         assert_eq!((stock.warm(), stock.kept()), (4, 8));
+        assert_eq!(stock.take_own(&'a', 9, 9), (Vec::new(), 9));
+        assert_eq!(stock.evict_some(9, |chunk| chunk.1 > 8), []);
         assert_eq!(stock.evict(Some(&'a'), 1), [Chunk(3, 8)]);
         assert_eq!(stock.evict(None, 1), [Chunk(0, 4)]);
     }

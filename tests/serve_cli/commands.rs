@@ -114,8 +114,8 @@ fn quotas_hold() {
         let output = service.fetch(&[name, "--create", "--bytes", bytes]);
         (output.status.success(), stderr(&output))
     };
-    assert!(create("a", "60MiB").0);
-    let (done, text) = create("b", "6MiB");
+    assert!(create("a", "56MiB").0);
+    let (done, text) = create("b", "8MiB");
     assert!(!done && text.contains("over the quota"), "{text}");
     assert!(create("b", "2MiB").0);
     assert!(create("c", "1").0);

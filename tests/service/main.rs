@@ -8,6 +8,7 @@ mod names;
 mod owners;
 #[path = "../common/program.rs"]
 mod program;
+mod quota;
 #[path = "../../src/exchange/slow.rs"]
 mod slow;
 mod starting;

@@ -45,9 +45,9 @@ async fn quotas_are_each_peers_own_and_what_cannot_be_is_refused() {
     let a = peers.client(&service, "a.test", &driver).await;
     let b = peers.client(&service, "b.test", &driver).await;
     let ask = |name: &str, bytes| CreateOptions::new(name, bytes);
-    a.create(ask("a/1", 30 * MIB)).await.unwrap();
+    a.create(ask("a/1", 28 * MIB)).await.unwrap();
     assert_eq!(refused(create(&a, "a/2", 4 * MIB).await), Refusal::Quota);
-    b.create(ask("b/1", 30 * MIB)).await.unwrap();
+    b.create(ask("b/1", 28 * MIB)).await.unwrap();
     // What was refused is charged to nobody.
     a.create(ask("a/2", 2 * MIB)).await.unwrap();
     a.delete("a/1", PATIENCE).await.unwrap();

@@ -113,7 +113,8 @@ pub struct CreateConfig {
     /// Where memory goes that is asked for on no node; without it, where most is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// The most bytes of one peer, padding counted, but not what is added for probes.
+    /// The most bytes that are pinned because of one peer, padding, what is added for probes and deleted
+    /// memory counted.
     #[serde(with = "bytes", default = "defaults::peer_bytes")]
     pub peer_bytes: u64,
     /// The most names of one peer.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::request::{is_shortage, total};
 use super::{Chunk, Shared, State};
-use crate::service::hygiene::Past;
+use crate::service::quota::Use;
 use crate::service::scrub::scrub;
 use crate::service::stock::HasBytes;
 use crate::{Error, Result};
@@ -63,13 +63,7 @@ impl<P: Clone + Eq> Shared<P> {
             let made = self.create(bytes);
             state = self.state();
             match made {
-                Ok(memory) => state.stock.put(
-                    Chunk {
-                        memory,
-                        past: Past::Fresh,
-                    },
-                    None,
-                ),
+                Ok(memory) => state.stock.put(Chunk::fresh(memory), None),
                 Err(error) => {
                     state.pinned -= bytes;
                     if is_shortage(&error) && bytes > self.plan.min_chunk {
@@ -112,7 +106,7 @@ impl<P: Clone + Eq> Shared<P> {
                 drop(dirty);
                 return;
             }
-            let Some((chunk, owner)) = state.dirty.pop_front() else {
+            let Some((mut chunk, owner)) = state.dirty.pop_front() else {
                 state = self.wait(state, LONG);
                 continue;
             };
@@ -134,6 +128,10 @@ impl<P: Clone + Eq> Shared<P> {
                     // Importers' caches must not take it for what it was.
                     chunk.memory.renew_identity();
                     self.counters.scrubbed_bytes.fetch_add(bytes, Relaxed);
+                    match owner {
+                        Some(_) => chunk.turn(Use::Kept),
+                        None => chunk.charge = None,
+                    }
                     state.stock.put(chunk, owner);
                 }
                 Err(error) => {

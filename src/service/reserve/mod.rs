@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::hygiene::{Past, Reuse};
+use super::quota::Charge;
 use super::scrub::Scrubber;
 use super::stock::{HasBytes, Stock};
 use crate::driver::{HandleTypes, NodeId};
@@ -48,7 +49,11 @@ pub(crate) struct Plan {
 /// Physical memory, and who has seen it.
 #[derive(Debug)]
 pub(crate) struct Chunk<P> {
+    // In this order: released first, then counted no more.
     pub memory: PhysicalMemory,
+    /// Its bytes in the account of the peer that had it, unless the service itself or a name's charge
+    /// counts them.
+    pub charge: Option<Charge>,
     pub past: Past<P>,
 }
 
@@ -183,23 +188,51 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         Ok(())
     }
 
-    /// Chunks of `bytes` together, rounded up to the granularity: from the reserve as far as it
-    /// goes, made now beyond. Blocks while memory is made.
-    ///
-    /// # Errors
-    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces; those of
-    /// creating memory. Nothing is taken then.
+    /// Chunks of `bytes` together, as [`fill_up`](Self::fill_up) takes them; none after an error.
+    #[cfg(test)]
     pub fn take(&self, peer: Option<&P>, bytes: u64) -> Result<Vec<Chunk<P>>> {
-        let padded = PaddedSize::new(bytes, self.shared.granule)?.padded();
         let mut taken = Vec::new();
-        let result = self.shared.take(peer, padded, &mut taken);
-        match result {
+        match self.fill_up(peer, bytes, &mut taken) {
             Ok(()) => Ok(taken),
             Err(error) => {
                 self.give_back(taken);
                 Err(error)
             }
         }
+    }
+
+    /// Adds chunks to `taken` until these have `bytes` together, rounded up to the granularity: from the
+    /// reserve as far as it goes, made now beyond. Blocks while memory is made. After an error `taken` has
+    /// the chunks that were taken so far.
+    ///
+    /// # Errors
+    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`](crate::share::MAX_PARTS) pieces;
+    /// those of creating memory.
+    pub fn fill_up(&self, peer: Option<&P>, bytes: u64, taken: &mut Vec<Chunk<P>>) -> Result<()> {
+        let missing = self.padded(bytes)?.saturating_sub(request::total(taken));
+        self.shared.take(peer, missing, taken)
+    }
+
+    /// Chunks of at most `bytes` together that are kept for this peer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes or more than an address space.
+    pub fn take_kept(&self, peer: &P, bytes: u64) -> Result<Vec<Chunk<P>>> {
+        let padded = self.padded(bytes)?;
+        let (taken, missing) =
+            self.shared
+                .state()
+                .stock
+                .take_own(peer, padded, crate::share::MAX_PARTS);
+        let counter = &self.shared.counters.taken_warm_bytes;
+        counter.fetch_add(padded - missing, Relaxed);
+        Ok(taken)
+    }
+
+    /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver
+    /// until `bytes` are free or none is left; returns the bytes.
+    pub fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
+        self.shared.evict_charged(charge, bytes)
     }
 
     /// One granule more, beside what was taken, made now. `None` where there is no room for it, since
@@ -245,6 +278,11 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// [`Error::InvalidArgument`] for 0 or more than an address space.
     pub fn padded(&self, bytes: u64) -> Result<u64> {
         Ok(PaddedSize::new(bytes, self.shared.granule)?.padded())
+    }
+
+    /// What all sizes are multiples of, in bytes.
+    pub fn granule(&self) -> u64 {
+        self.shared.granule.bytes()
     }
 
     /// The node.

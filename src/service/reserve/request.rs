@@ -1,10 +1,12 @@
 //! Serving requests: from what is ready, and made anew beyond.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::{Chunk, Plan, Shared};
 use crate::service::hygiene::{Discard, Past, Verdict};
+use crate::service::quota::{Charge, Use};
 use crate::service::stock::HasBytes;
 use crate::share::MAX_PARTS;
 use crate::topology::free_now;
@@ -25,7 +27,9 @@ impl<P: Clone + Eq> Shared<P> {
                 return Err(ended());
             }
             state.taken = Some(Instant::now());
-            state.stock.take(peer, padded, MAX_PARTS)
+            state
+                .stock
+                .take(peer, padded, MAX_PARTS.saturating_sub(taken.len()))
         };
         taken.extend(warm);
         self.counters
@@ -75,8 +79,7 @@ impl<P: Clone + Eq> Shared<P> {
         match self.create(bytes) {
             Ok(memory) => {
                 self.counters.taken_cold_bytes.fetch_add(bytes, Relaxed);
-                let past = Past::Fresh;
-                Some(Chunk { memory, past })
+                Some(Chunk::fresh(memory))
             }
             Err(error) => {
                 self.state().pinned -= bytes;
@@ -114,12 +117,7 @@ impl<P: Clone + Eq> Shared<P> {
             };
             self.evicted(evicted);
             let error = match self.create(bytes) {
-                Ok(memory) => {
-                    return Ok(Chunk {
-                        memory,
-                        past: Past::Fresh,
-                    });
-                }
+                Ok(memory) => return Ok(Chunk::fresh(memory)),
                 Err(error) => error,
             };
             let mut state = self.state();
@@ -187,12 +185,43 @@ impl<P: Clone + Eq> Shared<P> {
         drop(chunks);
     }
 
+    pub(super) fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
+        let same = |chunk: &Chunk<P>| {
+            let its = chunk.charge.as_ref();
+            its.is_some_and(|its| its.is_same_peer(charge))
+        };
+        let mut evicted = Vec::new();
+        {
+            let mut state = self.state();
+            let mut left = VecDeque::new();
+            // What waits to be zeroed first: that work is spared.
+            for (chunk, owner) in std::mem::take(&mut state.dirty) {
+                match same(&chunk) && total(&evicted) < bytes {
+                    true => evicted.push(chunk),
+                    false => left.push_back((chunk, owner)),
+                }
+            }
+            state.dirty = left;
+            state.dirty_bytes -= total(&evicted);
+            let more = bytes.saturating_sub(total(&evicted));
+            let kept = state.stock.evict_some(more, same);
+            evicted.extend(kept);
+            state.pinned -= total(&evicted);
+        }
+        let freed = total(&evicted);
+        if freed > 0 {
+            self.evicted(evicted);
+            self.changed.notify_all();
+        }
+        freed
+    }
+
     pub(super) fn give_back(&self, chunks: Vec<Chunk<P>>) {
         let plan = &self.plan;
         let mut discarded = Vec::new();
         {
             let mut state = self.state();
-            for chunk in chunks {
+            for mut chunk in chunks {
                 let bytes = chunk.bytes();
                 let verdict = match (chunk.past.verdict(plan.reuse), state.stop) {
                     (Verdict::Discard(why), _) => Verdict::Discard(why),
@@ -208,12 +237,15 @@ impl<P: Clone + Eq> Shared<P> {
                 };
                 let discard = match verdict {
                     Verdict::AsItIs => {
+                        // Free for anybody.
+                        chunk.charge = None;
                         state.stock.put(chunk, None);
                         continue;
                     }
                     Verdict::ScrubFor(owner)
                         if state.stock.kept() + queued(true) + bytes <= plan.keep =>
                     {
+                        chunk.turn(Use::Dirty);
                         state.dirty.push_back((chunk, Some(owner)));
                         state.dirty_bytes += bytes;
                         continue;
@@ -222,6 +254,7 @@ impl<P: Clone + Eq> Shared<P> {
                         if state.stock.warm() + queued(false) + bytes
                             <= plan.target.max(plan.keep) =>
                     {
+                        chunk.turn(Use::Dirty);
                         state.dirty.push_back((chunk, None));
                         state.dirty_bytes += bytes;
                         continue;
@@ -241,6 +274,24 @@ impl<P: Clone + Eq> Shared<P> {
         }
         drop(discarded);
         self.changed.notify_all();
+    }
+}
+
+impl<P> Chunk<P> {
+    /// Memory that nobody has seen.
+    pub(super) const fn fresh(memory: PhysicalMemory) -> Self {
+        Self {
+            memory,
+            charge: None,
+            past: Past::Fresh,
+        }
+    }
+
+    /// Its bytes are charged for another use.
+    pub(super) fn turn(&mut self, what: Use) {
+        if let Some(charge) = &mut self.charge {
+            charge.turn(what);
+        }
     }
 }
 

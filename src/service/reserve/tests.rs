@@ -1,3 +1,5 @@
+mod charges;
+
 use std::sync::mpsc;
 
 use super::request::total;

@@ -1,0 +1,60 @@
+//! What memory that came back is charged with.
+
+use super::*;
+use crate::service::quota::{Ledger, Quota};
+
+/// Waits until a ledger counts so many bytes.
+fn until_charged(ledger: &Ledger<&'static str>, bytes: u64) {
+    let end = Instant::now() + PATIENCE;
+    while ledger.all().0.bytes() != bytes {
+        assert!(Instant::now() < end, "still {:?}", ledger.all());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
+    let driver = driver();
+    let quota = Quota {
+        bytes: 64 * MIB,
+        names: 9,
+    };
+    for (reuse, left) in [
+        (Reuse::SamePeer, 16 * MIB),
+        (Reuse::Anyone, 0),
+        (Reuse::Never, 0),
+    ] {
+        let plan = Plan {
+            target: 0,
+            reuse,
+            ..plan()
+        };
+        let (reserve, _) = start(&driver, plan);
+        let ledger = Ledger::new(quota);
+        let mut charge = ledger.charge(&"a", 16 * MIB, 0).unwrap();
+        let mut taken = reserve.take(Some(&"a"), 16 * MIB).unwrap();
+        for chunk in &mut taken {
+            chunk.past.shown(&"a", true);
+            chunk.charge = Some(charge.split(chunk.bytes()));
+        }
+        let other = ledger.charge(&"b", 2 * MIB, 0).unwrap();
+        drop(charge);
+        assert_eq!(ledger.all().0.named, 18 * MIB);
+        reserve.give_back(taken);
+        until(&reserve, |levels| levels.dirty == 0);
+        until_charged(&ledger, left + 2 * MIB);
+        assert_eq!(ledger.all().0.kept, left);
+
+        // Its own are evicted where it needs others; other peers' are not.
+        let charge = ledger.charge(&"a", 64 * MIB, 0).unwrap();
+        assert_eq!(ledger.over(&charge).0, left);
+        assert_eq!(reserve.evict_charged(&other, left), 0);
+        assert_eq!(reserve.evict_charged(&charge, left), left);
+        assert_eq!(ledger.over(&charge).0, 0);
+        assert_eq!(reserve.levels().kept, 0);
+        drop((charge, other));
+        assert_eq!(ledger.all(), Default::default());
+        drop(reserve);
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+}
