@@ -274,7 +274,7 @@ pub enum Error {
         /// The server.
         peer: String,
         /// In what it differs.
-        what: Mismatch,
+        what: Box<Mismatch>,
     },
     /// A peer is gone, silent, or cannot be reached.
     #[error("{peer} is lost: {why}")]

@@ -14,7 +14,7 @@ fn detail<T: std::fmt::Debug>(result: Result<T>) -> (Refusal, String) {
 
 fn mismatch<T: std::fmt::Debug>(result: Result<T>) -> Mismatch {
     match result {
-        Err(Error::Mismatched { what, .. }) => what,
+        Err(Error::Mismatched { what, .. }) => *what,
         other => panic!("{other:?}"),
     }
 }

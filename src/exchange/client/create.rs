@@ -146,7 +146,7 @@ impl Client {
         Err(Error::Mismatched {
             name: entry.name,
             peer: self.peer(),
-            what,
+            what: Box::new(what),
         })
     }
 }

@@ -285,10 +285,10 @@ impl FetchOptions {
         Error::Mismatched {
             name: self.name.clone(),
             peer: self.client.peer(),
-            what: Mismatch::Owner {
+            what: Box::new(Mismatch::Owner {
                 expected: expected.to_string(),
                 found,
-            },
+            }),
         }
     }
 

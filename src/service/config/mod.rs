@@ -148,9 +148,9 @@ impl CreateConfig {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a prefix that
     /// [`Namespaces::rule`] refuses.
     pub fn namespaces(&self) -> Result<Namespaces> {
-        let rules = self.prefixes.iter();
-        rules.fold(Ok(Namespaces::own()), |all, rule| {
-            all?.rule(rule.peers.clone(), rule.names.iter().cloned())
+        let mut rules = self.prefixes.iter();
+        rules.try_fold(Namespaces::own(), |all, rule| {
+            all.rule(rule.peers.clone(), rule.names.iter().cloned())
         })
     }
 }

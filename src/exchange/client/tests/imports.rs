@@ -192,7 +192,7 @@ async fn memory_of_an_unexpected_owner_is_released_and_never_imported() {
         expected: "uid:1000".into(),
         found: "@server".into(),
     };
-    let mismatched = matches!(&error, Error::Mismatched { name, what: found, .. } if name == "x" && *found == what);
+    let mismatched = matches!(&error, Error::Mismatched { name, what: found, .. } if name == "x" && **found == what);
     assert!(mismatched, "{error}");
     assert!(
         error
@@ -265,7 +265,7 @@ async fn existing_memory_is_taken_only_if_owner_size_and_node_match() {
         let (got, ()) = within(async { tokio::join!(client.create_or_get(options), serve) }).await;
         match (got, wrong) {
             (Ok(got), None) => assert_eq!(got, entry(owner.into())),
-            (Err(Error::Mismatched { what, .. }), Some(wrong)) => assert_eq!(what, wrong),
+            (Err(Error::Mismatched { what, .. }), Some(wrong)) => assert_eq!(*what, wrong),
             other => panic!("{other:?}"),
         }
     }
