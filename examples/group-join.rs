@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use egmem::driver::NodeId;
 use egmem::exchange::Address;
-use egmem::exchange::group::{Group, Map};
+use egmem::exchange::group::{Admission, Group, Map};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (rank, memory) in (0..).zip(memory.clone()) {
             let (driver, address) = (driver.clone(), address.clone());
             joining.spawn(async move {
-                Group::options("bench", rank, arguments.ranks, address)
+                Group::options("bench", rank, arguments.ranks, address, Admission::SamePeer)
                     .memory(memory)
                     .map(Map::Lazy)
                     .join(&driver)

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egmem::driver::HandleType;
-use egmem::exchange::group::{Group, Map};
+use egmem::exchange::group::{Admission, Group, Map};
 use egmem::exchange::server::Published;
 use egmem::exchange::{Address, Client, Limits, Security, Server, Tls, TlsPem, Who};
 use egmem::share::Shared;
@@ -139,7 +139,7 @@ impl Ranks {
         let start = Instant::now();
         let mut tasks = JoinSet::new();
         for (rank, (driver, memory)) in (0..).zip(&self.ranks) {
-            let options = Group::options("bench", rank, size, address.clone())
+            let options = Group::options("bench", rank, size, address.clone(), Admission::SamePeer)
                 .security(self.security.clone())
                 .limits(limits())
                 .memory(memory.clone())

@@ -90,6 +90,16 @@ enum Pattern {
     Suffix(String),
 }
 
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anyone => f.write_str("*"),
+            Self::Exactly(peer) => write!(f, "{peer}"),
+            Self::Suffix(suffix) => write!(f, "*{suffix}"),
+        }
+    }
+}
+
 /// Who may do something: a list of names and patterns.
 ///
 /// ```
@@ -155,6 +165,16 @@ impl Who {
         self
     }
 
+    /// Whether one of the patterns is `*`.
+    pub(super) fn is_anyone(&self) -> bool {
+        self.0.contains(&Pattern::Anyone)
+    }
+
+    /// The patterns, as [`list`](Self::list) takes them.
+    pub(super) fn patterns(&self) -> Vec<String> {
+        self.0.iter().map(ToString::to_string).collect()
+    }
+
     /// Whether the peer is among them.
     pub fn admits(&self, peer: &PeerName) -> bool {
         self.0.iter().any(|pattern| match pattern {
@@ -176,11 +196,7 @@ impl fmt::Display for Who {
             if index > 0 {
                 f.write_str(", ")?;
             }
-            match pattern {
-                Pattern::Anyone => f.write_str("*")?,
-                Pattern::Exactly(peer) => write!(f, "{peer}")?,
-                Pattern::Suffix(suffix) => write!(f, "*{suffix}")?,
-            }
+            write!(f, "{pattern}")?;
         }
         Ok(())
     }
@@ -189,11 +205,7 @@ impl fmt::Display for Who {
 /// As a list of patterns.
 impl Serialize for Who {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|pattern| match pattern {
-            Pattern::Anyone => "*".to_owned(),
-            Pattern::Exactly(peer) => peer.to_string(),
-            Pattern::Suffix(suffix) => format!("*{suffix}"),
-        }))
+        serializer.collect_seq(self.patterns())
     }
 }
 

@@ -54,8 +54,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use config::{
-    BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig, LocalConfig,
-    MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig, ServiceConfig, TlsConfig,
+    BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig, LeaseConfig,
+    LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
+    ServiceConfig, TlsConfig,
 };
 pub use hygiene::Reuse;
 pub use scrub::Scrubber;
@@ -142,8 +143,8 @@ impl Service {
     }
 
     /// Takes over from `config` what can be changed while it runs: certificates are read again from
-    /// their files, and lists of peers and users and quotas are those of `config`. Returns the keys
-    /// that differ and need a restart.
+    /// their files, and lists of peers and users, rights to join groups and quotas are those of
+    /// `config`. Returns the keys that differ and need a restart.
     ///
     /// Sessions end whose certificates are revoked or not trusted any more, whose users may not
     /// connect any more, and whose peers were on a list and are on none now. Peers that are no longer
@@ -168,6 +169,7 @@ impl Service {
         self.server
             .end_sessions_if(|peer| before.lists(peer) && !now.lists(peer));
         self.state.set_create(current.create.clone());
+        self.server.set_groups(current.group_rights())?;
         for buffer in &current.buffers {
             self.state.set_who(&buffer.name, buffer.who.clone());
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use egmem::exchange::group::{Group, Host};
-use egmem::exchange::{Address, Server};
+use egmem::exchange::{Address, Server, Who};
 use egmem::{Driver, Error};
 
 use super::{LONG, all, buffer, fabric, free_address, options, server, until};
@@ -232,6 +232,7 @@ impl Wire {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_leaves_though_its_connection_breaks() {
     let server = Server::options().listen(Address::loopback(0)).door(None);
+    let server = server.groups("job", Who::anyone());
     let server = server.start().await.unwrap();
     let address = server.addresses()[0].clone();
     let Address::Tcp { port, .. } = address else {
@@ -240,7 +241,7 @@ async fn a_rank_leaves_though_its_connection_breaks() {
     let wire = Wire::to(port).await;
     let driver = fabric();
     let join = |rank, address: &Address| {
-        let options = Group::options("job", rank, 2, address.clone()).host(Host::Elsewhere);
+        let options = options(rank, 2, address).host(Host::Elsewhere);
         let (options, driver) = (options.memory(buffer(&driver, 1)), driver.clone());
         async move { options.join(&driver).await.unwrap() }
     };

@@ -1,6 +1,7 @@
 //! Groups through the public interface: ranks as tasks, and as processes that are killed.
 #![cfg(feature = "exchange")]
 
+mod admission;
 #[path = "../common/frames.rs"]
 mod frames;
 mod leaving;
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use egmem::driver::{HandleType, NodeId};
-use egmem::exchange::group::{Group, GroupOptions, Host, Map};
-use egmem::exchange::{Address, Server};
+use egmem::exchange::group::{Admission, Group, GroupOptions, GroupSecret, Host, Map};
+use egmem::exchange::{Address, Server, Who};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Error, Machine};
 use slow::ms;
@@ -63,11 +64,16 @@ fn free_address() -> Address {
 /// One that is no rank's.
 async fn server() -> Server {
     let server = Server::options().listen(Address::loopback(0));
+    let server = server.groups("job*", Who::anyone());
     server.start().await.unwrap()
 }
 
+fn secret(byte: u8) -> Admission {
+    Admission::Secret(GroupSecret::new([byte; 32]).unwrap())
+}
+
 fn options(rank: u32, size: u32, address: &Address) -> GroupOptions {
-    Group::options("job", rank, size, address.clone())
+    Group::options("job", rank, size, address.clone(), secret(7))
         .deadline(ms(60_000))
         .lease(ms(10_000))
 }
@@ -269,7 +275,7 @@ async fn a_server_elsewhere_serves_several_groups() {
         async move {
             let driver = fabric();
             let name = format!("job-{}", index / 2);
-            let group = Group::options(name, index % 2, 2, address)
+            let group = Group::options(name, index % 2, 2, address, secret(7))
                 .host(Host::Elsewhere)
                 .memory(buffer(&driver, index.into()))
                 .join(&driver)

@@ -8,12 +8,13 @@ use std::time::Duration;
 use egmem::driver::HandleType;
 use egmem::exchange::group::{Group, Map};
 use egmem::exchange::protocol::{
-    Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, VERSION, decode, encode,
+    Admission, Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, Secret, VERSION,
+    decode, encode,
 };
 use egmem::share::BootId;
 use egmem::{Driver, Error, Machine};
 
-use super::{LONG, buffer, free_address};
+use super::{LONG, buffer, free_address, secret};
 use crate::frames::{read_frame, write_frame};
 use crate::program::this_program;
 use crate::slow::ms;
@@ -95,7 +96,8 @@ async fn child_rank() {
     let (rank, size): (u32, u32) = (words[0].parse().unwrap(), words[1].parse().unwrap());
     let machine = Machine::preset(words[3]).unwrap();
     let driver = Driver::simulated(machine).unwrap();
-    let joined = Group::options("job", rank, size, words[2].parse().unwrap())
+    let address = words[2].parse().unwrap();
+    let joined = Group::options("job", rank, size, address, secret(7))
         .memory(buffer(&driver, 1000 + u64::from(rank)))
         .map(Map::All)
         .deadline(ms(60_000))
@@ -246,6 +248,7 @@ fn child_that_only_joins() {
         group: "job".into(),
         rank: words[0].parse().unwrap(),
         size: words[1].parse().unwrap(),
+        admission: Admission::Secret(Secret::new(&[7; 32]).unwrap()),
         can: vec![HandleType::Fabric],
         cannot: Vec::new(),
         memory: None,

@@ -148,7 +148,7 @@ async fn wrong_ranks_and_sizes_are_refused() {
 async fn strangers_are_refused() {
     let server = Server::options()
         .listen(Address::loopback(0))
-        .groups(Who::list(["node.example"]).unwrap())
+        .groups("*", Who::list(["node.example"]).unwrap())
         .start()
         .await
         .unwrap();

@@ -151,12 +151,24 @@ pub fn greeting() -> impl Strategy<Value = Greeting> {
 }
 
 fn join() -> impl Strategy<Value = Join> {
-    let first = (text(), any::<u32>(), any::<u32>(), handle_types());
+    let admission = prop_oneof![
+        Just(Admission::SamePeer),
+        vec(text(), 0..3).prop_map(Admission::Peers),
+        secret().prop_map(Admission::Secret),
+    ];
+    let first = (
+        text(),
+        any::<u32>(),
+        any::<u32>(),
+        admission,
+        handle_types(),
+    );
     (first, vec(text(), 0..3), of(description()), any::<u64>()).prop_map(
-        |((group, rank, size, can), cannot, memory, ms)| Join {
+        |((group, rank, size, admission, can), cannot, memory, ms)| Join {
             group,
             rank,
             size,
+            admission,
             can,
             cannot,
             memory,

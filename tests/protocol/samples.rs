@@ -156,6 +156,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 group: "job-7".into(),
                 rank: 1,
                 size: 4,
+                admission: Admission::Secret(secret(9)),
                 can: both,
                 cannot: vec!["no IMEX channel".into()],
                 memory: Some(memory()),
@@ -180,11 +181,25 @@ pub fn requests() -> Vec<(&'static str, Request)> {
             }),
         ),
         (
+            "join-peers",
+            Ask::Join(Join {
+                group: "job-7".into(),
+                rank: 0,
+                size: 2,
+                admission: Admission::Peers(vec!["*.cluster".into(), "uid:1000".into()]),
+                can: vec![HandleType::Fabric],
+                cannot: Vec::new(),
+                memory: None,
+                ms: 30_000,
+            }),
+        ),
+        (
             "join-window",
             Ask::Join(Join {
                 group: "job-7".into(),
                 rank: 0,
                 size: 2,
+                admission: Admission::SamePeer,
                 can: vec![HandleType::Fabric],
                 cannot: Vec::new(),
                 memory: Some(window()),

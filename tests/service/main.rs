@@ -3,6 +3,7 @@
 #![cfg(feature = "service")]
 
 mod doubt;
+mod groups;
 mod memory;
 mod names;
 mod owners;

@@ -145,7 +145,13 @@ fn ranks_on_threads_form_a_group() {
                 let own = driver();
                 let memory = buffer(&own);
                 memory.put(0, rank).unwrap();
-                let options = exchange::group::Group::options("g", rank, 3, address);
+                let options = exchange::group::Group::options(
+                    "g",
+                    rank,
+                    3,
+                    address,
+                    exchange::group::Admission::SamePeer,
+                );
                 let mut group = Group::join(options.memory(memory), &own).unwrap();
                 assert_eq!((group.own_rank(), group.size()), (rank, 3));
                 for other in 0..3 {

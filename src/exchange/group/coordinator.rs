@@ -10,14 +10,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
+use super::identity::Keys;
+use super::rights::Rights;
 use super::roster::Roster;
 pub(crate) use super::round::Rules;
 use super::round::{Asker, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
-use crate::exchange::protocol::{Answer, Empty, Event, Join, Leave, Offer};
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Admission, Answer, Empty, Event, Join, Leave, Offer, Refused};
 use crate::exchange::transport::HeldFd;
-use crate::exchange::{PeerName, Who};
 use crate::share::BootId;
 
 /// Sends a notice to a session; it must not block, and may not call back.
@@ -32,7 +34,6 @@ pub(crate) struct Groups(Arc<Inner>);
 
 struct Inner {
     begun: Instant,
-    who: Who,
     state: Mutex<State>,
     notify: Notify,
 }
@@ -70,23 +71,45 @@ impl fmt::Debug for MembersPage {
 }
 
 impl Groups {
-    /// No groups yet, for the peers of `who`. `notify` sends a notice to a session: it neither blocks
-    /// nor calls back.
+    /// No groups yet, for peers with these rights. `notify` sends a notice to a session: it neither
+    /// blocks nor calls back.
     pub fn new(
         rules: Rules,
-        who: Who,
+        rights: Rights,
+        keys: Keys,
         notify: impl Fn(u64, Event) + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Inner {
             begun: Instant::now(),
-            who,
             state: Mutex::new(State {
-                rounds: Rounds::new(rules),
+                rounds: Rounds::new(rules, rights, keys),
                 waiters: HashMap::new(),
                 last: 0,
             }),
             notify: Box::new(notify),
         }))
+    }
+
+    /// Replaces the rights: ranks of peers that have lost theirs are out of rounds that are not
+    /// complete.
+    pub fn set_rights(&self, rights: Rights) {
+        self.change(|rounds, now| rounds.set_rights(now, rights));
+    }
+
+    /// Keeps room for this group: the limit on all groups does not count for it.
+    ///
+    /// # Errors
+    /// A refusal of a peer without the right, or of an admission that does not admit it.
+    pub fn keep_room(
+        &self,
+        peer: &PeerName,
+        group: &str,
+        admission: &Admission,
+    ) -> Result<(), Refused> {
+        let mut state = self.lock();
+        let identity = state.rounds.may_join(peer, group, admission)?;
+        state.rounds.own = Some(identity);
+        Ok(())
     }
 
     /// A rank joins: [`Answer::Agreed`] when all have, [`Answer::Incomplete`] when they do not, or
@@ -102,12 +125,9 @@ impl Groups {
         local: bool,
         ask: Join,
     ) -> Answer {
-        if !self.0.who.admits(peer) {
-            return Answer::Refused(refused(Refusal::Forbidden, "groups are not for this peer"));
-        }
         let asker = Asker {
             session,
-            peer: peer.to_string(),
+            peer: peer.clone(),
             boot,
             local,
         };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::driver::HandleType;
+use crate::exchange::Who;
 use crate::exchange::protocol::{Agreed, Incomplete};
 use std::sync::mpsc;
 
@@ -10,6 +11,7 @@ fn join(rank: u32, size: u32) -> Join {
         group: "g".into(),
         rank,
         size,
+        admission: Admission::SamePeer,
         can: vec![HandleType::PosixFd],
         cannot: Vec::new(),
         memory: None,
@@ -28,7 +30,9 @@ fn offer(round: u64) -> Offer {
 
 fn groups() -> (Groups, mpsc::Receiver<(u64, Event)>) {
     let (sender, news) = mpsc::channel();
-    let groups = Groups::new(Rules::default(), Who::only(PEER), move |session, event| {
+    let rights = Rights::new([("*".into(), Who::only(PEER))]).unwrap();
+    let keys = Keys::new().unwrap();
+    let groups = Groups::new(Rules::default(), rights, keys, move |session, event| {
         sender.send((session, event)).unwrap();
     });
     (groups, news)

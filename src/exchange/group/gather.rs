@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agree::{Rank, agree, cut};
+use super::identity::Identity;
 use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
@@ -27,15 +28,16 @@ impl Rounds {
         asker: Asker,
         ask: Join,
     ) -> Result<(), Refused> {
+        let identity = self.may_join(&asker.peer, &ask.group, &ask.admission)?;
         self.check(&asker, &ask)?;
-        let id = match self.open.get(&ask.group) {
-            Some(&id) => self.enter(id, now, &asker, &ask)?,
+        let id = match self.open.get(&identity) {
+            Some(&id) => self.enter(identity, id, now, &asker, &ask)?,
             None => {
-                self.may_begin(&asker, &ask, None)?;
+                self.may_begin(identity, &asker, &ask, None)?;
                 None
             }
         };
-        let id = id.unwrap_or_else(|| self.begin(&asker, &ask));
+        let id = id.unwrap_or_else(|| self.begin(identity, &asker, &ask));
         let Some(round) = self.rounds.get_mut(&id) else {
             return Err(refused(Refusal::Internal, ""));
         };
@@ -47,6 +49,7 @@ impl Rounds {
             waiter: Some(waiter),
             given: None,
             stay: Stay::Here,
+            revoked: false,
             asker,
         };
         if !seat.asker.local && seat.can.contains(&HandleType::PosixFd) {
@@ -100,52 +103,28 @@ impl Rounds {
     /// may begin one.
     fn enter(
         &mut self,
+        identity: Identity,
         id: u64,
         now: Duration,
         asker: &Asker,
         ask: &Join,
     ) -> Result<Option<u64>, Refused> {
         let Some(round) = self.rounds.get(&id) else {
-            self.may_begin(asker, ask, None)?;
+            self.may_begin(identity, asker, ask, None)?;
             return Ok(None);
         };
-        if let Some(seat) = round.seats.get(&ask.rank)
-            && seat.asker.peer != asker.peer
-        {
-            return Err(refused(
-                Refusal::Exists,
-                format!("rank {} has been taken by another peer", ask.rank),
-            ));
-        }
+        check_place(round, asker, ask)?;
         if let Phase::Offering { .. } = round.phase {
-            // Whoever joins again does not wait for the first answer any more.
+            // The rank's process was started again: it does not wait for the first answer any more.
             let why = round.incomplete(
                 Refusal::Closing,
                 format!("rank {} began anew", ask.rank),
                 vec![ask.rank],
             );
             // Not ended for a rank that is refused then; nor does it count, since it is to end.
-            self.may_begin(asker, ask, Some(id))?;
+            self.may_begin(identity, asker, ask, Some(id))?;
             self.fail(id, now, why);
             return Ok(None);
-        }
-        if round.size != ask.size {
-            return Err(refused(
-                Refusal::Invalid,
-                format!(
-                    "size {}; the group is gathering with {}",
-                    ask.size, round.size
-                ),
-            ));
-        }
-        if let Some(other) = round
-            .seat_of(asker.session)
-            .filter(|rank| *rank != ask.rank)
-        {
-            return Err(refused(
-                Refusal::Exists,
-                format!("this session is rank {other} already"),
-            ));
         }
         let own = ask.memory.as_ref().map_or(0, |memory| memory.parts.len());
         let others = round.seats.iter().filter(|(rank, _)| **rank != ask.rank);
@@ -186,13 +165,13 @@ impl Rounds {
     }
 
     /// Whether there may be one round more, not counting one that is to end.
-    fn may_begin(&self, asker: &Asker, ask: &Join, ending: Option<u64>) -> Result<(), Refused> {
-        if self.rounds.len() - usize::from(ending.is_some()) >= self.rules.groups {
-            return Err(refused(
-                Refusal::Limit,
-                format!("{} groups", self.rules.groups),
-            ));
-        }
+    fn may_begin(
+        &self,
+        identity: Identity,
+        asker: &Asker,
+        ask: &Join,
+        ending: Option<u64>,
+    ) -> Result<(), Refused> {
         if ask
             .memory
             .as_ref()
@@ -200,23 +179,33 @@ impl Rounds {
         {
             return Err(self.too_many_parts());
         }
-        self.check_peer(asker, ending)
+        // Before the limit for all peers, which tells that others have groups.
+        self.check_peer(asker, ending)?;
+        let others = self.rounds.len() - usize::from(ending.is_some());
+        if others >= self.rules.groups && self.own != Some(identity) {
+            tracing::warn!(limit = self.rules.groups, "too many groups");
+            return Err(refused(Refusal::Limit, "the server has too many groups"));
+        }
+        Ok(())
     }
 
-    fn begin(&mut self, asker: &Asker, ask: &Join) -> u64 {
-        self.last += 1;
-        let id = self.last;
+    fn begin(&mut self, identity: Identity, asker: &Asker, ask: &Join) -> u64 {
+        let mut id = self.keys.next_round();
+        while self.rounds.contains_key(&id) {
+            id = self.keys.next_round();
+        }
         tracing::debug!(
             group = ask.group,
             round = id,
             size = ask.size,
-            peer = asker.peer,
+            peer = %asker.peer,
             "a group gathers"
         );
-        self.open.insert(ask.group.clone(), id);
+        self.open.insert(identity, id);
         self.rounds.insert(
             id,
             Round {
+                identity,
                 group: ask.group.clone(),
                 size: ask.size,
                 seats: BTreeMap::new(),
@@ -270,4 +259,24 @@ impl Rounds {
             }
         }
     }
+}
+
+/// Whether a rank fits into its group's round, in whatever phase that is: nothing is changed for one
+/// that does not.
+fn check_place(round: &Round, asker: &Asker, ask: &Join) -> Result<(), Refused> {
+    if round.size != ask.size {
+        let why = format!("size {}; the group has {} ranks", ask.size, round.size);
+        return Err(refused(Refusal::Invalid, why));
+    }
+    let taken = round.seats.get(&ask.rank);
+    if taken.is_some_and(|seat| seat.asker.peer != asker.peer) {
+        let why = format!("rank {} has been taken by another peer", ask.rank);
+        return Err(refused(Refusal::Exists, why));
+    }
+    let own = round.seat_of(asker.session);
+    if let Some(other) = own.filter(|rank| *rank != ask.rank) {
+        let why = format!("this session is rank {other} already");
+        return Err(refused(Refusal::Exists, why));
+    }
+    Ok(())
 }

@@ -9,6 +9,7 @@ use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::Admission;
 use super::host::Hosted;
 use super::join::{leave_behind, unmapped};
 use super::member::Slot;
@@ -45,7 +46,7 @@ pub struct GroupState {
 /// ```
 /// use egmem::driver::NodeId;
 /// use egmem::exchange::Address;
-/// use egmem::exchange::group::Group;
+/// use egmem::exchange::group::{Admission, Group};
 /// use egmem::{Buffer, Driver, Machine};
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -57,7 +58,7 @@ pub struct GroupState {
 ///     let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
 ///     let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
 ///     buffer.put(0, rank)?;
-///     let group = Group::options("job-7", rank, 2, address.clone())
+///     let group = Group::options("job-7", rank, 2, address.clone(), Admission::SamePeer)
 ///         .memory(buffer)
 ///         .join(&driver)
 ///         .await?;
@@ -109,7 +110,8 @@ pub(super) struct Parts {
 
 impl Group {
     /// Options to join the group `name` as `rank` of `size` ranks, at `address`: rank 0 listens
-    /// there, the others connect, and may come first.
+    /// there, the others connect, and may come first. `admission` says which peers may be the other
+    /// ranks.
     ///
     /// Between machines it is a TCP address, and [`security`](GroupOptions::security) is needed.
     /// On one machine a Unix socket does as well.
@@ -118,8 +120,9 @@ impl Group {
         rank: u32,
         size: u32,
         address: Address,
+        admission: Admission,
     ) -> GroupOptions {
-        GroupOptions::new(name.into(), rank, size, address)
+        GroupOptions::new(name.into(), rank, size, address, admission)
     }
 
     pub(super) fn new(parts: Parts, hosted: Option<Hosted>) -> Self {

@@ -5,10 +5,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::Admission;
 use super::options::GroupOptions;
 use crate::Result;
 use crate::exchange::server::door::DoorPath;
-use crate::exchange::{Address, PeerName, Server};
+use crate::exchange::{Address, PeerName, Server, Who};
 use crate::share::InstanceId;
 
 /// How often a server looks whether the others have gone.
@@ -44,16 +45,17 @@ impl Hosted {
             .limits(options.limits.clone())
             .lease(options.lease)
             .heartbeat(options.lease / 4)
-            // The starting rank itself comes over the Unix socket.
-            .groups(options.who.clone().and(PeerName::User(own_user())))
+            .groups(options.name.clone(), who(options))
             .door(None);
         if !options.address.is_unix() {
             let own = DoorPath::private(InstanceId::random()?, &options.peers)?;
             server = server.listen(Address::Unix(own.path().to_owned()));
             path = Some(own);
         }
+        let server = server.start().await?;
+        server.keep_room_for(&own_peer(), &options.name, &options.admission.message())?;
         let running = Running {
-            server: server.start().await?,
+            server,
             _path: path,
         };
         Ok(Self {
@@ -104,8 +106,19 @@ impl Running {
     }
 }
 
-fn own_user() -> u32 {
-    rustix::process::geteuid().as_raw()
+/// The starting rank itself, which comes over the Unix socket.
+fn own_peer() -> PeerName {
+    PeerName::User(rustix::process::geteuid().as_raw())
+}
+
+/// Which peers may ask to join.
+fn who(options: &GroupOptions) -> Who {
+    let who = match (&options.who, &options.admission) {
+        (Some(who), _) | (None, Admission::Peers(who)) => who.clone(),
+        (None, Admission::SamePeer) => Who::nobody(),
+        (None, Admission::Secret(_)) => Who::anyone(),
+    };
+    who.and(own_peer())
 }
 
 /// Waits until no connection is left, or those that are left stay.

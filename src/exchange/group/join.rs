@@ -228,6 +228,7 @@ impl Joining<'_> {
                 group: self.options.name.clone(),
                 rank: self.options.rank,
                 size: self.options.size,
+                admission: self.options.admission.message(),
                 can: can.clone(),
                 cannot: cannot.clone(),
                 memory: memory.clone(),

@@ -9,6 +9,11 @@
 //! reason. Where a rank is missing, or lost before all have everything, all get
 //! [`Error::RanksMissing`].
 //!
+//! A group is its name and its [`Admission`]: which peers its ranks accept. A rank that states another
+//! admission is in another group and learns nothing about this one. A server that runs already gives
+//! no peer the right to join a group, unless its options or its configuration say so; one that rank 0
+//! starts serves the ranks of this group alone.
+//!
 //! A rank that crashed and joins again begins a new round with all the others, who join again too;
 //! a group that is complete is not disturbed by that.
 //!
@@ -20,6 +25,7 @@
 //! [`Error::NoCommonHandle`]: crate::Error::NoCommonHandle
 //! [`Error::RanksMissing`]: crate::Error::RanksMissing
 
+mod admission;
 mod agree;
 mod coordinator;
 mod gather;
@@ -27,16 +33,23 @@ mod gather;
 mod group;
 mod handles;
 mod host;
+mod identity;
 mod join;
 mod local;
 mod member;
 mod options;
+mod outcomes;
 mod present;
+mod rights;
 mod roster;
 mod round;
 mod rounds;
 mod settle;
 
+pub use admission::{Admission, GroupSecret};
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
 pub use group::{Group, GroupState};
+pub(crate) use identity::Keys;
 pub use options::{GroupOptions, Host, Map};
+pub(crate) use rights::Rights;
+pub(crate) use rounds::NO_SUCH_ROUND;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Group, join};
+use super::{Admission, Group, join};
 use crate::Result;
 use crate::driver::{Access, Driver};
 use crate::exchange::{Address, Limits, Security, Who};
@@ -37,7 +37,7 @@ impl Default for Host {
 
 /// What a group is to be, from one rank's view; [`join`](Self::join) joins it.
 ///
-/// Name, size, address and host are the same for all ranks.
+/// Name, size, address, admission and host are the same for all ranks.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `join`"]
 pub struct GroupOptions {
@@ -48,7 +48,8 @@ pub struct GroupOptions {
     pub(super) host: Host,
     pub(super) security: Security,
     pub(super) peers: Peers,
-    pub(super) who: Who,
+    pub(super) admission: Admission,
+    pub(super) who: Option<Who>,
     pub(super) limits: Limits,
     pub(super) deadline: Duration,
     pub(super) lease: Duration,
@@ -60,7 +61,13 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    pub(super) fn new(name: String, rank: u32, size: u32, address: Address) -> Self {
+    pub(super) fn new(
+        name: String,
+        rank: u32,
+        size: u32,
+        address: Address,
+        admission: Admission,
+    ) -> Self {
         Self {
             name,
             rank,
@@ -69,7 +76,8 @@ impl GroupOptions {
             host: Host::default(),
             security: Security::Plain,
             peers: Peers::same_user(),
-            who: Who::anyone(),
+            admission,
+            who: None,
             limits: Limits::default(),
             deadline: Duration::from_secs(60),
             lease: Duration::from_secs(10),
@@ -124,10 +132,15 @@ impl GroupOptions {
         self
     }
 
-    /// Who may be a rank, where this rank starts the server: every peer that it lets in without
-    /// this. Ranks on the server's own machine come over a Unix socket, as `uid:…`.
+    /// Which peers may ask to join, where this rank starts the server, in addition to the user that
+    /// runs it; others are refused at once.
+    ///
+    /// Without this: with [`Admission::SamePeer`] only that user, with [`Admission::Peers`] those
+    /// peers, with [`Admission::Secret`] every peer that [`security`](Self::security) and
+    /// [`peers`](Self::peers) let in. Ranks on the server's own machine come over a Unix socket, as
+    /// `uid:…`.
     pub fn who(mut self, who: Who) -> Self {
-        self.who = who;
+        self.who = Some(who);
         self
     }
 
@@ -177,8 +190,9 @@ impl GroupOptions {
     /// [`Error::NoCommonHandle`](crate::Error::NoCommonHandle) with what stands in the way.
     ///
     /// To this one: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank that there
-    /// is not; [`Error::Refused`](crate::Error::Refused) where the rank is taken, the size is not the
-    /// others', or a limit is reached; [`Error::LimitReached`](crate::Error::LimitReached) where this
+    /// is not; [`Error::Refused`](crate::Error::Refused) with `forbidden` where the server gives this
+    /// peer no right to groups of this name, or the admission does not admit this rank itself, and
+    /// where the rank is taken, the size is not the others', or a limit is reached; [`Error::LimitReached`](crate::Error::LimitReached) where this
     /// process may not have as many file descriptors as all ranks' memory has parts
     /// (`RLIMIT_NOFILE`); those of connecting and, with [`Map::All`], of importing.
     ///

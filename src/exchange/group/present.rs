@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::round::{Asker, Seat, Stay};
+use crate::exchange::PeerName;
 
 /// The rounds of every session and of every peer.
 #[derive(Default)]
@@ -11,7 +12,7 @@ pub(super) struct Present {
     sessions: HashMap<u64, BTreeSet<u64>>,
     /// Those in which a peer has ranks that have neither left nor are lost, and how many: a round
     /// that others keep is not its own to answer for.
-    peers: HashMap<String, BTreeMap<u64, u32>>,
+    peers: HashMap<PeerName, BTreeMap<u64, u32>>,
 }
 
 impl Present {
@@ -66,7 +67,7 @@ impl Present {
     }
 
     /// How many rounds a peer is in, beside this one.
-    pub fn of_peer(&self, peer: &str, beside: Option<u64>) -> usize {
+    pub fn of_peer(&self, peer: &PeerName, beside: Option<u64>) -> usize {
         let Some(rounds) = self.peers.get(peer) else {
             return 0;
         };

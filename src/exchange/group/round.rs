@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::identity::Identity;
 use super::roster::Roster;
 use crate::Refusal;
 use crate::driver::HandleType;
-use crate::exchange::Limits;
 use crate::exchange::protocol::{Agreed, Incomplete, Refused, Secret};
 use crate::exchange::transport::HeldFd;
+use crate::exchange::{Limits, PeerName};
 use crate::share::{BootId, Description};
 
 /// A request that waits for its answer.
@@ -84,7 +85,7 @@ impl Default for Rules {
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub session: u64,
-    pub peer: String,
+    pub peer: PeerName,
     pub boot: BootId,
     /// Whether fds can be passed on its connection.
     pub local: bool,
@@ -131,6 +132,8 @@ pub(super) struct Seat {
     pub(super) waiter: Option<Waiter>,
     pub(super) given: Option<Given>,
     pub(super) stay: Stay,
+    /// Its peer has lost the right since: it is told no members.
+    pub(super) revoked: bool,
 }
 
 impl Seat {
@@ -155,25 +158,9 @@ pub(super) enum Phase {
     Complete(Option<Kept>),
 }
 
-/// What came of a round, for ranks that have not asked yet or whose connection broke before they
-/// heard it.
-pub(super) struct Ended {
-    pub(super) round: u64,
-    /// Those that have left; all, of a round that failed.
-    pub(super) sessions: Vec<u64>,
-    pub(super) told: Told,
-    /// Whether it ended before it was complete.
-    pub(super) failed: bool,
-    pub(super) until: Duration,
-}
-
-impl Ended {
-    pub(super) fn is(&self, round: u64, session: u64) -> bool {
-        self.round == round && self.sessions.contains(&session)
-    }
-}
-
 pub(super) struct Round {
+    pub(super) identity: Identity,
+    /// The group's name.
     pub(super) group: String,
     pub(super) size: u32,
     pub(super) seats: BTreeMap<u32, Seat>,

@@ -5,42 +5,50 @@
 //! ranks alike, and whoever joins then begins a new one. There is no state in which one rank of a
 //! round is told its members and another that it failed.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::identity::{Identity, Keys};
+use super::outcomes::{Outcome, Outcomes};
 use super::present::Present;
-use super::round::{Ended, Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
+use super::rights::Rights;
+use super::round::{Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
 use crate::Refusal;
-use crate::exchange::protocol::{Incomplete, Lost, Refused};
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Admission, Incomplete, Lost, Refused};
 
 /// All rounds of a server.
 pub(super) struct Rounds {
     pub(super) rules: Rules,
-    pub(super) last: u64,
+    pub(super) rights: Rights,
+    pub(super) keys: Keys,
+    /// The group for which the server was started: others do not take its place.
+    pub(super) own: Option<Identity>,
     pub(super) rounds: HashMap<u64, Round>,
     /// The round of a group that can be joined.
-    pub(super) open: HashMap<String, u64>,
+    pub(super) open: HashMap<Identity, u64>,
     pub(super) present: Present,
     pub(super) waiting: HashMap<Waiter, (u64, u32)>,
     pub(super) deadlines: BTreeSet<(Duration, u64)>,
-    /// The last rounds that ended, oldest first.
-    pub(super) ended: VecDeque<Ended>,
+    pub(super) ended: Outcomes,
     pub(super) told: Vec<(Waiter, Told)>,
     pub(super) news: Vec<(u64, Lost)>,
 }
 
 impl Rounds {
-    pub(super) fn new(rules: Rules) -> Self {
+    pub(super) fn new(rules: Rules, rights: Rights, keys: Keys) -> Self {
         Self {
             rules,
-            last: 0,
+            rights,
+            keys,
+            own: None,
             rounds: HashMap::new(),
             open: HashMap::new(),
             present: Present::default(),
             waiting: HashMap::new(),
             deadlines: BTreeSet::new(),
-            ended: VecDeque::new(),
+            ended: Outcomes::default(),
             told: Vec::new(),
             news: Vec::new(),
         }
@@ -94,21 +102,56 @@ impl Rounds {
         told: Told,
         failed: bool,
     ) {
-        if self.ended.len() >= self.rules.groups {
-            self.ended.pop_front();
-        }
-        self.ended.push_back(Ended {
+        let outcome = Outcome {
             round: id,
-            sessions,
             told,
             failed,
             until: now.saturating_add(self.rules.keep),
-        });
+        };
+        for session in sessions {
+            self.ended.keep(session, outcome.clone());
+        }
     }
 
-    /// What there is to tell a session of a round that has ended.
-    pub(super) fn came_of(&self, id: u64, session: u64) -> Option<&Ended> {
-        self.ended.iter().find(|ended| ended.is(id, session))
+    /// Takes the seats of peers that have lost their right to the group.
+    ///
+    /// Ranks of a complete round stay its members until they leave, but are told no handles any more.
+    pub(super) fn set_rights(&mut self, now: Duration, rights: Rights) {
+        self.rights = rights;
+        let mut lost = Vec::new();
+        for (id, round) in &mut self.rounds {
+            for (rank, seat) in &mut round.seats {
+                if !self.rights.admits(&round.group, &seat.asker.peer) {
+                    seat.revoked = true;
+                    lost.push((*id, *rank));
+                }
+            }
+        }
+        for (id, rank) in lost {
+            match self.rounds.get(&id).map(|round| &round.phase) {
+                Some(Phase::Gathering) => self.vacate(id, rank, no_right()),
+                Some(Phase::Offering { .. }) => {
+                    self.abandon(id, rank, now, "lost the right to join");
+                }
+                Some(Phase::Complete(_)) | None => {}
+            }
+        }
+    }
+
+    /// Which group a peer means that asks to join.
+    ///
+    /// # Errors
+    /// A refusal that does not depend on whether the group exists.
+    pub(super) fn may_join(
+        &self,
+        peer: &PeerName,
+        group: &str,
+        admission: &Admission,
+    ) -> Result<Identity, Refused> {
+        if !self.rights.admits(group, peer) {
+            return Err(no_right());
+        }
+        self.keys.group(group, admission, peer)
     }
 
     /// Lets time pass.
@@ -118,9 +161,7 @@ impl Rounds {
         {
             self.expire(id, now);
         }
-        while self.ended.front().is_some_and(|ended| ended.until <= now) {
-            self.ended.pop_front();
-        }
+        self.ended.expire(now);
     }
 
     /// Lets time pass; how long until it alone changes something for `waiter`, at most a second.
@@ -174,8 +215,7 @@ impl Rounds {
     }
 
     pub(super) fn unknown(&mut self, waiter: Waiter) {
-        let no = refused(Refusal::NotFound, "no such round of this session's");
-        self.told.push((waiter, Told::Refused(no)));
+        self.told.push((waiter, Told::Refused(no_such_round())));
     }
 
     pub(super) fn find(&mut self, session: u64, group: &str, id: u64) -> Option<(&mut Round, u32)> {
@@ -221,8 +261,8 @@ impl Rounds {
                 self.waiting.remove(&waiter);
             }
         }
-        if self.open.get(&round.group) == Some(&id) {
-            self.open.remove(&round.group);
+        if self.open.get(&round.identity) == Some(&id) {
+            self.open.remove(&round.identity);
         }
         if let Some(at) = round.scheduled {
             self.deadlines.remove(&(at, id));
@@ -244,6 +284,19 @@ impl Rounds {
             round.scheduled = next;
         }
     }
+}
+
+/// The answer to a peer without a right, whether the group exists or not.
+pub(super) fn no_right() -> Refused {
+    refused(Refusal::Forbidden, "no right to join groups of this name")
+}
+
+/// Why a session without a seat in a round is refused.
+pub(crate) const NO_SUCH_ROUND: &str = "no such round of this session";
+
+/// The answer to a session without a seat in the round, whether that exists or not.
+pub(super) fn no_such_round() -> Refused {
+    refused(Refusal::NotFound, NO_SUCH_ROUND)
 }
 
 #[cfg(test)]

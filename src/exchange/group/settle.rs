@@ -23,7 +23,7 @@ impl Rounds {
     ) {
         self.tick(now);
         let first = ask.first;
-        if let Some(ended) = self.came_of(ask.round, session)
+        if let Some(ended) = self.ended.of(session, ask.round)
             && ended.failed
         {
             let told = ended.told.clone();
@@ -33,7 +33,7 @@ impl Rounds {
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
             return self.unknown(waiter);
         };
-        let Some(seat) = round.seats.get_mut(&rank) else {
+        let Some(seat) = round.seats.get_mut(&rank).filter(|seat| !seat.revoked) else {
             return self.unknown(waiter);
         };
         match &round.phase {
@@ -94,7 +94,7 @@ impl Rounds {
                 };
                 let memory = seat.memory.take();
                 Member {
-                    peer: seat.asker.peer.clone(),
+                    peer: seat.asker.peer.to_string(),
                     handles: memory.is_some().then_some(handles),
                     memory,
                 }
@@ -108,8 +108,8 @@ impl Rounds {
             roster: Arc::new(Roster::new(members, fds, limits)),
             until: now.saturating_add(self.rules.keep),
         }));
-        if self.open.get(&round.group) == Some(&id) {
-            self.open.remove(&round.group);
+        if self.open.get(&round.identity) == Some(&id) {
+            self.open.remove(&round.identity);
         }
         let waiters: Vec<_> = round
             .seats
@@ -145,7 +145,7 @@ impl Rounds {
     pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
         self.tick(now);
         let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
-        if let Some(ended) = self.came_of(ask.round, session) {
+        if let Some(ended) = self.ended.of(session, ask.round) {
             let told = ended.told.clone();
             // It has left before, and its connection broke before it heard what came of it; or the
             // round failed.
@@ -226,6 +226,7 @@ impl Rounds {
             };
             self.abandon(id, rank, now, "is lost");
         }
+        self.ended.forget(session);
     }
 
     /// A waiter does not wait any more: its connection is broken.
@@ -247,7 +248,7 @@ impl Rounds {
     }
 
     /// A rank gives up, in whatever phase.
-    fn abandon(&mut self, id: u64, rank: u32, now: Duration, how: &str) {
+    pub(super) fn abandon(&mut self, id: u64, rank: u32, now: Duration, how: &str) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
         };

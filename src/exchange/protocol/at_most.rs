@@ -90,8 +90,8 @@ pub(super) fn some_leases<'de, D: Deserializer<'de>>(
 #[cfg(test)]
 mod tests {
     use crate::exchange::protocol::{
-        Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret, VERSION,
-        decode, encode,
+        Admission, Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret,
+        VERSION, decode, encode,
     };
     use crate::share::MAX_PARTS;
 
@@ -121,6 +121,7 @@ mod tests {
             group: "g".into(),
             rank: 0,
             size: 1,
+            admission: Admission::SamePeer,
             can: Vec::new(),
             cannot: vec![String::new(); count],
             memory: None,

@@ -58,11 +58,11 @@ pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
 use crate::exchange::directory::{Exporter, Registration, RegistrationState};
-use crate::exchange::group::{Groups, Rules};
+use crate::exchange::group::{Groups, Keys, Rights, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
-use crate::exchange::protocol::{Closing, Event};
+use crate::exchange::protocol::{Admission, Closing, Event};
 use crate::exchange::transport::{FdRoom, FdTable, Listening, SharedPeers};
-use crate::exchange::{Address, PeerName, Security};
+use crate::exchange::{Address, PeerName, Security, Who};
 use crate::share::{BootId, InstanceId, Peers, Shared};
 use crate::{Error, Refusal, Result};
 use handshakes::Handshakes;
@@ -130,6 +130,8 @@ impl Server {
     async fn start(mut options: ServerOptions) -> Result<Self> {
         let instance = InstanceId::random()?;
         let peers = SharedPeers::from(options.peers.clone());
+        let rights = Rights::new(std::mem::take(&mut options.groups))?;
+        let keys = Keys::new()?;
         let mut listening = Vec::new();
         for address in &options.addresses {
             listening.push(options.bind(address, &peers).await?);
@@ -170,7 +172,7 @@ impl Server {
             instance,
             boot,
             registration: Mutex::new(registration),
-            groups: Groups::new(rules, options.groups, {
+            groups: Groups::new(rules, rights, keys, {
                 let inner = Weak::clone(inner);
                 move |session, notice| {
                     let inner = inner.upgrade();
@@ -281,6 +283,36 @@ impl Server {
         let refused: Vec<u64> = refused.map(|session| session.id).collect();
         inner.dismiss(state, &refused, Refusal::Forbidden, dismiss::NO_USER);
         Ok(())
+    }
+
+    /// Replaces the rights to join groups: for each pattern of names which peers may, as
+    /// [`ServerOptions::groups`] takes them.
+    ///
+    /// A peer that has lost its right is out of every group that has not exchanged its handles yet.
+    /// A complete group stays as it is until its ranks leave.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a pattern that matches no name; nothing has changed then.
+    pub fn set_groups(&self, rights: impl IntoIterator<Item = (String, Who)>) -> Result<()> {
+        let rights = Rights::new(rights)?;
+        self.handle.inner.groups.set_rights(rights);
+        Ok(())
+    }
+
+    /// Keeps room for a group, however many others there are.
+    pub(super) fn keep_room_for(
+        &self,
+        peer: &PeerName,
+        group: &str,
+        admission: &Admission,
+    ) -> Result<()> {
+        let kept = self.handle.inner.groups.keep_room(peer, group, admission);
+        kept.map_err(|no| Error::Refused {
+            peer: peer.to_string(),
+            what: format!("group '{group}'"),
+            reason: Refusal::from_word(&no.reason),
+            detail: no.detail,
+        })
     }
 
     /// What happens from now on. A receiver that does not keep up misses some and is told how many.

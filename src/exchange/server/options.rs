@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Allocate, Server};
 use crate::exchange::directory::Directory;
+use crate::exchange::group::Rights;
 use crate::exchange::transport;
 use crate::exchange::{Address, Limits, Security, Who};
 use crate::share::Peers;
@@ -33,7 +34,7 @@ pub struct ServerOptions {
     pub(super) ticket: Duration,
     pub(super) door: DoorAt,
     pub(super) peers: Peers,
-    pub(super) groups: Who,
+    pub(super) groups: Vec<(String, Who)>,
     pub(super) directory: Option<Directory>,
     pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
@@ -64,7 +65,7 @@ impl ServerOptions {
             ticket: Duration::from_secs(10),
             door: DoorAt::Anywhere,
             peers: Peers::same_user(),
-            groups: Who::anyone(),
+            groups: Vec::new(),
             directory: None,
             advertised: Vec::new(),
             allocator: None,
@@ -129,9 +130,14 @@ impl ServerOptions {
         self
     }
 
-    /// Whose ranks may form groups here: by default every peer that the server lets in.
-    pub fn groups(mut self, who: Who) -> Self {
-        self.groups = who;
+    /// Which peers may join groups whose names match `pattern`, besides those given before: by
+    /// default no peer may join any group. A pattern is a name, or the beginning of names followed by
+    /// `*`: `"job-7/*"`, or `"*"` for every group.
+    ///
+    /// This is the right to ask. The other ranks state by their
+    /// [`Admission`](crate::exchange::group::Admission) which peers they accept.
+    pub fn groups(mut self, pattern: impl Into<String>, who: Who) -> Self {
+        self.groups.push((pattern.into(), who));
         self
     }
 
@@ -165,8 +171,8 @@ impl ServerOptions {
     /// Starts the server on the current tokio runtime, of which it needs timers and I/O.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, or a
-    /// lease shorter than the heartbeat;
+    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, a
+    /// lease shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that matches no name;
     /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] where the
     /// system refuses an address; those of [`Directory::register`].
     pub async fn start(self) -> Result<Server> {
@@ -190,6 +196,7 @@ impl ServerOptions {
             return Err(Error::invalid("lease", why));
         }
         self.limits.check()?;
+        Rights::new(self.groups.iter().cloned())?;
         for (index, address) in self.addresses.iter().enumerate() {
             transport::check_literal(address, &self.security)?;
             let chosen_by_kernel = matches!(address, Address::Tcp { port: 0, .. });

@@ -12,6 +12,7 @@ use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
 use crate::driver::random;
+use crate::exchange::group::NO_SUCH_ROUND;
 use crate::exchange::protocol::{
     Answer, Ask, Create, Delete, Empty, Entry, Join, List, Names, Probe, Probed, Release, Wait,
     Watch, check_name, check_prefix,
@@ -66,7 +67,7 @@ pub(super) fn begin(
     if let Some(why) = declined {
         return Step::Now(match takes_fds(link) {
             true => Err((Refusal::Limit, why)),
-            false => Err((Refusal::NotFound, "no group of this session's".into())),
+            false => Err((Refusal::NotFound, NO_SUCH_ROUND.into())),
         });
     }
     let Some(ask) = ask else {

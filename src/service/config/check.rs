@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
 use crate::driver::Access;
-use crate::exchange::PeerName;
+use crate::exchange::group::Rights;
 use crate::exchange::protocol::check_name;
+use crate::exchange::{PeerName, Who};
 use crate::size::Granularity;
 use crate::{Error, Result};
 
@@ -32,6 +33,7 @@ impl ServiceConfig {
                 .map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
             between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
         }
+        Rights::new(self.group_rights()).map_err(|error| wrong(format!("`groups`: {error}")))?;
         self.check_memory()?;
         self.check_times()?;
         self.check_network()?;
@@ -100,7 +102,17 @@ impl ServiceConfig {
     pub(in crate::service) fn lists(&self, peer: &PeerName) -> bool {
         let create = self.create.iter().map(|create| &create.who);
         let buffers = self.buffers.iter().map(|buffer| &buffer.who);
-        create.chain(buffers).any(|who| who.admits(peer))
+        let groups = self.groups.iter().map(|groups| &groups.who);
+        let mut all = create.chain(buffers).chain(groups);
+        all.any(|who| who.admits(peer))
+    }
+
+    /// The rights to join groups, by pattern of names.
+    pub(in crate::service) fn group_rights(&self) -> Vec<(String, Who)> {
+        let groups = self.groups.iter();
+        groups
+            .map(|groups| (groups.name.clone(), groups.who.clone()))
+            .collect()
     }
 
     /// Takes over what can be changed in a running service; returns the keys that cannot.
@@ -136,6 +148,7 @@ impl ServiceConfig {
         }
         fixed("buffer", same);
         self.create = new.create;
+        self.groups = new.groups;
         self.drain = new.drain;
         restart
     }

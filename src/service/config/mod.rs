@@ -44,6 +44,9 @@ pub struct ServiceConfig {
     /// Memory by request; without it nobody may create any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<CreateConfig>,
+    /// Which peers may join groups of which names; without an entry nobody may join any.
+    #[serde(default)]
+    pub groups: Vec<GroupsConfig>,
     /// Memory that is there from the start.
     #[serde(default, rename = "buffer")]
     pub buffers: Vec<BufferConfig>,
@@ -153,6 +156,16 @@ impl CreateConfig {
             all.rule(rule.peers.clone(), rule.names.iter().cloned())
         })
     }
+}
+
+/// The right to join groups.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupsConfig {
+    /// The groups: a name, or the beginning of names followed by `*`.
+    pub name: String,
+    /// Which peers may join them, as for [`CreateConfig::who`].
+    pub who: Who,
 }
 
 /// A name that is there from the start.

@@ -71,7 +71,7 @@ proptest! {
                     let waiter = story.join(now, session, join);
                     let round = match story.told.get(&waiter) {
                         Some(Told::Agreed(agreed)) => Some(agreed.round),
-                        Some(Told::Incomplete(_)) => Some(story.rounds.last),
+                        Some(Told::Incomplete(_)) => Some(story.rounds.keys.last_round()),
                         Some(_) => None,
                         None => story.rounds.waiting.get(&waiter).map(|(round, _)| *round),
                     };

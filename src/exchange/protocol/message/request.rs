@@ -171,6 +171,10 @@ pub struct Join {
     pub rank: u32,
     /// How many ranks there are.
     pub size: u32,
+    /// Which peers may be its ranks. Ranks that state another admission are in another group of the
+    /// same name.
+    #[serde(default)]
+    pub admission: Admission,
     /// The handle types that this rank can export its memory as and import.
     pub can: Vec<HandleType>,
     /// Why it cannot do the others, for people.
@@ -181,6 +185,21 @@ pub struct Join {
     pub memory: Option<Description>,
     /// How long to wait for the other ranks, in milliseconds.
     pub ms: u64,
+}
+
+/// Which peers may be the ranks of a group: see [`Join::admission`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Admission {
+    /// Sessions of the joining peer. The server refuses it to `local`, which every process on the
+    /// server's machine may be.
+    #[default]
+    SamePeer,
+    /// The peers that this list matches, as in [`Create::peers`] but without `*`; the joining peer
+    /// must be one of them. The order is of no importance.
+    Peers(#[serde(deserialize_with = "at_most::<_, _, 1024>")] Vec<String>),
+    /// Peers that know this secret of 16 to 64 bytes.
+    Secret(Secret),
 }
 
 /// See [`Ask::Offer`].

@@ -162,6 +162,7 @@ impl Raw {
             group: group.into(),
             rank: 0,
             size: 1,
+            admission: everybody(),
             can: vec![HandleType::PosixFd],
             cannot: Vec::new(),
             memory: Some(memory.describe(Access::ReadWrite).unwrap()),
@@ -206,6 +207,7 @@ async fn fds_come_with_offers_of_those_who_have_joined_alone() {
         ..Limits::default()
     };
     let server = Server::options().listen(address.clone()).limits(limits);
+    let server = server.groups("*", Who::anyone());
     let server = server.start().await.unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     // They are closed before the frame is whole.
@@ -269,6 +271,7 @@ async fn a_peer_has_so_many_fds_here() {
     (limits.fds_per_connection, limits.fds_per_peer) = (2, 3);
     let (_directory, address) = at_unix();
     let server = Server::options().listen(address.clone()).limits(limits);
+    let server = server.groups("*", Who::anyone());
     let server = server.start().await.unwrap();
     let shared = memory(&driver);
     let published = server.publish("a", shared.clone()).now().unwrap();

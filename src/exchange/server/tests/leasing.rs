@@ -18,12 +18,14 @@ async fn the_janitor_forgets_a_groups_members() {
         ..limits()
     };
     let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
-    let server = options.limits(limits).start().await.unwrap();
+    let options = options.limits(limits).groups("*", Who::anyone());
+    let server = options.start().await.unwrap();
     let mut raw = Raw::open(&server).await;
     let join = Join {
         group: "g".into(),
         rank: 0,
         size: 1,
+        admission: everybody(),
         can: vec![HandleType::Fabric],
         cannot: vec![],
         memory: None,
@@ -173,12 +175,13 @@ async fn pings_keep_a_lease() {
 #[tokio::test]
 async fn a_refused_request_keeps_no_session() {
     let driver = driver();
-    let server = loopback().start().await.unwrap();
+    let server = loopback().groups("*", Who::anyone()).start().await.unwrap();
     let join = |group: &str, rank, ms| {
         Ask::Join(Join {
             group: group.into(),
             rank,
             size: 2,
+            admission: everybody(),
             can: vec![HandleType::Fabric],
             cannot: Vec::new(),
             memory: None,

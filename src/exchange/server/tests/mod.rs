@@ -19,7 +19,7 @@ use crate::exchange::protocol::*;
 use crate::exchange::server::{Server, ServerOptions};
 use crate::exchange::slow::ms;
 use crate::exchange::transport::{Connection, connect};
-use crate::exchange::{Address, Limits, Owner, PeerName, Security};
+use crate::exchange::{Address, Limits, Owner, PeerName, Security, Who};
 use crate::share::{BootId, Peers, Shared};
 use crate::{Buffer, Driver, Machine, Refusal};
 
@@ -46,6 +46,11 @@ fn driver() -> Driver {
 fn memory(driver: &Driver) -> Shared {
     let buffer = Buffer::on(NodeId(0)).bytes(MIB).shareable();
     buffer.allocate(driver).unwrap().into()
+}
+
+/// Groups for every peer.
+fn everybody() -> Admission {
+    Admission::Secret(Secret::new(&[9; 32]).unwrap())
 }
 
 fn loopback() -> ServerOptions {

@@ -1,0 +1,99 @@
+//! Which peers may join groups of which names.
+
+use crate::exchange::protocol::{check_name, check_prefix};
+use crate::exchange::{PeerName, Who};
+use crate::{Error, Result};
+
+/// The rights of a server's peers to join groups. Without an entry no peer has any.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rights(Vec<(Names, Who)>);
+
+/// Names of groups.
+#[derive(Clone, Debug)]
+enum Names {
+    Exactly(String),
+    BeginningWith(String),
+}
+
+impl Rights {
+    /// The rights of these lists: each holds for the groups whose names match its pattern, a name or
+    /// the beginning of names followed by `*`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that shows the pattern which matches no name.
+    pub fn new(entries: impl IntoIterator<Item = (String, Who)>) -> Result<Self> {
+        let entry = |(pattern, who): (String, Who)| {
+            let names = match pattern.strip_suffix('*') {
+                Some(prefix) => {
+                    check_prefix(prefix).map(|()| Names::BeginningWith(prefix.to_owned()))
+                }
+                None => check_name(&pattern).map(|()| Names::Exactly(pattern.clone())),
+            };
+            let names = names.map_err(|error| {
+                let why = format!("'{pattern}' matches no name of a group: {error}");
+                Error::invalid("pattern of group names", why)
+            })?;
+            Ok((names, who))
+        };
+        entries
+            .into_iter()
+            .map(entry)
+            .collect::<Result<_>>()
+            .map(Self)
+    }
+
+    /// Whether the peer may join groups of this name.
+    pub fn admits(&self, group: &str, peer: &PeerName) -> bool {
+        self.0.iter().any(|(names, who)| {
+            let matches = match names {
+                Names::Exactly(name) => name == group,
+                Names::BeginningWith(prefix) => group.starts_with(prefix.as_str()),
+            };
+            matches && who.admits(peer)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_an_entry_no_peer_may_join() {
+        assert!(!Rights::default().admits("g", &PeerName::User(0)));
+    }
+
+    #[test]
+    fn a_right_holds_for_the_names_of_its_pattern() {
+        let one = || Who::only(PeerName::User(1));
+        let two = Who::only(PeerName::User(2));
+        let rights = [("job/*", one()), ("g", one()), ("job/7", two)];
+        let rights = Rights::new(rights.map(|(name, who)| (name.to_owned(), who))).unwrap();
+        for (name, uid, may) in [
+            ("job/7", 1, true),
+            ("job/7", 2, true),
+            ("job/8", 2, false),
+            ("job/", 1, true),
+            ("job", 1, false),
+            ("g", 1, true),
+            ("g/1", 1, false),
+            ("g", 3, false),
+        ] {
+            assert_eq!(
+                rights.admits(name, &PeerName::User(uid)),
+                may,
+                "{name} {uid}"
+            );
+        }
+        let all = Rights::new([("*".to_owned(), Who::anyone())]).unwrap();
+        assert!(all.admits("any", &PeerName::Local));
+    }
+
+    #[test]
+    fn patterns_that_match_no_name_are_errors() {
+        for wrong in ["", "a b", "**", "*a", "a*b"] {
+            let error = Rights::new([(wrong.to_owned(), Who::anyone())]).unwrap_err();
+            assert!(error.to_string().contains(&format!("'{wrong}'")), "{error}");
+        }
+    }
+}
