@@ -1,0 +1,13 @@
+//! What a peer without a right sees and changes: nothing. One test for each cell of the table in
+//! docs/security.md.
+#![cfg(feature = "service")]
+
+mod groups;
+mod leases;
+mod names;
+mod raw;
+mod sessions;
+#[path = "../../src/exchange/slow.rs"]
+mod slow;
+mod stage;
+mod table;

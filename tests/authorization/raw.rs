@@ -1,0 +1,155 @@
+//! A client that keeps the bytes of the answers.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use egmem::exchange::protocol::{
+    Answer, Ask, Empty, Event, FromServer, Greeting, Hello, MAGIC, Request, Secret, VERSION,
+    Welcome, decode, encode,
+};
+use egmem::share::BootId;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+
+use crate::slow::ms;
+
+/// The number of every request, so that answers to the same question have the same bytes.
+const ID: u64 = 7;
+
+trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+pub struct Raw {
+    stream: Box<dyn Stream>,
+    /// Events that came between answers.
+    pub events: Vec<Event>,
+}
+
+fn patience() -> Duration {
+    ms(120_000)
+}
+
+impl Raw {
+    /// Connects over TLS; the handshake takes place with the first byte.
+    pub fn tls(address: &str, config: Arc<ClientConfig>) -> Self {
+        let tcp = TcpStream::connect(address).unwrap();
+        tcp.set_read_timeout(Some(patience())).unwrap();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let client = ClientConnection::new(config, name).unwrap();
+        Self::over(StreamOwned::new(client, tcp))
+    }
+
+    /// Connects to a Unix socket, where file descriptors that come are closed.
+    pub fn unix(path: &str) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(patience())).unwrap();
+        Self::over(stream)
+    }
+
+    fn over(stream: impl Read + Write + Send + 'static) -> Self {
+        Self {
+            stream: Box::new(stream),
+            events: Vec::new(),
+        }
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
+        self.stream.write_all(&[&length[..], bytes].concat())?;
+        self.stream.flush()
+    }
+
+    pub fn read(&mut self) -> io::Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
+        self.stream.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Says hello, of this machine.
+    pub fn hello(&mut self, resume: Option<Secret>) -> io::Result<Greeting> {
+        let hello = Hello {
+            magic: MAGIC.into(),
+            oldest: VERSION,
+            newest: VERSION,
+            boot: BootId::current().unwrap(),
+            fabric: true,
+            resume,
+            held: None,
+            agent: String::new(),
+        };
+        self.write(&encode(&hello))?;
+        decode(&self.read()?).map_err(io::Error::other)
+    }
+
+    /// Says hello, and is let in.
+    #[track_caller]
+    pub fn welcome(&mut self, resume: Option<Secret>) -> Welcome {
+        match self.hello(resume).unwrap() {
+            Greeting::Welcome(welcome) => welcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends a request.
+    #[track_caller]
+    pub fn send(&mut self, ask: Ask) {
+        let ask = Some(ask);
+        self.write(&encode(&Request { id: ID, ask })).unwrap();
+    }
+
+    /// The bytes of the answer to the request before.
+    #[track_caller]
+    pub fn answer_bytes(&mut self) -> Vec<u8> {
+        loop {
+            let bytes = self.read().unwrap();
+            match decode(&bytes).unwrap() {
+                FromServer::Notice(notice) => self.events.extend(notice.0),
+                FromServer::Reply(reply) => {
+                    assert_eq!(reply.id, ID);
+                    return bytes;
+                }
+            }
+        }
+    }
+
+    /// Asks; the answer's bytes.
+    #[track_caller]
+    pub fn ask_bytes(&mut self, ask: Ask) -> Vec<u8> {
+        self.send(ask);
+        self.answer_bytes()
+    }
+
+    /// Asks; the answer.
+    #[track_caller]
+    pub fn ask(&mut self, ask: Ask) -> Answer {
+        answer(&self.ask_bytes(ask))
+    }
+
+    #[track_caller]
+    pub fn ping(&mut self) {
+        assert_eq!(self.ask(Ask::Ping(Empty {})), Answer::Done(Empty {}));
+    }
+}
+
+/// The answer that a reply's bytes hold.
+#[track_caller]
+pub fn answer(bytes: &[u8]) -> Answer {
+    match decode(bytes).unwrap() {
+        FromServer::Reply(reply) => reply.answer.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The word of a refusal.
+#[track_caller]
+pub fn refusal(bytes: &[u8]) -> String {
+    match answer(bytes) {
+        Answer::Refused(refused) => refused.reason,
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,100 @@
+//! Sessions of others: a peer neither begins one without a certificate nor resumes one that is not its
+//! own; the door is for tickets alone.
+
+use egmem::driver::HandleType;
+use egmem::exchange::protocol::{
+    Ask, Empty, Greeting, List, Request, Secret, Watch, Welcome, encode,
+};
+
+use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch, granted};
+
+#[test]
+fn hello_without_a_certificate() {
+    let stage = Stage::new();
+    let before = stage.snapshot();
+    let mut nobody = stage.connection(None);
+    assert!(nobody.hello(None).is_err());
+    assert_eq!(stage.snapshot(), before);
+    stage.end();
+}
+
+#[test]
+fn ping_before_a_hello() {
+    let stage = Stage::new();
+    let before = stage.snapshot();
+    let ask = Some(Ask::Ping(Empty {}));
+    let mut raw = stage.connection(Some(STRANGER));
+    raw.write(&encode(&Request { id: 7, ask })).unwrap();
+    assert!(raw.read().is_err(), "the connection ends without a word");
+    assert_eq!(stage.snapshot(), before);
+    stage.end();
+}
+
+/// A welcome without the new session's own token.
+fn known(welcome: Welcome) -> Greeting {
+    Greeting::Welcome(Welcome {
+        session: Secret::new(&[]).unwrap(),
+        ..welcome
+    })
+}
+
+#[test]
+fn resume_of_a_session_of_others() {
+    let stage = Stage::new();
+    let mut owner = stage.connection(Some(OWNER));
+    let token = owner.welcome(None).session;
+    let lease = granted(&mut owner, HandleType::Fabric).lease;
+    let before = stage.snapshot();
+    let mut wrong = token.expose().to_vec();
+    if let Some(last) = wrong.last_mut() {
+        *last ^= 1;
+    }
+    let wrong = Secret::new(&wrong).unwrap();
+    let made_up = Secret::new(&vec![0x5a; wrong.expose().len()]).unwrap();
+    for peer in [OTHER, STRANGER, OWNER] {
+        let resume = |token: &Secret| {
+            let mut raw = stage.connection(Some(peer));
+            known(raw.welcome(Some(token.clone())))
+        };
+        let none = resume(&made_up);
+        assert!(matches!(&none, Greeting::Welcome(welcome) if !welcome.resumed));
+        assert_eq!(resume(&wrong), none, "nearly the token");
+        if peer != OWNER {
+            assert_eq!(resume(&token), none, "the token of another peer");
+        }
+        assert_eq!(stage.snapshot(), before);
+    }
+    // The owner has its connection and its lease.
+    owner.ping();
+    owner.ask(Ask::Release(egmem::exchange::protocol::Release { lease }));
+    drop(owner);
+    stage.end();
+}
+
+#[test]
+fn other_requests_at_the_door() {
+    let stage = Stage::new();
+    let raw = &mut stage.at_door();
+    raw.ping();
+    let list = |prefix: &str| {
+        let prefix = prefix.into();
+        Ask::List(List {
+            prefix,
+            after: None,
+        })
+    };
+    let watch = |prefix: &str| {
+        let prefix = prefix.into();
+        Ask::Watch(Watch { prefix })
+    };
+    let fabric = HandleType::Fabric;
+    for (hidden, absent) in [
+        (fetch(HIDDEN, fabric), fetch(ABSENT, fabric)),
+        (create(HIDDEN), create(ABSENT)),
+        (list("owner.test/hid"), list("owner.test/abs")),
+        (watch("owner.test/hid"), watch("owner.test/abs")),
+    ] {
+        stage.nothing_comes_of(raw, hidden, absent, "unsupported");
+    }
+    stage.end();
+}

@@ -1,0 +1,255 @@
+//! A service, an owner that has what others may not, and what of it can be observed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use egmem::driver::{Access, HandleType};
+use egmem::exchange::Address;
+use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List};
+use egmem::service::{Service, ServiceConfig};
+use egmem::{Driver, Machine};
+use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::raw::{Raw, answer, refusal};
+use crate::slow::ms;
+
+/// Owns the name and the groups, and may do everything.
+pub const OWNER: &str = "owner.test";
+/// May create memory and join groups, and knows none of the owner's.
+pub const OTHER: &str = "other.test";
+/// Has a certificate of the authority, and no right.
+pub const STRANGER: &str = "stranger.test";
+
+/// The owner's name, which nobody else may fetch.
+pub const HIDDEN: &str = "owner.test/hidden";
+/// A name as long that does not exist.
+pub const ABSENT: &str = "owner.test/absent";
+
+pub struct Stage {
+    runtime: Runtime,
+    service: Service,
+    folder: TempDir,
+    ca: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// What a peer could have changed.
+#[derive(Debug, PartialEq)]
+pub struct Snapshot {
+    /// The owner's names with their leases.
+    names: Vec<u8>,
+    groups: u64,
+    /// All metrics except the counts of requests, refusals and connections.
+    metrics: Vec<String>,
+}
+
+impl Stage {
+    /// A service where the owner has created [`HIDDEN`].
+    pub fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "test");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        let folder = tempfile::tempdir().unwrap();
+        let (cert, key) = certificate(&issuer, "service.test");
+        for (name, text) in [("ca.pem", &ca), ("cert.pem", &cert), ("key.pem", &key)] {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let at = folder.path().display();
+        let config = format!(
+            r#"
+listen = ["tcp://127.0.0.1:0"]
+[tls]
+ca = "{at}/ca.pem"
+cert = "{at}/cert.pem"
+key = "{at}/key.pem"
+[local]
+door = "{at}/door.sock"
+[create]
+who = ["{OWNER}", "{OTHER}"]
+[[groups]]
+name = "job/*"
+who = ["{OWNER}", "{OTHER}"]
+[node]
+headroom = "0"
+[lease]
+heartbeat = "1min"
+expiry = "1h"
+[limits]
+handshake = {}
+"#,
+            ms(10_000).as_millis()
+        );
+        let config = ServiceConfig::from_toml(&config).unwrap();
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let runtime = Runtime::new().unwrap();
+        let service = runtime.block_on(Service::start(config, &driver)).unwrap();
+        let stage = Self {
+            runtime,
+            service,
+            folder,
+            ca,
+            issuer,
+        };
+        let created = stage.peer(OWNER).ask(create(HIDDEN));
+        assert!(matches!(created, Answer::Names(_)), "{created:?}");
+        stage
+    }
+
+    fn config(&self, name: Option<&str>) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match name {
+            None => builder.with_no_client_auth(),
+            Some(name) => {
+                let (cert, key) = certificate(&self.issuer, name);
+                let cert = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+                builder.with_client_auth_cert(vec![cert], key).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![b"egmem/1".to_vec()];
+        Arc::new(config)
+    }
+
+    /// A connection before the hello; without a name it shows no certificate.
+    pub fn connection(&self, name: Option<&str>) -> Raw {
+        let Address::Tcp { host, port } = self.service.addresses().remove(0) else {
+            panic!("a TCP address");
+        };
+        Raw::tls(&format!("{host}:{port}"), self.config(name))
+    }
+
+    /// A session of a peer.
+    pub fn peer(&self, name: &str) -> Raw {
+        let mut raw = self.connection(Some(name));
+        raw.welcome(None);
+        raw
+    }
+
+    /// A connection to the door, greeted.
+    pub fn at_door(&self) -> Raw {
+        let path = self.folder.path().join("door.sock");
+        let mut raw = Raw::unix(path.to_str().unwrap());
+        raw.welcome(None);
+        raw
+    }
+
+    /// What can be observed now.
+    pub fn snapshot(&self) -> Snapshot {
+        // Its own session is over before the numbers are read.
+        let names = self.peer(OWNER).ask_bytes(Ask::List(List::default()));
+        let sessions = || self.service.stats().sessions;
+        let begun = Instant::now();
+        let mut before = sessions();
+        while begun.elapsed() < ms(200) || before != sessions() {
+            before = sessions();
+            std::thread::sleep(ms(20));
+        }
+        let counted = [
+            "egmem_accepted",
+            "egmem_connections",
+            "egmem_creations_refused",
+            "egmem_failed_handshakes",
+            "egmem_handshakes",
+            "egmem_protocol_errors",
+            "egmem_refusals",
+            "egmem_requests",
+            "egmem_sessions",
+        ];
+        let metrics = self.service.metrics();
+        let metrics = metrics.lines().filter(|line| {
+            let line = line
+                .trim_start_matches("# HELP ")
+                .trim_start_matches("# TYPE ");
+            !counted.iter().any(|name| line.starts_with(name))
+        });
+        Snapshot {
+            names,
+            groups: self.service.stats().groups,
+            metrics: metrics.map(str::to_owned).collect(),
+        }
+    }
+
+    /// Waits until there are so many groups.
+    pub fn until_groups(&self, count: u64) {
+        let begun = Instant::now();
+        while self.service.stats().groups != count {
+            assert!(begun.elapsed() < ms(60_000), "not {count} groups");
+            std::thread::sleep(ms(5));
+        }
+    }
+
+    /// Asks twice, first of what exists and then of what does not: the answers have the same bytes, the
+    /// refusal is `word`, no event comes, and nothing has changed.
+    #[track_caller]
+    pub fn nothing_comes_of(&self, raw: &mut Raw, exists: Ask, absent: Ask, word: &str) {
+        let before = self.snapshot();
+        let answered = raw.ask_bytes(exists);
+        assert_eq!(refusal(&answered), word);
+        assert_eq!(self.snapshot(), before);
+        let of_absent = raw.ask_bytes(absent);
+        assert_eq!(answered, of_absent, "{:?}", answer(&of_absent));
+        assert!(raw.events.is_empty(), "{:?}", raw.events);
+    }
+
+    /// Ends the service.
+    pub fn end(self) {
+        let drained = self.service.drain(ms(10_000));
+        self.runtime.block_on(drained).unwrap();
+    }
+}
+
+fn certificate(issuer: &Issuer<'static, KeyPair>, name: &str) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![
+        SanType::DnsName(name.try_into().unwrap()),
+        SanType::IpAddress([127, 0, 0, 1].into()),
+    ];
+    let cert = params.signed_by(&key, issuer).unwrap();
+    (cert.pem(), key.serialize_pem())
+}
+
+pub fn create(name: &str) -> Ask {
+    Ask::Create(Create {
+        name: name.into(),
+        bytes: 1 << 20,
+        node: None,
+        peers: Vec::new(),
+    })
+}
+
+pub fn fetch(name: &str, accept: HandleType) -> Ask {
+    Ask::Fetch(Fetch {
+        name: name.into(),
+        accept: vec![accept],
+        access: Access::ReadWrite,
+        probe: true,
+        instance: None,
+        owner: None,
+    })
+}
+
+/// Fetches the owner's name.
+#[track_caller]
+pub fn granted(owner: &mut Raw, accept: HandleType) -> Granted {
+    match owner.ask(fetch(HIDDEN, accept)) {
+        Answer::Granted(granted) => granted,
+        other => panic!("{other:?}"),
+    }
+}
