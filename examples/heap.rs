@@ -18,7 +18,7 @@ use egmem::allocator_api2::vec::Vec as HeapVec;
 use egmem::driver::{Access, DevicePtr};
 use egmem::heap::Relief;
 use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
-use egmem::{Block, Driver, Heap, Machine, Memory, Result, Stream, Topology};
+use egmem::{Block, Driver, Heap, HeapOptions, Machine, Memory, Result, Stream, Topology};
 use hashbrown::HashMap;
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +38,9 @@ fn all(driver: &Driver, svg: Option<&Path>) -> std::result::Result<(), Box<dyn S
     if driver.is_simulated() {
         println!("SIMULATED: there is no GPU here");
     }
-    let heap = build(driver)?;
+    let heap = build(driver)?.shareable().build(driver)?;
+    // Importers of a block may write to its whole chunk, so collections get a heap that shares nothing.
+    let own = build(driver)?.build(driver)?;
     let stream = Stream::new(driver, 0)?;
 
     // Blocks: of any size, at any alignment, from any thread.
@@ -56,7 +58,7 @@ fn all(driver: &Driver, svg: Option<&Path>) -> std::result::Result<(), Box<dyn S
     );
 
     free_after_work(&heap, &stream)?;
-    collections(&heap, &stream)?;
+    collections(&own, &stream)?;
     share(&heap)?;
 
     let stats = heap.stats();
@@ -82,9 +84,9 @@ fn all(driver: &Driver, svg: Option<&Path>) -> std::result::Result<(), Box<dyn S
 }
 
 /// On the node next to the first GPU, for all GPUs.
-fn build(driver: &Driver) -> Result<Heap> {
+fn build(driver: &Driver) -> Result<HeapOptions> {
     let topology = Topology::discover(driver)?;
-    Heap::on(topology.gpu(0)?.host_node()?)
+    Ok(Heap::on(topology.gpu(0)?.host_node()?)
         .access_by(topology.gpus())
         .limit(1 << 30) // addresses, at once
         .chunk(8 * MIB) // memory, as it is needed
@@ -92,9 +94,7 @@ fn build(driver: &Driver) -> Result<Heap> {
         .soft_limit(256 * MIB, |pressure| {
             println!("{} B more, beyond the soft limit", pressure.requested);
             Relief::Grow
-        })
-        .shareable()
-        .build(driver)
+        }))
 }
 
 /// A block is freed while the GPU writes to it: nobody waits, and nobody else gets it too soon.

@@ -120,12 +120,48 @@ impl Stream {
         self.wait(&event)
     }
 
+    /// Waits until the work that the caller has just put on the stream has ended: only then may the borrow
+    /// of its memory end, because safe code may reuse the bytes at once.
+    ///
+    /// A refusal to wait says nothing about the work, so the wait is repeated. An error that stays is the
+    /// context's own (CUDA returns it from every call from then on); its work has ended.
+    ///
+    /// # Errors
+    /// The first refusal.
+    pub(crate) fn finish(&self) -> Result<()> {
+        const TRIES: u32 = 16;
+        let first = self.synchronize();
+        let mut last = first.clone();
+        for _ in 0..TRIES {
+            match &last {
+                Ok(()) | Err(Error::ContextLost { .. }) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "waiting for a stream is refused: trying once more")
+                }
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            last = self.synchronize();
+        }
+        first
+    }
+
+    /// Refuses work that has to end before the call returns where it would become part of a CUDA graph: the
+    /// graph could run it at any later time, after the borrow of the memory. Others capture only streams
+    /// that they own.
+    fn expect_no_capture(&self) -> Result<()> {
+        if !self.0.owned && self.is_capturing()? {
+            let why = "it is being captured into a graph, which would run the work later";
+            return Err(Error::invalid("stream", why));
+        }
+        Ok(())
+    }
+
     /// Copies between two memories and waits for the end. Memory of a pool may belong to another
     /// stream: the copy comes after its allocation and all that is on that stream by now.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory; if the GPU lacks access
-    /// to either, [`Error::NotAccessible`] where the driver says so at once, and else
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, and for a
+    /// [borrowed](Self::borrowed) stream that is being captured into a graph; if the GPU lacks access to either, [`Error::NotAccessible`] where the driver says so at once, and else
     /// [`Error::ContextLost`].
     pub fn copy(
         &self,
@@ -142,6 +178,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.expect_no_capture()?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe {
             to.ready_on(self.handle())?;
@@ -151,7 +188,7 @@ impl Stream {
         let put = unsafe { self.copy_async(dst, src, bytes) };
         let uses = [(dst, Access::ReadWrite), (src, Access::Read)];
         put.map_err(|error| self.name_no_access(error, &uses))
-            .and(self.synchronize())
+            .and_then(|()| self.finish())
     }
 
     /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
@@ -164,12 +201,13 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.expect_no_capture()?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe { to.ready_on(self.handle())? };
         // SAFETY: the range is borrowed until the work is done, which is before this returns.
         let put = unsafe { self.memset_async(dst, byte, bytes) };
         put.map_err(|error| self.name_no_access(error, &[(dst, Access::ReadWrite)]))
-            .and(self.synchronize())
+            .and_then(|()| self.finish())
     }
 
     /// Drivers say INVALID_VALUE of addresses that the GPU was not granted. Pools' do not tell who was.

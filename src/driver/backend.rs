@@ -26,7 +26,9 @@ fn absent<T>(call: Call) -> Result<T> {
 /// The methods that are `unsafe` here follow a handle, or can pull memory from under somebody.
 /// Their callers must know that each handle is this driver's and was not destroyed, that nobody
 /// uses what is destroyed, freed, unmapped or taken away, and that the work named is in bounds; for
-/// [`module_load`](Self::module_load), that the text is PTX, for a driver takes binaries there too.
+/// [`module_load`](Self::module_load), that the text is PTX, for a driver takes binaries there too; for
+/// [`mem_dma_buf`](Self::mem_dma_buf), that nothing written through the fd lies in memory that safe code
+/// holds references to.
 /// Addresses are looked up by the driver, so the methods that only ask about one are safe.
 #[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.
 pub unsafe trait Backend: Debug + Send + Sync + 'static {
@@ -168,8 +170,8 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     fn mem_address_range(&self, ptr: DevicePtr) -> Result<(DevicePtr, u64)> {
         absent(Call::MemGetAddressRange)
     }
-    /// `cuMemGetHandleForAddressRange` for a DMA-BUF fd.
-    fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<std::os::fd::OwnedFd> {
+    /// `cuMemGetHandleForAddressRange` for a DMA-BUF fd: another way to the bytes, past every borrow of them.
+    unsafe fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<std::os::fd::OwnedFd> {
         absent(Call::MemGetHandleForAddressRange)
     }
 

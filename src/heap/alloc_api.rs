@@ -1,4 +1,22 @@
 //! A heap as the allocator of collections: one body, for allocator-api2's trait and for std's.
+//!
+//! Collections lend their bytes as `&T` and `&mut T`, so nobody else may write them: safe code must have no
+//! other way to a byte that the allocator has given out. This is why it has none:
+//!
+//! - **The block** is nobody's but the collection's: no [`Block`](super::Block), and no view of one, names it.
+//! - **Earlier views** of the same bytes have ended: a `CpuView` borrows its block, and the block was freed.
+//! - **GPU work** of safe functions (`Stream::copy`, `Stream::fill`, `Prover`) has ended when they return, also
+//!   where waiting is refused; they refuse a stream that a graph is captured from. Work that unsafe code puts on
+//!   a stream is its own responsibility; [`free_after`](super::Block::free_after) returns the bytes to the heap
+//!   only after it.
+//! - **A second mapping** of the memory, in this process or another, needs a handle of it. The driver exports
+//!   only memory that was created with a handle type. A handle names a whole chunk and cannot be revoked, so
+//!   an importer may write every block of the chunk, those of later owners too. Therefore a heap whose chunks
+//!   can be exported gives collections nothing ([`Heap::check_collections`]), even if nothing is shared yet. The
+//!   chunk's `PhysicalMemory` is not public, and a heap makes its own chunks: none is built over memory that
+//!   somebody else has a mapping of.
+//! - **A DMA-BUF** of the address range is made by an unsafe function of the driver alone.
+//! - **The heap itself** writes only bytes that are in no block: scrubbed, quarantined and guard bytes.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -7,12 +25,45 @@ use super::Heap;
 use super::classes::Class;
 use super::piece::{Kind, Piece};
 use super::shared::Shared;
-use crate::driver::Access;
+use crate::driver::{Access, Location};
+use crate::{Error, Result};
 
 impl Heap {
-    /// Whether Rust values may lie here.
-    fn cpu_writes(&self) -> bool {
-        self.shared().host == Access::ReadWrite
+    /// Says why the heap is no allocator of collections, if it is not. Its
+    /// `Allocator` then returns `AllocError` for every size but 0, and logs this error as a warning; a
+    /// collection's functions that do not return errors (`push`) then end the process.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a heap whose chunks can be exported
+    /// ([`shareable`](super::HeapOptions::shareable) or [`handle_types`](super::HeapOptions::handle_types)):
+    /// an importer of one block can write all of its chunk, at any time, so no `&T` may point there. Put
+    /// collections into a heap of their own. [`Error::NotAccessible`] where the CPU may not read and write.
+    ///
+    /// ```
+    /// use egmem::driver::{HandleTypes, NodeId};
+    /// use egmem::{Driver, Error, Heap, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let shared = Heap::on(NodeId(0)).handle_types(HandleTypes::POSIX_FD).build(&driver)?;
+    /// assert!(matches!(shared.check_collections(), Err(Error::InvalidArgument { .. })));
+    /// Heap::on(NodeId(0)).build(&driver)?.check_collections()?;
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn check_collections(&self) -> Result<()> {
+        let have = self.shared().host;
+        if have != Access::ReadWrite {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have,
+                need: Access::ReadWrite,
+            });
+        }
+        if self.shared().exportable {
+            let why = "its chunks can be exported, and importers could write to a collection: use a heap \
+                       without `shareable` for collections";
+            return Err(Error::invalid("heap", why));
+        }
+        Ok(())
     }
 
     fn pointer(&self, offset: u64, len: usize) -> NonNull<[u8]> {
@@ -28,10 +79,9 @@ impl Heap {
         if layout.size() == 0 {
             return Some(nothing(layout));
         }
-        if !self.cpu_writes() {
-            tracing::warn!("a collection cannot lie in a heap that the CPU may not write to");
-            return None;
-        }
+        self.check_collections()
+            .inspect_err(|error| tracing::warn!(%error, "a heap gives collections no memory"))
+            .ok()?;
         let block = self
             .allocate(layout)
             .inspect_err(|error| tracing::warn!(%error, "a collection in a heap gets no memory"))
@@ -161,10 +211,11 @@ macro_rules! allocator {
     ($($of:ident)::+) => {
         // SAFETY: blocks stay where they are until they are deallocated, wherever the handle moves;
         // clones are handles of the same heap, and any of them gives back what another gave out. The
-        // CPU can read and write them, as checked, and nobody else is given the same bytes.
+        // CPU can read and write them, as checked, and nobody else has a way to the same bytes, which the
+        // module's documentation argues.
         unsafe impl $($of)::+::Allocator for Heap {
             #[track_caller]
-            fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+            fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 self.allocate_for_cpu(layout).ok_or($($of)::+::AllocError)
             }
 
@@ -172,7 +223,7 @@ macro_rules! allocator {
             fn allocate_zeroed(
                 &self,
                 layout: Layout,
-            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 self.allocate_zeroed_for_cpu(layout).ok_or($($of)::+::AllocError)
             }
 
@@ -187,7 +238,7 @@ macro_rules! allocator {
                 ptr: NonNull<u8>,
                 old: Layout,
                 new: Layout,
-            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 // SAFETY: the caller's promise.
                 let grown = unsafe { self.resize_for_cpu(ptr, old, new) };
                 grown.ok_or($($of)::+::AllocError)
@@ -199,7 +250,7 @@ macro_rules! allocator {
                 ptr: NonNull<u8>,
                 old: Layout,
                 new: Layout,
-            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 // SAFETY: the caller's promise.
                 let grown = unsafe { self.grow_zeroed_for_cpu(ptr, old, new) };
                 grown.ok_or($($of)::+::AllocError)
@@ -211,7 +262,7 @@ macro_rules! allocator {
                 ptr: NonNull<u8>,
                 old: Layout,
                 new: Layout,
-            ) -> Result<NonNull<[u8]>, $($of)::+::AllocError> {
+            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
                 // SAFETY: the caller's promise.
                 let shrunk = unsafe { self.resize_for_cpu(ptr, old, new) };
                 shrunk.ok_or($($of)::+::AllocError)

@@ -123,14 +123,16 @@ impl HeapOptions {
     }
 
     /// How chunks may be shared; by default not at all. In a heap that can be shared, a block is at
-    /// most as large as a chunk can be, and lies in one chunk.
+    /// most as large as a chunk can be, and lies in one chunk; such a heap is no allocator of collections, as
+    /// `Heap::check_collections` says.
     pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
         self.plan.handle_types = handle_types;
         self
     }
 
     /// Makes chunks shareable as widely as this machine allows:
-    /// [`best_handle_types`](crate::share::best_handle_types).
+    /// [`best_handle_types`](crate::share::best_handle_types). Collections need a heap without this:
+    /// `Heap::check_collections`.
     #[cfg(feature = "share")]
     pub const fn shareable(mut self) -> Self {
         self.plan.shareable = true;

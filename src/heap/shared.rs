@@ -35,6 +35,12 @@ pub(super) struct Shared {
     pub(super) start: u64,
     pub(super) limit: u64,
     pub(super) host: Access,
+    /// Whether chunks can be exported: importers may write anywhere in them.
+    #[cfg_attr(
+        not(any(feature = "allocator-api2", feature = "nightly")),
+        allow(dead_code, reason = "for collections")
+    )]
+    pub(super) exportable: bool,
     /// None where its chunks lie in several places.
     pub(super) location: Option<Location>,
     pub(super) driver: Driver,
@@ -104,6 +110,7 @@ impl Shared {
             start,
             limit: backing.limit(),
             host: backing.host_access(),
+            exportable: backing.is_exportable(),
             location: match options.plan.nodes[..] {
                 [node] => Some(node),
                 _ => None,

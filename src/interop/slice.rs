@@ -17,7 +17,8 @@ use crate::{Error, Result};
 /// Memory of this crate as elements `T`, for cudarc to read: a source of its copies.
 ///
 /// Made from memory with [`new`](Self::new), every copy is waited for before it returns, so that
-/// the memory may be freed when the borrow ends. Kernels are launched by unsafe code, which answers
+/// the memory may be freed when the borrow ends. A copy on a stream that is being captured into a graph is
+/// refused by the driver (INVALID_VALUE). Kernels are launched by unsafe code, which answers
 /// for that itself; so does a copy to a slice of another context, which cudarc queues on that
 /// context's stream: synchronise it before the memory is dropped.
 #[derive(Debug)]
@@ -101,6 +102,12 @@ impl Raw {
     }
 
     fn lend<'a>(&self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        // A graph would run the copy at any later time, after the borrow of the memory. cudarc cannot be told
+        // so here, but the driver refuses the null address.
+        let free = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        if self.wait && stream.capture_status() != Ok(free) {
+            return (0, SyncOnDrop::Sync(None));
+        }
         let done = if self.wait {
             SyncOnDrop::sync_stream(stream)
         } else {

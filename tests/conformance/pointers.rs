@@ -34,7 +34,9 @@ pub fn address_range_of_a_host_numa_mapping_has_base_0(ctx: &Ctx) {
 /// Row: cuMemGetHandleForAddressRange(DMA_BUF_FD) on HOST_NUMA.
 pub fn dma_buf_of_a_host_numa_mapping_is_invalid(ctx: &Ctx) {
     let memory = Mapped::shared(ctx, MIB2);
-    fails(ctx.mem_dma_buf(memory.ptr, MIB2), Code::INVALID_VALUE);
+    // SAFETY: nothing is written through the fd.
+    let refused = unsafe { ctx.mem_dma_buf(memory.ptr, MIB2) };
+    fails(refused, Code::INVALID_VALUE);
 }
 
 /// Row: /proc/self/smaps of a mapping: KernelPageSize 4 kB (x86 virtual machine), mapped from

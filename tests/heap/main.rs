@@ -7,6 +7,8 @@ mod blocks;
 mod collections;
 mod debug;
 mod ending;
+#[cfg(feature = "allocator-api2")]
+mod exposure;
 mod growth;
 mod life;
 mod logs;

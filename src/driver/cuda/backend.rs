@@ -317,7 +317,7 @@ unsafe impl Backend for Cuda {
         Ok((DevicePtr(base), size as u64))
     }
 
-    fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<OwnedFd> {
+    unsafe fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<OwnedFd> {
         let mut raw = -1_i32;
         self.core.anywhere(|| {
             let out = (&raw mut raw).cast();

@@ -220,7 +220,7 @@ unsafe impl Backend for Simulator {
         })
     }
 
-    fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<OwnedFd> {
+    unsafe fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Result<OwnedFd> {
         self.shared()
             .call(Call::MemGetHandleForAddressRange, |state| {
                 state.mem_dma_buf(ptr, size)

@@ -29,7 +29,7 @@ use plan::DEFAULT_CHUNK;
 pub(in crate::heap) use plan::Plan;
 
 use super::core::MAX_RANGE;
-use crate::driver::{Access, Code, DevicePtr, Driver};
+use crate::driver::{Access, Code, DevicePtr, Driver, HandleTypes};
 use crate::guard::WORTH_ASKING;
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Error, Result};
@@ -162,6 +162,12 @@ impl Backing {
     /// Whether blocks may lie in several chunks.
     pub(in crate::heap) const fn joins(&self) -> bool {
         self.settled.joins
+    }
+
+    /// Whether any chunk can be exported.
+    pub(in crate::heap) fn is_exportable(&self) -> bool {
+        let mut sites = self.settled.sites.iter();
+        sites.any(|site| site.handle_types != HandleTypes::NONE)
     }
 
     /// What the CPU may do, in every chunk.
