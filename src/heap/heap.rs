@@ -31,6 +31,10 @@ use crate::{Error, Result};
 /// by `exit` too. It may do nothing else with a heap of its parent's: locks may be held by threads that the
 /// child does not have, and CUDA does not work there either.
 ///
+/// Where a filter of system calls refuses `membarrier(2)` after the heap was built, calls that take threads'
+/// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take milliseconds, at most some 50 and one
+/// for each CPU, and move their thread from CPU to CPU meanwhile.
+///
 /// ```
 /// use std::alloc::Layout;
 /// use egmem::driver::sim::Machine;

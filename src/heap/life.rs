@@ -47,7 +47,8 @@ impl Shared {
             return; // closed: all has gone back then
         };
         members.list.swap_remove(at);
-        let mut local = member.local.hold();
+        // SAFETY: the member is the calling thread's, which is at its end and in no block's end or beginning.
+        let mut local = unsafe { member.local.hold_as_owner() };
         members.tally.add(&local.tally);
         local.closed = true;
         let contents = local.empty();

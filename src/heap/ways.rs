@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::cache::sync::tell_refusal;
 use super::cache::{Contents, Local, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, NodeId};
@@ -333,6 +334,7 @@ impl Shared {
 
     /// Tells what was found under locks. Never with a lock of the heap held.
     pub(super) fn tell(&self) {
+        tell_refusal();
         if self.strays.load(Relaxed) > 0 {
             let blocks = self.strays.swap(0, Relaxed);
             tracing::error!(blocks, "blocks were given back that are not in use");

@@ -30,7 +30,7 @@ pub(in crate::heap) use {
 pub(in crate::heap) enum Fence {
     /// Both sides execute the processor's fence.
     Mutual,
-    /// The heavy side calls `membarrier`.
+    /// The heavy side calls `membarrier`, or [does without](every_cpu) where that is refused later on.
     #[cfg(not(any(loom, miri)))]
     Membarrier,
 }
@@ -41,6 +41,9 @@ impl Fence {
     pub(in crate::heap) fn of_process() -> Self {
         #[cfg(not(any(loom, miri)))]
         {
+            if every_cpu::was_needed() {
+                return Fence::Mutual;
+            }
             static KNOWN: std::sync::OnceLock<Fence> = std::sync::OnceLock::new();
             *KNOWN.get_or_init(Self::choose)
         }
@@ -67,34 +70,43 @@ impl Fence {
         }
     }
 
-    /// The rare side's: some microseconds.
-    ///
-    /// # Panics
-    /// If the kernel refuses `membarrier` after it allowed it, which takes a filter of system calls put
-    /// on in between. Nothing else could replace it then: the frequent sides that are under way have
-    /// already relied on it.
+    /// The rare side's: some microseconds, or milliseconds where `membarrier` worked once and is refused now.
     pub(in crate::heap) fn heavy(self) {
-        assert!(
-            self.try_heavy(),
-            "membarrier(2) is refused, and it was allowed before: {}",
-            std::io::Error::last_os_error()
-        );
-    }
-
-    fn try_heavy(self) -> bool {
         fence(Ordering::SeqCst);
         match self {
-            Fence::Mutual => true,
+            Fence::Mutual => {}
             // A registration belongs to the memory that it was made for. Linux hands it on to forked
             // children, and nothing here relies on that: what counts is that the process is registered
             // now, not that it was when the light side passed.
             #[cfg(not(any(loom, miri)))]
             Fence::Membarrier => {
-                membarrier::all_threads() || (membarrier::register() && membarrier::all_threads())
+                let fenced = membarrier::all_threads()
+                    || (membarrier::register() && membarrier::all_threads());
+                if !fenced {
+                    every_cpu::barrier();
+                }
             }
         }
     }
+
+    /// Whether the heavy side is still as cheap as it was when this was chosen.
+    pub(in crate::heap) fn is_cheap(self) -> bool {
+        match self {
+            Fence::Mutual => true,
+            #[cfg(not(any(loom, miri)))]
+            Fence::Membarrier => !every_cpu::was_needed(),
+        }
+    }
 }
+
+/// Logs once that `membarrier` is refused. Never with a lock of the heap held.
+pub(in crate::heap) fn tell_refusal() {
+    #[cfg(not(any(loom, miri)))]
+    every_cpu::tell();
+}
+
+#[cfg(not(any(loom, miri)))]
+mod every_cpu;
 
 /// `membarrier(2)`; see also Documentation/scheduler/membarrier.rst of Linux.
 #[cfg(not(any(loom, miri)))]
@@ -188,24 +200,21 @@ mod tests {
         status == 0
     }
 
-    /// From now on the kernel answers this thread's `membarrier` with EPERM. Whether that could be done:
+    /// From now on the kernel answers these calls of this thread with EPERM. Whether that could be done:
     /// emulators of Linux do not know filters.
-    fn refuse_membarrier() -> bool {
+    fn refuse(calls: [libc::c_long; 2]) -> bool {
         let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
             code: code as u16, // all below 2^16
             jt: yes,
             jf: no,
             k,
         };
+        let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
         let mut filter = [
             // The call's number is the first word of what a filter is told.
             statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-            statement(
-                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-                0,
-                1,
-                libc::SYS_membarrier as u32,
-            ),
+            statement(equals, 1, 0, calls[0] as u32),
+            statement(equals, 0, 1, calls[1] as u32),
             statement(
                 libc::BPF_RET | libc::BPF_K,
                 0,
@@ -226,10 +235,18 @@ mod tests {
         }
     }
 
+    fn refuse_membarrier() -> bool {
+        refuse([libc::SYS_membarrier; 2])
+    }
+
     #[test]
     fn a_forked_child_has_the_heavy_fence() {
-        let fence = Fence::of_process();
-        assert!(in_a_child(|| fence.try_heavy()));
+        if Fence::of_process() == Fence::Membarrier {
+            assert!(in_a_child(|| {
+                Fence::Membarrier.heavy();
+                !every_cpu::was_needed()
+            }));
+        }
     }
 
     #[test]
@@ -241,16 +258,23 @@ mod tests {
         }
     }
 
-    /// So it is also shown that the heavy side calls it at all.
+    /// It also shows that the heavy side calls it at all.
     #[test]
-    fn a_refusal_later_on_is_no_silent_one() {
-        if in_a_child(refuse_membarrier) {
-            assert!(in_a_child(
-                || refuse_membarrier() && !Fence::Membarrier.try_heavy()
-            ));
-            assert!(in_a_child(
-                || refuse_membarrier() && Fence::Mutual.try_heavy()
-            ));
+    fn a_refusal_later_on_is_made_up_for() {
+        if !in_a_child(refuse_membarrier) {
+            return println!("skipped: no filters of system calls here");
         }
+        let falls_back = |fence: Fence| {
+            fence.heavy();
+            every_cpu::was_needed()
+        };
+        assert!(in_a_child(|| refuse_membarrier()
+            && falls_back(Fence::Membarrier)
+            && Fence::of_process() == Fence::Mutual));
+        assert!(in_a_child(
+            || refuse_membarrier() && !falls_back(Fence::Mutual)
+        ));
+        let calls = [libc::SYS_membarrier, libc::SYS_sched_setaffinity];
+        assert!(in_a_child(|| refuse(calls) && falls_back(Fence::Membarrier)));
     }
 }

@@ -95,11 +95,10 @@ impl<T> Biased<T> {
         self.lock()
     }
 
-    /// Takes the value from its owner until the guard is dropped. Waits for the owner, if it is inside,
-    /// and for other holders. Takes microseconds.
-    ///
-    /// # Panics
-    /// As [`Fence::heavy`].
+    /// Takes the value from its owner until the guard is dropped, as [`hold_all`](Self::hold_all) does of many.
+    /// Waits for the owner, if it is inside,
+    /// and for other holders. Takes as long as [`Fence::heavy`].
+    #[cfg(test)]
     pub(in crate::heap) fn hold(&self) -> Held<'_, T> {
         let alone = Alone::enter();
         let claim = self.claim();
@@ -107,11 +106,18 @@ impl<T> Biased<T> {
         claim.held(alone)
     }
 
+    /// Takes the value as its owner until the guard is dropped: without a barrier, since no owner but the
+    /// calling thread could be inside. Waits for holders.
+    ///
+    /// # Safety
+    /// The calling thread is the owner, as [`owner`](Self::owner) says, and not inside.
+    pub(in crate::heap) unsafe fn hold_as_owner(&self) -> Held<'_, T> {
+        let alone = Alone::enter();
+        self.claim().held(alone)
+    }
+
     /// Takes many values from their owners, with one barrier for all of them. Each value is in the
     /// result once, however often it is in `all`, and the order is not the one of `all`.
-    ///
-    /// # Panics
-    /// As [`Fence::heavy`].
     pub(in crate::heap) fn hold_all<'a>(
         all: impl IntoIterator<Item = &'a Biased<T>>,
     ) -> Vec<Held<'a, T>>

@@ -201,7 +201,6 @@ impl<T> Reserved<T> {
     ) -> MutexGuard<'a, Turn> {
         if let Some(owner) = &turn.owner {
             self.visitor.store(0, Ordering::Relaxed);
-            // Where this panics the owner stays in `turn`, and whoever comes next begins anew.
             self.fence.heavy();
             let mut tries = 0_u32;
             // Acquires what the owner did to the value.
@@ -220,7 +219,8 @@ impl<T> Reserved<T> {
             turn.streak = 0;
         } else if let Some(visitor) = visitor {
             turn.streak += 1;
-            if turn.streak >= turn.needed {
+            // A reservation that is dear to take away costs more than it saves.
+            if turn.streak >= turn.needed && self.fence.is_cheap() {
                 turn.streak = 0;
                 turn.owner = Some(Arc::clone(&visitor.busy));
                 // Others see it under the mutex.
