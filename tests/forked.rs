@@ -94,9 +94,18 @@ fn beside_busy_threads(heap: &Heap, test: impl FnOnce()) {
                 drop(heap.trim());
             }
         });
+        // Also where the test panics: the scope waits for its threads.
+        let _stop = StopOnDrop(&stop);
         test();
-        stop.store(true, Relaxed);
     });
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 thread_local! {
@@ -169,6 +178,20 @@ fn a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent() {
     );
 }
 
+#[cfg(feature = "share")]
+#[test]
+fn a_forked_child_leaves_its_parents_socket() {
+    use egmem::share::{Channel, Listener, Peers};
+    alone("a_forked_child_leaves_its_parents_socket", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut owned = Some(Listener::bind(&path, Peers::same_user()).unwrap());
+        in_a_child(|| drop(owned.take()), libc::_exit);
+        assert!(owned.is_some());
+        Channel::connect(&path, Peers::same_user()).unwrap();
+    });
+}
+
 /// The last handle, dropped by a child, ends nothing.
 #[test]
 fn a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent() {
@@ -176,7 +199,11 @@ fn a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent() {
         "a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent",
         || {
             let driver = Driver::simulated(Machine::gh200()).unwrap();
-            let heap = options().grow_ahead(16 << 20).build(&driver).unwrap();
+            let heap = options()
+                .scrub_on_free(true)
+                .grow_ahead(16 << 20)
+                .build(&driver)
+                .unwrap();
             let block = heap.allocate(layout(1 << 20)).unwrap();
             block.fill(9).unwrap();
             let mut owned = Some((heap, block));

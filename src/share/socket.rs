@@ -14,15 +14,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Peers;
 use super::socket_lock::SocketLock;
+use crate::fork::Generation;
 use crate::{Error, Result};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// A socket's file, removed when dropped, unless another socket is there by then.
+/// A socket's file, removed when dropped, unless another socket is there by then. A forked child leaves it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
+    born: Generation,
     /// Opened as a mere place in the file system, so that its inode's number is not used again.
     file: File,
 }
@@ -33,6 +35,7 @@ impl SocketFile {
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         Ok(Self {
             path: path.to_owned(),
+            born: Generation::current(),
             file: file.into(),
         })
     }
@@ -48,7 +51,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_there() {
+        if self.born.is_current() && self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
     }

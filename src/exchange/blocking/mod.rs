@@ -26,6 +26,7 @@ pub use group::Group;
 pub use server::{Events, Published, Server};
 
 use crate::exchange::limits::deadline;
+use crate::fork::Generation;
 use crate::{Error, Result};
 
 /// How long the thread goes on for what its last user has begun, such as releases.
@@ -40,6 +41,7 @@ pub(crate) struct Background(Arc<Running>);
 
 struct Running {
     handle: Handle,
+    born: Generation,
     /// Dropped to stop it after [`GRACE`], or told another time.
     stop: Option<oneshot::Sender<Duration>>,
     thread: Option<JoinHandle<()>>,
@@ -69,6 +71,7 @@ impl Background {
         });
         Ok(Self(Arc::new(Running {
             handle,
+            born: Generation::current(),
             stop: Some(stop),
             thread: Some(thread.map_err(failed)?),
         })))
@@ -109,6 +112,9 @@ impl Background {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
+        if !self.born.is_current() {
+            return; // a forked child has no such thread
+        }
         // Within a runtime nothing may block: then the thread ends by itself.
         if let (Some(thread), true) = (self.thread.take(), outside_async().is_ok()) {
             // It has panicked at worst, which has been told.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::fork::Generation;
 use crate::share::socket::nobody_listens;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
@@ -27,10 +28,11 @@ fn name(instance: InstanceId) -> String {
     format!("egmem-{instance}")
 }
 
-/// A folder for a door, removed with what is in it when dropped.
+/// A folder for a door, removed with what is in it when dropped. A forked child leaves it.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
+    born: Generation,
     /// `None` where files cannot be locked: then nobody ever removes the folder of a killed server.
     lock: Option<File>,
 }
@@ -52,7 +54,11 @@ impl Folder {
             .mode(0o700)
             .create(&path)
             .map_err(|error| Error::system(format!("creating {}", path.display()), &error))?;
-        let mut folder = Self { path, lock: None };
+        let mut folder = Self {
+            path,
+            born: Generation::current(),
+            lock: None,
+        };
         match folder.lock() {
             Ok(lock) => folder.lock = Some(lock),
             Err(error) => {
@@ -84,6 +90,9 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        if !self.born.is_current() {
+            return;
+        }
         // The socket's own file is gone already, unless nobody has bound it.
         let _ = fs::remove_file(self.path.join(DOOR));
         if self.lock.is_some() {
