@@ -20,6 +20,8 @@
 //! # Ok::<(), egmem::Error>(())
 //! ```
 
+mod crl;
+mod info;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -37,8 +39,10 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use time::{Duration, OffsetDateTime};
 use zeroize::Zeroizing;
 
+pub use crl::Serial;
+pub use info::CertInfo;
 pub use request::{CertRequest, Usage};
-pub use write::write_new;
+pub use write::{write_new, write_over};
 
 use crate::{Error, Result};
 
@@ -168,11 +172,23 @@ impl Authority {
     /// Makes a certificate and its key.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that is no DNS name, or no days; [`Error::Tls`] where
+    /// [`Error::InvalidArgument`] for a name that is neither a DNS name nor a SPIFFE id, or no days; [`Error::Tls`] where
     /// it cannot be signed.
     pub fn issue(&self, request: &CertRequest) -> Result<Issued> {
+        self.issue_to(request, new_key()?)
+    }
+
+    /// Makes a certificate for an existing key, in PEM.
+    ///
+    /// # Errors
+    /// As [`issue`](Self::issue), and [`Error::Tls`] for a key that cannot be read.
+    pub fn issue_for_key(&self, request: &CertRequest, key_pem: &str) -> Result<Issued> {
+        let key = KeyPair::from_pem(key_pem).map_err(|error| wrong("the private key", error))?;
+        self.issue_to(request, key)
+    }
+
+    fn issue_to(&self, request: &CertRequest, key: KeyPair) -> Result<Issued> {
         let params = request.params()?;
-        let key = new_key()?;
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(|error| wrong("the new certificate", error))?;

@@ -37,8 +37,8 @@ pub struct CertRequest {
 }
 
 impl CertRequest {
-    /// A certificate for 365 days, of the node or program that goes by this name, a DNS name: the
-    /// first of its subject alternative names.
+    /// A certificate for 365 days, of the node or program that goes by this name: a DNS name or a
+    /// SPIFFE id, the first of its subject alternative names.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -83,9 +83,11 @@ impl CertRequest {
 
     pub(super) fn params(&self) -> Result<CertificateParams> {
         let days = check_lasting(self.days, self.lasting)?;
-        let PeerName::Certificate(name) = PeerName::certificate(&self.name)? else {
-            return Err(Error::invalid("name", "it is no DNS name"));
+        let own = match self.name.starts_with("spiffe:") {
+            true => PeerName::spiffe(&self.name)?,
+            false => PeerName::certificate(&self.name)?,
         };
+        let name = own.to_string();
         if self.more.len() > MAX_NAMES {
             let why = format!("more than {MAX_NAMES}");
             return Err(Error::invalid("further names", why));
@@ -95,7 +97,10 @@ impl CertRequest {
         // X.520: a common name has at most 64 characters. It is for people.
         let common: String = name.chars().take(64).collect();
         params.distinguished_name.push(DnType::CommonName, common);
-        params.subject_alt_names = vec![dns(&name)?];
+        params.subject_alt_names = vec![match own {
+            PeerName::Spiffe(_) => uri(&name)?,
+            _ => dns(&name)?,
+        }];
         for more in &self.more {
             params.subject_alt_names.push(match more.parse::<IpAddr>() {
                 Ok(ip) => SanType::IpAddress(ip),
@@ -142,6 +147,12 @@ fn check_lasting(days: u32, lasting: Option<std::time::Duration>) -> Result<Dura
             let why = format!("not from a second to {MAX_DAYS} days");
             Error::invalid("validity", why)
         })
+}
+
+fn uri(name: &str) -> Result<SanType> {
+    let name = name.to_owned().try_into();
+    name.map(SanType::URI)
+        .map_err(|error| wrong("a SPIFFE id", error))
 }
 
 fn dns(name: &str) -> Result<SanType> {

@@ -138,3 +138,103 @@ fn nothing_secret_is_shown() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_certificate_says_what_it_was_made_for() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let request = CertRequest::new("a.b")
+        .and("c.d")
+        .and("10.0.0.7")
+        .and("::1");
+    let node = authority
+        .issue(&request.days(9).usage(Usage::Client))
+        .unwrap();
+    let info = CertInfo::read(&node.cert_pem).unwrap().remove(0);
+    assert_eq!(info.names, ["a.b", "c.d", "10.0.0.7", "::1"]);
+    assert_eq!(info.peer.as_deref(), Some("a.b"));
+    assert!(info.issuer.contains("ours") && !info.authority);
+    assert_eq!((info.server, info.client), (false, true));
+    let now = SystemTime::now();
+    // 9, less a moment.
+    assert!((8..=9).contains(&info.days_left(now)));
+    assert!(info.days_left(now + Duration::from_secs(10 * 86_400)) < 0);
+    assert!(info.is_key(&node.key_pem).unwrap());
+    assert!(!info.is_key(&authority.key_pem()).unwrap());
+    assert_eq!(info.sha256.len(), 64);
+    let own = CertInfo::read(authority.cert_pem()).unwrap().remove(0);
+    assert!(own.authority && own.peer.is_none());
+    assert!(CertInfo::read("nothing").is_err());
+}
+
+#[test]
+fn a_renewed_certificate_has_the_same_names_and_may_keep_its_key() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let id = "spiffe://cluster.test/ns/a";
+    let request = CertRequest::new(id).and("a.b").and("::1").days(9);
+    let node = authority.issue(&request).unwrap();
+    let old = CertInfo::read(&node.cert_pem).unwrap().remove(0);
+    assert_eq!(tls(&authority, &node).unwrap().name().to_string(), id);
+    let again = authority.issue(&old.request().unwrap()).unwrap();
+    let new = CertInfo::read(&again.cert_pem).unwrap().remove(0);
+    assert_eq!((&new.names, &new.peer), (&old.names, &old.peer));
+    assert_ne!(new.serial, old.serial);
+    assert!(!new.is_key(&node.key_pem).unwrap());
+    let kept = authority.issue_for_key(&old.request().unwrap(), &node.key_pem);
+    let kept = CertInfo::read(&kept.unwrap().cert_pem).unwrap().remove(0);
+    assert!(kept.is_key(&node.key_pem).unwrap());
+    // An authority is not renewed as a node.
+    let own = CertInfo::read(authority.cert_pem()).unwrap().remove(0);
+    assert!(own.request().is_err());
+}
+
+#[test]
+fn a_revocation_list_keeps_its_former_entries() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let other = Authority::create("ours", 10).unwrap();
+    let [a, b, c] = ["a.b", "c.d", "e.f"].map(|name| {
+        let request = CertRequest::new(name);
+        authority.issue(&request).unwrap()
+    });
+    let serial = |node: &Issued| authority.serial_of(&node.cert_pem).unwrap();
+    assert_eq!(
+        serial(&a).to_string().parse::<Serial>().unwrap(),
+        serial(&a)
+    );
+    let first = authority.revocation_list(None, &[serial(&a)], 1).unwrap();
+    let second = authority
+        .revocation_list(Some(&first), &[serial(&b), serial(&b)], 1)
+        .unwrap();
+    let load = |node: &Issued| {
+        Tls::from_pem(TlsPem {
+            ca: authority.cert_pem().as_bytes(),
+            cert: node.cert_pem.as_bytes(),
+            key: node.key_pem.as_bytes(),
+            crl: Some(second.as_bytes()),
+        })
+    };
+    // One's own revoked certificate is refused already.
+    for revoked in [&a, &b] {
+        let error = load(revoked).unwrap_err().to_string();
+        assert!(error.contains("revoked"), "{error}");
+    }
+    load(&c).unwrap();
+    assert!(other.serial_of(&a.cert_pem).is_err());
+    assert!(other.revocation_list(Some(&first), &[], 1).is_err());
+    assert!(authority.revocation_list(None, &[], 0).is_err());
+    for wrong in ["", "a", "xy", "0 1", &"00".repeat(22)] {
+        assert!(wrong.parse::<Serial>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_file_is_replaced_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    std::fs::write(&path, b"one").unwrap();
+    write_over(&path, b"two", true).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"two");
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert!(write_over(&dir.path().join("none/key"), b"", true).is_err());
+}

@@ -7,6 +7,30 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
+/// Writes a file beside the one at `path`, then renames it over that: a reader finds the old contents
+/// or the new, never a part. With `secret` its owner alone may read it.
+///
+/// # Errors
+/// [`Error::System`] where it cannot be written or renamed; the old file is as it was.
+pub fn write_over(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
+    let what = || format!("writing {}", path.display());
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let beside = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
+    write_new(&beside, contents, secret)?;
+    std::fs::rename(&beside, path).map_err(|error| {
+        let _ = std::fs::remove_file(&beside);
+        Error::system(what(), &error)
+    })?;
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    // The new name lasts, too.
+    std::fs::File::open(folder)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|error| Error::system(what(), &error))
+}
+
 /// Writes a new file: one that is there already stays as it is. With `secret` its owner alone may
 /// read it, else everybody; the umask may take away more.
 ///

@@ -13,8 +13,9 @@ pub mod protocol;
 pub mod server;
 #[cfg(test)]
 mod slow;
+mod spiffe;
 mod tally;
-mod tls;
+pub(crate) mod tls;
 mod transport;
 
 pub use address::Address;

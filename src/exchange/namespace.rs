@@ -1,6 +1,6 @@
 //! Which names a peer may create.
 
-use super::protocol::check_prefix;
+use super::protocol::{MAX_NAME, check_prefix};
 use super::{PeerName, Who};
 use crate::{Error, Refusal, Result};
 
@@ -14,7 +14,9 @@ const SHOWN: usize = 8;
 /// Which names each peer may create: those that begin with one of its prefixes.
 ///
 /// A peer that no [rule](Self::rule) names has one prefix: its own name and a slash, such as
-/// `uid:1000/`. No other peer can create a name there, since peer names have no slash.
+/// `uid:1000/`. For a SPIFFE id a colon comes between, as in `spiffe://td/a:/`: ids have slashes, and
+/// without the colon `spiffe://td/a` could create names of `spiffe://td/a/b`. No other peer can create
+/// a name there, since no other peer's part begins with `uid:1000/` or `spiffe://td/a:/`.
 ///
 /// ```
 /// use egmem::exchange::{Namespaces, PeerName, Who};
@@ -35,7 +37,7 @@ impl Namespaces {
     }
 
     /// Gives the peers that `who` admits these prefixes instead of their own; several rules for a peer add
-    /// up. `{peer}` in a prefix stands for the peer's name. The empty prefix stands for every name.
+    /// up. `{peer}` in a prefix stands for the peer's name, with a colon after a SPIFFE id. The empty prefix stands for every name.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no prefix, and for one that is neither empty nor made of a name's
@@ -65,7 +67,7 @@ impl Namespaces {
         if prefixes.is_empty() {
             prefixes.push(&own);
         }
-        let peer = peer.to_string();
+        let peer = part(peer);
         let mut filled: Vec<_> = prefixes
             .iter()
             .map(|prefix| prefix.replace(PEER, &peer))
@@ -92,6 +94,13 @@ impl Namespaces {
             return Ok(());
         }
         let prefixes = self.prefixes(peer);
+        if prefixes.iter().all(|prefix| prefix.len() >= MAX_NAME) {
+            let why = format!(
+                "the name of this peer is too long for names below it, which have at most {MAX_NAME} \
+                 bytes; give it a shorter prefix"
+            );
+            return Err((Refusal::Forbidden, why));
+        }
         let more = match prefixes.len().saturating_sub(SHOWN) {
             0 => String::new(),
             more => format!(" and {more} more prefixes"),
@@ -99,6 +108,14 @@ impl Namespaces {
         let shown = prefixes[..prefixes.len().min(SHOWN)].join(", ");
         let why = format!("{peer} may create names only under {shown}{more}");
         Err((Refusal::Forbidden, why))
+    }
+}
+
+/// What stands for a peer in a prefix. With a slash after it, none is the beginning of another's.
+fn part(peer: &PeerName) -> String {
+    match peer {
+        PeerName::Spiffe(id) => format!("{id}:"),
+        other => other.to_string(),
     }
 }
 
@@ -164,6 +181,22 @@ mod tests {
             .unwrap();
         let (_, why) = many.check(&peer("local"), "a").unwrap_err();
         assert!(why.ends_with("7/ and 2 more prefixes"), "{why}");
+    }
+
+    #[test]
+    fn a_spiffe_id_cannot_create_names_of_one_below_it() {
+        let names = Namespaces::own();
+        let (above, below) = (peer("spiffe://td/a"), peer("spiffe://td/a/b"));
+        assert_eq!(names.prefixes(&above), ["spiffe://td/a:/"]);
+        assert!(names.admits(&below, "spiffe://td/a/b:/x"));
+        assert!(!names.admits(&above, "spiffe://td/a/b:/x"));
+        assert!(!names.admits(&above, "spiffe://td/a/b/x"));
+        let long = peer(&format!("spiffe://td/{}", "x".repeat(300)));
+        let (reason, why) = names.check(&long, "x").unwrap_err();
+        assert_eq!(reason, Refusal::Forbidden);
+        assert!(why.contains("too long"), "{why}");
+        let short = Namespaces::own().rule(Who::anyone(), ["x/"]).unwrap();
+        short.check(&long, "x/1").unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::spiffe;
 use crate::{Error, Result};
 
 /// The most patterns in a [`Who`].
@@ -19,6 +20,8 @@ const LOCAL: &str = "local";
 pub enum PeerName {
     /// The first DNS name of its certificate, in lower case.
     Certificate(String),
+    /// The SPIFFE id of its certificate: `spiffe://trust-domain/path`. It goes before a DNS name.
+    Spiffe(String),
     /// The user at the other end of a Unix socket.
     User(u32),
     /// Whoever connects over plain TCP: on the loopback interface, any process of this machine.
@@ -39,12 +42,25 @@ impl PeerName {
         check_dns(&name)?;
         Ok(Self::Certificate(name))
     }
+
+    /// The peer with this SPIFFE id, such as `spiffe://cluster.example/ns/team-x/sa/trainer`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what is no SPIFFE id of a workload: another scheme, no path, a
+    /// trust domain with upper-case letters or a port, a query, a fragment, an empty segment, more
+    /// than 2048 bytes.
+    pub fn spiffe(id: &str) -> Result<Self> {
+        match spiffe::check(id) {
+            Ok(()) => Ok(Self::Spiffe(id.to_owned())),
+            Err(why) => Err(Error::invalid("peer name", why)),
+        }
+    }
 }
 
 impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Certificate(name) => f.write_str(name),
+            Self::Certificate(name) | Self::Spiffe(name) => f.write_str(name),
             Self::User(uid) => write!(f, "uid:{uid}"),
             Self::Local => f.write_str(LOCAL),
         }
@@ -54,10 +70,13 @@ impl fmt::Display for PeerName {
 impl FromStr for PeerName {
     type Err = Error;
 
-    /// A certificate's name, `uid:1000` or `local`.
+    /// A certificate's DNS name or SPIFFE id, `uid:1000` or `local`.
     fn from_str(text: &str) -> Result<Self> {
         if text == LOCAL {
             return Ok(Self::Local);
+        }
+        if text.starts_with(spiffe::SCHEME) {
+            return Self::spiffe(text);
         }
         match text.strip_prefix("uid:") {
             Some(uid) if uid.bytes().all(|byte| byte.is_ascii_digit()) => uid
@@ -82,12 +101,28 @@ fn check_dns(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// A pattern for SPIFFE ids below a path, or one peer.
+fn spiffe_or_exact(text: &str) -> Result<Pattern> {
+    let below = text
+        .strip_suffix("/*")
+        .filter(|base| base.starts_with(spiffe::SCHEME));
+    let Some(base) = below else {
+        return Ok(Pattern::Exactly(text.parse()?));
+    };
+    match spiffe::check_any(base) {
+        Ok(_) => Ok(Pattern::Below(format!("{base}/"))),
+        Err(why) => Err(Error::invalid("peer name", why)),
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Pattern {
     Anyone,
     Exactly(PeerName),
     /// With the dot in front.
     Suffix(String),
+    /// SPIFFE ids that begin with this, which ends with a slash.
+    Below(String),
 }
 
 impl fmt::Display for Pattern {
@@ -96,6 +131,7 @@ impl fmt::Display for Pattern {
             Self::Anyone => f.write_str("*"),
             Self::Exactly(peer) => write!(f, "{peer}"),
             Self::Suffix(suffix) => write!(f, "*{suffix}"),
+            Self::Below(prefix) => write!(f, "{prefix}*"),
         }
     }
 }
@@ -127,7 +163,8 @@ impl Who {
     }
 
     /// The peers that one of these matches: a certificate's name, `*.suffix` for certificates'
-    /// names that end so, in any number of further labels, `uid:1000` for a user at a Unix socket,
+    /// names that end so, in any number of further labels, a SPIFFE id, `spiffe://domain/path/*` or
+    /// `spiffe://domain/*` for SPIFFE ids below that path, `uid:1000` for a user at a Unix socket,
     /// `local` for plain TCP, or `*` for anyone.
     ///
     /// # Errors
@@ -147,7 +184,7 @@ impl Who {
                         check_dns(name)?;
                         Pattern::Suffix(suffix.to_ascii_lowercase())
                     }
-                    None => Pattern::Exactly(text.parse()?),
+                    None => spiffe_or_exact(text)?,
                 },
             });
         }
@@ -184,6 +221,10 @@ impl Who {
                 PeerName::Certificate(name) => {
                     name.len() > suffix.len() && name.ends_with(suffix.as_str())
                 }
+                _ => false,
+            },
+            Pattern::Below(prefix) => match peer {
+                PeerName::Spiffe(id) => id.len() > prefix.len() && id.starts_with(prefix.as_str()),
                 _ => false,
             },
         })
@@ -297,11 +338,55 @@ mod tests {
     }
 
     #[test]
+    fn spiffe_ids_are_admitted_one_by_one_and_below_a_path() {
+        let peer = |id: &str| id.parse::<PeerName>().unwrap();
+        let who = Who::list(["spiffe://td/a", "spiffe://td/ns/x/*", "spiffe://other/*"]).unwrap();
+        for yes in [
+            "spiffe://td/a",
+            "spiffe://td/ns/x/sa/y",
+            "spiffe://other/any",
+        ] {
+            assert_eq!(peer(yes).to_string(), yes);
+            assert!(who.admits(&peer(yes)), "{yes}");
+        }
+        // The path is told by its case; a path is not below itself.
+        for no in [
+            "spiffe://td/A",
+            "spiffe://td/a/b",
+            "spiffe://td/ns/x",
+            "spiffe://td/ns/xy/z",
+            "spiffe://others/any",
+        ] {
+            assert!(!who.admits(&peer(no)), "{no}");
+        }
+        assert!(!who.admits(&cert("td")));
+        assert!(
+            !Who::list(["*.td"])
+                .unwrap()
+                .admits(&peer("spiffe://x.td/a"))
+        );
+        assert!(Who::anyone().admits(&peer("spiffe://td/a")));
+        for wrong in [
+            "spiffe://td",
+            "spiffe://*",
+            "spiffe://td/a*",
+            "spiffe://td/*/b",
+            "spiffe:///*",
+        ] {
+            assert!(Who::list([wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn a_list_reads_back() {
-        let who = Who::list(["*", "*.c.d", "uid:7", "local", "a.b"]).unwrap();
+        let list = ["*", "*.c.d", "uid:7", "local", "a.b", "spiffe://t/a/*"];
+        let who = Who::list(list).unwrap();
         let json = serde_json::to_string(&who).unwrap();
-        assert_eq!(json, r#"["*","*.c.d","uid:7","local","a.b"]"#);
+        assert_eq!(
+            json,
+            r#"["*","*.c.d","uid:7","local","a.b","spiffe://t/a/*"]"#
+        );
         assert_eq!(serde_json::from_str::<Who>(&json).unwrap(), who);
-        assert_eq!(who.to_string(), "*, *.c.d, uid:7, local, a.b");
+        assert_eq!(who.to_string(), list.join(", "));
     }
 }

@@ -1,12 +1,19 @@
 //! `egmem certs`: an authority of one's own, and certificates for the nodes and users of a cluster.
 
+mod renew;
+mod revoke;
+mod show;
+
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use egmem::certs::{Authority, CertRequest, write_new};
 use egmem::{Error, Result};
+use time::OffsetDateTime;
+use zeroize::Zeroizing;
 
 use crate::output::print;
 
@@ -26,6 +33,12 @@ enum Command {
     Init(Init),
     /// Make a certificate and its key for one node or user, by the authority of `init`
     Issue(Issue),
+    /// Print what certificates say: names, serial number, validity, usage, fingerprint
+    Show(show::Show),
+    /// Make a certificate anew, for the same names, and replace its files
+    Renew(renew::Renew),
+    /// Put certificates on the authority's revocation list, crl.pem, and renew the list
+    Revoke(revoke::Revoke),
 }
 
 #[derive(Args, Debug)]
@@ -49,6 +62,9 @@ struct Issue {
     /// More names and addresses at which it is reached: node1, 10.0.0.1
     #[arg(long, value_name = "DNS|IP")]
     san: Vec<String>,
+    /// A SPIFFE id, spiffe://trust-domain/path: it is the peer's name then, and NAME one more
+    #[arg(long, value_name = "ID")]
+    spiffe_id: Option<String>,
     /// For how many days it is good
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
@@ -66,6 +82,9 @@ impl Certs {
         match &self.command {
             Command::Init(init) => init.run(),
             Command::Issue(issue) => issue.run(),
+            Command::Show(show) => show.run(),
+            Command::Renew(renew) => renew.run(),
+            Command::Revoke(revoke) => revoke.run(),
         }
     }
 }
@@ -93,9 +112,13 @@ impl Issue {
     fn run(&self) -> Result<()> {
         let out = self.out.as_deref().unwrap_or(&self.ca);
         let pair = Pair::new(out, file_stem(&self.name)?)?;
-        let (ca, ca_key) = (self.ca.join("ca.pem"), self.ca.join("ca.key"));
-        let authority = Authority::load(&read(&ca)?, &read(&ca_key)?)?;
-        let request = CertRequest::new(self.name.as_str()).days(self.days);
+        let ca = self.ca.join("ca.pem");
+        let authority = authority(&self.ca)?;
+        let request = match &self.spiffe_id {
+            Some(id) => CertRequest::new(id.as_str()).and(self.name.as_str()),
+            None => CertRequest::new(self.name.as_str()),
+        };
+        let request = request.days(self.days);
         let request = self
             .san
             .iter()
@@ -111,7 +134,7 @@ impl Issue {
              {}\n  \
              {}: its key, for its owner alone\n\
              Use them with --ca {} --cert {} --key {}\n",
-            self.name,
+            self.spiffe_id.as_ref().unwrap_or(&self.name),
             self.days,
             pair.cert.display(),
             pair.key.display(),
@@ -132,6 +155,31 @@ fn file_stem(name: &str) -> Result<&str> {
         ));
     }
     Ok(name)
+}
+
+/// The authority in a folder.
+fn authority(folder: &Path) -> Result<Authority> {
+    let (cert, key) = (folder.join("ca.pem"), folder.join("ca.key"));
+    Authority::load(&read(&cert)?, &read_key(&key)?)
+}
+
+/// A private key, wiped when dropped.
+fn read_key(path: &Path) -> Result<Zeroizing<String>> {
+    read(path).map(Zeroizing::new)
+}
+
+/// A time as RFC 3339 has it, in UTC.
+fn shown(at: SystemTime) -> String {
+    let at = OffsetDateTime::from(at);
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+        at.year(),
+        u8::from(at.month()),
+        at.day(),
+        at.hour(),
+        at.minute(),
+        at.second()
+    )
 }
 
 fn read(path: &Path) -> Result<String> {

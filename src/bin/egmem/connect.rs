@@ -26,7 +26,7 @@ pub struct Connect {
     /// Revocation lists (crl.pem); or EGMEM_CRL. With them, a server that no list covers is not trusted
     #[arg(long, value_name = "FILE")]
     crl: Option<PathBuf>,
-    /// What the server's certificate must be for, instead of the address: a DNS name
+    /// What the server's certificate must be for, instead of the address: a DNS name or a SPIFFE id
     #[arg(long, value_name = "NAME")]
     expect_peer: Option<String>,
     /// Talk to other machines without TLS: everybody on the way reads the handles

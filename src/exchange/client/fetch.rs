@@ -442,7 +442,7 @@ impl Leased {
 /// Under whose name imports of this server's memory are shared: only a proved one.
 fn origin(server: &PeerName) -> Option<Origin> {
     match server {
-        PeerName::Certificate(name) => Some(Origin::Peer(name.clone())),
+        PeerName::Certificate(name) | PeerName::Spiffe(name) => Some(Origin::Peer(name.clone())),
         PeerName::User(uid) => Some(Origin::User(*uid)),
         _ => None,
     }

@@ -49,7 +49,7 @@ impl Machines {
     /// that makes up its starts.
     #[cfg(any(test, feature = "service"))]
     pub fn have_restarted(&self, peer: &PeerName, machine: &Machine) -> bool {
-        let (PeerName::Certificate(_), Some(_)) = (peer, machine.ip) else {
+        let (PeerName::Certificate(_) | PeerName::Spiffe(_), Some(_)) = (peer, machine.ip) else {
             return false;
         };
         let Some(machines) = self.0.get(peer) else {

@@ -17,6 +17,7 @@ use crate::exchange::protocol::{
     Answer, Ask, Create, Delete, Empty, Entry, Join, List, Names, Probe, Probed, Release, Wait,
     Watch, check_name, check_prefix,
 };
+use crate::exchange::spiffe::MAX as MAX_SPIFFE;
 use crate::exchange::transport::HeldFd;
 use crate::share::MAX_PARTS;
 
@@ -148,7 +149,8 @@ impl Inner {
                     return Ok(None);
                 }
                 // Roughly: a name and its owner, and for each part four ids and numbers with their keys.
-                let size = 1024 + 192 * found.publication.description.parts.len();
+                let owner = found.publication.owner.to_string().len();
+                let size = 1024 + owner + 192 * found.publication.description.parts.len();
                 let first = left == self.limits.list_page.max(1);
                 if left == 0 || (size > room && !first) {
                     return Err(());
@@ -364,4 +366,4 @@ impl Drop for Waiting<'_> {
 }
 
 // An entry of as many parts as there may be fits into a frame of the usual size.
-const _: () = assert!(1024 + 192 * MAX_PARTS < 4 << 20);
+const _: () = assert!(1024 + MAX_SPIFFE + 192 * MAX_PARTS < 4 << 20);

@@ -39,7 +39,7 @@ pub(super) struct Loaded {
     /// `Err` where it is not for clients.
     pub client: Result<Arc<ClientConfig>>,
     pub name: PeerName,
-    pub trust: Trust,
+    pub trust: Arc<Trust>,
     /// The process's own certificate.
     pub own: Arc<[u8]>,
     /// Counts what was loaded in a [`Tls`](super::Tls).
@@ -159,7 +159,7 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         server,
         client,
         name,
-        trust,
+        trust: Arc::new(trust),
         own: own.unwrap_or_default(),
         number: 0,
     })
@@ -228,13 +228,28 @@ fn usages(
     Ok((check(End::Server), check(End::Client)))
 }
 
-/// By what name a peer with this certificate goes: the first DNS name in it.
-pub(super) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
+/// By what name a peer with this certificate goes: its SPIFFE id, or else the first DNS name in it.
+pub(crate) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
     let der = certificate.ok_or("there is no certificate")?;
     let end = webpki::EndEntityCert::try_from(der)
         .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+    let mut uris = end.valid_uri_names();
+    let is_spiffe = |uri: &&str| {
+        let scheme = uri.get(..7);
+        scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("spiffe:"))
+    };
+    if let Some(id) = end.valid_uri_names().find(is_spiffe) {
+        // X.509-SVID, section 2: exactly one URI.
+        return match (uris.next(), uris.next()) {
+            (Some(_), None) => PeerName::spiffe(id)
+                .map_err(|error| format!("the certificate's URI is no peer name: {error}")),
+            _ => Err("the certificate has a SPIFFE id and further URIs".into()),
+        };
+    }
     let first = end.valid_dns_names().next();
-    let name = first.ok_or("the certificate has no DNS name, which would be its peer name")?;
+    let name = first.ok_or(
+        "the certificate has neither a SPIFFE id nor a DNS name, which would be its peer name",
+    )?;
     PeerName::certificate(name)
         .map_err(|error| format!("the certificate's first DNS name is no peer name: {error}"))
 }

@@ -5,6 +5,7 @@
 
 mod fault;
 mod load;
+mod spiffe;
 #[cfg(test)]
 mod tests;
 mod trust;
@@ -20,6 +21,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 pub(crate) use fault::explain;
+#[cfg(feature = "certs")]
+pub(crate) use load::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
 use super::PeerName;
@@ -64,12 +67,13 @@ pub struct TlsPem<'a> {
 
 /// A process's certificate and key, and the authorities that it trusts.
 ///
-/// A peer's name is the first DNS name (subject alternative name) of its certificate; a peer whose
-/// certificate has none is refused. Clones share what is loaded.
+/// A peer's name is the SPIFFE id of its certificate, if that has one, which then must be its only
+/// URI; else the first DNS name (subject alternative name). A peer whose certificate has neither is
+/// refused. Clones share what is loaded.
 #[derive(Clone)]
 pub struct Tls {
     shared: Arc<Shared>,
-    expect: Option<String>,
+    expect: Option<PeerName>,
 }
 
 struct Shared {
@@ -85,7 +89,7 @@ impl Tls {
     /// # Errors
     /// [`Error::Tls`] with the file and what is wrong with it: it cannot be read, the key is not
     /// the certificate's, the certificate has expired, is not valid yet, is not of the authority,
-    /// has no DNS name.
+    /// has no name; the revocation list is past its next update, or the certificate is on it.
     pub fn load(files: TlsFiles) -> Result<Self> {
         let loaded = from_files(&files)?;
         Ok(Self::new(Some(files), loaded))
@@ -133,14 +137,16 @@ impl Tls {
         Ok(())
     }
 
-    /// For clients: the server's certificate must be for this name, instead of the host name or IP
-    /// address that is connected to.
+    /// For clients: the server's certificate must be for this DNS name or have this SPIFFE id,
+    /// instead of being for the host name or IP address that is connected to.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no DNS name.
+    /// [`Error::InvalidArgument`] for what is neither.
     pub fn expect_peer(mut self, name: &str) -> Result<Self> {
-        PeerName::certificate(name)?;
-        self.expect = Some(name.to_owned());
+        self.expect = Some(match name.starts_with("spiffe:") {
+            true => PeerName::spiffe(name)?,
+            false => PeerName::certificate(name)?,
+        });
         Ok(self)
     }
 
@@ -200,12 +206,20 @@ impl Tls {
 
     /// For one connection of a client.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>> {
-        self.get().client.clone()
+        let loaded = self.get();
+        let config = loaded.client.clone()?;
+        Ok(match &self.expect {
+            Some(id @ PeerName::Spiffe(_)) => spiffe::expecting(&config, id, &loaded.trust),
+            _ => config,
+        })
     }
 
-    /// What the certificate of the server at `host` must be for.
+    /// What the certificate of the server at `host` must be for, unless a SPIFFE id is expected.
     pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
-        let name = self.expect.as_deref().unwrap_or(host);
+        let name = match &self.expect {
+            Some(PeerName::Certificate(name)) => name,
+            _ => host,
+        };
         ServerName::try_from(name.to_owned())
             .map_err(|_| Error::invalid("address", "its host is neither a DNS name nor an IP"))
     }

@@ -73,7 +73,9 @@ impl Connection {
         limits: &Limits,
     ) -> Self {
         let label: Arc<str> = match &peer {
-            PeerName::Certificate(name) => format!("{name} ({remote})").into(),
+            PeerName::Certificate(name) | PeerName::Spiffe(name) => {
+                format!("{name} ({remote})").into()
+            }
             _ => remote.into(),
         };
         Self {

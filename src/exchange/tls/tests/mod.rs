@@ -1,6 +1,7 @@
 //! Handshakes that succeed, and those that must not, as both ends see them.
 
 mod files;
+mod spiffe;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -214,7 +215,7 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
         ),
         (None, "no certificate", "CertificateRequired"),
         // Refused after the handshake: the certificate is right, but of nobody.
-        (Some(&nameless), "no DNS name", ""),
+        (Some(&nameless), "nor a DNS name", ""),
         (Some(&wild), "no peer name", ""),
     ] {
         let config = rogue_config(&ours, node, &rustls::version::TLS13);

@@ -1,0 +1,183 @@
+//! Revocation lists, each made from the one before.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rcgen::{
+    CertificateRevocationListParams, KeyIdMethod, RevocationReason, RevokedCertParams, SerialNumber,
+};
+use rustls_pki_types::CertificateRevocationListDer;
+use rustls_pki_types::pem::PemObject;
+use time::{Duration, OffsetDateTime};
+use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
+
+use super::info::with_first;
+use super::{Authority, SKEW, check_days, wrong};
+use crate::{Error, Result};
+
+const LIST: &str = "the revocation list";
+/// The longest serial number in bytes (RFC 5280, 4.1.2.2), and a sign.
+const MAX_SERIAL: usize = 21;
+
+/// A certificate's serial number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Serial(Vec<u8>);
+
+impl Serial {
+    /// Leading zeros mean nothing.
+    fn new(bytes: &[u8]) -> Self {
+        let start = bytes.iter().position(|&byte| byte != 0);
+        Self(bytes[start.unwrap_or(bytes.len())..].to_vec())
+    }
+}
+
+impl FromStr for Serial {
+    type Err = Error;
+
+    /// Bytes in hexadecimal, with or without colons between.
+    fn from_str(text: &str) -> Result<Self> {
+        let digits: String = text.chars().filter(|&c| c != ':').collect();
+        let bytes: Option<Vec<u8>> = (0..digits.len().div_ceil(2))
+            .map(|at| {
+                let pair = digits.get(2 * at..2 * at + 2)?;
+                let is_hex = pair.bytes().all(|digit| digit.is_ascii_hexdigit());
+                is_hex.then(|| u8::from_str_radix(pair, 16).ok()).flatten()
+            })
+            .collect();
+        let bytes = bytes.filter(|bytes| (1..=MAX_SERIAL).contains(&bytes.len()));
+        bytes.map(|bytes| Self::new(&bytes)).ok_or_else(|| {
+            let why = format!("'{text}' is not 1 to {MAX_SERIAL} bytes in hexadecimal");
+            Error::invalid("serial number", why)
+        })
+    }
+}
+
+impl fmt::Display for Serial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            let colon = if index > 0 { ":" } else { "" };
+            write!(f, "{colon}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Authority {
+    /// The serial number of a certificate (PEM) of this authority.
+    ///
+    /// # Errors
+    /// [`Error::Tls`] where the text cannot be read, or another authority signed the certificate.
+    pub fn serial_of(&self, cert_pem: &str) -> Result<Serial> {
+        let what = "the certificate";
+        with_first(what, cert_pem, |certificate| {
+            with_first("the authority's certificate", &self.cert_pem, |own| {
+                let signed = certificate.verify_signature(Some(own.public_key()));
+                match certificate.issuer().as_raw() == own.subject().as_raw() && signed.is_ok() {
+                    true => Ok(Serial::new(certificate.raw_serial())),
+                    false => Err(wrong(what, "another authority has signed it")),
+                }
+            })
+        })
+    }
+
+    /// A revocation list, in PEM, with these serial numbers and the entries of the list `former`
+    /// (PEM), for `days` from now. Its number (crlNumber) is greater than the former's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no days, [`Error::Tls`] for a former list that cannot be read or
+    /// is another authority's, or where the list cannot be signed.
+    pub fn revocation_list(
+        &self,
+        former: Option<&str>,
+        revoked: &[Serial],
+        days: u32,
+    ) -> Result<String> {
+        check_days(days)?;
+        let now = OffsetDateTime::now_utc();
+        let (mut entries, number) = match former {
+            Some(former) => self.former(former)?,
+            None => (Vec::new(), 0),
+        };
+        for serial in revoked {
+            let listed =
+                |entry: &RevokedCertParams| Serial::new(entry.serial_number.as_ref()) == *serial;
+            if !entries.iter().any(listed) {
+                entries.push(RevokedCertParams {
+                    serial_number: SerialNumber::from_slice(&serial.0),
+                    revocation_time: now,
+                    reason_code: Some(RevocationReason::Unspecified),
+                    invalidity_date: None,
+                });
+            }
+        }
+        let params = CertificateRevocationListParams {
+            this_update: now - SKEW,
+            next_update: now + Duration::days(days.into()),
+            // Lists that were made without a former one are numbered by the time.
+            crl_number: SerialNumber::from(
+                now.unix_timestamp()
+                    .unsigned_abs()
+                    .max(number.saturating_add(1)),
+            ),
+            issuing_distribution_point: None,
+            revoked_certs: entries,
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.issuer);
+        list.and_then(|list| list.pem())
+            .map_err(|error| wrong(LIST, error))
+    }
+
+    /// The entries and the number of an earlier list of this authority.
+    fn former(&self, pem: &str) -> Result<(Vec<RevokedCertParams>, u64)> {
+        let der = CertificateRevocationListDer::from_pem_slice(pem.as_bytes())
+            .map_err(|error| wrong(LIST, error))?;
+        let (_, list) = x509_parser::parse_x509_crl(&der).map_err(|error| wrong(LIST, error))?;
+        with_first("the authority's certificate", &self.cert_pem, |own| {
+            let signed = list.verify_signature(own.public_key());
+            match list.issuer().as_raw() == own.subject().as_raw() && signed.is_ok() {
+                true => Ok(()),
+                false => Err(wrong(LIST, "another authority has signed it")),
+            }
+        })?;
+        Ok((
+            list.iter_revoked_certificates().map(entry).collect(),
+            number(&list),
+        ))
+    }
+}
+
+fn number(list: &CertificateRevocationList<'_>) -> u64 {
+    let number = list.crl_number().map(|number| number.to_bytes_be());
+    let bytes = number.unwrap_or_default();
+    // Larger ones are no lists of ours.
+    let fits = bytes.len() <= 8;
+    fits.then(|| {
+        bytes
+            .iter()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
+    })
+    .unwrap_or(u64::MAX)
+}
+
+fn entry(revoked: &RevokedCertificate<'_>) -> RevokedCertParams {
+    use RevocationReason as Reason;
+    let reason = revoked.reason_code().map(|(_, code)| match code.0 {
+        1 => Reason::KeyCompromise,
+        2 => Reason::CaCompromise,
+        3 => Reason::AffiliationChanged,
+        4 => Reason::Superseded,
+        5 => Reason::CessationOfOperation,
+        6 => Reason::CertificateHold,
+        8 => Reason::RemoveFromCrl,
+        9 => Reason::PrivilegeWithdrawn,
+        10 => Reason::AaCompromise,
+        _ => Reason::Unspecified,
+    });
+    RevokedCertParams {
+        serial_number: SerialNumber::from_slice(revoked.raw_serial()),
+        revocation_time: revoked.revocation_date.to_datetime(),
+        reason_code: reason,
+        invalidity_date: revoked.invalidity_date().map(|(_, at)| at.to_datetime()),
+    }
+}

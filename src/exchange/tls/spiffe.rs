@@ -1,0 +1,99 @@
+//! Servers that are expected to have a SPIFFE id, whatever their address is.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, OtherError, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+
+use super::load;
+use super::trust::{End, Trust};
+use crate::exchange::PeerName;
+
+/// The configuration with which servers must have this SPIFFE id.
+pub(super) fn expecting(
+    config: &ClientConfig,
+    id: &PeerName,
+    trust: &Arc<Trust>,
+) -> Arc<ClientConfig> {
+    let mut config = config.clone();
+    let verifier = Verifier {
+        id: id.clone(),
+        trust: Arc::clone(trust),
+        algorithms: config.crypto_provider().signature_verification_algorithms,
+    };
+    let mut dangerous = config.dangerous();
+    dangerous.set_certificate_verifier(Arc::new(verifier));
+    Arc::new(config)
+}
+
+/// Verifies the chain as rustls does, and the SPIFFE id in place of the host's name.
+#[derive(Debug)]
+struct Verifier {
+    id: PeerName,
+    trust: Arc<Trust>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let chain: Vec<_> = std::iter::once(end_entity)
+            .chain(intermediates)
+            .cloned()
+            .collect();
+        let unknown = webpki::UnknownStatusPolicy::Deny;
+        self.trust
+            .verify(&chain, End::Server, now, unknown)
+            .map_err(|error| rustls::Error::from(of_webpki(error)))?;
+        match load::peer_name(Some(end_entity)) {
+            Ok(name) if name == self.id => Ok(ServerCertVerified::assertion()),
+            _ => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not spoken".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+/// webpki's error as rustls names it.
+fn of_webpki(error: webpki::Error) -> CertificateError {
+    use webpki::Error as Bad;
+    match error {
+        Bad::CertExpired { .. } => CertificateError::Expired,
+        Bad::CertNotValidYet { .. } => CertificateError::NotValidYet,
+        Bad::CertRevoked => CertificateError::Revoked,
+        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
+        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        Bad::CrlExpired { .. } => CertificateError::ExpiredRevocationList,
+        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
+        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+        other => CertificateError::Other(OtherError(Arc::new(other))),
+    }
+}
