@@ -90,6 +90,7 @@ pub mod share;
 pub mod size;
 pub mod stream;
 mod teardown;
+pub mod text;
 pub mod topology;
 pub mod trace;
 pub mod vmm;

@@ -1,5 +1,6 @@
 //! The one error type: what failed, why, and what to do.
 
+mod display;
 mod driver;
 mod end;
 mod mismatch;
@@ -18,27 +19,24 @@ pub use refusal::Refusal;
 pub use room::NoRoom;
 pub use words::Explained;
 
-use self::room::asked;
-use self::words::{list, ranks};
-
 use crate::driver::{Access, CudaVersion, Location, NodeId};
-use crate::size::Bytes;
 
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What failed and why; [`Error::remedy`] says what to do.
+///
+/// Its text has no control character, whatever a peer, a file or the system said: see [`crate::text`].
+// The variants' texts are in display.rs, where all of them are escaped.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no usable CUDA driver library.
-    #[error("no CUDA driver: {detail}")]
     NoDriver {
         /// What was tried and what came of it.
         detail: String,
     },
     /// The driver is older than what was asked for needs.
-    #[error("{what} needs a driver for CUDA {need}, this one is for CUDA {have}")]
     DriverTooOld {
         /// What needs the newer driver.
         what: &'static str,
@@ -48,7 +46,6 @@ pub enum Error {
         need: CudaVersion,
     },
     /// A library that is loaded at run time is not there.
-    #[error("cannot load {library}: {detail}")]
     MissingLibrary {
         /// The library.
         library: &'static str,
@@ -56,7 +53,6 @@ pub enum Error {
         detail: String,
     },
     /// A library lacks a function, although its version should have it.
-    #[error("{library} has no function {symbol}")]
     MissingSymbol {
         /// The function.
         symbol: &'static str,
@@ -67,7 +63,6 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Fabric handles were refused for want of an IMEX channel.
-    #[error("fabric handles are refused: no IMEX channel at {}", path.display())]
     NoImexChannel {
         /// Where a channel would be.
         path: PathBuf,
@@ -75,7 +70,6 @@ pub enum Error {
         source: DriverError,
     },
     /// The machine, its GPU or its driver cannot do it.
-    #[error("this platform does not support {what}")]
     PlatformUnsupported {
         /// What it cannot do.
         what: &'static str,
@@ -84,17 +78,11 @@ pub enum Error {
     },
     /// The CPU cannot be granted a memory once more: its exports, imports and CPU mappings, in all
     /// processes together, are too many. The driver grants it to GPUs still.
-    #[error(
-        "the driver refuses the CPU one more mapping of this memory: its exports, imports and CPU \
-         mappings in all processes count together, and drivers measured grant the CPU nothing beyond \
-         254 of them"
-    )]
     TooManyReferences {
         /// The refused call.
         source: DriverError,
     },
     /// The driver had no memory left.
-    #[error("out of memory: {} asked for at {location}", Bytes(*requested))]
     OutOfMemory {
         /// Where.
         location: Location,
@@ -104,11 +92,6 @@ pub enum Error {
         source: DriverError,
     },
     /// The request is bigger than the node's free memory and was not put to the driver.
-    #[error(
-        "NUMA node {node} has {} free, {} were asked for",
-        Bytes(*free),
-        Bytes(*requested)
-    )]
     NodeTooFull {
         /// The node.
         node: NodeId,
@@ -118,12 +101,6 @@ pub enum Error {
         free: u64,
     },
     /// The request is bigger than the free memory of the nodes it should be spread over.
-    #[error(
-        "NUMA nodes {} have {} free together, {} were asked for",
-        list(nodes),
-        Bytes(*free),
-        Bytes(*requested)
-    )]
     NodesTooFull {
         /// The nodes.
         nodes: Vec<NodeId>,
@@ -133,10 +110,6 @@ pub enum Error {
         free: u64,
     },
     /// The driver does not say which host NUMA node is a GPU's.
-    #[error(
-        "the host NUMA node of GPU {gpu} is unknown; nodes of this machine: {}",
-        list(choices)
-    )]
     NodeUnknown {
         /// The GPU's ordinal.
         gpu: i32,
@@ -144,10 +117,6 @@ pub enum Error {
         choices: Vec<NodeId>,
     },
     /// There is no such NUMA node.
-    #[error(
-        "there is no host NUMA node {node}; nodes of this machine: {}",
-        list(choices)
-    )]
     NoSuchNode {
         /// The node asked for.
         node: NodeId,
@@ -155,7 +124,6 @@ pub enum Error {
         choices: Vec<NodeId>,
     },
     /// There is no such GPU.
-    #[error("there is no GPU {gpu}; this machine has {count}")]
     NoSuchGpu {
         /// The ordinal asked for.
         gpu: i32,
@@ -163,7 +131,6 @@ pub enum Error {
         count: usize,
     },
     /// An argument cannot be right.
-    #[error("invalid {what}: {why}")]
     InvalidArgument {
         /// Which argument.
         what: &'static str,
@@ -171,7 +138,6 @@ pub enum Error {
         why: String,
     },
     /// A range reaches beyond the memory it is in.
-    #[error("range of {len} bytes at offset {offset} is outside memory of {size} bytes")]
     OutOfRange {
         /// Where the range starts, in bytes.
         offset: u64,
@@ -181,7 +147,6 @@ pub enum Error {
         size: u64,
     },
     /// Someone lacks the access that the operation needs.
-    #[error("{who} has {have}, the operation needs {need}")]
     NotAccessible {
         /// Who.
         who: Location,
@@ -191,7 +156,6 @@ pub enum Error {
         need: Access,
     },
     /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
-    #[error("GPU {device} is lost to this process after an earlier fault ({source})")]
     ContextLost {
         /// The GPU's ordinal.
         device: i32,
@@ -199,7 +163,6 @@ pub enum Error {
         source: DriverError,
     },
     /// Bytes read back are not the bytes written.
-    #[error("wrong bytes at offset {offset}: {found:#018x} instead of {expected:#018x} ({by})")]
     WrongBytes {
         /// Who read them.
         by: Location,
@@ -211,7 +174,6 @@ pub enum Error {
         found: u64,
     },
     /// A probe in a child process died.
-    #[error("the probe of {what} died: {how}")]
     ProbeDied {
         /// What was probed.
         what: String,
@@ -219,7 +181,6 @@ pub enum Error {
         how: String,
     },
     /// The operating system refused something.
-    #[error("{what}: {detail}")]
     System {
         /// What was tried.
         what: String,
@@ -227,13 +188,11 @@ pub enum Error {
         detail: String,
     },
     /// The machine's topology cannot be read.
-    #[error("topology: {detail}")]
     Topology {
         /// What is wrong.
         detail: String,
     },
     /// A peer is not who it should be, or this process is not to it.
-    #[error("{peer} is not trusted: {why}")]
     NotTrusted {
         /// The peer: an address, a process, a certificate's name.
         peer: String,
@@ -241,13 +200,11 @@ pub enum Error {
         why: String,
     },
     /// Handles would travel unprotected over a network.
-    #[error("{address} is not on this machine, and the connection would be without TLS")]
     Insecure {
         /// The address.
         address: String,
     },
     /// Certificates, keys or their files cannot be used.
-    #[error("TLS: {what}: {detail}")]
     Tls {
         /// What cannot be used: a file, a certificate.
         what: String,
@@ -255,7 +212,6 @@ pub enum Error {
         detail: String,
     },
     /// A peer understood a request and refused it.
-    #[error("{peer} refuses {what}: {reason}{}{detail}", if detail.is_empty() { "" } else { ": " })]
     Refused {
         /// Who refuses.
         peer: String,
@@ -267,7 +223,6 @@ pub enum Error {
         detail: String,
     },
     /// Memory under a name is not what the caller asked for: nothing of it is mapped.
-    #[error("'{name}' of {peer} does not match: {what}")]
     Mismatched {
         /// The name.
         name: String,
@@ -277,7 +232,6 @@ pub enum Error {
         what: Box<Mismatch>,
     },
     /// A peer is gone, silent, or cannot be reached.
-    #[error("{peer} is lost: {why}")]
     PeerLost {
         /// The peer.
         peer: String,
@@ -285,7 +239,6 @@ pub enum Error {
         why: String,
     },
     /// A peer sent what the protocol does not allow; the connection is closed.
-    #[error("{peer} breaks the protocol: {detail}")]
     Protocol {
         /// The peer.
         peer: String,
@@ -293,7 +246,6 @@ pub enum Error {
         detail: String,
     },
     /// Something did not happen in time.
-    #[error("{what} took longer than {after:?}")]
     TimedOut {
         /// What was waited for.
         what: String,
@@ -301,7 +253,6 @@ pub enum Error {
         after: Duration,
     },
     /// A name is withdrawn, or memory is to be reused, and somebody still holds it.
-    #[error("{name} is still held by {}", holders.join(", "))]
     StillHeld {
         /// The name.
         name: String,
@@ -309,7 +260,6 @@ pub enum Error {
         holders: Vec<String>,
     },
     /// Handles or leases are of an earlier life of their exporter.
-    #[error("{what} is stale: {why}")]
     Stale {
         /// What.
         what: String,
@@ -317,7 +267,6 @@ pub enum Error {
         why: String,
     },
     /// Memory that a peer shares cannot be imported into this process.
-    #[error("{what} of {peer} cannot be imported ({end}): {source}")]
     Import {
         /// The memory's name.
         what: String,
@@ -329,7 +278,6 @@ pub enum Error {
         source: Box<Error>,
     },
     /// Memory is imported, and yet the two ends do not see the same bytes.
-    #[error("{what} is not the same memory here and at {peer}: {detail}")]
     DataPlane {
         /// The memory's name.
         what: String,
@@ -339,13 +287,11 @@ pub enum Error {
         detail: String,
     },
     /// There is no handle type that all who should share can use.
-    #[error("no handle type works for all: {}", reasons.join("; "))]
     NoCommonHandle {
         /// Who cannot do what, and why.
         reasons: Vec<String>,
     },
     /// Ranks of a group did not come in time.
-    #[error("group {group}: ranks {} of {size} are missing", ranks(missing))]
     RanksMissing {
         /// The group.
         group: String,
@@ -355,7 +301,6 @@ pub enum Error {
         size: u32,
     },
     /// A heap in debug mode has found damage.
-    #[error("{report}")]
     HeapDamaged {
         /// What was found.
         report: Box<crate::heap::debug::DamageReport>,
@@ -363,14 +308,6 @@ pub enum Error {
     /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are of the
     /// moment in which it gave up: then it had taken back all that threads keep, but for a block above the
     /// limit, which is refused at once.
-    #[error(
-        "a heap has no room for {}: {why} (limit {}; {} in use, {} free, {} of it in one piece)",
-        asked(*requested, *align, *guards),
-        Bytes(*limit),
-        Bytes(*used),
-        Bytes(*free),
-        Bytes(*largest_free)
-    )]
     HeapFull {
         /// Bytes asked for.
         requested: u64,
@@ -391,7 +328,6 @@ pub enum Error {
         largest_free: u64,
     },
     /// The address space has no hole for what was to be reserved. No memory is needed for that.
-    #[error("no {} of addresses in one piece are left to this process", Bytes(*requested))]
     OutOfAddresses {
         /// Bytes of addresses asked for.
         requested: u64,
@@ -399,7 +335,6 @@ pub enum Error {
         source: DriverError,
     },
     /// A limit of this process, set by its options, is reached.
-    #[error("the limit of {limit} {what} is reached")]
     LimitReached {
         /// What is limited.
         what: &'static str,
@@ -407,7 +342,6 @@ pub enum Error {
         limit: u64,
     },
     /// The directory cannot tell who holds a name.
-    #[error("directory {directory}: {detail}")]
     Directory {
         /// The directory's address.
         directory: String,

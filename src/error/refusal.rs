@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::text::escape;
+
 /// Why a peer refuses a request, as it travels: a lower-case word with underscores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -103,12 +105,12 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            Self::WORDS
-                .iter()
-                .find(|(reason, ..)| reason == self)
-                .map_or_else(|| self.word(), |(.., words)| words),
-        )
+        let known = Self::WORDS.iter().find(|(reason, ..)| reason == self);
+        match known {
+            Some((.., words)) => f.write_str(words),
+            // A peer's own word.
+            None => f.write_str(&escape(self.word())),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::text::count;
 use super::{Gpu, LinkKind, NumaNode, Topology};
 use crate::driver::NodeId;
 use crate::size::Bytes;
+use crate::text::is_unsafe;
 
 const MARGIN: f64 = 28.0;
 const GAP: f64 = 24.0;
@@ -358,7 +359,7 @@ fn fit(text: &str, width: f64) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// For XML; characters that XML cannot hold are replaced.
+/// For XML; controls, and characters that XML cannot hold, are replaced.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -367,7 +368,7 @@ pub(crate) fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c if is_unsafe(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -380,7 +381,10 @@ mod tests {
 
     #[test]
     fn names_cannot_break_the_drawing() {
-        assert_eq!(escape("a<b>&\"\u{7}"), "a&lt;b&gt;&amp;&quot;\u{fffd}");
+        assert_eq!(
+            escape("a<b>&\"\u{7}\u{202e}"),
+            "a&lt;b&gt;&amp;&quot;\u{fffd}\u{fffd}"
+        );
         assert_eq!(fit("0-71", 100.0), "0-71");
         assert_eq!(fit("0,2,4,6,8,10,12,14,16", 70.0), "0,2,4,6,8…");
         assert_eq!(fit("long", 0.0), "…");

@@ -4,6 +4,7 @@ use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::protocol::*;
 use egmem::exchange::{Owner, PeerName};
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
+use egmem::text::{MAX_TEXT, bounded};
 use proptest::collection::{btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
@@ -12,9 +13,24 @@ fn secret() -> impl Strategy<Value = Secret> {
     vec(any::<u8>(), 0..=MAX_SECRET).prop_map(|bytes| Secret::new(&bytes).expect("short enough"))
 }
 
-/// Texts of any kind: the codec does not know what a name is.
+/// Texts of any kind: a server checks names of requests itself.
 fn text() -> impl Strategy<Value = String> {
     any::<String>()
+}
+
+/// Names of memory and groups, as a server may send them.
+fn name() -> impl Strategy<Value = String> {
+    "[A-Za-z0-9._/:-]{1,40}"
+}
+
+/// Words for people, as a client keeps them.
+fn words() -> impl Strategy<Value = String> {
+    any::<String>().prop_map(|text| bounded(&text, MAX_TEXT))
+}
+
+/// Paths of sockets.
+fn path() -> impl Strategy<Value = String> {
+    "/[a-zA-Z0-9 ä.-]{0,40}"
 }
 
 fn boot() -> impl Strategy<Value = BootId> {
@@ -81,7 +97,7 @@ fn handles() -> impl Strategy<Value = Handles> {
 }
 
 fn refused() -> impl Strategy<Value = Refused> {
-    (text(), text()).prop_map(|(reason, detail)| Refused { reason, detail })
+    (words(), words()).prop_map(|(reason, detail)| Refused { reason, detail })
 }
 
 fn owner() -> impl Strategy<Value = Owner> {
@@ -95,7 +111,7 @@ fn owner() -> impl Strategy<Value = Owner> {
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
-    (text(), description(), any::<u32>(), owner()).prop_map(|(name, memory, leases, owner)| Entry {
+    (name(), description(), any::<u32>(), owner()).prop_map(|(name, memory, leases, owner)| Entry {
         name,
         memory,
         leases,
@@ -127,8 +143,8 @@ pub fn hello() -> impl Strategy<Value = Hello> {
 pub fn greeting() -> impl Strategy<Value = Greeting> {
     let ids = (any::<u16>(), instance(), boot(), secret());
     let numbers = (any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>());
-    let named = (leases(), text());
-    let welcome = (ids, numbers, named, of(text()), of(text())).prop_map(
+    let named = (leases(), words());
+    let welcome = (ids, numbers, named, of(path()), of(path())).prop_map(
         |((version, instance, boot, session), numbers, (ended, peer), door, local)| Welcome {
             version,
             instance,
@@ -239,21 +255,21 @@ fn answer() -> impl Strategy<Value = Answer> {
         description(),
         handles(),
         of(any::<u64>()),
-        of(text()),
+        of(words()),
         owner(),
     );
     let member =
-        (text(), of(description()), of(handles())).prop_map(|(peer, memory, handles)| Member {
+        (words(), of(description()), of(handles())).prop_map(|(peer, memory, handles)| Member {
             peer,
             memory,
             handles,
         });
     let incomplete = (
-        text(),
-        text(),
+        words(),
+        words(),
         vec(any::<u32>(), 0..4),
         any::<u32>(),
-        vec(text(), 0..3),
+        vec(words(), 0..3),
     );
     prop_oneof![
         Just(Answer::Done(Empty {})),
@@ -297,13 +313,13 @@ fn answer() -> impl Strategy<Value = Answer> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let lost = (text(), any::<u64>(), vec(any::<u32>(), 0..4));
+    let lost = (name(), any::<u64>(), vec(any::<u32>(), 0..4));
     prop_oneof![
         (any::<u64>(), any::<u64>())
             .prop_map(|(lease, ms)| Event::Withdrawing(Withdrawing { lease, ms })),
         (any::<u64>(), refused()).prop_map(|(lease, why)| Event::Ended(Ended { lease, why })),
         entry().prop_map(Event::Published),
-        text().prop_map(|name| Event::Gone(Gone { name })),
+        name().prop_map(|name| Event::Gone(Gone { name })),
         any::<u64>().prop_map(|ms| Event::Closing(Closing { ms })),
         lost.prop_map(|(group, round, ranks)| Event::Lost(Lost {
             group,

@@ -8,6 +8,7 @@ use egmem::capability::{HANDLE_TYPES, Path};
 use egmem::doctor::{Answer, Reason, Report};
 use egmem::driver::{HandleTypes, Location};
 use egmem::size::Bytes;
+use egmem::text::{escape, escape_lines};
 
 use crate::host;
 use crate::output::ranges;
@@ -21,6 +22,7 @@ pub fn report(report: &Report, all: bool) -> String {
     };
     let mut text = String::new();
     if let Some(machine) = &report.simulated {
+        let machine = escape(machine);
         let line = format!("SIMULATED {machine}: this says nothing about real hardware\n\n");
         text += &paint.words(&line, "SIMULATED", YELLOW);
     }
@@ -28,14 +30,15 @@ pub fn report(report: &Report, all: bool) -> String {
     let verdict = paint.words(&verdict, "does NOT work", RED);
     text += &paint.words(&verdict, "works", GREEN);
     text += "\n\n";
-    text += &facts(report);
+    text += &escape_lines(&facts(report));
     if !report.capabilities.is_empty() {
         text += &capabilities(report, all, &paint);
     }
     if !report.advice.is_empty() {
         text += "\nAdvice\n";
         for advice in &report.advice {
-            text += &hanging("  • ", &format!("{}: {}", advice.finding, advice.remedy));
+            let advice = format!("{}: {}", advice.finding, advice.remedy);
+            text += &hanging("  • ", &escape(&advice));
         }
     }
     text
@@ -236,8 +239,8 @@ fn capabilities(report: &Report, all: bool, paint: &Paint) -> String {
     }
     for (index, reason) in reasons.iter().enumerate() {
         let mark = format!("{:<5}", format!("[{}]", index + 1));
-        text += &hanging(&mark, &reason.message);
-        text += &hanging("     → ", &reason.remedy);
+        text += &hanging(&mark, &escape(&reason.message));
+        text += &hanging("     → ", &escape(&reason.remedy));
     }
     text
 }

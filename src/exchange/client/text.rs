@@ -1,6 +1,7 @@
 //! Words from elsewhere, made fit to be shown.
 
 use crate::exchange::protocol::{Ask, Refused};
+use crate::text::bounded;
 use crate::{Error, Refusal};
 
 /// The longest text that is taken over from a peer, in bytes.
@@ -15,12 +16,9 @@ pub(super) fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// A peer's words for people: cut, and without control characters, which terminals obey.
+/// A peer's words for people: cut, and with control characters escaped.
 pub(super) fn tidy(text: &str) -> String {
-    cut(text)
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    bounded(text, LONGEST)
 }
 
 /// A peer's refusal as an error.
@@ -85,14 +83,14 @@ mod tests {
     fn words_are_cut_at_characters_and_cannot_steer_a_terminal() {
         let long = "ä".repeat(200);
         assert_eq!(cut(&long), "ä".repeat(127));
-        assert_eq!(tidy("a\u{1b}[2Jb\nc"), "a [2Jb c");
+        assert_eq!(tidy("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
         let why = Refused {
             reason: "expired".into(),
             detail: "gone\u{7}".into(),
         };
         let error = refused("node-a", "'x'", &why);
         assert!(
-            matches!(&error, Error::Refused { reason: Refusal::Expired, detail, .. } if detail == "gone "),
+            matches!(&error, Error::Refused { reason: Refusal::Expired, detail, .. } if detail == "gone\\u{7}"),
             "{error:?}"
         );
     }

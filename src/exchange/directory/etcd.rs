@@ -15,13 +15,14 @@ use zeroize::Zeroizing;
 use super::Exporter;
 use super::keys::{Keys, read_value};
 use super::options::{EtcdOptions, TlsFiles};
+use crate::text::bounded;
 use crate::{Error, Result};
 
 /// Keys in one answer: with the longest names well below gRPC's 4 MiB.
 const PAGE: i64 = 1000;
 /// The most keys that are read for one question.
 const MAX_KEYS: usize = 1 << 20;
-/// The longest text of an error that is passed on, in characters.
+/// The longest text of an error that is passed on, in bytes.
 const MAX_DETAIL: usize = 200;
 
 /// An etcd, connected when something is asked.
@@ -155,10 +156,9 @@ impl Etcd {
     /// An error with this explanation.
     pub fn away(&self, detail: impl Into<String>) -> Error {
         let detail: String = detail.into();
-        let clean = detail.chars().map(|c| if c.is_control() { ' ' } else { c });
         Error::Directory {
             directory: format!("etcd at {self}"),
-            detail: clean.take(MAX_DETAIL).collect(),
+            detail: bounded(&detail, MAX_DETAIL),
         }
     }
 

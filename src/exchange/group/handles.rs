@@ -7,6 +7,7 @@ use super::member::Slot;
 use crate::driver::{FabricHandle, HandleType, ShareableHandle};
 use crate::exchange::protocol::{Handles, Member, Secret};
 use crate::share::{Description, Shared};
+use crate::text::{MAX_TEXT, bounded};
 use crate::{Error, Result};
 
 /// File descriptors that a process should have left for other things.
@@ -105,12 +106,9 @@ pub(super) fn enough_fds(more: u64) -> Result<()> {
     }
 }
 
-/// A peer's words, without control characters.
+/// A peer's words: cut, and with control characters escaped.
 pub(super) fn tidy(text: &str) -> String {
-    cut(text)
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    bounded(cut(text), MAX_TEXT)
 }
 
 /// Driver calls run off the runtime.
@@ -167,7 +165,7 @@ mod tests {
             take(HandleType::PosixFd, 4, members, fds(2), &mut slots),
             Ok(())
         );
-        assert_eq!((slots.len(), slots[0].peer()), (3, "a b"));
+        assert_eq!((slots.len(), slots[0].peer()), (3, "a\\nb"));
         let members = vec![member(1, fabric(64))];
         assert_eq!(
             take(HandleType::Fabric, 4, members, fds(0), &mut slots),

@@ -7,9 +7,10 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::scan::scan;
+use crate::text::bounded;
 use crate::{Error, Result};
 
-/// How much of a decoder's complaint is passed on: it may quote what the peer sent.
+/// How many bytes of a decoder's complaint are passed on: it may quote what the peer sent.
 const MAX_DETAIL: usize = 160;
 
 /// The bytes of a message, in CBOR; they are wiped when dropped, and no copy is left elsewhere.
@@ -49,18 +50,9 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 fn fault(detail: &str) -> Error {
-    let mut text: String = detail
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .take(MAX_DETAIL + 1)
-        .collect();
-    if text.chars().count() > MAX_DETAIL {
-        text.pop();
-        text.push('…');
-    }
     Error::Protocol {
         peer: "peer".into(),
-        detail: text,
+        detail: bounded(detail, MAX_DETAIL),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod at_most;
 mod codec;
+mod inert;
 mod message;
 mod name;
 mod oneof;

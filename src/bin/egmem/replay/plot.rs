@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use egmem::size::Bytes;
+use egmem::text::is_unsafe;
 
 use super::play::Sample;
 use super::report::{Outcome, Report, counted};
@@ -292,7 +293,7 @@ fn seconds(micros: f64, end: f64) -> String {
     }
 }
 
-/// For XML; characters that XML cannot hold are replaced.
+/// For XML; controls, and characters that XML cannot hold, are replaced.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -301,7 +302,7 @@ fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c if is_unsafe(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -346,6 +347,9 @@ mod tests {
 
     #[test]
     fn names_cannot_break_the_picture() {
-        assert_eq!(escape("a<b>&\"\u{7}"), "a&lt;b&gt;&amp;&quot;\u{fffd}");
+        assert_eq!(
+            escape("a<b>&\"\u{7}\u{202e}"),
+            "a&lt;b&gt;&amp;&quot;\u{fffd}\u{fffd}"
+        );
     }
 }

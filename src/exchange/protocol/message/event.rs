@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Refused, Reply};
+use crate::exchange::protocol::inert;
 
 /// What a client reads after the greeting: a reply has an `id`, a notice has none.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +60,7 @@ pub struct Ended {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gone {
     /// The name.
+    #[serde(deserialize_with = "inert::name")]
     pub name: String,
 }
 
@@ -73,6 +75,7 @@ pub struct Closing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// The group.
+    #[serde(deserialize_with = "inert::name")]
     pub group: String,
     /// The round that [`Agreed`](super::Agreed) named.
     pub round: u64,

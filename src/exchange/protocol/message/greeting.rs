@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exchange::protocol::Secret;
 use crate::exchange::protocol::at_most::{leases, some_leases};
+use crate::exchange::protocol::inert;
 use crate::share::{BootId, InstanceId};
 
 /// The newest version of the protocol that this crate speaks.
@@ -79,6 +80,7 @@ pub struct Welcome {
     )]
     pub ended: Vec<u64>,
     /// By what name the server knows the client.
+    #[serde(deserialize_with = "inert::words")]
     pub peer: String,
     /// The client pings at least this often, in milliseconds.
     pub heartbeat_ms: u64,
@@ -87,11 +89,19 @@ pub struct Welcome {
     /// The largest frame the server reads, in bytes.
     pub frame_bytes: u32,
     /// The Unix socket at which tickets are redeemed, for clients on the same machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        deserialize_with = "inert::path",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub door: Option<String>,
     /// A Unix socket at which the server speaks this protocol in full, for clients on the same
     /// machine: ranks of a group that share fds join there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        deserialize_with = "inert::path",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub local: Option<String>,
 }
 
@@ -99,8 +109,9 @@ pub struct Welcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
     /// Why, for programs.
+    #[serde(deserialize_with = "inert::words")]
     pub reason: String,
     /// Why, for people.
-    #[serde(default)]
+    #[serde(deserialize_with = "inert::words", default)]
     pub detail: String,
 }

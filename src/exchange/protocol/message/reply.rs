@@ -6,6 +6,7 @@ use super::{Empty, Refused};
 use crate::driver::HandleType;
 use crate::exchange::Owner;
 use crate::exchange::protocol::Secret;
+use crate::exchange::protocol::inert;
 use crate::share::Description;
 
 /// The server's answer to a request.
@@ -56,6 +57,7 @@ pub struct Names {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name.
+    #[serde(deserialize_with = "inert::name")]
     pub name: String,
     /// What it is.
     pub memory: Description,
@@ -82,7 +84,11 @@ pub struct Granted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<u64>,
     /// Why it is not a fabric handle, where one was wanted, for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        deserialize_with = "inert::maybe_words",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub no_fabric: Option<String>,
     /// The name's owner; left out for the server itself.
     #[serde(default, skip_serializing_if = "Owner::is_server")]
@@ -144,9 +150,10 @@ pub struct Members {
 pub struct Incomplete {
     /// Why: `timed_out` where ranks are missing, `closing` where ranks were lost,
     /// `no_common_handle`, or another word of [`crate::Refusal`].
+    #[serde(deserialize_with = "inert::words")]
     pub reason: String,
     /// Why, for people.
-    #[serde(default)]
+    #[serde(deserialize_with = "inert::words", default)]
     pub detail: String,
     /// The ranks that are missing, in order.
     #[serde(default)]
@@ -154,7 +161,7 @@ pub struct Incomplete {
     /// How many ranks there should be.
     pub size: u32,
     /// Without a common handle type: which ranks cannot do what, and why, for people.
-    #[serde(default)]
+    #[serde(deserialize_with = "inert::all_words", default)]
     pub reasons: Vec<String>,
 }
 
@@ -162,6 +169,7 @@ pub struct Incomplete {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// Its peer name.
+    #[serde(deserialize_with = "inert::words")]
     pub peer: String,
     /// Its memory, where it has brought some.
     #[serde(default, skip_serializing_if = "Option::is_none")]

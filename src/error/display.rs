@@ -1,0 +1,300 @@
+//! The errors' texts.
+
+use std::fmt::{self, Write};
+
+use super::Error;
+use super::room::asked;
+use super::words::{list, ranks};
+use crate::size::Bytes;
+use crate::text::Escaping;
+
+/// One line without a control character: fields may hold what a peer, a file or the system said.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // This crate's own text, of several lines.
+            Self::HeapDamaged { report } => write!(f, "{report}"),
+            other => other.describe(&mut Escaping(f)),
+        }
+    }
+}
+
+impl Error {
+    fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
+        match self {
+            Self::NoDriver { detail } => write!(f, "no CUDA driver: {detail}"),
+            Self::DriverTooOld { what, have, need } => write!(
+                f,
+                "{what} needs a driver for CUDA {need}, this one is for CUDA {have}"
+            ),
+            Self::MissingLibrary { library, detail } => {
+                write!(f, "cannot load {library}: {detail}")
+            }
+            Self::MissingSymbol { symbol, library } => {
+                write!(f, "{library} has no function {symbol}")
+            }
+            Self::Driver(error) => write!(f, "{error}"),
+            Self::NoImexChannel { path, .. } => write!(
+                f,
+                "fabric handles are refused: no IMEX channel at {}",
+                path.display()
+            ),
+            Self::PlatformUnsupported { what, .. } => {
+                write!(f, "this platform does not support {what}")
+            }
+            Self::TooManyReferences { .. } => write!(
+                f,
+                "the driver refuses the CPU one more mapping of this memory: its exports, imports and CPU \
+         mappings in all processes count together, and drivers measured grant the CPU nothing beyond \
+         254 of them"
+            ),
+            Self::OutOfMemory {
+                location,
+                requested,
+                ..
+            } => write!(
+                f,
+                "out of memory: {} asked for at {location}",
+                Bytes(*requested)
+            ),
+            Self::NodeTooFull {
+                node,
+                requested,
+                free,
+            } => write!(
+                f,
+                "NUMA node {node} has {} free, {} were asked for",
+                Bytes(*free),
+                Bytes(*requested)
+            ),
+            Self::NodesTooFull {
+                nodes,
+                requested,
+                free,
+            } => write!(
+                f,
+                "NUMA nodes {} have {} free together, {} were asked for",
+                list(nodes),
+                Bytes(*free),
+                Bytes(*requested)
+            ),
+            Self::NodeUnknown { gpu, choices } => write!(
+                f,
+                "the host NUMA node of GPU {gpu} is unknown; nodes of this machine: {}",
+                list(choices)
+            ),
+            Self::NoSuchNode { node, choices } => write!(
+                f,
+                "there is no host NUMA node {node}; nodes of this machine: {}",
+                list(choices)
+            ),
+            Self::NoSuchGpu { gpu, count } => {
+                write!(f, "there is no GPU {gpu}; this machine has {count}")
+            }
+            Self::InvalidArgument { what, why } => write!(f, "invalid {what}: {why}"),
+            Self::OutOfRange { offset, len, size } => write!(
+                f,
+                "range of {len} bytes at offset {offset} is outside memory of {size} bytes"
+            ),
+            Self::NotAccessible { who, have, need } => {
+                write!(f, "{who} has {have}, the operation needs {need}")
+            }
+            Self::ContextLost { device, source } => write!(
+                f,
+                "GPU {device} is lost to this process after an earlier fault ({source})"
+            ),
+            Self::WrongBytes {
+                by,
+                offset,
+                expected,
+                found,
+            } => write!(
+                f,
+                "wrong bytes at offset {offset}: {found:#018x} instead of {expected:#018x} ({by})"
+            ),
+            Self::ProbeDied { what, how } => write!(f, "the probe of {what} died: {how}"),
+            Self::System { what, detail } => write!(f, "{what}: {detail}"),
+            Self::Topology { detail } => write!(f, "topology: {detail}"),
+            Self::NotTrusted { peer, why } => write!(f, "{peer} is not trusted: {why}"),
+            Self::Insecure { address } => write!(
+                f,
+                "{address} is not on this machine, and the connection would be without TLS"
+            ),
+            Self::Tls { what, detail } => write!(f, "TLS: {what}: {detail}"),
+            Self::Refused {
+                peer,
+                what,
+                reason,
+                detail,
+            } => write!(
+                f,
+                "{peer} refuses {what}: {reason}{}{detail}",
+                if detail.is_empty() { "" } else { ": " }
+            ),
+            Self::Mismatched { name, peer, what } => {
+                write!(f, "'{name}' of {peer} does not match: {what}")
+            }
+            Self::PeerLost { peer, why } => write!(f, "{peer} is lost: {why}"),
+            Self::Protocol { peer, detail } => write!(f, "{peer} breaks the protocol: {detail}"),
+            Self::TimedOut { what, after } => write!(f, "{what} took longer than {after:?}"),
+            Self::StillHeld { name, holders } => {
+                write!(f, "{name} is still held by {}", holders.join(", "))
+            }
+            Self::Stale { what, why } => write!(f, "{what} is stale: {why}"),
+            Self::Import {
+                what,
+                peer,
+                end,
+                source,
+            } => write!(f, "{what} of {peer} cannot be imported ({end}): {source}"),
+            Self::DataPlane { what, peer, detail } => write!(
+                f,
+                "{what} is not the same memory here and at {peer}: {detail}"
+            ),
+            Self::NoCommonHandle { reasons } => {
+                write!(f, "no handle type works for all: {}", reasons.join("; "))
+            }
+            Self::RanksMissing {
+                group,
+                missing,
+                size,
+            } => write!(
+                f,
+                "group {group}: ranks {} of {size} are missing",
+                ranks(missing)
+            ),
+            Self::HeapDamaged { report } => write!(f, "{report}"),
+            Self::HeapFull {
+                requested,
+                align,
+                guards,
+                why,
+                limit,
+                used,
+                free,
+                largest_free,
+            } => write!(
+                f,
+                "a heap has no room for {}: {why} (limit {}; {} in use, {} free, {} of it in one piece)",
+                asked(*requested, *align, *guards),
+                Bytes(*limit),
+                Bytes(*used),
+                Bytes(*free),
+                Bytes(*largest_free)
+            ),
+            Self::OutOfAddresses { requested, .. } => write!(
+                f,
+                "no {} of addresses in one piece are left to this process",
+                Bytes(*requested)
+            ),
+            Self::LimitReached { what, limit } => {
+                write!(f, "the limit of {limit} {what} is reached")
+            }
+            Self::Directory { directory, detail } => write!(f, "directory {directory}: {detail}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use crate::text::is_unsafe;
+    use crate::{End, Error, Explained, Refusal};
+
+    /// Errors of every kind that holds a text from elsewhere.
+    fn all(t: &str) -> Vec<Error> {
+        let s = || t.to_owned();
+        let list = || vec![s(), s()];
+        let system = || Error::System {
+            what: s(),
+            detail: s(),
+        };
+        vec![
+            Error::NoDriver { detail: s() },
+            Error::MissingLibrary {
+                library: "lib",
+                detail: s(),
+            },
+            Error::invalid("argument", t),
+            Error::ProbeDied {
+                what: s(),
+                how: s(),
+            },
+            system(),
+            Error::Topology { detail: s() },
+            Error::NotTrusted {
+                peer: s(),
+                why: s(),
+            },
+            Error::Insecure { address: s() },
+            Error::Tls {
+                what: s(),
+                detail: s(),
+            },
+            Error::Refused {
+                peer: s(),
+                what: s(),
+                reason: Refusal::from_word(t),
+                detail: s(),
+            },
+            Error::PeerLost {
+                peer: s(),
+                why: s(),
+            },
+            Error::Protocol {
+                peer: s(),
+                detail: s(),
+            },
+            Error::TimedOut {
+                what: s(),
+                after: Duration::ZERO,
+            },
+            Error::StillHeld {
+                name: s(),
+                holders: list(),
+            },
+            Error::Stale {
+                what: s(),
+                why: s(),
+            },
+            Error::Import {
+                what: s(),
+                peer: s(),
+                end: End::Here,
+                source: Box::new(system()),
+            },
+            Error::DataPlane {
+                what: s(),
+                peer: s(),
+                detail: s(),
+            },
+            Error::NoCommonHandle { reasons: list() },
+            Error::RanksMissing {
+                group: s(),
+                missing: vec![1],
+                size: 2,
+            },
+            Error::Directory {
+                directory: s(),
+                detail: s(),
+            },
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_of_an_error_steers_a_terminal(text in "[\\x00-\\x1f\\x7f-\\u{9f}\u{61c}\u{200e}-\u{200f}\u{2028}-\u{202e}\u{2066}-\u{2069}a-zä]{1,24}") {
+            for error in all(&text) {
+                let shown = error.to_string();
+                prop_assert!(!shown.contains(is_unsafe), "{shown:?}");
+                let shown = Explained(&error).to_string();
+                prop_assert!(!shown.contains(is_unsafe), "{shown:?}");
+            }
+            let refusal = Refusal::from_word(&text).to_string();
+            prop_assert!(!refusal.contains(is_unsafe), "{refusal:?}");
+        }
+    }
+}
