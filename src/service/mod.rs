@@ -32,6 +32,7 @@
 //! # }).unwrap();
 //! ```
 
+mod audit;
 mod config;
 mod create;
 mod ending;
@@ -47,6 +48,7 @@ mod start;
 mod state;
 mod stock;
 mod units;
+mod writer;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -54,12 +56,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use config::{
-    BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig, LeaseConfig,
-    LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
+    AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,
+    LeaseConfig, LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
     ServiceConfig, TlsConfig,
 };
 pub use hygiene::Reuse;
 pub use scrub::Scrubber;
+pub use writer::LineWriter;
 
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
@@ -142,6 +145,12 @@ impl Service {
         metrics::encode(self.state.snapshot())
     }
 
+    /// Counts the lines that `log` loses in the metric `egmem_dropped_log_lines_total`.
+    pub fn count_lost_lines_of(&self, log: &LineWriter) {
+        // The first one counts.
+        let _ = self.state.log.set(log.clone());
+    }
+
     /// Takes over from `config` what can be changed while it runs: certificates are read again from
     /// their files, and lists of peers and users, rights to join groups and quotas are those of
     /// `config`. Returns the keys that differ and need a restart.
@@ -152,11 +161,15 @@ impl Service {
     /// [`Published::set_who`](crate::exchange::server::Published::set_who).
     ///
     /// # Errors
-    /// What [`ServiceConfig::check`] finds, and [`Error::Tls`]: everything stays as it was then.
+    /// What [`ServiceConfig::check`] finds, [`Error::Tls`], and [`Error::System`] where the audit log cannot be
+    /// opened again: lists and quotas stay as they were then.
     pub fn reload(&self, config: ServiceConfig) -> Result<Vec<&'static str>> {
         config.check()?;
         if let Some(tls) = &self.tls {
             tls.reload()?;
+        }
+        if let Some(audit) = &self.state.audit {
+            audit.reopen()?;
         }
         let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         let before = current.clone();
@@ -206,12 +219,17 @@ impl Service {
         };
         self.state.drop_server();
         let state = Arc::clone(&self.state);
+        let audit = state.audit.clone();
         drop(self);
         let released = tokio::task::spawn_blocking(move || {
             state.nodes.values().for_each(|reserve| reserve.stop());
         });
         // A panic of the driver's is reported where it happened.
         let _ = released.await;
+        if let Some(audit) = audit {
+            let flushed = tokio::task::spawn_blocking(move || audit.flush());
+            let _ = flushed.await;
+        }
         closed?;
         match still.is_empty() {
             true => Ok(()),

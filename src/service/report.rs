@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::LineWriter;
+use super::audit::AuditFile;
 use super::http::Pages;
 use super::metrics::{self, NodeNumbers, Snapshot};
 use super::state::State;
@@ -97,6 +99,16 @@ impl State {
                     "forgiven_bytes",
                     "Bytes in doubt that count no more since nothing was heard for too long",
                     asked.forgiven_bytes.load(Relaxed),
+                ),
+                (
+                    "dropped_log_lines",
+                    "Lines of the log that nobody read in time",
+                    self.log.get().map_or(0, LineWriter::dropped),
+                ),
+                (
+                    "dropped_audit_lines",
+                    "Lines of the audit log that could not be written",
+                    self.audit.as_ref().map_or(0, AuditFile::dropped),
                 ),
                 ("accepted", "Connections accepted", stats.accepted),
                 (

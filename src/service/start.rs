@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::Service;
+use super::audit::AuditFile;
 use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig};
 use super::create::{Abandoned, Wanted};
 use super::http::Endpoint;
@@ -90,6 +91,10 @@ async fn blocking<T: Send + 'static>(
 pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Service> {
     config.check()?;
     let (security, tls) = security(&config)?;
+    let audit = match &config.audit {
+        Some(audit) => Some(AuditFile::open(&audit.file)?),
+        None => None,
+    };
     // One for the names.
     let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
     let (plans, driver) = (config.clone(), driver.clone());
@@ -110,6 +115,7 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
             .collect(),
         unready.subscribe(),
         config.limits.frame_fds as usize,
+        audit,
     ));
 
     let endpoint = match &config.metrics {
@@ -119,8 +125,11 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
         }
         None => None,
     };
-    let options =
+    let mut options =
         server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
+    if let Some(audit) = &state.audit {
+        options = options.audit(audit.sink());
+    }
     let server = options.start().await?;
     state.set_server(server.clone());
     // From here on there is somebody who ends it: state and server hold each other.

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::LineWriter;
+use super::audit::AuditFile;
 use super::config::{CreateConfig, forgive_after};
 use super::named::Named;
 use super::quota::{Ledger, Quota};
@@ -65,6 +67,10 @@ pub(super) struct State {
     /// Where names are made known.
     pub directory: Mutex<Option<Registration>>,
     pub asked: Asked,
+    /// Where audit events go; without it, to the log.
+    pub audit: Option<AuditFile>,
+    /// The process's log, whose lost lines are counted.
+    pub log: OnceLock<LineWriter>,
     pub draining: AtomicBool,
     /// Reserves whose first filling has not ended, and one more until the names are published.
     pub unready: watch::Receiver<usize>,
@@ -83,6 +89,7 @@ impl State {
         configured: HashSet<String>,
         unready: watch::Receiver<usize>,
         most_parts: usize,
+        audit: Option<AuditFile>,
     ) -> Self {
         Self {
             nodes,
@@ -96,6 +103,8 @@ impl State {
             server: Mutex::default(),
             directory: Mutex::default(),
             asked: Asked::default(),
+            audit,
+            log: OnceLock::new(),
             draining: AtomicBool::new(false),
             unready,
             most_parts: most_parts.min(MAX_PARTS),

@@ -120,6 +120,11 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
         }
         Err(error) => {
             count(&inner.counters.failed_handshakes);
+            if let Error::NotTrusted { .. } = &error {
+                inner
+                    .audit
+                    .turned_away("handshake", None, None, "not_trusted");
+            }
             tracing::info!(%error, "no session");
         }
     }
@@ -222,6 +227,10 @@ pub(super) async fn refuse(
     deadline: tokio::time::Instant,
 ) -> Error {
     inner.counters.refused(&reason);
+    let (peer, pid) = (&connection.peer, connection.pid);
+    inner
+        .audit
+        .turned_away("session", Some(peer), pid, reason.word());
     let refused = Refused {
         reason: reason.word().into(),
         detail: detail.clone(),
@@ -324,6 +333,7 @@ impl Inner {
             process: connection.pid.and_then(Process::of),
             boot: hello.boot,
         };
+        self.audit.session_begun(&link, welcome.resumed);
         self.verify_begun(&link, connection.credential.as_ref());
         Ok((link, welcome))
     }
@@ -337,6 +347,7 @@ impl Inner {
         };
         for lease in &dropped {
             state.returned(lease);
+            self.audit_lease(state, "released", lease);
         }
         // What it was told of these may have been lost.
         for lease in state.leases.of_session(session.id) {

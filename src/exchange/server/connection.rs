@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::accept::Link;
+use super::audit::{Asked, Pending};
 use super::requests::Step;
 use super::session::Next;
 use super::state::No;
@@ -181,6 +182,8 @@ async fn request(
     let request: Request = decode(&frame.bytes)?;
     count(&inner.counters.requests);
     let id = request.id;
+    let asked = Asked::of(inner, request.ask.as_ref());
+    let pending = Pending::new(inner, link, asked);
     let outcome = match requests::begin(inner, link, request.ask, frame.fds, frame.declined) {
         Step::Now(outcome) => outcome,
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
@@ -191,12 +194,14 @@ async fn request(
             let running = inner.tasks.enter();
             jobs.spawn(async move {
                 let outcome = job.await;
+                pending.answered(&outcome);
                 drop(running);
                 (id, outcome)
             });
             return Ok(());
         }
     };
+    pending.answered(&outcome);
     Ok(answer(inner, writer, id, outcome).await?)
 }
 

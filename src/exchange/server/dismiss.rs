@@ -68,6 +68,7 @@ impl Inner {
             ended.extend(state.leases.end(id));
             let peer = session.peer.clone();
             tracing::warn!(%peer, session = id, %reason, detail, "session dismissed");
+            self.audit.session_dismissed(id, &peer, &reason);
             self.emit(ServerEvent::Dismissed {
                 peer,
                 session: id,
@@ -114,6 +115,7 @@ impl Inner {
                 };
                 session.tell(Event::Ended(Ended { lease, why }));
             }
+            self.audit_lease(state, "revoked", &lapsed);
             self.lapsed(state, &lapsed, now);
         }
     }

@@ -174,6 +174,12 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
         })?;
         count(&inner.counters.requests);
         let outcome = at_the_door(inner, &connection.peer, process, &share, request.ask).await;
+        if let Err((reason, _)) = &outcome {
+            let (peer, pid) = (&connection.peer, connection.pid);
+            inner
+                .audit
+                .turned_away("redeem", Some(peer), pid, reason.word());
+        }
         answer(inner, &mut connection.writer, request.id, outcome).await?;
     }
 }

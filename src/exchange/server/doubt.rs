@@ -87,7 +87,9 @@ impl Doubt {
 impl Drop for Doubt {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        state.doubts.remove(&self.publication);
-        state.end_leases(self.publication, "the exporter has withdrawn it");
+        let doubted = state.doubts.remove(&self.publication);
+        let name = doubted.map(|doubted| doubted.name).unwrap_or_default();
+        let detail = "the exporter has withdrawn it";
+        state.end_leases(self.publication, &name, None, detail);
     }
 }

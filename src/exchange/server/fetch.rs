@@ -251,6 +251,7 @@ impl Inner {
             self.janitor.notify_one();
         }
         count(&self.counters.fetches);
+        self.audit.granted(link, lease, publication);
         tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
         if self.events.receiver_count() > 0 {
             self.emit(ServerEvent::Fetched {
@@ -284,7 +285,7 @@ impl Inner {
             let publication = state.tickets.peek(ticket, Instant::now());
             room(share, publication.ok_or_else(not_found)?)?
         };
-        let (publication, peer) = {
+        let (lease, publication, peer) = {
             let mut state = self.state();
             let redeemed = state.tickets.redeem(ticket, Instant::now());
             let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
@@ -292,8 +293,10 @@ impl Inner {
             if let Some(process) = process {
                 state.leases.set_process(lease, process);
             }
-            (publication, peer)
+            (lease, publication, peer)
         };
+        let pid = process.map(|process| process.pid());
+        self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
         let export = move || publication.export_fds().map(|fds| room.hold(fds));
         let fds = self.driver_call(export).await?;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, broadcast, watch};
 
+use super::audit::{Audit, LeaseOf};
 use super::handshakes::Handshakes;
 use super::leases::{EndedSession, Lease};
 use super::state::State;
@@ -43,6 +44,7 @@ pub(super) struct Inner {
     /// Called without the lock on the state, which it takes itself.
     pub(super) groups: Groups,
     pub(super) state: Mutex<State>,
+    pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
     pub(super) events: broadcast::Sender<ServerEvent>,
     pub(super) tasks: tasks::Tasks,
@@ -154,6 +156,7 @@ impl Inner {
         for session in &ended {
             state.forget_session(session.session);
             for lease in &session.leases {
+                self.audit_lease(&state, "expired", lease);
                 self.lapsed(&mut state, lease, now);
             }
         }
@@ -208,9 +211,27 @@ impl Inner {
         self.state().leases.thin_out(&ended);
     }
 
+    /// Reports what became of a lease.
+    pub(super) fn audit_lease(&self, state: &State, event: &'static str, lease: &Lease) {
+        let found = state.publications.get(&lease.publication);
+        let doubted = state.doubts.get(&lease.publication);
+        let name = match found {
+            Some(found) => Some(&*found.publication.name),
+            None => doubted.map(|doubted| &*doubted.name),
+        };
+        let of = LeaseOf {
+            lease: lease.holder.lease,
+            name,
+            bytes: found.map(|found| found.publication.description.len),
+        };
+        self.audit
+            .lease(event, lease.session, &lease.holder.peer, of);
+    }
+
     /// A session is no more.
     pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
         tracing::info!(%peer, session, "session ended");
+        self.audit.session_ended(session, peer, None);
         self.groups.gone(session);
         self.emit(ServerEvent::PeerGone {
             peer: peer.clone(),

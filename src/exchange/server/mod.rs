@@ -8,6 +8,7 @@
 mod accept;
 mod admission;
 mod allocate;
+pub(crate) mod audit;
 mod connection;
 mod credentials;
 mod dismiss;
@@ -65,8 +66,10 @@ use crate::exchange::transport::{FdRoom, FdTable, Listening, SharedPeers};
 use crate::exchange::{Address, PeerName, Security, Who};
 use crate::share::{BootId, InstanceId, Peers, Shared};
 use crate::{Error, Refusal, Result};
+use audit::Audit;
 use handshakes::Handshakes;
 use inner::Inner;
+use state::State;
 
 /// Events that wait for a receiver which does not keep up.
 const EVENTS: usize = 1024;
@@ -168,6 +171,7 @@ impl Server {
             Some(directory) => Some(directory.register(exporter)?),
             None => None,
         };
+        let audit = Arc::new(Audit::new(options.audit));
         let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
             instance,
             boot,
@@ -198,7 +202,8 @@ impl Server {
             door: door_path.as_ref().and_then(|door| path_text(door.path())),
             local,
             allocator: Mutex::new(options.allocator),
-            state: Mutex::default(),
+            state: Mutex::new(State::new(Arc::clone(&audit))),
+            audit: Arc::clone(&audit),
             counters: stats::Counters::default(),
             events: broadcast::channel(EVENTS).0,
             tasks: tasks::Tasks::default(),
@@ -381,7 +386,13 @@ impl Server {
         }
         let sessions = inner.state().clear();
         // Nobody comes back for what groups keep.
-        sessions.iter().for_each(|id| inner.groups.gone(*id));
+        for session in sessions {
+            inner.groups.gone(session.id);
+            inner
+                .audit
+                .session_ended(session.id, &session.peer, Some("closing"));
+        }
+        inner.audit.finish();
         tracing::info!(instance = %inner.instance, "closed");
         match held.is_empty() {
             true => Ok(()),

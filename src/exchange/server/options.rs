@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::audit::Sink;
 use super::{Allocate, Server};
 use crate::exchange::directory::Directory;
 use crate::exchange::group::Rights;
@@ -39,6 +40,7 @@ pub struct ServerOptions {
     pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
     pub(super) wall_clock: fn() -> SystemTime,
+    pub(super) audit: Option<Sink>,
 }
 
 impl fmt::Debug for ServerOptions {
@@ -70,6 +72,7 @@ impl ServerOptions {
             advertised: Vec::new(),
             allocator: None,
             wall_clock: SystemTime::now,
+            audit: None,
         }
     }
 
@@ -151,6 +154,13 @@ impl ServerOptions {
     /// Who makes memory that clients ask for; without one they are refused with `unsupported`.
     pub fn allocator(mut self, allocator: Arc<dyn Allocate>) -> Self {
         self.allocator = Some(allocator);
+        self
+    }
+
+    /// Where audit events go instead of `tracing`.
+    #[cfg(any(test, feature = "service"))]
+    pub(crate) fn audit(mut self, sink: Sink) -> Self {
+        self.audit = Some(sink);
         self
     }
 

@@ -38,6 +38,11 @@ impl Process {
         Some(Self { pid, started })
     }
 
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Whether it has certainly ended. What cannot be found out is taken to run.
     pub fn has_ended(&self) -> bool {
         match std::fs::read_to_string(path(self.pid)) {

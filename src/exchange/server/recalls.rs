@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use super::audit::LeaseOf;
 use super::state::{State, millis};
 use crate::exchange::Who;
 use crate::exchange::protocol::{Event, Withdrawing};
@@ -72,6 +73,10 @@ impl State {
             };
             let until = self.recalls.add(holder.lease, until);
             if let Some(session) = self.sessions.get(session) {
+                let found = self.publications.get(&id).map(|found| &found.publication);
+                let of = LeaseOf::new(holder.lease, found.map(|found| &**found));
+                self.audit
+                    .lease("withdrawing", session.id, &session.peer, of);
                 session.tell(Event::Withdrawing(Withdrawing {
                     lease: holder.lease,
                     ms: millis(until.saturating_duration_since(now)),

@@ -188,6 +188,7 @@ impl Inner {
         let lease = state.leases.release(session.id, &session.peer, ask.lease);
         let lease = lease.ok_or_else(not_found)?;
         state.returned(&lease);
+        self.audit_lease(&state, "released", &lease);
         let publication = state.publications.get(&lease.publication);
         let name = publication.map(|found| Arc::clone(&found.publication.name));
         drop(state);

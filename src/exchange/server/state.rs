@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::audit::{Audit, LeaseOf};
 use super::credentials::Credentials;
 use super::leases::{Lease, Leases, NoLease};
 use super::names::Names;
@@ -59,10 +60,19 @@ pub(super) struct State {
     pub doubts: HashMap<u64, Doubted>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
+    pub audit: Arc<Audit>,
     last: u64,
 }
 
 impl State {
+    /// Nothing yet.
+    pub fn new(audit: Arc<Audit>) -> Self {
+        Self {
+            audit,
+            ..Self::default()
+        }
+    }
+
     /// A number that was never used before, for a session or a publication.
     pub fn next_number(&mut self) -> u64 {
         self.last += 1;
@@ -136,6 +146,10 @@ impl State {
         let ms = millis(within);
         for (session, lease) in self.leases.withdraw(id) {
             if let Some(session) = self.sessions.get(session) {
+                let found = self.publications.get(&id).map(|found| &found.publication);
+                let of = LeaseOf::new(lease, found.map(|found| &**found));
+                self.audit
+                    .lease("withdrawing", session.id, &session.peer, of);
                 session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
             }
         }
@@ -144,7 +158,8 @@ impl State {
     /// Takes a name away at once; its leases end.
     pub fn unpublish(&mut self, id: u64, detail: &str) -> Option<Arc<Publication>> {
         let publication = self.take_away(id)?;
-        self.end_leases(id, detail);
+        let bytes = Some(publication.description.len);
+        self.end_leases(id, &publication.name, bytes, detail);
         publication.changed.notify_waiters();
         Some(publication)
     }
@@ -166,10 +181,17 @@ impl State {
     }
 
     /// Ends the leases of a publication that is no more, and tells their holders.
-    pub fn end_leases(&mut self, id: u64, detail: &str) {
+    pub fn end_leases(&mut self, id: u64, name: &str, bytes: Option<u64>, detail: &str) {
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
             self.recalls.remove(lease.holder.lease);
+            let of = LeaseOf {
+                lease: lease.holder.lease,
+                name: Some(name),
+                bytes,
+            };
+            self.audit
+                .lease("revoked", lease.session, &lease.holder.peer, of);
             if let Some(session) = self.sessions.get(lease.session) {
                 let why = Refused {
                     reason: Refusal::Closing.word().into(),
@@ -283,14 +305,14 @@ impl State {
     }
 
     /// Forgets sessions, leases and tickets: no connection is left. Tells which sessions there were.
-    pub fn clear(&mut self) -> Vec<u64> {
+    pub fn clear(&mut self) -> Vec<Arc<Session>> {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases = Leases::default();
         self.credentials = Credentials::default();
         self.recalls = Recalls::default();
         self.tickets = Tickets::default();
-        sessions.iter().map(|session| session.id).collect()
+        sessions.iter().cloned().collect()
     }
 
     /// Tells all sessions.

@@ -22,6 +22,13 @@ impl ServiceConfig {
         if self.plain_anywhere && self.tls.is_some() {
             return Err(wrong("`plain_anywhere` and `tls` exclude each other"));
         }
+        if self
+            .audit
+            .as_ref()
+            .is_some_and(|audit| audit.file.as_os_str().is_empty())
+        {
+            return Err(wrong("`audit.file` is empty"));
+        }
         if let Some(create) = &self.create {
             if create.node.is_some_and(|node| node.0 < 0) {
                 return Err(wrong("`create.node` is negative"));
@@ -135,6 +142,7 @@ impl ServiceConfig {
         fixed("lease", self.lease == new.lease);
         fixed("limits", self.limits == new.limits);
         fixed("metrics", self.metrics == new.metrics);
+        fixed("audit", self.audit == new.audit);
         fixed("directory", self.directory == new.directory);
         let mut same = self.buffers.len() == new.buffers.len();
         for buffer in &mut self.buffers {

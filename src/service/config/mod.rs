@@ -19,6 +19,10 @@ use super::{Reuse, Scrubber};
 use crate::Result;
 use crate::driver::{Access, NodeId};
 use crate::exchange::{Address, Limits, Namespaces, Who};
+use crate::text::bounded;
+
+/// How much of a parser's message is passed on, in bytes: it quotes the file.
+const MAX_EXCERPT: usize = 400;
 
 /// What a service is to do.
 ///
@@ -68,6 +72,9 @@ pub struct ServiceConfig {
     /// Where metrics are told; without it, nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<MetricsConfig>,
+    /// Where audit events are written; without it, to the log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<AuditConfig>,
     /// How the service ends.
     #[serde(default)]
     pub drain: DrainConfig,
@@ -273,6 +280,14 @@ pub struct MetricsConfig {
     pub anywhere: bool,
 }
 
+/// See [`ServiceConfig::audit`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuditConfig {
+    /// A file to append to, one JSON object a line. It is made with mode 0600, and opened again on reload.
+    pub file: PathBuf,
+}
+
 /// See [`ServiceConfig::drain`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -345,7 +360,10 @@ impl ServiceConfig {
                 .span()
                 .and_then(|span| text.get(..span.start))
                 .map_or(1, |before| before.matches('\n').count() + 1);
-            wrong(format!("line {line}: {}", error.message().trim()))
+            wrong(format!(
+                "line {line}: {}",
+                bounded(error.message().trim(), MAX_EXCERPT)
+            ))
         })?;
         config.check()?;
         Ok(config)

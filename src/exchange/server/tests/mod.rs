@@ -1,5 +1,6 @@
 //! A server on loopback, spoken to by a raw client over the codec.
 
+mod auditing;
 mod crowding;
 mod door;
 mod doubts;

@@ -1,0 +1,417 @@
+//! The audit log: one event for each session, grant, refusal, release, revocation, creation, deletion, and group
+//! that a rank joins or leaves.
+//!
+//! Every place that has something to report calls a function of [`Audit`]. docs/service.md has the fields. None
+//! of them is a handle, a ticket, a session's token or a key: [`Event`] has no field that could hold one.
+
+mod bound;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use self::bound::Bound;
+use super::Inner;
+use super::accept::Link;
+use super::connection::{Content, Outcome};
+use super::publication::Publication;
+use crate::Refusal;
+use crate::exchange::PeerName;
+use crate::exchange::protocol::{Answer, Ask, MAX_NAME};
+use crate::text::bounded;
+
+/// The target of the events that go to `tracing`.
+pub(crate) const TARGET: &str = "egmem::audit";
+
+/// Where events go instead of `tracing`. It must not block.
+pub(crate) type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// An event, as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Event {
+    /// What happened.
+    pub event: &'static str,
+    /// `ok`, `refused`, or `abandoned` where the connection ended before the answer.
+    pub outcome: &'static str,
+    /// Empty where no peer was identified yet.
+    pub peer: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<u64>,
+    /// Of a local peer, the process that connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The request that was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Who made the memory, or `@server`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Why, as a word of [`crate::Refusal`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many refusals were not written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+}
+
+/// What a request is about.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Asked {
+    request: &'static str,
+    name: Option<String>,
+    group: Option<String>,
+    rank: Option<u32>,
+    lease: Option<u64>,
+    bytes: Option<u64>,
+}
+
+impl Asked {
+    /// Names are not checked yet here, so they are escaped and cut.
+    pub fn of(inner: &Inner, ask: Option<&Ask>) -> Self {
+        let text = |text: &str| Some(bounded(text, MAX_NAME));
+        let plain = |request| Self {
+            request,
+            ..Self::default()
+        };
+        let named = |request, name: &str, bytes| Self {
+            name: text(name),
+            bytes,
+            ..plain(request)
+        };
+        let group = |request, group: &str| Self {
+            group: text(group),
+            ..plain(request)
+        };
+        let lease = |request, lease| Self {
+            lease: Some(lease),
+            ..plain(request)
+        };
+        match ask {
+            None => plain("unknown"),
+            Some(Ask::Ping(_)) => plain("ping"),
+            Some(Ask::List(_)) => plain("list"),
+            Some(Ask::Watch(_)) => plain("watch"),
+            Some(Ask::Redeem(_)) => plain("redeem"),
+            Some(Ask::Wait(wait)) => named("wait", &wait.name, None),
+            Some(Ask::Fetch(fetch)) => named("fetch", &fetch.name, None),
+            Some(Ask::Create(create)) => named("create", &create.name, Some(create.bytes)),
+            Some(Ask::Delete(delete)) => {
+                let state = inner.state();
+                let found = state.names.get(&delete.name);
+                let found = found.and_then(|id| state.publications.get(id));
+                let bytes = found.map(|found| found.publication.description.len);
+                named("delete", &delete.name, bytes)
+            }
+            Some(Ask::Release(release)) => lease("release", release.lease),
+            Some(Ask::Probe(probe)) => lease("probe", probe.lease),
+            Some(Ask::Join(join)) => Self {
+                rank: Some(join.rank),
+                bytes: join.memory.as_ref().map(|memory| memory.len),
+                ..group("join", &join.group)
+            },
+            Some(Ask::Offer(offer)) => group("offer", &offer.group),
+            Some(Ask::Leave(leave)) => group("leave", &leave.group),
+        }
+    }
+
+    /// The event of such a request that is granted, where that is not reported with its lease.
+    fn granted(&self) -> Option<&'static str> {
+        match self.request {
+            "create" => Some("created"),
+            "delete" => Some("deleted"),
+            "join" => Some("group_joined"),
+            "leave" => Some("group_left"),
+            _ => None,
+        }
+    }
+}
+
+/// Reports events. One for each server.
+#[derive(Default)]
+pub(super) struct Audit {
+    sink: Option<Sink>,
+    bound: Mutex<Bound>,
+}
+
+impl fmt::Debug for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Audit").finish_non_exhaustive()
+    }
+}
+
+impl Audit {
+    /// Reports to `sink`, or to `tracing` without one.
+    pub fn new(sink: Option<Sink>) -> Self {
+        Self {
+            sink,
+            bound: Mutex::default(),
+        }
+    }
+
+    pub fn session_begun(&self, link: &Link, resumed: bool) {
+        self.done(of_link(
+            link,
+            match resumed {
+                true => "session_resumed",
+                false => "session_begun",
+            },
+        ));
+    }
+
+    pub fn session_ended(&self, session: u64, peer: &PeerName, reason: Option<&str>) {
+        self.done(Event {
+            session: Some(session),
+            reason: reason.map(str::to_owned),
+            ..of_peer(peer, "session_ended")
+        });
+        self.tell_suppressed(bound::OTHERS);
+    }
+
+    /// The server ends a session whose peer is not trusted or admitted any more.
+    pub fn session_dismissed(&self, session: u64, peer: &PeerName, reason: &Refusal) {
+        self.done(Event {
+            session: Some(session),
+            reason: Some(bounded(reason.word(), 64)),
+            ..of_peer(peer, "session_dismissed")
+        });
+    }
+
+    /// A peer got a lease.
+    pub fn granted(&self, link: &Link, lease: u64, publication: &Publication) {
+        self.done(Event {
+            lease: Some(lease),
+            ..about(of_link(link, "granted"), publication)
+        });
+    }
+
+    /// A process got the fds of a lease at the door.
+    pub fn redeemed(&self, by: &PeerName, pid: Option<u32>, lease: u64, publication: &Publication) {
+        self.done(Event {
+            pid,
+            lease: Some(lease),
+            ..about(of_peer(by, "redeemed"), publication)
+        });
+    }
+
+    /// A lease ended: `event` is `released`, `expired` or `revoked`, or `withdrawing` where the holder is asked to
+    /// release.
+    pub fn lease(&self, event: &'static str, session: u64, peer: &PeerName, lease: LeaseOf<'_>) {
+        self.done(Event {
+            session: Some(session),
+            lease: Some(lease.lease),
+            name: lease.name.map(str::to_owned),
+            bytes: lease.bytes,
+            ..of_peer(peer, event)
+        });
+    }
+
+    /// What was answered to a request.
+    pub fn answered(&self, link: &Link, asked: Asked, outcome: &Outcome) {
+        let reason = match outcome {
+            Err((reason, _)) => reason.word(),
+            Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
+            Ok(Content::Answer(Answer::Incomplete(incomplete), _)) => &incomplete.reason,
+            Ok(_) => {
+                if let Some(event) = asked.granted() {
+                    self.done(with(of_link(link, event), asked));
+                }
+                return;
+            }
+        };
+        self.refused(with(of_link(link, "refused"), asked), reason);
+    }
+
+    /// A request whose answer nobody waits for any more: it may have been granted.
+    pub fn abandoned(&self, link: &Link, asked: Asked) {
+        if let Some(event) = asked.granted() {
+            let mut event = with(of_link(link, event), asked);
+            event.outcome = "abandoned";
+            self.tell_suppressed(&event.peer);
+            self.emit(&event);
+        }
+    }
+
+    /// A request at the door, or for a session, was refused.
+    pub fn turned_away(
+        &self,
+        request: &'static str,
+        peer: Option<&PeerName>,
+        pid: Option<u32>,
+        reason: &str,
+    ) {
+        let event = Event {
+            event: "refused",
+            peer: peer.map(PeerName::to_string).unwrap_or_default(),
+            pid,
+            request: Some(request),
+            ..Event::default()
+        };
+        self.refused(event, reason);
+    }
+
+    /// Reports what was not written yet.
+    pub fn finish(&self) {
+        let all = lock(&self.bound).take_all();
+        for (peer, count) in all {
+            self.emit(&suppressed(peer, count));
+        }
+    }
+
+    fn refused(&self, mut event: Event, reason: &str) {
+        let admitted = lock(&self.bound).admit(&event.peer, Instant::now());
+        if !admitted {
+            return;
+        }
+        self.tell_suppressed(&event.peer);
+        event.outcome = "refused";
+        event.reason = Some(bounded(reason, 64));
+        self.emit(&event);
+    }
+
+    fn done(&self, mut event: Event) {
+        event.outcome = "ok";
+        self.tell_suppressed(&event.peer);
+        self.emit(&event);
+    }
+
+    fn tell_suppressed(&self, peer: &str) {
+        let count = lock(&self.bound).take(peer);
+        if count > 0 {
+            self.emit(&suppressed(peer.to_owned(), count));
+        }
+    }
+
+    fn emit(&self, event: &Event) {
+        if let Some(sink) = &self.sink {
+            return sink(event);
+        }
+        tracing::info!(
+            target: TARGET,
+            event = event.event,
+            outcome = event.outcome,
+            peer = event.peer,
+            session = event.session,
+            pid = event.pid,
+            request = event.request,
+            name = event.name,
+            owner = event.owner,
+            group = event.group,
+            rank = event.rank,
+            lease = event.lease,
+            bytes = event.bytes,
+            reason = event.reason,
+            count = event.count,
+        );
+    }
+}
+
+/// A lease, and what it is of, where that is still known.
+pub(super) struct LeaseOf<'a> {
+    pub lease: u64,
+    pub name: Option<&'a str>,
+    pub bytes: Option<u64>,
+}
+
+impl<'a> LeaseOf<'a> {
+    pub fn new(lease: u64, publication: Option<&'a Publication>) -> Self {
+        Self {
+            lease,
+            name: publication.map(|publication| &*publication.name),
+            bytes: publication.map(|publication| publication.description.len),
+        }
+    }
+}
+
+/// A job whose answer may never be sent: dropped before [`answered`](Self::answered), it is reported as abandoned.
+pub(super) struct Pending {
+    inner: Arc<Inner>,
+    link: Link,
+    asked: Option<Asked>,
+}
+
+impl Pending {
+    pub fn new(inner: &Arc<Inner>, link: &Link, asked: Asked) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            link: link.clone(),
+            asked: Some(asked),
+        }
+    }
+
+    pub fn answered(mut self, outcome: &Outcome) {
+        if let Some(asked) = self.asked.take() {
+            self.inner.audit.answered(&self.link, asked, outcome);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(asked) = self.asked.take() {
+            self.inner.audit.abandoned(&self.link, asked);
+        }
+    }
+}
+
+fn lock(bound: &Mutex<Bound>) -> std::sync::MutexGuard<'_, Bound> {
+    bound.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of_peer(peer: &PeerName, event: &'static str) -> Event {
+    Event {
+        event,
+        peer: peer.to_string(),
+        ..Event::default()
+    }
+}
+
+fn of_link(link: &Link, event: &'static str) -> Event {
+    Event {
+        session: Some(link.session.id),
+        pid: link.process.map(|process| process.pid()),
+        ..of_peer(&link.session.peer, event)
+    }
+}
+
+fn about(event: Event, publication: &Publication) -> Event {
+    Event {
+        name: Some(publication.name.to_string()),
+        owner: Some(publication.owner.to_string()),
+        bytes: Some(publication.description.len),
+        ..event
+    }
+}
+
+fn with(event: Event, asked: Asked) -> Event {
+    Event {
+        request: (event.event == "refused").then_some(asked.request),
+        name: asked.name,
+        group: asked.group,
+        rank: asked.rank,
+        lease: asked.lease,
+        bytes: asked.bytes,
+        ..event
+    }
+}
+
+fn suppressed(peer: String, count: u64) -> Event {
+    Event {
+        event: "suppressed",
+        outcome: "refused",
+        peer,
+        count: Some(count),
+        ..Event::default()
+    }
+}

@@ -1,0 +1,247 @@
+//! The audit log: an event for each thing, with its fields, and no secret in any of them.
+
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::exchange::server::audit::Event;
+
+/// What a server reported.
+#[derive(Clone, Default)]
+struct Book(Arc<Mutex<Vec<Event>>>);
+
+impl Book {
+    fn options(&self) -> ServerOptions {
+        let book = Arc::clone(&self.0);
+        let sink = move |event: &Event| book.lock().unwrap().push(event.clone());
+        loopback().audit(Arc::new(sink))
+    }
+
+    fn all(&self, event: &str) -> Vec<Event> {
+        let events = self.0.lock().unwrap();
+        let found = events.iter().filter(|found| found.event == event);
+        found.cloned().collect()
+    }
+
+    /// The only event of this kind, which is awaited.
+    async fn one(&self, event: &str) -> Event {
+        until(event, || !self.all(event).is_empty()).await;
+        let all = self.all(event);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert_eq!(all[0].peer, "local");
+        all[0].clone()
+    }
+
+    /// No secret's bytes are in any event, in no form.
+    fn holds_none_of(&self, secrets: &[&[u8]]) {
+        let events = self.0.lock().unwrap();
+        let text = serde_json::to_vec(&*events).unwrap();
+        let shown = format!("{events:?}").into_bytes();
+        for secret in secrets {
+            assert!(secret.len() >= 16);
+            let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+            let list = format!("{secret:?}");
+            let forms = [
+                secret.to_vec(),
+                hex.to_uppercase().into_bytes(),
+                hex.into_bytes(),
+                list.trim_matches(['[', ']']).as_bytes().to_vec(),
+                base64(secret),
+            ];
+            for form in &forms {
+                let within = |text: &[u8]| text.windows(form.len()).any(|part| part == form);
+                assert!(!within(&text) && !within(&shown));
+            }
+        }
+    }
+}
+
+/// Base64 of all whole groups of three bytes.
+fn base64(bytes: &[u8]) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |three: &[u8]| {
+        let word = three
+            .iter()
+            .fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
+        [18, 12, 6, 0].map(|shift| DIGITS[(word >> shift & 63) as usize])
+    };
+    bytes.chunks_exact(3).flat_map(group).collect()
+}
+
+#[tokio::test]
+async fn sessions_grants_releases_revocations_and_refusals_are_reported() {
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let session = book.one("session_begun").await.session;
+    assert!(session.is_some());
+
+    let (first, _) = raw.fetch(fetch("a")).await.unwrap();
+    let granted = book.one("granted").await;
+    assert_eq!(granted.outcome, "ok");
+    assert_eq!(
+        (granted.session, granted.lease),
+        (session, Some(first.lease))
+    );
+    assert_eq!(
+        (granted.name.as_deref(), granted.bytes),
+        (Some("a"), Some(MIB))
+    );
+    assert_eq!(granted.owner.as_deref(), Some("@server"));
+    raw.release(first.lease).await;
+    let released = book.one("released").await;
+    assert_eq!(
+        (released.lease, released.name.as_deref()),
+        (Some(first.lease), Some("a"))
+    );
+    assert_eq!(released.bytes, Some(MIB));
+
+    assert_eq!(raw.fetch(fetch("b")).await.unwrap_err(), Refusal::NotFound);
+    let refused = book.one("refused").await;
+    assert_eq!(refused.outcome, "refused");
+    assert_eq!(
+        (refused.request, refused.name.as_deref()),
+        (Some("fetch"), Some("b"))
+    );
+    assert_eq!(refused.reason.as_deref(), Some("not_found"));
+
+    let (second, _) = raw.fetch(fetch("a")).await.unwrap();
+    drop(published);
+    let revoked = book.one("revoked").await;
+    assert_eq!(
+        (revoked.lease, revoked.bytes),
+        (Some(second.lease), Some(MIB))
+    );
+    let resumed = raw.resume(&server, None).await;
+    assert_eq!(book.one("session_resumed").await.session, session);
+
+    let mut secrets = vec![raw.welcome().session.expose().to_vec()];
+    for granted in [&first, &second] {
+        let Handles::Fabric(handles) = &granted.handles else {
+            panic!()
+        };
+        secrets.extend(handles.iter().map(|handle| handle.expose().to_vec()));
+    }
+    drop((raw, resumed));
+    close(server, &driver).await;
+    assert_eq!(book.one("session_ended").await.session, session);
+    let secrets: Vec<&[u8]> = secrets.iter().map(Vec::as_slice).collect();
+    book.holds_none_of(&secrets);
+}
+
+#[tokio::test]
+async fn tickets_withdrawals_and_expired_leases_are_reported() {
+    let (driver, book) = (driver(), Book::default());
+    let options = book.options().heartbeat(soon_over() / 4).lease(soon_over());
+    let server = options.start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    let Handles::Ticket(ticket) = &granted.handles else {
+        panic!()
+    };
+    let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
+    let mut door = Raw::open_at(&door, &Security::Plain, &hello()).await;
+    let redeem = Ask::Redeem(Redeem {
+        ticket: ticket.clone(),
+    });
+    door.ask(redeem.clone()).await;
+    until("redeemed", || !book.all("redeemed").is_empty()).await;
+    let redeemed = book.all("redeemed").remove(0);
+    assert_eq!(redeemed.pid, Some(std::process::id()));
+    assert_eq!(redeemed.lease, Some(granted.lease));
+    assert_eq!(door.refusal(redeem).await, Refusal::NotFound);
+    let refused = book.all("refused").remove(0);
+    assert_eq!(
+        (refused.request, refused.pid),
+        (Some("redeem"), redeemed.pid)
+    );
+
+    // Nothing is heard of it any more.
+    published.withdraw(short()).await.unwrap_err();
+    assert_eq!(book.one("withdrawing").await.lease, Some(granted.lease));
+    let expired = book.one("expired").await;
+    assert_eq!(
+        (expired.lease, expired.name.as_deref()),
+        (Some(granted.lease), Some("a"))
+    );
+    book.holds_none_of(&[ticket.expose(), raw.welcome().session.expose()]);
+    drop((raw, door, published));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn ranks_that_join_and_leave_a_group_are_reported() {
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    let join = |size| {
+        Ask::Join(Join {
+            group: "g".into(),
+            rank: 0,
+            size,
+            can: vec![HandleType::Fabric],
+            cannot: vec![],
+            memory: None,
+            ms: 50,
+        })
+    };
+    let (answer, _) = raw.ask(join(1)).await;
+    let Answer::Agreed(agreed) = answer else {
+        panic!("{answer:?}")
+    };
+    let joined = book.one("group_joined").await;
+    assert_eq!((joined.group.as_deref(), joined.rank), (Some("g"), Some(0)));
+    let offer = Offer {
+        group: "g".into(),
+        round: agreed.round,
+        fabric: vec![],
+        first: 0,
+    };
+    raw.ask(Ask::Offer(offer)).await;
+    let leave = Leave {
+        group: "g".into(),
+        round: agreed.round,
+        ms: 0,
+    };
+    raw.ask(Ask::Leave(leave)).await;
+    assert_eq!(book.one("group_left").await.group.as_deref(), Some("g"));
+    let (answer, _) = raw.ask(join(2)).await;
+    assert!(matches!(answer, Answer::Incomplete(_)), "{answer:?}");
+    let refused = book.one("refused").await;
+    assert_eq!(
+        (refused.request, refused.group.as_deref()),
+        (Some("join"), Some("g"))
+    );
+    drop(raw);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn a_peer_cannot_fill_the_disk_by_being_refused() {
+    const TRIES: usize = 1000;
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    for _ in 0..TRIES {
+        let hostile = format!("b\u{1b}[2J\n{}", "x".repeat(1000));
+        assert_eq!(
+            raw.fetch(fetch(&hostile)).await.unwrap_err(),
+            Refusal::Invalid
+        );
+    }
+    drop(raw);
+    close(server, &driver).await;
+    let (refused, suppressed) = (book.all("refused"), book.all("suppressed"));
+    assert!(!suppressed.is_empty());
+    let told: u64 = suppressed.iter().filter_map(|event| event.count).sum();
+    assert_eq!(
+        refused.len() as u64 + told,
+        TRIES as u64,
+        "each is written or counted"
+    );
+    for event in refused {
+        let name = event.name.unwrap();
+        assert!(name.len() <= MAX_NAME && !name.contains(crate::text::is_unsafe));
+    }
+}

@@ -1,0 +1,179 @@
+//! The audit log in a file of its own: JSON, one event a line.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::LineWriter;
+use crate::exchange::server::audit::{Event, Sink};
+use crate::{Error, Result};
+
+/// What waits for a slow disk, in bytes.
+const ROOM: usize = 8 << 20;
+/// How long the end of the service waits for a slow disk.
+const LAST: Duration = Duration::from_secs(1);
+
+/// The file, and the queue of what is written to it. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct AuditFile {
+    path: PathBuf,
+    lines: LineWriter,
+}
+
+/// An event with its time.
+#[derive(Serialize)]
+struct Line<'a, T> {
+    time: String,
+    #[serde(flatten)]
+    event: &'a T,
+}
+
+/// Lines that did not get into the file.
+#[derive(Serialize)]
+struct Lost {
+    event: &'static str,
+    count: u64,
+}
+
+impl AuditFile {
+    /// Opens the file to append to it; it is made with mode 0600.
+    ///
+    /// # Errors
+    /// [`Error::System`] that names the file: if it cannot be opened, or is not a regular file of this process's
+    /// user.
+    pub fn open(path: &Path) -> Result<Self> {
+        let lines = LineWriter::with_room("audit log", ROOM, file(path)?, |count| {
+            line(&Lost {
+                event: "lost",
+                count,
+            })
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            lines,
+        })
+    }
+
+    /// Opens the file at the path anew, after it was moved away.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open): the old file is written to then.
+    pub fn reopen(&self) -> Result<()> {
+        self.lines.reopen(file(&self.path)?);
+        Ok(())
+    }
+
+    /// Where a server's events go.
+    pub fn sink(&self) -> Sink {
+        let lines = self.lines.clone();
+        Arc::new(move |event: &Event| lines.line(&line(event)))
+    }
+
+    /// Lines that were lost since the start.
+    pub fn dropped(&self) -> u64 {
+        self.lines.dropped()
+    }
+
+    /// Waits for what is on its way, for at most a second.
+    pub fn flush(&self) {
+        if !self.lines.flush_within(LAST) {
+            tracing::warn!(path = %self.path.display(), "not all of the audit log is written");
+        }
+    }
+}
+
+fn line(event: &impl Serialize) -> Vec<u8> {
+    let time = OffsetDateTime::now_utc().format(&Rfc3339);
+    let line = Line {
+        time: time.unwrap_or_default(),
+        event,
+    };
+    let json = serde_json::to_string(&line).unwrap_or_default();
+    let mut bytes = crate::text::escape_json(&json).into_owned().into_bytes();
+    bytes.push(b'\n');
+    bytes
+}
+
+fn file(path: &Path) -> Result<File> {
+    let failed = |error| Error::system(format!("audit log {}", path.display()), &error);
+    let flags =
+        rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags.bits() as i32)
+        .open(path)
+        .map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    let own = rustix::process::geteuid().as_raw();
+    if !found.is_file() || found.uid() != own {
+        let why = format!("it is not a regular file of uid {own}; name another file");
+        return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, why)));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))
+        .map_err(failed)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(peer: &str) -> Event {
+        Event {
+            event: "granted",
+            outcome: "ok",
+            peer: peer.into(),
+            lease: Some(7),
+            ..Event::default()
+        }
+    }
+
+    #[test]
+    fn events_are_appended_as_json_and_go_on_in_a_new_file_after_a_rotation() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = AuditFile::open(&path).unwrap();
+        let sink = audit.sink();
+        sink(&event("a\n\u{202e}"));
+        audit.flush();
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
+        let moved = folder.path().join("audit.jsonl.1");
+        std::fs::rename(&path, &moved).unwrap();
+        audit.reopen().unwrap();
+        sink(&event("b"));
+        audit.flush();
+        for (file, peer) in [(&moved, "a\n\u{202e}"), (&path, "b")] {
+            let text = std::fs::read_to_string(file).unwrap();
+            assert_eq!(text.lines().count(), 1, "{text}");
+            assert!(!text.trim_end().contains(crate::text::is_unsafe), "{text}");
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(value["peer"], peer);
+            assert_eq!(value["lease"], 7);
+            let time = value["time"].as_str().unwrap();
+            assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+        }
+        assert_eq!(audit.dropped(), 0);
+    }
+
+    #[test]
+    fn a_link_or_a_folder_is_no_audit_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        std::fs::write(&precious, "").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        for wrong in [link.as_path(), folder.path()] {
+            let error = AuditFile::open(wrong).unwrap_err().to_string();
+            assert!(error.contains("audit log"), "{error}");
+        }
+    }
+}

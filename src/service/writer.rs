@@ -1,0 +1,277 @@
+//! A writer that never waits: for logs of a service, whose readers may be slow or gone.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// How much waits for a slow reader by default, in bytes.
+const ROOM: usize = 1 << 20;
+/// What a line counts beyond its bytes: the queue's own memory.
+const PER_LINE: usize = 64;
+
+/// Writes lines in a thread of its own. Beyond a number of bytes that wait, lines are dropped and counted, and a
+/// line says how many were lost. A clone writes to the same queue.
+///
+/// ```
+/// use std::io::Write;
+/// use egmem::service::LineWriter;
+///
+/// let mut log = LineWriter::new("log", std::io::stderr())?;
+/// log.write_all(b"a line\n").unwrap();
+/// log.flush_within(std::time::Duration::from_secs(1));
+/// assert_eq!(log.dropped(), 0);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct LineWriter(Arc<Owner>);
+
+/// Ends the thread when the last writer is gone.
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.state().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    room: usize,
+    /// The line that tells of lost ones.
+    lost: Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    lines: VecDeque<Vec<u8>>,
+    /// Of `lines`, with [`PER_LINE`] for each.
+    bytes: usize,
+    /// Lines lost since that was last told.
+    lost: u64,
+    /// Lines lost since the start.
+    dropped: u64,
+    /// Whether the thread is writing a line.
+    writing: bool,
+    closed: bool,
+    /// A sink to go on with.
+    next: Option<Box<dyn Write + Send>>,
+}
+
+impl fmt::Debug for LineWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LineWriter").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut state = self.state();
+        let size = line.len() + PER_LINE;
+        // The line that tells of lost ones has to fit, too.
+        let told = if state.lost > 0 { 256 } else { 0 };
+        if state.bytes + size + told > self.room {
+            state.lost += 1;
+            state.dropped += 1;
+            drop(state);
+            self.changed.notify_all();
+            return;
+        }
+        self.tell(&mut state);
+        state.bytes += size;
+        state.lines.push_back(line.to_vec());
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Queues the line that tells of lost ones, if there are any.
+    fn tell(&self, state: &mut State) {
+        if state.lost > 0 {
+            let line = (self.lost)(std::mem::take(&mut state.lost));
+            state.bytes += line.len() + PER_LINE;
+            state.lines.push_back(line);
+        }
+    }
+
+    fn run(&self, mut sink: Box<dyn Write + Send>) {
+        let mut state = self.state();
+        loop {
+            if state.lines.is_empty() {
+                self.tell(&mut state);
+            }
+            if let Some(next) = state.next.take() {
+                sink = next;
+            }
+            let Some(line) = state.lines.pop_front() else {
+                state.writing = false;
+                self.changed.notify_all();
+                if state.closed {
+                    return;
+                }
+                state = (self.changed.wait(state)).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.writing = true;
+            drop(state);
+            // Nobody is left to hear of a failure.
+            let failed = sink.write_all(&line).and_then(|()| sink.flush()).is_err();
+            state = self.state();
+            // Only now is there room: a line that is being written is in memory, too.
+            state.bytes = state.bytes.saturating_sub(line.len() + PER_LINE);
+            state.dropped += u64::from(failed);
+        }
+    }
+}
+
+impl LineWriter {
+    /// Writes to `sink`, in a thread named after `what`; 1 MiB may wait.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is no thread for it.
+    pub fn new(what: &'static str, sink: impl Write + Send + 'static) -> Result<Self> {
+        Self::with_room(what, ROOM, sink, move |lost| {
+            format!(
+                "WARN egmem: {lost} lines of the {what} were lost: they were not read fast enough\n"
+            )
+            .into_bytes()
+        })
+    }
+
+    /// The same; `room` bytes may wait, and `lost` makes the line, of at most 192 bytes, that tells how many
+    /// were lost.
+    pub(crate) fn with_room(
+        what: &'static str,
+        room: usize,
+        sink: impl Write + Send + 'static,
+        lost: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            room,
+            lost: Box::new(lost),
+        });
+        let writing = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name(format!("egmem-{what}"))
+            .spawn(move || writing.run(Box::new(sink)))
+            .map_err(|error| Error::system("cannot start a thread", &error))?;
+        Ok(Self(Arc::new(Owner(shared))))
+    }
+
+    /// Queues a line, or drops and counts it. Never waits for the sink.
+    pub fn line(&self, line: &[u8]) {
+        self.0.0.push(line);
+    }
+
+    /// How many lines were dropped or could not be written.
+    pub fn dropped(&self) -> u64 {
+        self.0.0.state().dropped
+    }
+
+    /// Writes to another sink from the next line on.
+    pub(crate) fn reopen(&self, sink: impl Write + Send + 'static) {
+        self.0.0.state().next = Some(Box::new(sink));
+    }
+
+    /// Waits until all lines are written, at most for so long; whether they are.
+    pub fn flush_within(&self, most: Duration) -> bool {
+        let until = Instant::now() + most;
+        let shared = &self.0.0;
+        let mut state = shared.state();
+        while state.writing || !state.lines.is_empty() || state.lost > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// Each write is one line, as tracing's subscribers write. Never fails and never waits.
+impl Write for LineWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Waits for a word before each line, and passes the line on.
+    struct Slow(Receiver<()>, Sender<String>);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            let _ = self.1.send(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() {
+        let (go, wait) = channel();
+        let (tell, lines) = channel();
+        let log = LineWriter::with_room("log", 4096, Slow(wait, tell), |lost| {
+            format!("lost {lost}\n").into_bytes()
+        })
+        .unwrap();
+        let line = [b'x'; 36];
+        for _ in 0..1000 {
+            log.line(&line);
+        }
+        // 100 bytes each, of 4096.
+        assert_eq!(log.dropped(), 1000 - 40);
+        assert!(!log.flush_within(Duration::from_millis(20)));
+        drop(go);
+        assert!(log.flush_within(PATIENCE));
+        let read: Vec<String> = lines.try_iter().collect();
+        assert_eq!(read.len(), 41);
+        assert_eq!(read[40], "lost 960\n");
+        log.line(b"after\n");
+        assert!(log.flush_within(PATIENCE));
+        assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "after\n");
+        assert_eq!(log.dropped(), 960);
+    }
+
+    #[test]
+    fn a_line_longer_than_the_room_is_dropped_and_others_come() {
+        let (tell, lines) = channel();
+        let log = LineWriter::with_room("log", 1024, Slow(channel().1, tell), |lost| {
+            format!("lost {lost}\n").into_bytes()
+        })
+        .unwrap();
+        log.line(&[b'x'; 2000]);
+        log.line(b"short\n");
+        assert!(log.flush_within(PATIENCE));
+        let all: String = lines.try_iter().collect();
+        assert!(all.contains("lost 1\n") && all.contains("short\n"), "{all}");
+    }
+}
