@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -69,11 +69,25 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let stderr = child.stderr.take().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        Self::reading(child, vec![Box::new(stdout), Box::new(stderr)])
+    }
+
+    /// Reads standard output alone; standard error goes to `tell`.
+    fn start_with_stderr(mut command: Command, tell: Sender<ChildStderr>) -> Self {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        tell.send(child.stderr.take().unwrap()).unwrap();
+        let stdout = child.stdout.take().unwrap();
+        Self::reading(child, vec![Box::new(stdout)])
+    }
+
+    fn reading(child: Child, streams: Vec<Box<dyn Read + Send>>) -> Self {
         let (tell, lines) = mpsc::channel();
-        let streams: [Box<dyn Read + Send>; 2] = [
-            Box::new(child.stdout.take().unwrap()),
-            Box::new(child.stderr.take().unwrap()),
-        ];
         for stream in streams {
             let tell = tell.clone();
             std::thread::spawn(move || {
@@ -102,6 +116,19 @@ impl Running {
                     }
                 }
                 Err(_) => panic!("no line '{mark}' after {:?}", self.seen),
+            }
+        }
+    }
+
+    /// The next line that has this in it.
+    pub fn line_with(&mut self, words: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(line) => self.seen.push(line),
+                Err(_) => panic!("no line with '{words}' after {:?}", self.seen),
             }
         }
     }
@@ -204,13 +231,29 @@ impl Service {
     }
 
     pub fn start_in(folder: TempDir, config: &str, more: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Self::command(&folder, config, &[]);
+        more(&mut command);
+        Self::ready(folder, Running::start(command))
+    }
+
+    /// A service whose standard error nobody reads but `tell`'s receiver.
+    pub fn start_with_stderr(config: &str, options: &[&str], tell: Sender<ChildStderr>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let command = Self::command(&folder, config, options);
+        Self::ready(folder, Running::start_with_stderr(command, tell))
+    }
+
+    fn command(folder: &TempDir, config: &str, options: &[&str]) -> Command {
         let file = folder.path().join("egmem.toml");
         let at = folder.path().to_str().unwrap();
         std::fs::write(&file, config.replace('@', at)).unwrap();
-        let mut command = egmem(&["serve", "--config", file.to_str().unwrap()]);
+        let mut command = egmem(options);
+        command.args(["serve", "--config", file.to_str().unwrap()]);
         command.args(driver());
-        more(&mut command);
-        let mut running = Running::start(command);
+        command
+    }
+
+    fn ready(folder: TempDir, mut running: Running) -> Self {
         running.line("ready");
         let find = |mark: &str| {
             let mut seen = running.seen.iter();

@@ -1,11 +1,14 @@
 //! `egmem serve`, `ls`, `fetch`, `watch`, `delete` and `certs`: real processes over real sockets.
 #![cfg(feature = "cli")]
 
+mod audit;
 mod certs;
 mod commands;
 mod configuration;
 mod harness;
+mod hostile;
 mod leases;
+mod log;
 mod service;
 #[path = "../../src/exchange/slow.rs"]
 mod slow;

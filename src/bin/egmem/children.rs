@@ -13,8 +13,9 @@ use egmem::Error;
 use egmem::capability::{Path, Trial};
 use egmem::doctor::{Answer, Prober, Reason};
 use egmem::driver::HandleTypes;
+use egmem::text::escape;
 
-use crate::output::complain;
+use crate::output::complain_painted;
 use crate::probe::MARK;
 
 /// Tries each batch in a child; after a crash, what is left of it each in a child of its own.
@@ -130,7 +131,7 @@ impl Children {
     /// Tells a waiting person what takes so long.
     fn progress(&self, text: &str) {
         if std::io::stderr().is_terminal() {
-            complain(&format!("\r\x1b[2K{text}"));
+            complain_painted(&format!("\r\x1b[2K{}", escape(text)));
         }
     }
 }

@@ -9,7 +9,7 @@ use egmem::doctor::Report;
 use egmem::{Error, Result};
 
 use crate::children::Children;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_painted};
 use crate::probe::Fault;
 use crate::render;
 use crate::source::Source;
@@ -47,7 +47,7 @@ impl Doctor {
         if self.json {
             print_json(&report)?;
         } else {
-            print(&render::report(&report, self.all))?;
+            print_painted(&render::report(&report, self.all))?;
         }
         Ok(ExitCode::from(if report.works { 0 } else { 1 }))
     }

@@ -7,6 +7,7 @@ mod delete;
 mod doctor;
 mod fetch;
 mod host;
+mod log;
 mod ls;
 mod names;
 mod output;
@@ -19,15 +20,17 @@ mod source;
 mod topo;
 mod watch;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use clap::{ArgAction, Parser, Subcommand};
 use egmem::Error;
 use egmem::doctor::Reason;
 use egmem::driver::BINDINGS;
-use tracing_subscriber::EnvFilter;
+
+/// How long the end waits for a reader of a service's log.
+const LAST: Duration = Duration::from_secs(1);
 
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (CUDA bindings {BINDINGS})", env!("CARGO_PKG_VERSION")));
@@ -83,7 +86,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_to_stderr(cli.verbose);
+    let service = matches!(cli.command, Command::Serve(_));
+    if let Err(error) = log::start(cli.verbose, service) {
+        output::complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
+        return ExitCode::FAILURE;
+    }
     // Doctor reports what is wrong with the machine, so what fails it is how it was called.
     let (done, failure) = match &cli.command {
         Command::Doctor(doctor) => (doctor.run(cli.verbose), 2),
@@ -97,7 +104,7 @@ fn main() -> ExitCode {
         Command::Certs(certs) => (certs.run().map(|()| ExitCode::SUCCESS), 1),
         Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),
     };
-    done.unwrap_or_else(|error| {
+    let status = done.unwrap_or_else(|error| {
         let reason = Reason::from(&error);
         output::complain(&format!(
             "error: {}; what to do: {}\n",
@@ -107,24 +114,7 @@ fn main() -> ExitCode {
             Error::InvalidArgument { .. } => ExitCode::from(2),
             _ => ExitCode::from(failure),
         }
-    })
-}
-
-/// `RUST_LOG` says more than `-v` can.
-fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => "warn",
-        1 => "egmem=info",
-        2 => "egmem=debug",
-        _ => "trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .without_time()
-        // It would tell of a standard error that is closed there, and panic.
-        .log_internal_errors(false)
-        .init();
+    });
+    log::flush(LAST);
+    status
 }

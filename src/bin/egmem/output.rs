@@ -2,16 +2,24 @@
 
 use std::io::{self, Write};
 
+use egmem::text::{escape_json, escape_lines};
 use egmem::{Error, Result};
 
-/// Writes `text` to standard output. A reader that has gone away (`egmem topo | head -1`) is no
-/// error.
+use crate::log;
+
+/// Writes `text` to standard output, with controls escaped but for line feeds and tabs. A reader that
+/// has gone away (`egmem topo | head -1`) is no error.
 pub fn print(text: &str) -> Result<()> {
     print_while_read(text).map(drop)
 }
 
 /// The same, for what has no end of its own; `false` when the reader has gone away.
 pub fn print_while_read(text: &str) -> Result<bool> {
+    print_painted(&escape_lines(text))
+}
+
+/// Writes `text` as it is: its colours are this program's, and all else in it has been escaped.
+pub fn print_painted(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
@@ -20,9 +28,19 @@ pub fn print_while_read(text: &str) -> Result<bool> {
     }
 }
 
-/// Writes `text` to standard error. Where nobody reads that any more, nothing else can be done; the
-/// macros of the standard library would end the process by a panic.
+/// Writes `text` to standard error, with controls escaped but for line feeds and tabs. A service does
+/// not wait for a reader. Where nobody reads that any more, nothing else can be done; the macros of the
+/// standard library would end the process by a panic.
 pub fn complain(text: &str) {
+    let text = escape_lines(text);
+    match log::queue() {
+        Some(queue) => queue.line(text.as_bytes()),
+        None => complain_painted(&text),
+    }
+}
+
+/// Writes `text` as it is to standard error.
+pub fn complain_painted(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
@@ -30,7 +48,7 @@ pub fn complain(text: &str) {
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Error::invalid("report", error.to_string()))?;
-    print(&(text + "\n"))
+    print(&(escape_json(&text) + "\n"))
 }
 
 /// Ids as ranges: `0–3, 7`.

@@ -8,6 +8,7 @@ use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Error, Result};
 use sd_notify::NotifyState;
 
+use crate::log;
 use crate::output::{complain, print};
 use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
@@ -72,6 +73,9 @@ impl Serve {
             started = start => started.inspect_err(|_| signals.leaves(Left::Driver))?,
             () = signals.end() => return Ok(ExitCode::SUCCESS),
         };
+        if let Some(log) = log::queue() {
+            service.count_lost_lines_of(log);
+        }
         signals.leaves(Left::Drain);
         for address in service.addresses() {
             print(&format!("listening at {address}\n"))?;

@@ -10,6 +10,7 @@ use rustix::process::{getpid, kill_process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::log;
 use crate::output::complain;
 
 /// How long what libraries do at a process's end may take, and a reader of standard error.
@@ -182,6 +183,7 @@ fn end_now(name: &str, number: i32, left: Left) -> ! {
         "error: ended at once by {name}: {}\n",
         left.text()
     ));
+    log::flush(LAST / 2);
     std::process::exit(128 + number)
 }
 

@@ -4,6 +4,7 @@ use clap::Args;
 use egmem::Result;
 use egmem::exchange::WatchEvent;
 use egmem::size::Bytes;
+use egmem::text::escape_json;
 use serde_json::json;
 
 use crate::connect::block_on;
@@ -26,7 +27,7 @@ impl Watch {
             loop {
                 let event = watch.recv().await?;
                 let line = match self.names.json {
-                    true => format!("{}\n", value(&event)),
+                    true => format!("{}\n", escape_json(&value(&event).to_string())),
                     false => text(&event),
                 };
                 if !print_while_read(&line)? {

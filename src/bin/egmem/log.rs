@@ -1,0 +1,70 @@
+//! The log, on standard error.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use egmem::Result;
+use egmem::service::LineWriter;
+use egmem::text::escape;
+use tracing::field::Field;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+
+/// What waits for a slow reader of standard error, where a service logs.
+static QUEUE: OnceLock<LineWriter> = OnceLock::new();
+
+/// Logs to standard error. `RUST_LOG` says more than `-v` can.
+///
+/// A service logs with the time, and without ever waiting for a reader; its audit events are always logged.
+pub fn start(verbose: u8, service: bool) -> Result<()> {
+    let level = match verbose {
+        0 => "warn",
+        1 => "egmem=info",
+        2 => "egmem=debug",
+        _ => "trace",
+    };
+    let level = match service {
+        true => format!("{level},egmem::audit=info"),
+        false => level.to_owned(),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .fmt_fields(debug_fn(write_field).delimited(" "))
+        // It would tell of a standard error that is closed there, and panic.
+        .log_internal_errors(false);
+    match service {
+        true => {
+            let queue = LineWriter::new("log", std::io::stderr())?;
+            let queue = QUEUE.get_or_init(|| queue);
+            log.with_writer(|| queue.clone()).init();
+        }
+        false => log.with_writer(std::io::stderr).without_time().init(),
+    }
+    Ok(())
+}
+
+/// The queue of a service's log.
+pub fn queue() -> Option<&'static LineWriter> {
+    QUEUE.get()
+}
+
+/// Gives readers of the log so long to read what waits for them.
+pub fn flush(most: Duration) {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush_within(most);
+    }
+}
+
+/// A field's value may hold what a peer or a file said.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    match field.name() {
+        "message" => writer.write_str(&escape(&text)),
+        name => write!(writer, "{name}={}", escape(&text)),
+    }
+}
