@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::driver::NodeId;
-use egmem::exchange::group::{Group, GroupOptions, Host};
+use egmem::exchange::group::{Admission, Group, GroupOptions, GroupSecret, Host};
 use egmem::{Buffer, Error, Result};
 use fastrand::Rng;
 
@@ -67,7 +67,9 @@ impl Rank {
             .allocate(&self.client.driver)?;
         memory.put(0, mark(self.rank))?;
         let address = self.client.address();
-        Ok(Group::options(&self.group, self.rank, self.size, address)
+        let admission = Admission::Secret(GroupSecret::new([7; 32])?);
+        let options = Group::options(&self.group, self.rank, self.size, address, admission);
+        Ok(options
             .security(self.client.security.clone())
             .host(Host::Elsewhere)
             .deadline(PATIENCE)

@@ -51,6 +51,9 @@ who = ["*"]
 peer_bytes = "64MiB"
 peer_names = 24
 forgive_after = "2s"
+[[groups]]
+name = "*"
+who = ["*"]
 [[buffer]]
 name = "weights"
 bytes = "3MiB"

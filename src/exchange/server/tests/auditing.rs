@@ -173,13 +173,15 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
 #[tokio::test]
 async fn ranks_that_join_and_leave_a_group_are_reported() {
     let (driver, book) = (driver(), Book::default());
-    let server = book.options().start().await.unwrap();
+    let options = book.options().groups("*", Who::anyone());
+    let server = options.start().await.unwrap();
     let mut raw = Raw::open(&server).await;
     let join = |size| {
         Ask::Join(Join {
             group: "g".into(),
             rank: 0,
             size,
+            admission: everybody(),
             can: vec![HandleType::Fabric],
             cannot: vec![],
             memory: None,
