@@ -52,8 +52,13 @@ impl Driver {
 
     /// A simulated driver of `machine`: for tests, and for development without a GPU.
     ///
+    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between addresses that
+    /// nobody may touch, and what is freed is used again at once for the next reservation of its size, so that
+    /// accesses beyond an end, and many after a free, fault. The default is `packed`, as the real driver does it.
+    ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the description contradicts itself, [`Error::System`]
+    /// [`Error::InvalidArgument`] where the description contradicts itself, and for another value of
+    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`]
     /// where the operating system has no memory for it.
     pub fn simulated(machine: sim::Machine) -> Result<Self> {
         sim::open(machine).map(Self::from_backend)

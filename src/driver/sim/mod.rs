@@ -24,6 +24,7 @@ mod state;
 mod stream;
 mod validate;
 mod vmm;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -193,9 +194,10 @@ fn error(call: Call, fail: Fail) -> Error {
 
 pub(super) fn open(machine: Machine) -> Result<Arc<dyn Backend>> {
     machine.validate()?;
+    let placement = window::Placement::from_env()?;
     let machine = Arc::new(machine);
     let shared = Arc::new(Shared {
-        state: Mutex::new(State::new(Arc::clone(&machine))),
+        state: Mutex::new(State::new(Arc::clone(&machine), placement)),
         faults: Faults::new(),
         machine,
     });

@@ -3,58 +3,21 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::GRANULARITY;
-use super::ranges::FreeRanges;
+use super::window::{Freed, Window};
 use crate::driver::Access;
 
 /// A reserved range of addresses, given back when dropped, whatever was placed in it.
 #[derive(Debug)]
 pub(super) struct Range {
-    start: u64,
-    len: u64,
+    pub(super) start: u64,
+    pub(super) len: u64,
     /// Where it was taken from; `None`: from the operating system.
-    window: Option<Arc<Window>>,
-}
-
-/// Addresses set aside for reservations, handed out from the lowest on: the real driver packs its
-/// reservations so, which shows where an address decides about a call (a hint's alignment).
-#[derive(Debug)]
-pub(super) struct Window {
-    all: Range,
-    free: Mutex<FreeRanges>,
-}
-
-/// Room for more than any test reserves; what does not fit gets addresses of its own.
-const WINDOW: u64 = 64 << 30;
-/// The alignment of a window.
-const WINDOW_ALIGNMENT: u64 = 1 << 30;
-
-impl Window {
-    /// Sets addresses aside, without memory.
-    pub(super) fn new() -> io::Result<Self> {
-        let all = Range::reserve(WINDOW, WINDOW_ALIGNMENT, 0)?;
-        let free = Mutex::new(FreeRanges::whole(all.start, all.len));
-        Ok(Self { all, free })
-    }
-
-    fn free(&self) -> MutexGuard<'_, FreeRanges> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the lowest free range, or the one at `hint` if that is not 0; `None`: no room.
-    pub(super) fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
-        let start = match hint {
-            0 => self.free().take_aligned(len, alignment.max(GRANULARITY))?,
-            _ => self.free().take_at(hint, len).then_some(hint)?,
-        };
-        Some(Range {
-            start,
-            len,
-            window: Some(Arc::clone(self)),
-        })
-    }
+    pub(super) window: Option<Arc<Window>>,
+    /// What lies before it and behind it that belongs to it.
+    pub(super) guard: u64,
 }
 
 impl Range {
@@ -88,6 +51,7 @@ impl Range {
             start,
             len,
             window: None,
+            guard: 0,
         }
     }
 
@@ -168,7 +132,11 @@ impl Drop for Range {
             debug_assert!(window.all.contains(self.start, self.len));
             // Where the kernel refuses, the addresses are not used again.
             if self.clear(self.start, self.len).is_ok() {
-                window.free().give(self.start, self.len);
+                window.give(Freed {
+                    start: self.start,
+                    len: self.len,
+                    guard: self.guard,
+                });
             }
         } else if self.len > 0 {
             // SAFETY: the range is owned by `self` alone; the driver's contract says that nobody
@@ -216,23 +184,6 @@ mod tests {
         assert_eq!(range.start(), free);
         let other = Range::reserve(2 << 20, 0, free).unwrap();
         assert_ne!(other.start(), free);
-    }
-
-    #[test]
-    fn a_window_packs_and_takes_back() {
-        let window = Arc::new(Window::new().unwrap());
-        let first = window.take(6 << 20, 0, 0).unwrap();
-        let second = window.take(2 << 20, 4 << 20, 0).unwrap();
-        assert_eq!(second.start() - first.start(), 8 << 20);
-        let third = window.take(2 << 20, 0, 0).unwrap();
-        assert_eq!(third.start() - first.start(), 6 << 20);
-        let at = first.start();
-        assert!(window.take(2 << 20, 0, at).is_none());
-        drop(first);
-        assert_eq!(window.take(2 << 20, 0, at).unwrap().start(), at);
-        assert!(window.take(WINDOW, 0, 0).is_none());
-        drop((second, third));
-        assert!(window.take(WINDOW, 0, 0).is_some());
     }
 
     #[test]

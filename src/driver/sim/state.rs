@@ -9,8 +9,9 @@ use super::event::Event;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
 use super::references::Counted;
-use super::space::{Range, Window};
+use super::space::Range;
 use super::stream::{Stream, StreamKey};
+use super::window::{Placement, Window};
 use super::{GRANULARITY, Machine};
 use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
 
@@ -122,6 +123,7 @@ pub(super) struct State {
     pub(super) reservations: BTreeMap<u64, Range>,
     /// Where reservations are taken from; made with the first.
     pub(super) window: Option<Arc<Window>>,
+    pub(super) placement: Placement,
     pub(super) regions: BTreeMap<u64, Region>,
     pub(super) pools: BTreeMap<u64, Pool>,
     pub(super) default_pools: Box<[Option<u64>]>,
@@ -136,7 +138,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(machine: Arc<Machine>) -> Self {
+    pub(super) fn new(machine: Arc<Machine>, placement: Placement) -> Self {
         let gpus = machine.gpus.len();
         Self {
             capacity: Arc::new(Capacity::of(&machine)),
@@ -149,6 +151,7 @@ impl State {
             prune_at: 16,
             reservations: BTreeMap::new(),
             window: None,
+            placement,
             regions: BTreeMap::new(),
             pools: BTreeMap::new(),
             default_pools: vec![None; gpus].into(),

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::space::{Range, Window};
+use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail, is_granular};
+use super::window::Window;
 use crate::driver::{Access, Code, DevicePtr, PhysicalHandle};
 
 /// Reservations of this size were refused where the hint's addresses were taken: 1 TiB, which is
@@ -32,7 +33,7 @@ impl State {
     fn find_addresses(&mut self, size: u64, alignment: u64, hint: u64) -> Answer<Range> {
         if self.window.is_none() {
             // Without one, as under a limit on addresses, each reservation is made by itself.
-            self.window = Window::new().ok().map(Arc::new);
+            self.window = Window::new(self.placement).ok().map(Arc::new);
         }
         let take = |hint| self.window.as_ref()?.take(size, alignment, hint);
         if hint != 0 {

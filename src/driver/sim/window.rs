@@ -1,0 +1,235 @@
+//! Addresses that are handed out for reservations, densely or with room between them.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::GRANULARITY;
+use super::ranges::FreeRanges;
+use super::space::Range;
+use crate::{Error, Result};
+
+/// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// `packed`: from the lowest address on. The real driver packs its reservations so, which shows where an
+    /// address decides about a call (a hint's alignment).
+    #[default]
+    Packed,
+    /// `guarded`: with addresses on both sides that nobody may touch, so that an access beyond an end faults.
+    /// What is freed is used again at once, for the next reservation of its size: a use after that faults or
+    /// meets another's memory.
+    Guarded,
+}
+
+impl Placement {
+    /// What the environment says.
+    pub(super) fn from_env() -> Result<Self> {
+        let Some(value) = std::env::var_os("EGMEM_SIM_PLACEMENT") else {
+            return Ok(Self::default());
+        };
+        match value.to_str() {
+            Some("packed") => Ok(Self::Packed),
+            Some("guarded") => Ok(Self::Guarded),
+            _ => {
+                let why = format!("{value:?} is neither `packed` nor `guarded`");
+                Err(Error::invalid("EGMEM_SIM_PLACEMENT", why))
+            }
+        }
+    }
+}
+
+/// Addresses set aside for reservations.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) all: Range,
+    placement: Placement,
+    places: Mutex<Places>,
+}
+
+/// The addresses of a window.
+#[derive(Debug)]
+struct Places {
+    free: FreeRanges,
+    /// Guarded ones that were freed, the last one last. Their guards are theirs still.
+    freed: Vec<Freed>,
+}
+
+/// A place that was freed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Freed {
+    pub(super) start: u64,
+    pub(super) len: u64,
+    pub(super) guard: u64,
+}
+
+impl Places {
+    /// The last freed place of a size that is at a multiple of `alignment`.
+    fn reuse(&mut self, len: u64, alignment: u64) -> Option<Freed> {
+        let fits = |freed: &Freed| freed.len == len && freed.start.is_multiple_of(alignment);
+        let at = self.freed.iter().rposition(fits)?;
+        Some(self.freed.remove(at))
+    }
+
+    fn take_guarded(&mut self, len: u64, alignment: u64, hint: u64) -> Option<Freed> {
+        let whole = len.checked_add(alignment.checked_mul(2)?)?;
+        let before = match hint {
+            0 => self.free.take_aligned(whole, alignment)?,
+            _ => {
+                let before = hint.checked_sub(alignment)?;
+                self.free.take_at(before, whole).then_some(before)?
+            }
+        };
+        Some(Freed {
+            start: before + alignment,
+            len,
+            guard: alignment,
+        })
+    }
+
+    /// Gives the freed places up, with their guards, for others of other sizes.
+    fn merge_freed(&mut self) {
+        for Freed { start, len, guard } in std::mem::take(&mut self.freed) {
+            self.free.give(start - guard, len + 2 * guard);
+        }
+    }
+}
+
+/// Room for more than any test reserves; what does not fit gets addresses of its own.
+const WINDOW: u64 = 64 << 30;
+/// The same with guards: for reservations that need a window of their own otherwise, too.
+const GUARDED_WINDOW: u64 = 1 << 40;
+/// The alignment of a window.
+const WINDOW_ALIGNMENT: u64 = 1 << 30;
+
+impl Window {
+    /// Sets addresses aside, without memory.
+    pub(super) fn new(placement: Placement) -> io::Result<Self> {
+        let bytes = match placement {
+            Placement::Packed => WINDOW,
+            Placement::Guarded => GUARDED_WINDOW,
+        };
+        let all = Range::reserve(bytes, WINDOW_ALIGNMENT, 0)?;
+        let places = Mutex::new(Places {
+            free: FreeRanges::whole(all.start, all.len),
+            freed: Vec::new(),
+        });
+        Ok(Self {
+            all,
+            placement,
+            places,
+        })
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a free range, or the one at `hint` if that is not 0; `None`: no room.
+    pub(super) fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
+        let alignment = alignment.max(GRANULARITY);
+        let mut places = self.places();
+        let place = match (self.placement, hint) {
+            (Placement::Packed, 0) => {
+                Self::unguarded(places.free.take_aligned(len, alignment)?, len)
+            }
+            (Placement::Packed, _) => {
+                Self::unguarded(places.free.take_at(hint, len).then_some(hint)?, len)
+            }
+            (Placement::Guarded, 0) => places
+                .reuse(len, alignment)
+                .or_else(|| places.take_guarded(len, alignment, 0))
+                .or_else(|| {
+                    places.merge_freed();
+                    places.take_guarded(len, alignment, 0)
+                })?,
+            (Placement::Guarded, _) => {
+                places.merge_freed();
+                places.take_guarded(len, alignment, hint)?
+            }
+        };
+        Some(Range {
+            start: place.start,
+            len,
+            window: Some(Arc::clone(self)),
+            guard: place.guard,
+        })
+    }
+
+    const fn unguarded(start: u64, len: u64) -> Freed {
+        let guard = 0;
+        Freed { start, len, guard }
+    }
+
+    /// Takes a place back.
+    pub(super) fn give(&self, place: Freed) {
+        let mut places = self.places();
+        match self.placement {
+            Placement::Packed => places.free.give(place.start, place.len),
+            Placement::Guarded => places.freed.push(place),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::driver::Access;
+
+    #[test]
+    fn a_window_packs_and_takes_back() {
+        let window = Arc::new(Window::new(Placement::Packed).unwrap());
+        let first = window.take(6 << 20, 0, 0).unwrap();
+        let second = window.take(2 << 20, 4 << 20, 0).unwrap();
+        assert_eq!(second.start() - first.start(), 8 << 20);
+        let third = window.take(2 << 20, 0, 0).unwrap();
+        assert_eq!(third.start() - first.start(), 6 << 20);
+        let at = first.start();
+        assert!(window.take(2 << 20, 0, at).is_none());
+        drop(first);
+        assert_eq!(window.take(2 << 20, 0, at).unwrap().start(), at);
+        assert!(window.take(WINDOW, 0, 0).is_none());
+        drop((second, third));
+        assert!(window.take(WINDOW, 0, 0).is_some());
+    }
+
+    /// Whether the kernel can read a byte there.
+    fn is_readable(address: u64) -> bool {
+        let (_reader, writer) = io::pipe().unwrap();
+        // SAFETY: the kernel checks the address, and only reads there.
+        unsafe { libc::write(writer.as_raw_fd(), address as *const _, 1) == 1 }
+    }
+
+    #[test]
+    fn a_guarded_range_has_guards_and_is_used_again_at_once() {
+        let window = Arc::new(Window::new(Placement::Guarded).unwrap());
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(2 << 20).unwrap();
+        let take = |len, alignment| window.take(len, alignment, 0).unwrap();
+        let ranges = [take(2 << 20, 0), take(2 << 20, 8 << 20), take(2 << 20, 0)];
+        for range in &ranges {
+            let (start, end) = (range.start(), range.start() + range.len());
+            range
+                .place(start, 2 << 20, &file, 0, Access::ReadWrite)
+                .unwrap();
+            assert!(is_readable(start) && is_readable(end - 1));
+            assert!(!is_readable(start - 1) && !is_readable(end));
+            let apart =
+                |other: &Range| other.start.abs_diff(start) >= 6 << 20 || other.start == start;
+            assert!(ranges.iter().all(apart));
+        }
+        assert!(ranges[1].start().is_multiple_of(8 << 20));
+        let [first, second, third] = ranges;
+        let (at, last) = (first.start(), third.start());
+        drop((first, third));
+        assert!(!is_readable(at) && !is_readable(last));
+        assert_eq!(take(2 << 20, 0).start(), last, "the last freed comes first");
+        let larger = take(4 << 20, 0);
+        assert_ne!(larger.start(), at);
+        let again = take(2 << 20, 0);
+        drop((again, larger, second));
+        // All of it but for its two guards.
+        assert!(window.take(GUARDED_WINDOW - (4 << 20), 0, 0).is_some());
+    }
+}
