@@ -15,7 +15,7 @@ pub struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "pairs,growth,latency,captures"
+        default_value = "pairs,growth,latency,refusals,captures"
     )]
     pub part: Vec<Part>,
 
@@ -92,6 +92,8 @@ pub enum Part {
     Growth,
     /// Single allocations while the heap grows.
     Latency,
+    /// Pairs beside a thread whose requests are refused.
+    Refusals,
     /// What calls do to another thread's capture.
     Captures,
 }

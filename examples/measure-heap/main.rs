@@ -1,5 +1,6 @@
 //! The heap on a GPU's host node, beside what CUDA has: pairs of allocation and free by many threads,
-//! growth, latency while it grows, and what calls do to another thread's stream capture.
+//! growth, latency while it grows, a thread beside one whose requests are refused, and what calls do to another
+//! thread's stream capture.
 //!
 //! ```sh
 //! cargo run --release --example measure-heap -- --out heap-results
@@ -14,6 +15,7 @@ mod growth;
 mod latency;
 mod pairs;
 mod plot;
+mod refusals;
 mod report;
 
 use std::process::ExitCode;
@@ -76,6 +78,7 @@ fn run(args: &Args) -> Result<()> {
             Part::Pairs => out.put("pairs", &pairs::measure(&place, args)?)?,
             Part::Growth => out.put("growth", &growth::measure(&place, args)?)?,
             Part::Latency => out.put("latency", &latency::measure(&place, args)?)?,
+            Part::Refusals => out.put("refusals", &refusals::measure(&place, args)?)?,
             Part::Captures if simulated => println!("\ncaptures: the simulator knows none"),
             Part::Captures => out.put("captures", &captures::probe(&place)?)?,
         }

@@ -45,7 +45,8 @@ impl Shared {
             }
         }
         // Who waited before may have taken all of them back, or this wait some of them.
-        self.after_all_caches(&attempt).ok_or(error)
+        self.after_caches_of_use(bytes, align, &attempt)
+            .ok_or(error)
     }
 
     fn make_room<R>(
@@ -84,14 +85,14 @@ impl Shared {
                 asked,
             };
             drop(guard);
-            if let Some(found) = self.after_all_caches(attempt) {
+            if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                 return Ok(found);
             }
             asked += 1;
             match (soft.relieve)(&pressure) {
                 Relief::Retry => {
                     self.collect_or_log();
-                    if let Some(found) = self.after_all_caches(attempt) {
+                    if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                         return Ok(found);
                     }
                 }
@@ -140,7 +141,7 @@ impl Shared {
                     continue;
                 }
                 Err(error) => {
-                    return match self.after_all_caches(attempt) {
+                    return match self.after_caches_of_use(bytes, align, attempt) {
                         Some(found) => Ok(ControlFlow::Break(found)),
                         None => Err(self.explained(error, bytes, align)),
                     };
@@ -175,6 +176,7 @@ impl Shared {
     pub(super) fn set_budget(&self, backed: u64) {
         let most = (backed / BUDGET_SHARE).max(LEAST_BUDGET);
         let bytes = most.min(self.thread_cache);
+        self.most_budget.fetch_max(bytes / GRANULE, Relaxed);
         self.budget.store(bytes / GRANULE, Relaxed);
     }
 
@@ -182,36 +184,19 @@ impl Shared {
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
             if local.medium.is_empty() {
+                local.forget_what_is_gone();
                 return None;
             }
             let contents = local.empty();
             // While the cache is this thread's still: whoever wants all of them waits for it, and does
             // not look in vain for what is in neither place.
+            let kept = &local.kept;
             self.with_core(&mut local.visitor, |core| {
                 self.take_back_all(core, contents);
+                kept.forget();
                 attempt(core)
             })
         })
-    }
-
-    /// And with what all threads keep, and what waits between them.
-    pub(super) fn after_all_caches<R>(
-        &self,
-        attempt: &impl Fn(&mut Core) -> Option<R>,
-    ) -> Option<R> {
-        let members = lock(&self.members);
-        let mut held = members.hold_all();
-        let contents: Vec<_> = held.iter_mut().map(|local| local.empty()).collect();
-        // All of these are held until the core has what was in them, and this had its turn: others wait,
-        // and do not look in vain for what is in no place.
-        let _quarantine = self.watch.as_ref().map(|watch| watch.emptied(self));
-        let mut core = self.core();
-        for contents in contents {
-            self.take_back_all(&mut core, contents);
-        }
-        self.empty_depots(&mut core);
-        core.release_empty_slabs();
-        core.thoroughly(attempt)
     }
 
     /// Takes back what GPUs are done with; how many blocks.
@@ -264,8 +249,11 @@ impl Shared {
                 match backing.check_more(more) {
                     Ok(()) => unchecked = false,
                     // It does not count what threads keep.
-                    Err(Error::HeapFull { .. }) if !emptied => {
-                        self.after_all_caches(&|_| None::<()>);
+                    Err(Error::HeapFull { .. })
+                        if !emptied
+                            && self.caches_may_make_up(more, backing.room_below(self.limit)) =>
+                    {
+                        self.empty_all_caches();
                         emptied = true;
                         continue;
                     }
@@ -301,7 +289,7 @@ impl Shared {
     /// Gives idle chunks back until no more than `keep` bytes are free; how many bytes.
     pub(super) fn trim(&self, keep: u64) -> Result<u64> {
         self.collect_or_log();
-        self.after_all_caches(&|_| None::<()>);
+        self.empty_all_caches();
         let mut guard = lock(&self.backing);
         let backing = guard.as_mut().ok_or_else(ended)?;
         let mut idle: Vec<Range<u64>> = backing.chunks().map(|chunk| chunk.range()).collect();
@@ -340,5 +328,6 @@ fn ended() -> Error {
     }
 }
 
+mod caches;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::cache::{Biased, Local, Member, Tally, member};
+use super::classes::Class;
+use super::core::Outside;
 use super::piece::Piece;
 use super::shared::Shared;
 use crate::per_driver::lock;
@@ -21,6 +23,15 @@ pub(super) struct Members {
 }
 
 impl Members {
+    /// What all threads may keep, without taking it from them: each may have `larger` bytes of larger blocks.
+    pub(super) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
+        let kept = self.list.iter().map(|member| &*member.kept);
+        Outside {
+            bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
+            of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
+        }
+    }
+
     /// What all threads keep.
     pub(super) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
         Biased::hold_all(self.list.iter().map(|member| &member.local))

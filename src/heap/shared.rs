@@ -57,6 +57,10 @@ pub(super) struct Shared {
     pub(super) thread_cache: u64,
     /// Granules of larger blocks that a thread may keep.
     pub(super) budget: AtomicU64,
+    /// The most that this ever was.
+    pub(super) most_budget: AtomicU64,
+    /// How often the caches of all threads were taken.
+    pub(super) takings: AtomicU64,
     /// Set once, by [`close`](Self::close).
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
@@ -127,6 +131,8 @@ impl Shared {
             soft_limit: options.soft_limit.clone(),
             thread_cache: options.thread_cache,
             budget: AtomicU64::new(0),
+            most_budget: AtomicU64::new(0),
+            takings: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
             core: Reserved::new(core),

@@ -50,6 +50,10 @@ pub struct HeapStats {
     pub freed_blocks: u64,
     /// Allocations that failed.
     pub failed: u64,
+    /// How often everything that threads keep was taken from them: to trim, and for requests that nothing
+    /// else met. Requests that this cannot help are refused without it.
+    #[serde(default)]
+    pub cache_takings: u64,
     /// Threads that have a cache.
     pub threads: u64,
     /// Small blocks by size class.
@@ -110,6 +114,7 @@ impl Shared {
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
             failed: self.failed.load(Relaxed),
+            cache_takings: self.takings.load(Relaxed),
             threads: self.threads() as u64,
             ..HeapStats::default()
         };

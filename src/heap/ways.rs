@@ -66,6 +66,8 @@ impl Shared {
     #[inline(never)]
     fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
         let shelf = &mut local.small[class.index()];
+        // Before blocks leave the place that they are in now.
+        local.kept.note_small(class);
         match self.depots[class.index()].take() {
             Some(full) => shelf.load(full),
             None => {
@@ -170,7 +172,7 @@ impl Shared {
             match piece.key.kind() {
                 Kind::Small(class) => {
                     let shelf = &mut local.small[class.index()];
-                    if let Some(full) = shelf.push(Magazine::rounds(class), piece.offset) {
+                    if let Some(full) = shelf.push(class, piece.offset, &local.kept) {
                         self.hand_on(&mut local.visitor, class, full);
                     }
                 }

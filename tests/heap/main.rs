@@ -13,6 +13,7 @@ mod growth;
 mod life;
 mod logs;
 mod picture;
+mod refusals;
 mod refused;
 mod resize;
 mod room;

@@ -1,6 +1,9 @@
 //! What one thread keeps of one heap, to give out again: small blocks by class, larger ones by exact
 //! size.
 
+use std::sync::Arc;
+
+use super::Kept;
 use super::medium::Medium;
 use super::reserved::Visitor;
 use crate::heap::classes::{CLASSES, Class};
@@ -88,9 +91,15 @@ impl Shelf {
         }
     }
 
-    /// Puts a block in; a full magazine that has no place comes back, to be handed on.
+    /// Puts a block of `class` in; a full magazine that has no place comes back, to be handed on.
     #[inline]
-    pub(in crate::heap) fn push(&mut self, rounds: usize, offset: u64) -> Option<Box<Magazine>> {
+    pub(in crate::heap) fn push(
+        &mut self,
+        class: Class,
+        offset: u64,
+        kept: &Kept,
+    ) -> Option<Box<Magazine>> {
+        let rounds = Magazine::rounds(class);
         if let Some(loaded) = &mut self.loaded
             && loaded.len < rounds
         {
@@ -98,6 +107,7 @@ impl Shelf {
             loaded.len += 1;
             return None;
         }
+        kept.note_small(class);
         self.push_to_next(offset)
     }
 
@@ -132,9 +142,12 @@ impl Shelf {
     }
 
     fn bytes(&self, class: Class) -> u64 {
+        self.blocks() as u64 * class.bytes()
+    }
+
+    fn blocks(&self) -> usize {
         let both = [&self.loaded, &self.spare];
-        let blocks: usize = both.into_iter().flatten().map(|full| full.len).sum();
-        blocks as u64 * class.bytes()
+        both.into_iter().flatten().map(|full| full.len).sum()
     }
 }
 
@@ -216,6 +229,8 @@ pub(in crate::heap) struct Local {
     /// Who this is to the core's lock.
     pub(in crate::heap) visitor: Visitor,
     pub(in crate::heap) tally: Tally,
+    /// What may be in here, for others.
+    pub(in crate::heap) kept: Arc<Kept>,
     /// The heap's last handle is gone: nothing is kept here any more.
     pub(in crate::heap) closed: bool,
 }
@@ -233,17 +248,30 @@ pub(in crate::heap) struct Contents {
 
 impl Local {
     pub(in crate::heap) fn new() -> Self {
+        let kept = Arc::<Kept>::default();
         Self {
             small: std::array::from_fn(|_| Shelf::default()),
             grants: [Grant::FIRST; CLASSES],
-            medium: Medium::new(),
+            medium: Medium::new(Arc::clone(&kept)),
+            kept,
             visitor: Visitor::new(),
             tally: Tally::default(),
             closed: false,
         }
     }
 
-    /// Takes everything out.
+    /// Has [`Kept`] say no more than there is. Magazines without blocks go: blocks come to them unnoted.
+    pub(in crate::heap) fn forget_what_is_gone(&mut self) {
+        for (class, shelf) in Class::all().zip(&mut self.small) {
+            if self.kept.has_small(class) && shelf.blocks() == 0 {
+                *shelf = Shelf::default();
+                self.kept.forget_small(class);
+            }
+        }
+        self.medium.forget_if_empty();
+    }
+
+    /// Takes everything out. Once the core has it, [`Kept::forget`] says so.
     pub(in crate::heap) fn empty(&mut self) -> Contents {
         self.grants = [Grant::FIRST; CLASSES];
         Contents {
@@ -294,13 +322,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), rounds in 1_usize..=ROUNDS) {
+        fn a_shelf_gives_back_what_was_put_in(steps in proptest::collection::vec(any::<bool>(), 0..2000), class in 0..CLASSES) {
+            let (class, kept) = (Class::from_index(class), Kept::default());
+            let rounds = Magazine::rounds(class);
             let mut shelf = Shelf::default();
             let mut there: Vec<u64> = Vec::new();
             for (offset, push) in steps.into_iter().enumerate() {
                 if push {
                     there.push(offset as u64);
-                    if let Some(full) = shelf.push(rounds, offset as u64) {
+                    if let Some(full) = shelf.push(class, offset as u64, &kept) {
                         prop_assert_eq!(full.len, rounds);
                         there.retain(|offset| !full.offsets().contains(offset));
                     }

@@ -1,5 +1,8 @@
 //! Blocks above the small ones, kept by exact size: no size class wastes part of them.
 
+use std::sync::Arc;
+
+use super::Kept;
 use crate::heap::core::{Extent, NodeId};
 
 /// Sizes that a cache can have blocks of at once.
@@ -47,10 +50,13 @@ pub(in crate::heap) struct Medium {
     skipped: u32,
     /// The size that was asked for in vain last, and how often in a row.
     missed: (u32, u32),
+    kept: Arc<Kept>,
+    /// Whether `kept` says that there may be blocks; saves writing to it.
+    noted: bool,
 }
 
 impl Medium {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(kept: Arc<Kept>) -> Self {
         let empty = Slot {
             size: 0,
             first: NONE,
@@ -67,6 +73,22 @@ impl Medium {
             score: HIGH,
             skipped: 0,
             missed: (0, 0),
+            kept,
+            noted: false,
+        }
+    }
+
+    #[cold]
+    fn note(&mut self) {
+        self.kept.note_larger();
+        self.noted = true;
+    }
+
+    /// Says that there are no blocks, if that is so.
+    pub(super) fn forget_if_empty(&mut self) {
+        if self.is_empty() {
+            self.kept.forget_larger();
+            self.noted = false;
         }
     }
 
@@ -143,6 +165,9 @@ impl Medium {
     /// Keeps a block of `size` granules.
     #[inline]
     pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent) {
+        if !self.noted {
+            self.note();
+        }
         let index = Self::slot(size);
         if self.slots[index].size != size {
             self.evict(index);
@@ -184,6 +209,9 @@ impl Medium {
     /// Has a block of `size` granules leave that is not to be kept.
     #[inline]
     pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
+        if !self.noted {
+            self.note();
+        }
         self.leaving.push(node);
         self.leaving_granules += u64::from(size);
     }
@@ -252,6 +280,8 @@ impl Medium {
             self.evict(next);
         }
         self.missed = (0, 0);
+        // Whoever takes all forgets what is noted, once the core has it.
+        self.noted = false;
         self.take_leaving()
     }
 
@@ -310,7 +340,7 @@ mod tests {
             steps in proptest::collection::vec((0..3, 8_u32..600), 0..3000),
             budget in 0_u64..20_000,
         ) {
-            let mut medium = Medium::new();
+            let mut medium = Medium::new(Arc::default());
             let mut kept: HashMap<NodeId, u32> = HashMap::new();
             let mut numbers = 0..;
             let mut new = || {
@@ -367,7 +397,7 @@ mod tests {
 
     #[test]
     fn more_is_fetched_of_what_is_missed_again_and_again() {
-        let mut medium = Medium::new();
+        let mut medium = Medium::new(Arc::default());
         let ample = 1 << 20;
         let wanted: Vec<u32> = (0..6).map(|_| medium.wanted(16, ample)).collect();
         assert_eq!(wanted, [1, 2, 4, 8, 16, 16]);

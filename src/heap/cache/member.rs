@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 
-use super::{Biased, Local};
+use super::{Biased, Kept, Local};
 use crate::fork::Generation;
 use crate::heap::shared::Shared;
 
@@ -16,15 +16,19 @@ pub(in crate::heap) struct Member {
     id: u64,
     born: Generation,
     pub(in crate::heap) local: Biased<Local>,
+    /// What may be in there, without taking it.
+    pub(in crate::heap) kept: Arc<Kept>,
 }
 
 impl Member {
     pub(in crate::heap) fn new(heap: &Shared) -> Self {
+        let local = Local::new();
         Self {
             heap: Weak::clone(&heap.this),
             id: heap.id,
             born: heap.born,
-            local: Biased::new(Local::new()),
+            kept: Arc::clone(&local.kept),
+            local: Biased::new(local),
         }
     }
 

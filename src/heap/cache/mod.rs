@@ -12,6 +12,7 @@
 mod biased;
 mod depot;
 mod inbox;
+mod kept;
 mod local;
 mod medium;
 pub(in crate::heap) mod member;
@@ -22,6 +23,7 @@ pub(in crate::heap) use self::{
     biased::Biased,
     depot::Depot,
     inbox::Inbox,
+    kept::Kept,
     local::{Contents, Local, Magazine, Tally},
     medium::Medium,
     member::Member,

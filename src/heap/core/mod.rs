@@ -4,6 +4,7 @@ mod bins;
 mod frames;
 mod nodes;
 mod ranges;
+mod refusals;
 mod resize;
 mod slabs;
 mod stretches;
@@ -17,9 +18,11 @@ use std::sync::Arc;
 pub(super) use frames::{Frames, Owner};
 pub(super) use nodes::NodeId;
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
+pub(super) use refusals::{Outside, Request};
 pub(super) use table::Ahead;
 
 use self::ranges::Ranges;
+use self::refusals::Refusals;
 use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, FRAME};
 use crate::{Error, Result};
@@ -42,6 +45,7 @@ pub(super) struct Core {
     ranges: Ranges,
     slabs: Slabs,
     frames: Arc<Frames>,
+    refusals: Refusals,
 }
 
 impl Core {
@@ -59,18 +63,26 @@ impl Core {
             ranges,
             slabs: Slabs::new(),
             frames: Arc::new(Frames::new(limit)),
+            refusals: Refusals::default(),
         })
     }
 
     /// Adds memory, in whole granules; with `joins`, blocks may reach across its borders.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
         self.ranges.add(range, joins);
+        self.forget_refusals();
         self.high_water.0 = self.high_water.0.max(self.total());
     }
 
     /// Takes memory away if all of it is free; whether it was.
     pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
+        self.forget_refusals();
         self.ranges.remove(range)
+    }
+
+    /// The bytes that were ever given back, or more.
+    fn given(&self) -> u64 {
+        (self.ranges.given << ranges::LOG_GRANULE).wrapping_add(self.slabs.given)
     }
 
     /// What a range for `bytes` takes, in granules.
@@ -107,6 +119,7 @@ impl Core {
 
     /// Gives back what a range in use has beyond `bytes`.
     pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
+        self.forget_refusals();
         self.ranges.shrink(node, bytes.max(FRAME));
     }
 

@@ -53,6 +53,8 @@ pub(in crate::heap) struct Ranges {
     origin: u64,
     pub(super) free: u64,
     pub(super) total: u64,
+    /// Granules that were ever given back.
+    pub(super) given: u64,
     /// Whether no free range has a frame: a search of all has shown it.
     pub(super) frameless: bool,
 }
@@ -70,6 +72,7 @@ impl Ranges {
             origin: origin >> LOG_GRANULE,
             free: 0,
             total: 0,
+            given: 0,
             frameless: false,
         })
     }
@@ -222,6 +225,7 @@ impl Ranges {
         let (own, previous, mut next) = (this.size, this.previous, this.next);
         let mut edge = this.edge;
         self.free += u64::from(own);
+        self.given = self.given.wrapping_add(own.into());
         let mut size = own;
         let right = self.nodes.get(next);
         if right.state == State::Free {
@@ -275,17 +279,16 @@ impl Ranges {
 
     /// All ranges in the order of offsets, in bytes, each with its node if it is in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Option<NodeId>)> {
-        self.stretches.values().flat_map(move |&(first, last)| {
-            let mut node = self.nodes.get(first).next;
-            std::iter::from_fn(move || {
-                if node == last {
-                    return None;
-                }
-                let this = node;
-                node = self.nodes.get(this).next;
-                let used = self.nodes.get(this).state == State::Used;
-                Some((self.bytes_of(this), used.then_some(this)))
-            })
+        self.each_stretch().flatten()
+    }
+
+    /// The same, apart for each stretch.
+    pub(super) fn each_stretch(&self) -> impl Iterator<Item = InStretch<'_>> {
+        let stretches = self.stretches.values();
+        stretches.map(|&(first, last)| InStretch {
+            ranges: self,
+            node: self.nodes.get(first).next,
+            last,
         })
     }
 
@@ -312,5 +315,27 @@ impl Ranges {
             State::Free => u64::from(node.size) << LOG_GRANULE,
             _ => 0,
         }
+    }
+}
+
+/// The ranges of a stretch in the order of offsets.
+#[derive(Clone)]
+pub(super) struct InStretch<'a> {
+    ranges: &'a Ranges,
+    node: NodeId,
+    last: NodeId,
+}
+
+impl Iterator for InStretch<'_> {
+    type Item = (Range<u64>, Option<NodeId>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.node == self.last {
+            return None;
+        }
+        let this = self.node;
+        self.node = self.ranges.nodes.get(this).next;
+        let used = self.ranges.nodes.get(this).state == State::Used;
+        Some((self.ranges.bytes_of(this), used.then_some(this)))
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Slabs {
     totals: [u64; CLASSES],
     /// Bytes in blocks that are free.
     pub(super) free: u64,
+    /// Bytes of blocks that were ever given back.
+    pub(super) given: u64,
     /// Bytes at the ends of slabs that are no block's.
     pub(super) ends: u64,
     /// Whether memory is so short that all of it is worth a search.
@@ -56,6 +58,7 @@ impl Slabs {
             partial: std::array::from_fn(|_| Vec::new()),
             totals: [0; CLASSES],
             free: 0,
+            given: 0,
             ends: 0,
             thorough: false,
         }
@@ -150,6 +153,13 @@ impl Slabs {
         (slab.words[index as usize / 64] & (1 << (index % 64)) == 0).then_some(slab.class)
     }
 
+    /// The bytes of blocks in use of the slab that the range in use `node` is, if it is that one.
+    pub(super) fn in_use(&self, id: SlabId, node: NodeId) -> Option<u64> {
+        let slab = self.slabs.get(id.0 as usize)?;
+        let same = slab.node == node && !slab.words.is_empty();
+        same.then(|| u64::from(slab.blocks - slab.free) * slab.class.bytes())
+    }
+
     /// Takes a block back; whether it was in use.
     pub(super) fn give(&mut self, id: SlabId, offset: u64, ranges: &mut Ranges) -> bool {
         let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
@@ -167,6 +177,7 @@ impl Slabs {
         slab.free += 1;
         let class = slab.class;
         self.free += class.bytes();
+        self.given = self.given.wrapping_add(class.bytes());
         let partial = &mut self.partial[class.index()];
         if slab.place.is_none() {
             slab.place = Some(partial.len() as u32);

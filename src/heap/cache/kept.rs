@@ -1,0 +1,85 @@
+//! What a thread's cache may hold, for others to read without stopping the thread.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::Magazine;
+use crate::heap::classes::{CLASSES, Class};
+
+/// An upper bound of a cache's contents: by a bit for each size class that may have blocks, and one for larger
+/// blocks. Bits are set before blocks come, on cold paths alone, and reset when the core has all of them, so a
+/// block that is in a cache when somebody begins to read is never missed.
+#[derive(Debug, Default)]
+pub(in crate::heap) struct Kept(AtomicU64);
+
+const LARGER: u64 = 1 << CLASSES;
+
+impl Kept {
+    /// Blocks of a class may come. Only for who has the cache.
+    #[cold]
+    pub(in crate::heap) fn note_small(&self, class: Class) {
+        self.note(1 << class.index());
+    }
+
+    /// Larger blocks may come. Only for who has the cache.
+    #[cold]
+    pub(in crate::heap) fn note_larger(&self) {
+        self.note(LARGER);
+    }
+
+    fn note(&self, bit: u64) {
+        self.0.store(self.0.load(Relaxed) | bit, Relaxed);
+    }
+
+    /// There are no blocks of a class. Only for who has the cache.
+    pub(super) fn forget_small(&self, class: Class) {
+        let all = self.0.load(Relaxed);
+        self.0.store(all & !(1 << class.index()), Relaxed);
+    }
+
+    /// There are no larger blocks. Only for who has the cache.
+    pub(super) fn forget_larger(&self) {
+        self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
+    }
+
+    /// The core has all that there was. Only for who has the cache.
+    pub(in crate::heap) fn forget(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    /// Whether there may be blocks of a class.
+    pub(in crate::heap) fn has_small(&self, class: Class) -> bool {
+        self.0.load(Relaxed) & (1 << class.index()) != 0
+    }
+
+    /// The most bytes that there may be, where larger blocks have no more than `larger`.
+    pub(in crate::heap) fn bytes(&self, larger: u64) -> u64 {
+        let bits = self.0.load(Relaxed);
+        let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
+        // Two magazines of each class, and the one that is on its way elsewhere.
+        let small: u64 = small
+            .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
+            .sum();
+        small + if bits & LARGER == 0 { 0 } else { larger }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_counts_until_it_is_forgotten() {
+        let kept = Kept::default();
+        let (one, other) = (Class::from_index(0), Class::from_index(CLASSES - 1));
+        assert_eq!(kept.bytes(1000), 0);
+        kept.note_small(one);
+        kept.note_small(other);
+        assert_eq!(kept.bytes(1000), 2 * (64 * 16 + (32 << 10)));
+        kept.note_larger();
+        kept.forget_small(other);
+        assert!(kept.has_small(one) && !kept.has_small(other));
+        assert_eq!(kept.bytes(1000), 1000 + 2 * 64 * 16);
+        kept.forget();
+        assert_eq!(kept.bytes(1000), 0);
+    }
+}

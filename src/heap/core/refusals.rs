@@ -1,0 +1,177 @@
+//! Refusals that hold for some time, so that who asks in vain again and again need not look everywhere again.
+
+use std::ops::Range;
+
+use super::frames::Frames;
+use super::ranges::Ranges;
+use super::slabs::Slabs;
+use super::{Class, Core, FRAME, GRANULE, NodeId, Owner};
+
+/// A search of so many ranges takes about a millisecond.
+const MOST_RANGES: usize = 1 << 17;
+/// After a remembered refusal that never served, so many times as many searches are left out, at most.
+const MOST_LEFT_OUT: u32 = 64;
+
+/// What is asked of the core: for a small block, the frame that a new slab takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::heap) struct Request {
+    /// Of a small block.
+    class: Option<Class>,
+    /// In bytes.
+    size: u64,
+    align: u64,
+}
+
+impl Request {
+    /// For `bytes`, more than 0, at a multiple of `align`.
+    pub(in crate::heap) fn new(bytes: u64, align: u64) -> Self {
+        match Class::of(bytes, align) {
+            Some(class) => Self {
+                class: Some(class),
+                size: FRAME,
+                align: FRAME,
+            },
+            None => Self {
+                class: None,
+                size: Core::range_bytes(bytes).unwrap_or(u64::MAX),
+                align: align.max(GRANULE),
+            },
+        }
+    }
+
+    pub(in crate::heap) fn class(&self) -> Option<Class> {
+        self.class
+    }
+
+    /// Whether memory that does for this does for `other` too.
+    fn is_harder_than(&self, other: &Self) -> bool {
+        self.size >= other.size && self.align >= other.align
+    }
+}
+
+/// What is kept outside of the core, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::heap) struct Outside {
+    pub(in crate::heap) bytes: u64,
+    /// Whether blocks of the class that is asked for may be among it.
+    pub(in crate::heap) of_class: bool,
+}
+
+/// The last refusal after a search of everything.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    last: Option<Refusal>,
+    /// How many searches are left out yet, and how many the next time.
+    left_out: u32,
+    next: u32,
+}
+
+/// A request that nothing free did for, while nothing was kept outside of the core.
+#[derive(Debug)]
+struct Refusal {
+    request: Request,
+    /// What [`Core::given`] said.
+    given: u64,
+    /// Before so many bytes of those that were in use then have come free, nothing does for it.
+    lacks: u64,
+    served: bool,
+}
+
+impl Core {
+    /// Whether a request that the core has just not met would not be met either if all that is kept
+    /// `outside` were in it.
+    ///
+    /// It would need a range of its size. The bytes of that range are free here or kept outside; and of those
+    /// that were in use at the last search of everything, each has been given to the core since, or is
+    /// kept outside.
+    pub(in crate::heap) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
+        if outside.of_class {
+            return false;
+        }
+        let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
+        if request.size > idle {
+            return true;
+        }
+        let given = self.given();
+        let Some(refusal) = &mut self.refusals.last else {
+            return false;
+        };
+        let freed = given
+            .wrapping_sub(refusal.given)
+            .saturating_add(outside.bytes);
+        let holds = request.is_harder_than(&refusal.request) && freed < refusal.lacks;
+        refusal.served |= holds;
+        holds
+    }
+
+    /// Remembers a request that nothing does for, found by a search [of everything](Self::thoroughly) with
+    /// nothing kept outside.
+    pub(in crate::heap) fn remember_refusal(&mut self, request: Request) {
+        let in_vain = self.refusals.last.take().is_some_and(|last| !last.served);
+        let refusals = &mut self.refusals;
+        if refusals.left_out > 0 {
+            refusals.left_out -= 1;
+            return;
+        }
+        refusals.next = match in_vain {
+            true => (refusals.next * 2).clamp(1, MOST_LEFT_OUT),
+            false => 0,
+        };
+        refusals.left_out = refusals.next;
+        if self.ranges.nodes.count > MOST_RANGES {
+            return;
+        }
+        let lacks = lacks(&self.ranges, &self.slabs, &self.frames, request.size);
+        self.refusals.last = Some(Refusal {
+            request,
+            given: self.given(),
+            lacks,
+            served: false,
+        });
+    }
+
+    /// Memory was added or taken away, or a block has shrunk, which gives a part of it up: what is remembered
+    /// counts whole blocks, and the memory that there was.
+    pub(super) fn forget_refusals(&mut self) {
+        self.refusals.last = None;
+    }
+}
+
+/// The fewest bytes in use that lie in ranges side by side of at least `size` bytes together: so many must come
+/// free, as whole blocks, before there can be a free range of that size.
+fn lacks(ranges: &Ranges, slabs: &Slabs, frames: &Frames, size: u64) -> u64 {
+    let mut least = u64::MAX;
+    let in_use =
+        |(range, node): &(Range<u64>, Option<NodeId>)| match (node, frames.get(range.start)) {
+            (None, _) => 0,
+            (Some(node), Some(Owner::Slab(slab))) => {
+                slabs.in_use(slab, *node).unwrap_or(len(range))
+            }
+            (Some(_), _) => len(range),
+        };
+    for stretch in ranges.each_stretch() {
+        // The ranges from `first` to the current one: their bytes, and of these the ones in use.
+        let (mut bytes, mut used) = (0, 0);
+        let mut behind = stretch.clone();
+        let mut first = behind.next();
+        for current in stretch {
+            bytes += len(&current.0);
+            used += in_use(&current);
+            while let Some(range) = &first
+                && bytes - len(&range.0) >= size
+            {
+                bytes -= len(&range.0);
+                used -= in_use(range);
+                first = behind.next();
+            }
+            if bytes >= size {
+                least = least.min(used);
+            }
+        }
+    }
+    least
+}
+
+fn len(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
