@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::account;
 use crate::{Error, Result};
 
 /// The limits of a server or a client. Whoever reaches one is refused with `limit`, or dropped.
@@ -19,6 +20,13 @@ use crate::{Error, Result};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
+    /// Bytes that a server keeps for one peer: frames on their way, requests, sessions, leases and what
+    /// is to be told. At the limit requests are refused and connections dropped. At least what a peer's
+    /// connections, sessions and leases need: 32 KiB, 4 KiB and 768 bytes each.
+    pub bytes_per_peer: usize,
+    /// The same for all peers together. A quarter of it is the most for connections that have not been
+    /// greeted.
+    pub bytes: usize,
     /// Bytes of a frame.
     pub frame_bytes: u32,
     /// Bytes of the first frame, which may list the leases of a session that goes on.
@@ -81,6 +89,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            bytes_per_peer: 256 << 20,
+            bytes: 1 << 30,
             frame_bytes: 4 << 20,
             hello_bytes: 256 << 10,
             frame_fds: 1024,
@@ -127,6 +137,16 @@ impl Limits {
                 return wrong(format!(
                     "`{key}` is {bytes}; set it to {LEAST_FRAME} or more"
                 ));
+            }
+        }
+        // A connection, its session and a request; before a greeting there is a quarter.
+        let least = account::CONNECTION + account::SESSION + 2 * account::REQUEST;
+        for (key, bytes, least) in [
+            ("bytes_per_peer", self.bytes_per_peer, least),
+            ("bytes", self.bytes, 4 * least),
+        ] {
+            if bytes < least {
+                return wrong(format!("`{key}` is {bytes}; set it to {least} or more"));
             }
         }
         for (key, zero) in [

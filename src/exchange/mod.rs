@@ -1,5 +1,6 @@
 //! Memory exchanged by name, within a node and between nodes.
 
+mod account;
 mod address;
 pub mod blocking;
 mod client;

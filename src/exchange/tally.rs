@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::PeerName;
+use super::account::shrink;
 
 /// Counts for each peer and in all; nothing is kept of who has none.
 #[derive(Debug, Default)]
@@ -40,6 +41,7 @@ impl Tally {
         self.all -= count;
         if *has == 0 {
             self.peers.remove(peer);
+            shrink(&mut self.peers);
         }
     }
 }

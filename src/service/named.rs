@@ -51,7 +51,8 @@ impl Named {
         };
         loop {
             match published.vacate(wait).await {
-                Ok(()) => return true,
+                // Memory of a process that died is not used again.
+                Ok(()) => return !published.left_by_dead(),
                 Err(Error::StillHeld { .. }) => {
                     let silent = |state| state == HolderState::Expired;
                     if published
@@ -93,16 +94,16 @@ impl Named {
         }
         let mut still = Vec::new();
         for holder in published.importers() {
-            let (name, peer) = (&self.name, &holder.peer);
+            let name = &self.name;
             if before.contains(&holder.lease) {
-                tracing::warn!(name, %peer, "a holder that fell silent may still have it mapped");
+                tracing::warn!(name, %holder, "a holder that fell silent may still have it mapped");
                 continue;
             }
             let how = match silent(&holder) {
                 true => ": silent, it may still have it mapped",
                 false => "",
             };
-            still.push(format!("{peer} ('{name}'{how})"));
+            still.push(format!("{holder} ('{name}'{how})"));
         }
         still
     }
@@ -114,7 +115,7 @@ impl Named {
         let mut holders: Vec<_> = importers
             .unwrap_or_default()
             .iter()
-            .map(|holder| holder.peer.to_string())
+            .map(Holder::to_string)
             .collect();
         holders.dedup();
         holders.truncate(16);

@@ -53,6 +53,7 @@ impl State {
                 stats.handshakes,
             ),
             ("fds", "File descriptors open for peers", stats.fds),
+            ("peer_bytes", "Bytes kept for peers", stats.peer_bytes),
             (
                 "sessions",
                 "Sessions, with and without a connection",

@@ -4,7 +4,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 use rustix::net::{
@@ -114,6 +114,29 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
         uid: found.uid,
         gid: found.gid,
     })
+}
+
+/// The process that made the other end of the connection, as a pidfd: unlike its number it is never
+/// that of another process. `None` where the kernel does not say, as before Linux 6.5.
+pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut found: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, which the
+    // kernel writes, and no more.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &mut len,
+        )
+    };
+    if result != 0 || found < 0 {
+        return None;
+    }
+    // SAFETY: the kernel has just opened it for this call, so that nothing else owns it.
+    Some(unsafe { OwnedFd::from_raw_fd(found) })
 }
 
 #[cfg(test)]

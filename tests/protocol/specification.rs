@@ -129,6 +129,11 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
     let text = TEXT.split_whitespace().collect::<Vec<_>>().join(" ");
     for (value, said) in [
         (u64::from(limits.frame_bytes >> 20), "Frames {} MiB"),
+        (
+            limits.bytes_per_peer as u64 >> 20,
+            "{} MiB kept for one peer",
+        ),
+        (limits.bytes as u64 >> 30, "{} GiB for all peers"),
         (u64::from(limits.hello_bytes >> 10), "the hello {} KiB"),
         (u64::from(limits.frame_fds), "{} fds a frame"),
         (limits.connections as u64, "{} connections that have"),

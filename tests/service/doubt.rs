@@ -18,6 +18,11 @@ async fn start(folder: &TempDir, driver: &Driver) -> Service {
 
 /// The same, with more about who creates memory.
 async fn start_with(create: &str, folder: &TempDir, driver: &Driver) -> Service {
+    start_leasing(&leases_end(), create, folder, driver).await
+}
+
+/// The same, with leases of that length.
+async fn start_leasing(leases: &str, create: &str, folder: &TempDir, driver: &Driver) -> Service {
     let text = format!(
         r#"
 listen = ["unix:{}/egmem.sock"]
@@ -31,7 +36,7 @@ headroom = "0"
 quiet = "0s"
 {}{}"#,
         folder.path().display(),
-        leases_end(),
+        leases,
         limits()
     );
     std::fs::write(folder.path().join("egmem.toml"), &text).unwrap();
@@ -223,6 +228,34 @@ async fn it_counts_until_the_holders_process_has_ended() {
     let holder = Holder::start(&address, None).await;
     let a = connect(address, &driver).await;
     it_counts_until_it_has_ended(&service, holder, &a).await;
+    a.close().await;
+    service.drain(PATIENCE).await.unwrap();
+    nothing_held(&driver);
+}
+
+/// Its lease would go on for an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = driver();
+    let hours = "[lease]\nheartbeat = \"1h\"\nexpiry = \"1h\"\n";
+    let service = start_leasing(hours, "", &folder, &driver).await;
+    let address = service.addresses()[0].clone();
+    let holder = Holder::start(&address, None).await;
+    let a = connect(address, &driver).await;
+    let error = a.delete("one", Duration::ZERO).await.unwrap_err();
+    let shown = format!("process {} (", holder.0.id());
+    assert!(error.to_string().contains(&shown), "{error}");
+    assert_eq!(metric(&service, "egmem_leases"), 1);
+    drop(holder);
+    until(&service, "egmem_leases", 0).await;
+    until(&service, "egmem_doubtful_bytes", 0).await;
+    // Nobody said that it let go: its memory is not used again.
+    let end = Instant::now() + PATIENCE;
+    while metric(&service, "egmem_discarded_tainted_bytes_total") < 8 * MIB {
+        assert!(Instant::now() < end, "{}", service.metrics());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     a.close().await;
     service.drain(PATIENCE).await.unwrap();
     nothing_held(&driver);

@@ -18,6 +18,7 @@ use super::round::{Asker, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::exchange::PeerName;
+use crate::exchange::account::Charge;
 use crate::exchange::protocol::{Admission, Answer, Empty, Event, Join, Leave, Offer, Refused};
 use crate::exchange::transport::HeldFd;
 use crate::share::BootId;
@@ -113,7 +114,8 @@ impl Groups {
     }
 
     /// A rank joins: [`Answer::Agreed`] when all have, [`Answer::Incomplete`] when they do not, or
-    /// [`Answer::Refused`]. `local` says whether the connection can carry fds.
+    /// [`Answer::Refused`]. `local` says whether the connection can carry fds. The charge is for what is
+    /// kept of the rank: it is dropped with its seat.
     ///
     /// # Cancel safety
     /// A rank whose future is dropped has not joined.
@@ -124,12 +126,14 @@ impl Groups {
         boot: BootId,
         local: bool,
         ask: Join,
+        charge: Option<Arc<Charge>>,
     ) -> Answer {
         let asker = Asker {
             session,
             peer: peer.clone(),
             boot,
             local,
+            charge,
         };
         let wait = Duration::from_millis(ask.ms);
         let told = self

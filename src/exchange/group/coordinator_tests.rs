@@ -46,8 +46,8 @@ fn boot() -> BootId {
 
 async fn both(groups: &Groups) -> u64 {
     let (a, b) = tokio::join!(
-        groups.join(0, &PEER, boot(), true, join(0, 2)),
-        groups.join(1, &PEER, boot(), true, join(1, 2)),
+        groups.join(0, &PEER, boot(), true, join(0, 2), None),
+        groups.join(1, &PEER, boot(), true, join(1, 2), None),
     );
     assert_eq!(a, b);
     let Answer::Agreed(Agreed { round, via, .. }) = a else {
@@ -82,7 +82,7 @@ async fn who_is_missing_is_said_at_the_deadline() {
     let (groups, _news) = groups();
     let before = Instant::now();
     let Answer::Incomplete(Incomplete { reason, ranks, .. }) =
-        groups.join(0, &PEER, boot(), true, join(0, 3)).await
+        groups.join(0, &PEER, boot(), true, join(0, 3), None).await
     else {
         panic!("not incomplete");
     };
@@ -106,7 +106,7 @@ async fn a_rank_that_does_not_offer_fails_the_others_in_time() {
 #[tokio::test(start_paused = true)]
 async fn who_hangs_up_while_gathering_has_not_joined() {
     let (groups, _news) = groups();
-    let hasty = groups.join(0, &PEER, boot(), true, join(0, 2));
+    let hasty = groups.join(0, &PEER, boot(), true, join(0, 2), None);
     assert!(
         tokio::time::timeout(Duration::from_millis(10), hasty)
             .await
@@ -119,7 +119,7 @@ async fn who_hangs_up_while_gathering_has_not_joined() {
 async fn others_are_refused() {
     let (groups, _news) = groups();
     let answer = groups
-        .join(0, &PeerName::Local, boot(), true, join(0, 1))
+        .join(0, &PeerName::Local, boot(), true, join(0, 1), None)
         .await;
     let Answer::Refused(no) = answer else {
         panic!("{answer:?}");

@@ -8,6 +8,7 @@ use super::identity::Identity;
 use super::roster::Roster;
 use crate::Refusal;
 use crate::driver::HandleType;
+use crate::exchange::account::Charge;
 use crate::exchange::protocol::{Agreed, Incomplete, Refused, Secret};
 use crate::exchange::transport::HeldFd;
 use crate::exchange::{Limits, PeerName};
@@ -89,6 +90,9 @@ pub(super) struct Asker {
     pub boot: BootId,
     /// Whether fds can be passed on its connection.
     pub local: bool,
+    /// For what is kept of the rank.
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// What to tell a waiter.

@@ -8,11 +8,12 @@ use tokio::time::timeout_at;
 use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
 use super::handshakes::{GiveWay, Handshakes};
 use super::machines::Machine;
-use super::process::Process;
+use super::process::Known;
 use super::session::Session;
-use super::state::{No, State, millis};
+use super::state::{No, State, millis, over};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
+use crate::exchange::account::{self, Account};
 use crate::exchange::protocol::{
     Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
     encode,
@@ -33,7 +34,7 @@ pub(super) struct Link {
     /// The fds that the connection has here.
     pub fds: Arc<FdShare>,
     /// Then, the process that connected.
-    pub process: Option<Process>,
+    pub process: Option<Known>,
     /// The client's machine, as it says.
     pub boot: BootId,
 }
@@ -141,9 +142,12 @@ async fn greet(
     let (mut connection, hello) = hello(inner, incoming, deadline).await?;
     let peer = connection.peer.clone();
     let begun = OfPeer::enter(inner, &peer).and_then(|of_peer| {
-        let (link, welcome) = inner.begin(&connection, &hello)?;
+        of_peer.charge_frames(&mut connection);
+        let (link, welcome) = inner.begin(&mut connection, &hello, of_peer.account())?;
         Ok((link, welcome, of_peer))
     });
+    // The list of leases in it is not charged for any more.
+    drop(hello);
     match begun {
         Ok((link, welcome, of_peer)) => {
             let greeted = match shaking.finish() {
@@ -166,9 +170,14 @@ pub(super) async fn hello(
     incoming: Incoming,
     deadline: tokio::time::Instant,
 ) -> Result<(Connection, Hello)> {
+    let _shaking = inner.unknown.charge(account::CONNECTION).map_err(|over| {
+        let (what, limit) = (over.what, over.limit as u64);
+        Error::LimitReached { what, limit }
+    })?;
     let left = deadline.saturating_duration_since(tokio::time::Instant::now());
     let mut connection = incoming.handshake(left).await?;
     connection.reader.forbid_fds();
+    connection.reader.charge_to(&inner.unknown);
     let peer = connection.label.to_string();
     let limit = inner.limits.hello_bytes;
     let Ok(frame) = timeout_at(deadline, connection.reader.read(limit)).await else {
@@ -212,6 +221,7 @@ pub(super) async fn send(
 ) -> Result<()> {
     let limit = inner.limits.handshake;
     let bytes = encode(&greeting);
+    drop(greeting);
     let Ok(sent) = timeout_at(deadline, connection.writer.write(&bytes, &[])).await else {
         return Err(late(&connection.label, limit));
     };
@@ -266,8 +276,13 @@ impl Inner {
     }
 
     /// A session for a connection: the one that the client names, if it is that peer's, or a new one.
-    fn begin(&self, connection: &Connection, hello: &Hello) -> Result<(Link, Welcome), No> {
-        let peer = &connection.peer;
+    fn begin(
+        &self,
+        connection: &mut Connection,
+        hello: &Hello,
+        account: &Arc<Account>,
+    ) -> Result<(Link, Welcome), No> {
+        let peer = &connection.peer.clone();
         let mut welcome = self.welcome(hello, peer)?;
         let mut state = self.state();
         let id = state.next_number();
@@ -299,7 +314,10 @@ impl Inner {
                 // Every lease may be asked back, and then end.
                 let leases = self.limits.leases_per_peer.saturating_mul(2);
                 let notices = self.limits.queued_frames.saturating_add(leases);
-                let session = Session::new(number, peer.clone(), token, id, notices);
+                let charge = account.charge(account::SESSION).map_err(over)?;
+                let account = Arc::clone(account);
+                let session =
+                    Session::new(number, peer.clone(), token, id, notices, (account, charge));
                 let session = Arc::new(session);
                 state.leases.open(number, peer.clone());
                 let (ip, boot) = (connection.ip, hello.boot);
@@ -330,7 +348,7 @@ impl Inner {
             session,
             local: connection.local,
             fds: self.fds.share(&connection.peer),
-            process: connection.pid.and_then(Process::of),
+            process: Known::of(connection),
             boot: hello.boot,
         };
         self.audit.session_begun(&link, welcome.resumed);
@@ -368,7 +386,7 @@ impl Inner {
     }
 
     /// A connection is no more: its session goes on for the time of a lease, or ends.
-    pub(super) fn detach(&self, link: &Link, last_word: Instant) {
+    pub(super) fn detach(self: &Arc<Self>, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
         if !session.is_of(link.id) {
@@ -385,6 +403,7 @@ impl Inner {
             self.session_ended(session.id, &session.peer);
         } else {
             self.janitor.notify_one();
+            self.follow(session.id);
         }
     }
 }

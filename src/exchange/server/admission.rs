@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Inner;
 use super::handshakes::Handshake;
-use super::state::No;
+use super::state::{No, over};
 use super::stats::count;
 use crate::exchange::PeerName;
-use crate::exchange::transport::Incoming;
+use crate::exchange::account::{Account, CONNECTION, Charge};
+use crate::exchange::transport::{Connection, Incoming};
 use crate::{Error, Refusal, Result};
 
 /// A connection that has not been greeted yet.
@@ -72,7 +73,12 @@ pub(super) fn gave_way(inner: &Inner) -> Error {
 }
 
 /// Counts as a greeted connection, and one of its peer, until it is dropped.
-pub(super) struct OfPeer(Arc<Inner>, PeerName);
+pub(super) struct OfPeer(
+    Arc<Inner>,
+    PeerName,
+    Arc<Account>,
+    #[expect(dead_code, reason = "dropped")] Charge,
+);
 
 impl OfPeer {
     pub fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
@@ -85,8 +91,21 @@ impl OfPeer {
             tracing::warn!(limit = all, "too many connections");
             return Err((Refusal::Limit, format!("{all} connections")));
         }
+        let account = inner.accounts.of(peer);
+        let charge = account.charge(CONNECTION).map_err(over)?;
         state.connections.add(peer, 1);
-        Ok(Self(Arc::clone(inner), peer.clone()))
+        Ok(Self(Arc::clone(inner), peer.clone(), account, charge))
+    }
+
+    /// What is kept for its peer.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.2
+    }
+
+    /// Has the connection's frames charged to its peer.
+    pub fn charge_frames(&self, connection: &mut Connection) {
+        connection.reader.charge_to(&self.2);
+        connection.writer.charge_to(&self.2);
     }
 }
 

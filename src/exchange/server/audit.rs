@@ -380,7 +380,7 @@ fn of_peer(peer: &PeerName, event: &'static str) -> Event {
 fn of_link(link: &Link, event: &'static str) -> Event {
     Event {
         session: Some(link.session.id),
-        pid: link.process.map(|process| process.pid()),
+        pid: link.process.as_ref().map(|known| known.shown.pid),
         ..of_peer(&link.session.peer, event)
     }
 }

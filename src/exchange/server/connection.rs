@@ -5,16 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
 use super::accept::Link;
 use super::audit::{Asked, Pending};
+use super::fetch::Grant;
+use super::publication::Publication;
 use super::requests::Step;
 use super::session::Next;
-use super::state::No;
+use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, requests};
+use crate::exchange::account::{self, Charge};
 use crate::exchange::group::MembersPage;
-use crate::exchange::protocol::{Answer, Event, FromServer, Gone, Notice, Refused, Reply, Request};
+use crate::exchange::protocol::{
+    Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request,
+};
 use crate::exchange::protocol::{decode, encode};
 use crate::exchange::transport::{Connection, Frame, FrameWriter, HeldFd};
 use crate::{Error, Refusal, Result};
@@ -24,11 +30,16 @@ use crate::{Error, Refusal, Result};
 pub(super) enum Content {
     /// An answer, and the fds that go with it.
     Answer(Answer, Vec<HeldFd>),
+    /// The entry of a name, made when it is written.
+    Name(Arc<Publication>),
+    /// A grant, likewise.
+    Granted(Box<Grant>),
     /// Members of a group, encoded once for all of its ranks.
     Members(MembersPage),
 }
 
 impl Content {
+    /// An answer and its fds.
     pub fn with_fds(answer: Answer, fds: Vec<HeldFd>) -> Self {
         Self::Answer(answer, fds)
     }
@@ -62,6 +73,9 @@ impl From<Error> for End {
         Self::Failed(error)
     }
 }
+
+/// Requests that are being answered, each with its charge.
+type Jobs = JoinSet<(u64, Outcome, Charge)>;
 
 /// How many notices are told before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
@@ -109,7 +123,7 @@ async fn converse(
     inner: &Arc<Inner>,
     connection: &mut Connection,
     link: &Link,
-    jobs: &mut JoinSet<(u64, Outcome)>,
+    jobs: &mut Jobs,
     last_word: &mut Instant,
 ) -> Result<(), End> {
     let Connection { reader, writer, .. } = connection;
@@ -132,7 +146,7 @@ async fn converse(
             () = &mut ended => return Err(End::Server),
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
                 // One that panicked is answered too, were that to happen: its id is not known.
-                if let Ok((id, outcome)) = done {
+                if let Ok((id, outcome, _charge)) = done {
                     answer(inner, writer, id, outcome).await?;
                 }
             }
@@ -176,43 +190,50 @@ async fn request(
     inner: &Arc<Inner>,
     writer: &mut FrameWriter,
     link: &Link,
-    jobs: &mut JoinSet<(u64, Outcome)>,
+    jobs: &mut Jobs,
     frame: Frame,
 ) -> Result<(), End> {
-    let request: Request = decode(&frame.bytes)?;
+    let Frame {
+        bytes,
+        fds,
+        declined,
+        charge: read,
+    } = frame;
+    let request: Request = decode(&bytes)?;
+    drop((bytes, read));
     count(&inner.counters.requests);
     let id = request.id;
     let asked = Asked::of(inner, request.ask.as_ref());
     let pending = Pending::new(inner, link, asked);
-    let outcome = match requests::begin(inner, link, request.ask, frame.fds, frame.declined) {
+    let kept = request.ask.as_ref().map_or(0, account::request);
+    let outcome = match requests::begin(inner, link, request.ask, fds, declined) {
         Step::Now(outcome) => outcome,
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
             Refusal::Limit,
             format!("{} requests at once", inner.limits.requests_in_flight),
         )),
-        Step::Later(job) => {
-            let running = inner.tasks.enter();
-            jobs.spawn(async move {
-                let outcome = job.await;
-                pending.answered(&outcome);
-                drop(running);
-                (id, outcome)
-            });
-            return Ok(());
-        }
+        Step::Later(job) => match link.session.account().charge(kept) {
+            Ok(charge) => {
+                let running = inner.tasks.enter();
+                jobs.spawn(async move {
+                    let outcome = job.await;
+                    pending.answered(&outcome);
+                    drop(running);
+                    (id, outcome, charge)
+                });
+                return Ok(());
+            }
+            Err(reached) => Err(over(reached)),
+        },
     };
     pending.answered(&outcome);
     Ok(answer(inner, writer, id, outcome).await?)
 }
 
 /// Sends the answers that are there already.
-async fn answer_done(
-    inner: &Inner,
-    writer: &mut FrameWriter,
-    jobs: &mut JoinSet<(u64, Outcome)>,
-) -> Result<()> {
+async fn answer_done(inner: &Inner, writer: &mut FrameWriter, jobs: &mut Jobs) -> Result<()> {
     while let Some(done) = jobs.try_join_next() {
-        if let Ok((id, outcome)) = done {
+        if let Ok((id, outcome, _charge)) = done {
             answer(inner, writer, id, outcome).await?;
         }
     }
@@ -226,24 +247,50 @@ pub(super) async fn answer(
     id: u64,
     outcome: Outcome,
 ) -> Result<()> {
-    let content = outcome.unwrap_or_else(|(reason, detail)| {
-        let reason = reason.word().into();
-        Answer::Refused(Refused { reason, detail }).into()
-    });
-    match content {
-        Content::Answer(answer, fds) => {
-            if let Answer::Refused(refused) = &answer {
-                inner.counters.refused(&Refusal::from_word(&refused.reason));
-            }
-            let reply = FromServer::Reply(Reply {
-                id,
-                answer: Some(answer),
-            });
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            writer.write(&encode(&reply), &fds).await
-        }
-        Content::Members(page) => writer.write(&page.reply(id), &page.fds()).await,
+    let content = outcome.unwrap_or_else(refused);
+    let (answer, fds) = match content {
+        Content::Answer(answer, fds) => (answer, fds),
+        Content::Name(publication) => (named(inner, &publication), Vec::new()),
+        Content::Granted(grant) => grant.into_answer(),
+        Content::Members(page) => return writer.write(&page.reply(id), &page.fds()).await,
+    };
+    if let Answer::Refused(refused) = &answer {
+        inner.counters.refused(&Refusal::from_word(&refused.reason));
     }
+    let names = matches!(answer, Answer::Names(_));
+    let bytes = reply(id, answer);
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    match writer.write(&bytes, &fds).await {
+        // Nothing else depends on names that were not told.
+        Err(Error::LimitReached { what, limit }) if names => {
+            drop(bytes);
+            inner.counters.refused(&Refusal::Limit);
+            let no = (Refusal::Limit, format!("{limit} {what}"));
+            let Content::Answer(answer, _) = refused(no) else {
+                return Ok(());
+            };
+            writer.write(&reply(id, answer), &[]).await
+        }
+        written => written,
+    }
+}
+
+/// The whole message.
+fn reply(id: u64, answer: Answer) -> Zeroizing<Vec<u8>> {
+    let answer = Some(answer);
+    encode(&FromServer::Reply(Reply { id, answer }))
+}
+
+fn refused((reason, detail): No) -> Content {
+    let reason = reason.word().into();
+    Answer::Refused(Refused { reason, detail }).into()
+}
+
+fn named(inner: &Inner, publication: &Publication) -> Answer {
+    Answer::Names(Names {
+        entries: vec![inner.state().entry(publication)],
+        more: false,
+    })
 }
 
 /// Tells the client a part of what it is to be told, unless there is something more urgent, and

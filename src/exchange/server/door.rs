@@ -13,10 +13,11 @@ use super::connection::{Outcome, answer};
 use super::folder::{self, DOOR, Folder};
 use super::handshakes::GiveWay;
 use super::options::DoorAt;
-use super::process::Process;
+use super::process::Known;
 use super::state::No;
 use super::stats::count;
 use super::{Inner, requests};
+use crate::exchange::account::Account;
 use crate::exchange::protocol::{Ask, Greeting, Request, decode};
 use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
 use crate::exchange::{PeerName, limits};
@@ -138,6 +139,8 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
             .and_then(|of_peer| Ok((inner.welcome(&hello, &connection.peer)?, of_peer)));
         match begun {
             Ok((welcome, of_peer)) => {
+                drop(hello);
+                of_peer.charge_frames(&mut connection);
                 shaking.finish()?;
                 let welcome = Greeting::Welcome(welcome);
                 accept::send(inner, &mut connection, welcome, deadline).await?;
@@ -149,7 +152,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
         }
     };
     let greeted: Result<(Connection, OfPeer)> = greeted.await;
-    let (mut connection, _of_peer) = match greeted {
+    let (mut connection, of_peer) = match greeted {
         Ok(greeted) => greeted,
         Err(error) => {
             count(&inner.counters.failed_handshakes);
@@ -157,7 +160,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
         }
     };
     let share = inner.fds.share(&connection.peer);
-    let process = connection.pid.and_then(Process::of);
+    let process = Known::of(&mut connection);
     let silence = inner.silence();
     let limit = inner.limits.hello_bytes;
     loop {
@@ -173,7 +176,10 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
             count(&inner.counters.protocol_errors);
         })?;
         count(&inner.counters.requests);
-        let outcome = at_the_door(inner, &connection.peer, process, &share, request.ask).await;
+        drop(frame);
+        let account = of_peer.account();
+        let at = (&share, account);
+        let outcome = at_the_door(inner, &connection.peer, process.as_ref(), at, request.ask).await;
         if let Err((reason, _)) = &outcome {
             let (peer, pid) = (&connection.peer, connection.pid);
             inner
@@ -187,14 +193,14 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
 async fn at_the_door(
     inner: &Inner,
     peer: &PeerName,
-    process: Option<Process>,
-    share: &Arc<FdShare>,
+    process: Option<&Known>,
+    at: (&Arc<FdShare>, &Arc<Account>),
     ask: Option<Ask>,
 ) -> Outcome {
     let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
     match ask {
         Some(Ask::Ping(_)) => requests::done(),
-        Some(Ask::Redeem(redeem)) => inner.redeem(peer, process, share, &redeem.ticket).await,
+        Some(Ask::Redeem(redeem)) => inner.redeem(peer, process, at, &redeem.ticket).await,
         _ => Err(no(Refusal::Unsupported)),
     }
 }

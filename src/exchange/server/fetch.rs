@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::accept::Link;
 use super::connection::{Content, Outcome};
-use super::process::Process;
+use super::process::Known;
 use super::publication::Publication;
 use super::requests::{Step, not_found};
 use super::state::No;
@@ -14,6 +14,7 @@ use super::{Inner, ServerEvent};
 use crate::Refusal;
 use crate::driver::{Access, HandleType};
 use crate::exchange::PeerName;
+use crate::exchange::account::Account;
 use crate::exchange::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
 use crate::exchange::transport::{FdShare, HeldFd, Reserved};
 
@@ -34,6 +35,51 @@ enum Choice {
     Ticket,
     /// That has to be asked of the driver first.
     Ask(Need),
+}
+
+/// A lease that was granted, and how its memory goes to the client. The answer is made of it when it is
+/// written: until then a description of many parts is kept once, by the publication.
+#[derive(Debug)]
+pub(super) struct Grant {
+    lease: u64,
+    publication: Arc<Publication>,
+    via: Via,
+    probe: Option<u64>,
+    no_fabric: Option<String>,
+}
+
+#[derive(Debug)]
+enum Via {
+    Fabric,
+    Fds(Vec<HeldFd>),
+    Ticket(Secret),
+}
+
+impl Grant {
+    /// The answer, and the fds that go with it.
+    pub fn into_answer(self) -> (Answer, Vec<HeldFd>) {
+        let publication = &self.publication;
+        let (handles, fds) = match self.via {
+            Via::Fabric => {
+                let handles = publication.fabric.get().cloned();
+                (Handles::Fabric(handles.unwrap_or_default()), Vec::new())
+            }
+            Via::Fds(fds) => {
+                let count = fds.len() as u32;
+                (Handles::Fds(Fds { count }), fds)
+            }
+            Via::Ticket(ticket) => (Handles::Ticket(ticket), Vec::new()),
+        };
+        let granted = Granted {
+            lease: self.lease,
+            memory: publication.description.clone(),
+            handles,
+            probe: self.probe,
+            no_fabric: self.no_fabric,
+            owner: publication.owner.clone(),
+        };
+        (Answer::Granted(granted), fds)
+    }
 }
 
 enum Need {
@@ -171,6 +217,7 @@ impl Inner {
         prepared: &mut Prepared,
     ) -> Result<(), No> {
         let publication = Arc::clone(publication);
+        let account = link.session.account();
         match need {
             Need::Fds => {
                 let room = room(&link.fds, &publication)?;
@@ -178,18 +225,18 @@ impl Inner {
                     let fds = publication.export_fds();
                     Ok(fds.map(|fds| room.hold(fds)).map_err(|e| e.to_string()))
                 };
-                prepared.fds = Some(self.driver_call(export).await?);
+                prepared.fds = Some(self.driver_call(account, export).await?);
             }
             Need::Fabric => {
                 let export = move || Ok(publication.export_fabric().map_err(|e| e.to_string()));
-                prepared.fabric = self.driver_call(export).await?.err();
+                prepared.fabric = self.driver_call(account, export).await?.err();
             }
             Need::NoFabric => {
                 let find = move || {
                     publication.find_no_fabric();
                     Ok(())
                 };
-                self.driver_call(find).await?;
+                self.driver_call(account, find).await?;
             }
         }
         Ok(())
@@ -213,19 +260,12 @@ impl Inner {
         }
         let limit = self.limits.leases_per_peer;
         let (lease, probe) = state.grant(session, publication, ask.probe, now, limit)?;
-        if let Some(process) = link.process {
-            state.leases.set_process(lease, process);
+        if let Some(process) = &link.process {
+            state.leases.set_known(lease, process);
         }
-        let mut sent = Vec::new();
-        let handles = match choice {
-            Choice::Fabric => {
-                Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default())
-            }
-            Choice::Fds(fds) => {
-                let count = fds.len() as u32;
-                sent = fds;
-                Handles::Fds(Fds { count })
-            }
+        let via = match choice {
+            Choice::Fabric => Via::Fabric,
+            Choice::Fds(fds) => Via::Fds(fds),
             Choice::Ticket | Choice::Ask(_) => {
                 state.leases.not_handed(lease);
                 let until = now + self.ticket;
@@ -239,13 +279,13 @@ impl Inner {
                     Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
                     Err(error) => Err((Refusal::Internal, error.to_string())),
                 };
-                Handles::Ticket(ticket.inspect_err(|_| {
+                Via::Ticket(ticket.inspect_err(|_| {
                     let lease = state.leases.release(session.id, &session.peer, lease);
                     lease.iter().for_each(|lease| state.returned(lease));
                 })?)
             }
         };
-        let ticket = matches!(handles, Handles::Ticket(_));
+        let ticket = matches!(via, Via::Ticket(_));
         drop(state);
         if ticket {
             self.janitor.notify_one();
@@ -260,23 +300,22 @@ impl Inner {
                 lease,
             });
         }
-        let granted = Granted {
+        let grant = Grant {
             lease,
-            memory: publication.description.clone(),
-            handles,
+            publication: Arc::clone(publication),
+            via,
             probe,
             no_fabric,
-            owner: publication.owner.clone(),
         };
-        Ok(Content::with_fds(Answer::Granted(granted), sent))
+        Ok(Content::Granted(Box::new(grant)))
     }
 
     /// The fds for a ticket, which is then used up: for the peer, and its process where that is known.
     pub(super) async fn redeem(
         &self,
         by: &PeerName,
-        process: Option<Process>,
-        share: &Arc<FdShare>,
+        process: Option<&Known>,
+        (share, account): (&Arc<FdShare>, &Arc<Account>),
         ticket: &Secret,
     ) -> Outcome {
         // Only then is it used up: where there is no room now, there may be later.
@@ -291,15 +330,15 @@ impl Inner {
             let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
             state.leases.handed(lease);
             if let Some(process) = process {
-                state.leases.set_process(lease, process);
+                state.leases.set_known(lease, process);
             }
             (lease, publication, peer)
         };
-        let pid = process.map(|process| process.pid());
+        let pid = process.map(|known| known.shown.pid);
         self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
         let export = move || publication.export_fds().map(|fds| room.hold(fds));
-        let fds = self.driver_call(export).await?;
+        let fds = self.driver_call(account, export).await?;
         count(&self.counters.redeemed);
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;

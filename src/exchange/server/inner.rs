@@ -1,5 +1,6 @@
 //! What the server's tasks share.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,6 +12,7 @@ use super::leases::{EndedSession, Lease};
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, process, publication, publish, stats, tasks};
+use crate::exchange::account::{Account, Accounts};
 use crate::exchange::directory::Registration;
 use crate::exchange::group::Groups;
 use crate::exchange::transport::{FdTable, SharedPeers};
@@ -30,6 +32,9 @@ pub(super) struct Inner {
     pub(super) peers: SharedPeers,
     /// The time that certificates are valid by.
     pub(super) wall_clock: fn() -> SystemTime,
+    /// What is kept for peers, and for connections that have not been greeted.
+    pub(super) accounts: Arc<Accounts>,
+    pub(super) unknown: Arc<Account>,
     /// Of each address, the door the last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
@@ -132,6 +137,7 @@ impl Inner {
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
             fds: self.fds.count() as u64,
+            peer_bytes: self.accounts.bytes() as u64,
             tasks: self.tasks.count() as u64,
             ..self.counters.read()
         }
@@ -226,6 +232,52 @@ impl Inner {
         };
         self.audit
             .lease(event, lease.session, &lease.holder.peer, of);
+    }
+
+    /// Ends the leases of a session without a connection as soon as their processes have ended.
+    pub(super) fn follow(self: &Arc<Self>, session: u64) {
+        for process in self.state().leases.follow(session) {
+            let inner = Arc::clone(self);
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = inner.ending() => {}
+                    () = process.end() => inner.process_ended(process),
+                }
+            });
+        }
+    }
+
+    /// A process has ended, and what it held is not mapped any more.
+    fn process_ended(&self, process: process::Process) {
+        let mut state = self.state();
+        let leases = state.leases.ended(process);
+        for lease in &leases {
+            state.returned(lease);
+            let registered = state.publications.get(&lease.publication);
+            let name = match registered {
+                Some(registered) => {
+                    registered.publication.left_by_dead.store(true, Relaxed);
+                    registered.publication.name.to_string()
+                }
+                None => state.doubted_name(lease.publication),
+            };
+            if lease.holder.state != HolderState::Expired {
+                self.audit_lease(&state, "expired", lease);
+            }
+            let (holder, lease) = (&lease.holder, lease.holder.lease);
+            tracing::info!(%holder, name, lease, "lease ended with its process");
+            if holder.state != HolderState::Expired {
+                stats::count(&self.counters.expired);
+                self.emit(ServerEvent::LeaseExpired {
+                    peer: holder.peer.clone(),
+                    name,
+                    lease,
+                    held: holder.since.elapsed(),
+                });
+            }
+        }
+        drop(state);
+        self.released.notify_waiters();
     }
 
     /// A session is no more.

@@ -5,11 +5,14 @@
 //! as [`HolderState::Expired`] until it says that it has released it, or nobody asks any more.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use super::machines::{Machine, Machines};
-use super::process::Process;
+use super::process::{HolderProcess, Known, Process};
 use crate::exchange::PeerName;
+use crate::exchange::account::{Charge, shrink};
 
 /// The most expired holders of a publication that are remembered one by one.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -37,6 +40,17 @@ pub struct Holder {
     pub since: Instant,
     /// Whether it is alive.
     pub state: HolderState,
+    /// Over a Unix socket, or with fds from the server's door: the process.
+    pub process: Option<HolderProcess>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.process {
+            Some(process) => write!(f, "{}, {process}", self.peer),
+            None => self.peer.fmt(f),
+        }
+    }
 }
 
 /// A lease.
@@ -54,6 +68,28 @@ pub(super) struct Lease {
     pub machine: Option<Machine>,
     /// Whether handles have gone to it, or may be on their way: without them nothing is mapped.
     pub handed: bool,
+}
+
+/// A lease, and the charge for it.
+#[derive(Debug)]
+struct Record {
+    lease: Lease,
+    /// Given back when nothing is remembered of the lease any more.
+    charge: Option<Charge>,
+}
+
+impl Deref for Record {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl DerefMut for Record {
+    fn deref_mut(&mut self) -> &mut Lease {
+        &mut self.lease
+    }
 }
 
 /// A session that has ended, and the leases that ended with it.
@@ -103,10 +139,12 @@ impl Holders {
 pub(super) struct Leases {
     sessions: HashMap<u64, Session>,
     /// Live and expired ones.
-    leases: HashMap<u64, Lease>,
+    leases: HashMap<u64, Record>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
     peers: HashMap<PeerName, usize>,
+    /// Leases of processes whose connections have ended, until the processes have.
+    followed: HashMap<Process, BTreeSet<u64>>,
     /// Where each peer's sessions are.
     machines: Machines,
     /// Publications with more expired leases than are to be remembered.
@@ -190,6 +228,7 @@ impl Leases {
             lease,
             since: now,
             state: HolderState::Held,
+            process: None,
         };
         let new = Lease {
             session,
@@ -200,8 +239,27 @@ impl Leases {
             machine: entry.machine,
             handed: true,
         };
-        self.leases.insert(lease, new);
+        let record = Record {
+            lease: new,
+            charge: None,
+        };
+        self.leases.insert(lease, record);
         Ok(lease)
+    }
+
+    /// The charge for a lease: for as long as something is remembered of it.
+    pub fn set_charge(&mut self, lease: u64, charge: Charge) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.charge = Some(charge);
+        }
+    }
+
+    /// The process that has what was granted, as the kernel and the process itself call it.
+    pub fn set_known(&mut self, lease: u64, known: &Known) {
+        self.set_process(lease, known.process);
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.holder.process = Some(known.shown.clone());
+        }
     }
 
     /// The process that has what was granted.
@@ -228,7 +286,8 @@ impl Leases {
     /// A live lease of the session.
     pub fn get(&self, session: u64, lease: u64) -> Option<&Lease> {
         let entry = self.leases.get(&lease)?;
-        (entry.session == session && entry.holder.state != HolderState::Expired).then_some(entry)
+        let lives = entry.session == session && entry.holder.state != HolderState::Expired;
+        lives.then_some(&**entry)
     }
 
     /// Live leases of the session, in the order of grants.
@@ -237,7 +296,7 @@ impl Leases {
         leases
             .into_iter()
             .flatten()
-            .filter_map(|lease| self.leases.get(lease))
+            .filter_map(|lease| self.leases.get(lease).map(|record| &**record))
     }
 
     /// The holder has unmapped the memory. Of an expired lease its peer may say so from a later
@@ -319,6 +378,7 @@ impl Leases {
     /// [thinned out](Self::thin_out).
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
+        shrink(&mut self.sessions);
         if let Some(until) = entry.until {
             self.deadlines.remove(&(until, session));
         }
@@ -348,7 +408,7 @@ impl Leases {
             return None;
         }
         record.holder.state = HolderState::Expired;
-        let record = record.clone();
+        let record = record.lease.clone();
         lower(&mut self.peers, &record.holder.peer);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
@@ -405,12 +465,14 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<Lease> {
-        let record = self.leases.remove(&lease)?;
+        let record = self.leases.remove(&lease)?.lease;
+        shrink(&mut self.leases);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
             holders.expired.remove(&lease);
             if holders.is_empty() {
                 self.publications.remove(&record.publication);
+                shrink(&mut self.publications);
             }
         }
         if record.holder.state != HolderState::Expired {
@@ -436,6 +498,7 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
 #[cfg(any(test, feature = "service"))]
 mod doubts;
 mod expired;
+mod followed;
 #[cfg(test)]
 #[path = "leases_tests.rs"]
 mod tests;

@@ -55,9 +55,11 @@ pub use allocate::{Allocate, Allocation};
 pub use events::ServerEvent;
 pub use leases::{Holder, HolderState};
 pub use options::ServerOptions;
+pub use process::HolderProcess;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
+use crate::exchange::account::Accounts;
 use crate::exchange::directory::{Exporter, Registration, RegistrationState};
 use crate::exchange::group::{Groups, Keys, Rights, Rules};
 use crate::exchange::limits::{LONGEST, deadline};
@@ -172,6 +174,7 @@ impl Server {
             None => None,
         };
         let audit = Arc::new(Audit::new(options.audit));
+        let accounts = Accounts::new(&options.limits);
         let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
             instance,
             boot,
@@ -194,6 +197,8 @@ impl Server {
             },
             peers,
             wall_clock: options.wall_clock,
+            unknown: accounts.unknown(),
+            accounts,
             handshakes: Handshakes::at_each(&options.limits, places),
             limits: options.limits,
             heartbeat: options.heartbeat.min(LONGEST),

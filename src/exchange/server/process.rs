@@ -1,9 +1,96 @@
-//! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it.
+//! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it while it
+//! has a connection; afterwards a pidfd tells its end at once.
 
 use std::collections::HashSet;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::exchange::transport::Connection;
+
+/// How often it is looked whether a process still runs that has no pidfd.
+const LOOK: Duration = Duration::from_secs(1);
+/// The most bytes of a program's name.
+const MAX_NAME: usize = 15;
+
+/// A process of this machine that holds something, for people to read: after its end its number may be
+/// another process's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderProcess {
+    /// Its number in the server's PID namespace.
+    pub pid: u32,
+    /// The program's name, as the process has it: at most 15 letters, digits and signs of ASCII, `?` for
+    /// others.
+    pub program: Arc<str>,
+}
+
+impl fmt::Display for HolderProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.program)
+    }
+}
+
+/// The process that made a connection, where it can be seen.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub process: Process,
+    pub shown: HolderProcess,
+}
+
+impl Known {
+    /// The process at the other end of a Unix socket. `None` where it has ended since: another may have
+    /// the socket now.
+    pub fn of(connection: &mut Connection) -> Option<Self> {
+        let pidfd = connection.process.take();
+        let pid = connection.pid?;
+        let text = std::fs::read_to_string(path(pid)).ok()?;
+        let started = Stat::parse(&text)?.started;
+        // While it runs its number is nobody else's.
+        if pidfd.as_ref().is_some_and(has_fired) {
+            return None;
+        }
+        let program = program(&text);
+        Some(Self {
+            process: Process { pid, started },
+            shown: HolderProcess { pid, program },
+        })
+    }
+}
+
+/// The program's name in `/proc/PID/task/PID/stat`, which the process chooses itself.
+fn program(stat: &str) -> Arc<str> {
+    let name = stat
+        .split_once('(')
+        .and_then(|(_, rest)| rest.rsplit_once(')'));
+    let shown = |c: char| match c {
+        ' '..='~' => c,
+        _ => '?',
+    };
+    let name = name.map_or("", |(name, _)| name);
+    name.chars()
+        .take(MAX_NAME)
+        .map(shown)
+        .collect::<String>()
+        .into()
+}
+
+/// Whether a pidfd's process has ended.
+fn has_fired(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(poll(&mut fds, Some(&now)), Ok(1..))
+}
 
 /// A process, not mixed up with a later one of the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,16 +118,41 @@ impl Process {
         }
     }
 
-    /// The process with that number now; `None` where `/proc` does not show it.
+    /// The process with that number now, for tests of processes that cannot end meanwhile; `None` where `/proc` does not show it.
+    #[cfg(test)]
     pub fn of(pid: u32) -> Option<Self> {
         let text = std::fs::read_to_string(path(pid)).ok()?;
         let started = Stat::parse(&text)?.started;
         Some(Self { pid, started })
     }
 
-    /// Its number.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// Waits until it has ended.
+    pub async fn end(self) {
+        // The number may be another's by now: the pidfd is of that one then, and the look tells.
+        let pidfd = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if self.looked().await {
+            return;
+        }
+        #[allow(
+            deprecated,
+            reason = "sound for an `OwnedFd`; `register_with_interest` is missing in older versions of tokio"
+        )]
+        let pidfd = pidfd.and_then(|fd| AsyncFd::with_interest(fd, Interest::READABLE).ok());
+        if let Some(pidfd) = pidfd
+            && pidfd.readable().await.is_ok()
+        {
+            return;
+        }
+        while !self.looked().await {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Whether it has ended, asked off the runtime.
+    async fn looked(self) -> bool {
+        let looked = tokio::task::spawn_blocking(move || self.has_ended()).await;
+        looked.unwrap_or(false)
     }
 
     /// Whether it has certainly ended. What cannot be found out is taken to run.
@@ -147,6 +259,39 @@ mod tests {
         fn any_text_is_read_or_not(text in "[0-9A-Z() -]{0,80}") {
             let _ = Stat::parse(&text);
         }
+    }
+
+    #[test]
+    fn names_of_programs_can_be_printed() {
+        for (stat, name) in [
+            (LINE, "a) b (c)"),
+            ("1 (a\u{1b}[2J\n\u{e9}) S", "a?[2J??"),
+            ("1 (0123456789abcdefgh) S", "0123456789abcde"),
+            ("1 () S", ""),
+            ("1", ""),
+        ] {
+            assert_eq!(&*program(stat), name);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_process_is_waited_for() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        let mut end = tokio::spawn(process.end());
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut end).await;
+        assert!(early.is_err(), "it runs");
+        child.kill().unwrap();
+        end.await.unwrap();
+        child.wait().unwrap();
+        // One that has ended, and one whose number another has now.
+        process.end().await;
+        let own = Process::of(std::process::id()).unwrap();
+        let before = Process {
+            started: own.started - 1,
+            ..own
+        };
+        before.end().await;
     }
 
     #[test]

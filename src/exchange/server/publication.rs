@@ -1,5 +1,6 @@
 //! Published memory.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use tokio::sync::Notify;
 use super::lock;
 use super::probe::Places;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
+use crate::exchange::account::Charge;
 use crate::exchange::protocol::Secret;
 use crate::exchange::{Owner, Who};
 use crate::share::{Description, Shared, best_handle_types};
@@ -31,6 +33,8 @@ pub(super) struct Publication {
     pub no_fabric: OnceLock<String>,
     /// Woken when a holder has come off.
     pub changed: Notify,
+    /// Whether a process that held it has ended without a word: it may have passed the memory on.
+    pub left_by_dead: AtomicBool,
     /// Who held it when the server ended, if anybody did: they are not asked any more.
     pub left_held: OnceLock<Vec<String>>,
 }
@@ -45,6 +49,8 @@ pub(super) struct Registered {
     /// Until when its holders are waited for.
     pub until: Option<Instant>,
     pub places: Places,
+    /// For what is kept of it on behalf of the peer that created it.
+    pub charge: Option<Charge>,
 }
 
 impl Publication {

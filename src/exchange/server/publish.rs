@@ -1,6 +1,7 @@
 //! Publishing memory under a name, and taking it back.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -122,6 +123,7 @@ impl<'a> PublishOptions<'a> {
             fabric: OnceLock::new(),
             no_fabric: OnceLock::new(),
             changed: Notify::new(),
+            left_by_dead: AtomicBool::new(false),
             left_held: OnceLock::new(),
         });
         state.names.insert(Arc::clone(&publication.name), id);
@@ -132,6 +134,7 @@ impl<'a> PublishOptions<'a> {
             closing: true,
             until: None,
             places,
+            charge: None,
         };
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
@@ -175,6 +178,13 @@ impl Published {
     /// whether they still have it mapped.
     pub fn importers(&self) -> Vec<Holder> {
         self.inner.state().leases.holders(self.publication.id).0
+    }
+
+    /// Whether a holder's process ended without a word. The kernel has unmapped the memory then, unless
+    /// the process had passed it on.
+    #[cfg(any(test, feature = "service"))]
+    pub(crate) fn left_by_dead(&self) -> bool {
+        self.publication.left_by_dead.load(Relaxed)
     }
 
     /// Changes who may import it. Peers that hold it and may not import it any more are asked to
@@ -299,10 +309,9 @@ pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
         let seconds = now.saturating_duration_since(holder.since).as_secs_f32();
         match holder.state {
             HolderState::Expired => format!(
-                "{} (for {seconds:.1} s; silent, its lease has ended: it may still have it mapped)",
-                holder.peer
+                "{holder} (for {seconds:.1} s; silent, its lease has ended: it may still have it mapped)"
             ),
-            _ => format!("{} (for {seconds:.1} s)", holder.peer),
+            _ => format!("{holder} (for {seconds:.1} s)"),
         }
     };
     let mut list: Vec<_> = holders.iter().take(SHOWN).map(one).collect();

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use super::accept::Link;
 use super::connection::{Content, Outcome};
-use super::state::No;
+use super::publication::Publication;
+use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
 use crate::driver::random;
+use crate::exchange::account::{self, Account, REQUEST};
 use crate::exchange::group::NO_SUCH_ROUND;
 use crate::exchange::protocol::{
-    Answer, Ask, Create, Delete, Empty, Entry, Join, List, Names, Probe, Probed, Release, Wait,
-    Watch, check_name, check_prefix,
+    Answer, Ask, Create, Delete, Empty, Join, List, Names, Probe, Probed, Release, Wait, Watch,
+    check_name, check_prefix,
 };
 use crate::exchange::spiffe::MAX as MAX_SPIFFE;
 use crate::exchange::transport::HeldFd;
@@ -104,7 +106,14 @@ pub(super) fn begin(
             let inner = Arc::clone(inner);
             let link = link.clone();
             Step::later(async move {
-                (inner.redeem(&link.session.peer, link.process, &link.fds, &redeem.ticket)).await
+                let at = (&link.fds, link.session.account());
+                (inner.redeem(
+                    &link.session.peer,
+                    link.process.as_ref(),
+                    at,
+                    &redeem.ticket,
+                ))
+                .await
             })
         }
         _ => Step::Now(Err((Refusal::Unsupported, String::new()))),
@@ -128,6 +137,7 @@ impl Drop for LookAfter<'_> {
 impl Inner {
     fn list(&self, link: &Link, ask: &List) -> Outcome {
         check_prefix(&ask.prefix).map_err(invalid)?;
+        check_prefix(ask.after.as_deref().unwrap_or_default()).map_err(invalid)?;
         let names = self.page(link, &ask.prefix, ask.after.as_deref());
         Ok(Answer::Names(names).into())
     }
@@ -212,7 +222,7 @@ impl Inner {
             let waiting = Waiting::enter(&inner, &ask.name);
             let come = tokio::time::timeout(longest, waiting.until_seen(&link)).await;
             match come {
-                Ok(entry) => Ok(one(entry)),
+                Ok(publication) => Ok(Content::Name(publication)),
                 Err(_) => Err((Refusal::TimedOut, String::new())),
             }
         })
@@ -234,7 +244,7 @@ impl Inner {
         };
         let publication = Arc::clone(&found.publication);
         drop(state);
-        let inner = Arc::clone(self);
+        let (inner, account) = (Arc::clone(self), Arc::clone(link.session.account()));
         Step::later(async move {
             let probe = move || {
                 let shared = publication.shared()?;
@@ -244,16 +254,24 @@ impl Inner {
                 shared.put_word(place, wrote)?;
                 Ok(Probed { found, wrote })
             };
-            let probed = inner.driver_call(probe).await?;
+            let probed = inner.driver_call(&account, probe).await?;
             Ok(Answer::Probed(probed).into())
         })
     }
 
-    /// Runs driver calls off the runtime, for as long as a request may take.
+    /// Runs driver calls off the runtime, for as long as a request may take. The peer is charged for
+    /// them until they return, which may be later.
     pub(super) async fn driver_call<T: Send + 'static>(
         &self,
+        account: &Arc<Account>,
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
     ) -> Result<T, No> {
+        let charge = account.charge(REQUEST).map_err(over)?;
+        let call = move || {
+            let result = call();
+            drop(charge);
+            result
+        };
         let work = self.tasks.blocking(call);
         match tokio::time::timeout(self.limits.request, work).await {
             Ok(Some(Ok(result))) => Ok(result),
@@ -264,10 +282,17 @@ impl Inner {
     }
 
     fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
+        // For the rank, as long as it is in the group.
+        let kept = account::request(&Ask::Join(ask.clone()));
+        let charge = match link.session.account().charge(kept) {
+            Ok(charge) => Arc::new(charge),
+            Err(reached) => return Step::Now(Err(over(reached))),
+        };
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let session = &link.session;
-            let joined = (inner.groups).join(session.id, &session.peer, link.boot, link.local, ask);
+            let (peer, charge) = (&session.peer, Some(charge));
+            let joined = (inner.groups).join(session.id, peer, link.boot, link.local, ask, charge);
             let answer = joined.await;
             if matches!(answer, Answer::Agreed(_)) {
                 // Its memory is in use as long as the session goes on, leases or none.
@@ -290,12 +315,21 @@ impl Inner {
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let peer = &link.session.peer;
+            // For the name, as long as it is there.
+            let kept = account::request(&Ask::Create(ask.clone()));
+            let mut charge = link.session.account().charge(kept).map_err(over)?;
             let create = allocator.create(peer, &ask);
             (tokio::time::timeout(inner.limits.wait, create).await)
                 .map_err(|_| (Refusal::TimedOut, String::new()))??;
-            let state = inner.state();
+            let mut state = inner.state();
             let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
-            Ok(one(state.entry(&found.publication)))
+            let publication = Arc::clone(&found.publication);
+            // The memory is there already: a refusal would be of no use.
+            let _ = charge.resize(kept + account::memory(&publication.description));
+            if let Some(registered) = state.publications.get_mut(&publication.id) {
+                registered.charge.get_or_insert(charge);
+            }
+            Ok(Content::Name(publication))
         })
     }
 
@@ -319,14 +353,6 @@ impl Inner {
     }
 }
 
-fn one(entry: Entry) -> Content {
-    let names = Names {
-        entries: vec![entry],
-        more: false,
-    };
-    Answer::Names(names).into()
-}
-
 /// Somebody who waits for a name, until it is dropped.
 struct Waiting<'a> {
     inner: &'a Inner,
@@ -344,7 +370,7 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    async fn until_seen(&self, link: &Link) -> Entry {
+    async fn until_seen(&self, link: &Link) -> Arc<Publication> {
         loop {
             let changed = self.notify.notified();
             tokio::pin!(changed);
@@ -352,7 +378,7 @@ impl<'a> Waiting<'a> {
             {
                 let state = self.inner.state();
                 if let Some(found) = state.visible(self.name, &link.session.peer) {
-                    return state.entry(&found.publication);
+                    return Arc::clone(&found.publication);
                 }
             }
             changed.await;

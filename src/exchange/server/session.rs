@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::exchange::PeerName;
+use crate::exchange::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
 use crate::exchange::protocol::{Event, Refused, Secret};
 use crate::exchange::tally::Tally;
 
@@ -22,9 +23,10 @@ pub(super) struct Session {
     pub wake: Notify,
     /// Whether it is kept without a connection even if it has no leases: its rank is in a group.
     keep: AtomicBool,
+    account: Arc<Account>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Outbox {
     connection: u64,
     notices: VecDeque<Event>,
@@ -34,6 +36,51 @@ struct Outbox {
     dismissed: Option<Refused>,
     /// Watched names about which there is news, and whether this peer could see them before.
     news: BTreeMap<Arc<str>, bool>,
+    /// Of notices and news, and what is charged for them and the session.
+    bytes: usize,
+    charge: Charge,
+}
+
+impl Outbox {
+    /// Room for so many bytes more; without it the connection is to end, and what it was not told is
+    /// told anew when the session is resumed.
+    fn grow(&mut self, more: usize) -> bool {
+        let bytes = self.bytes + more;
+        let beyond = bytes.saturating_sub(PREPAID);
+        let fits = self.charge.resize(SESSION + beyond).is_ok();
+        match fits {
+            true => self.bytes = bytes,
+            false => self.overflown = true,
+        }
+        fits
+    }
+
+    fn shrink(&mut self, less: usize) {
+        self.bytes -= less;
+        let beyond = self.bytes.saturating_sub(PREPAID);
+        // A smaller charge is never refused.
+        let _ = self.charge.resize(SESSION + beyond);
+        if self.notices.is_empty() {
+            self.notices.shrink_to(16);
+        }
+    }
+
+    fn clear_news(&mut self) {
+        let bytes = self.news.keys().map(|name| news_bytes(name)).sum();
+        self.news.clear();
+        self.shrink(bytes);
+    }
+
+    fn clear_notices(&mut self) {
+        let bytes = self.notices.iter().map(account::event).sum();
+        self.notices.clear();
+        self.shrink(bytes);
+    }
+}
+
+/// Bytes that wait with news of a name.
+fn news_bytes(name: &str) -> usize {
+    2 * ENTRY + name.len()
 }
 
 /// What a connection is to do next.
@@ -54,20 +101,39 @@ pub(super) enum Next {
 }
 
 impl Session {
-    /// A session of a connection; at most `limit` notices wait for it.
-    pub fn new(id: u64, peer: PeerName, token: Secret, connection: u64, limit: usize) -> Self {
+    /// A session of a connection; at most `limit` notices wait for it. The charge is of
+    /// [`SESSION`] bytes.
+    pub fn new(
+        id: u64,
+        peer: PeerName,
+        token: Secret,
+        connection: u64,
+        limit: usize,
+        (account, charge): (Arc<Account>, Charge),
+    ) -> Self {
         Self {
             id,
             peer,
             token,
             outbox: Mutex::new(Outbox {
                 connection,
+                notices: VecDeque::new(),
                 limit,
-                ..Outbox::default()
+                overflown: false,
+                dismissed: None,
+                news: BTreeMap::new(),
+                bytes: 0,
+                charge,
             }),
             wake: Notify::new(),
             keep: AtomicBool::new(false),
+            account,
         }
+    }
+
+    /// What is kept for its peer.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
@@ -80,9 +146,9 @@ impl Session {
         let mut outbox = self.outbox();
         outbox.connection = connection;
         outbox.overflown = false;
-        outbox.news.clear();
+        outbox.clear_news();
         if afresh {
-            outbox.notices.clear();
+            outbox.clear_notices();
         }
         drop(outbox);
         // For the connection before, whichever of the two is waiting: the other looks anyway.
@@ -106,7 +172,7 @@ impl Session {
         let mut outbox = self.outbox();
         if outbox.notices.len() >= outbox.limit {
             outbox.overflown = true;
-        } else {
+        } else if outbox.grow(account::event(&notice)) {
             outbox.notices.push_back(notice);
         }
         drop(outbox);
@@ -121,7 +187,7 @@ impl Session {
             *seen |= seen_before;
         } else if outbox.news.len() >= limit {
             outbox.overflown = true;
-        } else {
+        } else if outbox.grow(news_bytes(name)) {
             outbox.news.insert(Arc::clone(name), seen_before);
         }
         drop(outbox);
@@ -141,10 +207,14 @@ impl Session {
             return Next::Overflown;
         }
         if let Some(notice) = outbox.notices.pop_front() {
+            outbox.shrink(account::event(&notice));
             return Next::Notice(notice);
         }
         match outbox.news.pop_first() {
-            Some((name, seen_before)) => Next::News(name, seen_before),
+            Some((name, seen_before)) => {
+                outbox.shrink(news_bytes(&name));
+                Next::News(name, seen_before)
+            }
             None => Next::Nothing,
         }
     }
@@ -182,6 +252,7 @@ impl Sessions {
     pub fn remove(&mut self, id: u64) {
         if let Some(session) = self.sessions.remove(&id) {
             self.tally.take(&session.peer, 1);
+            shrink(&mut self.sessions);
         }
     }
 
@@ -202,11 +273,24 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exchange::Limits;
+    use crate::exchange::account::Accounts;
     use crate::exchange::protocol::Closing;
 
     fn session(limit: usize) -> Session {
+        session_within(limit, Limits::default().bytes)
+    }
+
+    fn session_within(limit: usize, bytes: usize) -> Session {
         let token = Secret::new(b"token").unwrap();
-        Session::new(1, PeerName::User(1), token, 10, limit)
+        let peer = PeerName::User(1);
+        let accounts = Accounts::new(&Limits {
+            bytes,
+            ..Limits::default()
+        });
+        let account = accounts.of(&peer);
+        let charge = account.charge(SESSION).unwrap();
+        Session::new(1, peer, token, 10, limit, (account, charge))
     }
 
     fn closing(ms: u64) -> Event {
@@ -243,6 +327,26 @@ mod tests {
         news.news_of(&"a".into(), true, 1);
         news.news_of(&"b".into(), true, 1);
         assert_eq!(news.next(10), Next::Overflown);
+    }
+
+    #[test]
+    fn what_waits_is_charged_until_it_is_told() {
+        let session = session_within(usize::MAX, SESSION + PREPAID);
+        let mut told = 0;
+        while !session.outbox().overflown {
+            session.tell(closing(told));
+            session.news_of(&told.to_string().into(), true, usize::MAX);
+            told += 1;
+        }
+        assert!((8..64).contains(&told), "{told}");
+        assert_eq!(session.next(10), Next::Overflown);
+        session.take_over(11, true);
+        assert_eq!(session.outbox().bytes, 0);
+        session.tell(closing(1));
+        session.news_of(&"a".into(), true, 9);
+        assert!(session.outbox().bytes > 0);
+        while session.next(11) != Next::Nothing {}
+        assert_eq!(session.outbox().bytes, 0);
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! What a server knows, under one lock that is never held while anything is waited for.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use super::session::{Session, Sessions};
 use super::tickets::Tickets;
 use crate::Refusal;
 use crate::exchange::PeerName;
-use crate::exchange::protocol::{Ended, Entry, Event, Refused, Withdrawing};
+use crate::exchange::account::{Charge, ENTRY, LEASE, Over, shrink};
+use crate::exchange::protocol::{self, Ended, Event, Refused, Withdrawing};
 use crate::exchange::tally::Tally;
 
 /// A refusal: why, for programs and for people.
@@ -30,6 +32,7 @@ const MAX_PREFIXES: usize = 64;
 struct Watcher {
     session: Arc<Session>,
     prefixes: Vec<String>,
+    charge: Charge,
 }
 
 /// A publication that is no more, of which it is asked who still has it mapped.
@@ -91,8 +94,8 @@ impl State {
     }
 
     /// The entry for a publication.
-    pub fn entry(&self, publication: &Publication) -> Entry {
-        Entry {
+    pub fn entry(&self, publication: &Publication) -> protocol::Entry {
+        protocol::Entry {
             name: publication.name.to_string(),
             memory: publication.description.clone(),
             leases: u32::try_from(self.leases.count(publication.id)).unwrap_or(u32::MAX),
@@ -221,12 +224,16 @@ impl State {
         if !registered.who.admits(&session.peer) {
             return Err(gone());
         }
+        let charge = session.account().charge(LEASE).map_err(over)?;
         let place = match probe && publication.probe {
             true => registered.places.take(),
             false => None,
         };
         match (self.leases).grant(session.id, publication.id, place, now, limit) {
-            Ok(lease) => Ok((lease, place)),
+            Ok(lease) => {
+                self.leases.set_charge(lease, charge);
+                Ok((lease, place))
+            }
             Err(why) => {
                 if let Some(place) = place {
                     registered.places.give_back(place);
@@ -256,10 +263,14 @@ impl State {
 
     /// The session wants to hear of names with this prefix, on its connection of now.
     pub fn watch(&mut self, session: &Arc<Session>, prefix: &str) -> Result<(), No> {
-        let watcher = self.watchers.entry(session.id).or_insert_with(|| Watcher {
-            session: Arc::clone(session),
-            prefixes: Vec::new(),
-        });
+        let watcher = match self.watchers.entry(session.id) {
+            Entry::Occupied(watcher) => watcher.into_mut(),
+            Entry::Vacant(none) => none.insert(Watcher {
+                session: Arc::clone(session),
+                prefixes: Vec::new(),
+                charge: session.account().charge(ENTRY).map_err(over)?,
+            }),
+        };
         if watcher
             .prefixes
             .iter()
@@ -271,6 +282,10 @@ impl State {
         if watcher.prefixes.len() >= MAX_PREFIXES {
             return Err((Refusal::Limit, format!("{MAX_PREFIXES} watched prefixes")));
         }
+        let prefixes = watcher.prefixes.iter().map(String::len);
+        let bytes: usize = prefixes.map(|len| ENTRY + len).sum();
+        let bytes = bytes + 2 * ENTRY + prefix.len();
+        watcher.charge.resize(bytes).map_err(over)?;
         watcher.prefixes.push(prefix.to_owned());
         Ok(())
     }
@@ -278,6 +293,7 @@ impl State {
     /// The session does not watch any more.
     pub fn unwatch(&mut self, session: u64) {
         self.watchers.remove(&session);
+        shrink(&mut self.watchers);
     }
 
     /// A session is no more.
@@ -300,6 +316,7 @@ impl State {
             *count -= 1;
             if *count == 0 {
                 self.waiters.remove(name);
+                shrink(&mut self.waiters);
             }
         }
     }
@@ -321,6 +338,11 @@ impl State {
             session.tell(notice.clone());
         }
     }
+}
+
+/// The refusal of what would be kept beyond a limit.
+pub(super) fn over(over: Over) -> No {
+    (Refusal::Limit, over.to_string())
 }
 
 /// Whole milliseconds, at most what fits.

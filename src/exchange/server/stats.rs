@@ -26,6 +26,8 @@ pub struct ServerStats {
     pub bytes: u64,
     /// File descriptors that came from peers or are on their way to them, and are open here.
     pub fds: u64,
+    /// Bytes kept for peers: what [`Limits::bytes`](crate::exchange::Limits::bytes) limits.
+    pub peer_bytes: u64,
     /// Tasks and blocking calls of the server that run. 0 after [`close`](super::Server::close).
     pub tasks: u64,
     /// Connections accepted.

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::token;
 use crate::Result;
 use crate::exchange::PeerName;
+use crate::exchange::account::shrink;
 use crate::exchange::protocol::Secret;
 
 /// What tickets stand for, by key: at most one ticket for each key.
@@ -96,6 +97,7 @@ impl<T> Tickets<T> {
 
     fn remove(&mut self, key: u64) -> Option<Ticket<T>> {
         let ticket = self.live.remove(&key)?;
+        shrink(&mut self.live);
         if let Some(count) = self.peers.get_mut(&ticket.peer) {
             *count -= 1;
             if *count == 0 {

@@ -10,20 +10,24 @@ use zeroize::Zeroizing;
 
 use super::held::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
+use crate::exchange::account::{Account, Charge, Over};
 use crate::exchange::limits::deadline;
 use crate::exchange::{Limits, tls};
 use crate::{Error, Result};
 
 /// Bytes of a frame's length.
 const HEADER: usize = 4;
-/// What is allocated for a frame before any of it has come.
-const FIRST: usize = 16 << 10;
+/// What is allocated for a frame before any of it has come. Shorter frames are not charged for: they are
+/// part of what a connection is charged with.
+const FIRST: usize = 4 << 10;
 
 /// A message, and the fds that came with it.
 pub(crate) struct Frame {
     /// Wiped when dropped.
     pub bytes: Zeroizing<Vec<u8>>,
     pub fds: Vec<HeldFd>,
+    /// For its bytes, where they are charged.
+    pub charge: Option<Charge>,
     /// Fds came that were closed at once, and why.
     pub declined: Option<String>,
 }
@@ -80,14 +84,20 @@ impl Assembly {
             return Err(format!("a frame of {want} bytes, at most {limit} go"));
         }
         let have = self.have - HEADER;
-        if have == self.body.len() {
+        if let Some(size) = self.growth() {
             // A vector that grows by itself leaves its bytes behind.
-            let size = want.min(FIRST.max(have.saturating_mul(2)));
             let mut more = Zeroizing::new(vec![0; size]);
             more[..have].copy_from_slice(&self.body);
             self.body = more;
         }
         Ok(&mut self.body[have..])
+    }
+
+    /// How big the body is to become before more can be read, if it has to grow.
+    fn growth(&self) -> Option<usize> {
+        let have = self.have.checked_sub(HEADER)?;
+        let size = self.want().min(FIRST.max(have.saturating_mul(2)));
+        (have == self.body.len()).then_some(size)
     }
 
     fn want(&self) -> usize {
@@ -121,6 +131,9 @@ pub(crate) struct FrameReader {
     within: Duration,
     until: Option<Instant>,
     broken: bool,
+    /// Who is charged for long frames, and for the present one.
+    account: Option<Arc<Account>>,
+    charge: Option<Charge>,
 }
 
 impl FrameReader {
@@ -137,7 +150,30 @@ impl FrameReader {
             within: limits.frame,
             until: None,
             broken: false,
+            account: None,
+            charge: None,
         }
+    }
+
+    /// From now on long frames are charged to the account.
+    pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
+        self.account = Some(Arc::clone(account));
+    }
+
+    /// Charges for the body that is about to grow, and for its copy in the decoder.
+    fn charge(&mut self, limit: u32) -> Result<()> {
+        let size = self.assembly.growth().unwrap_or(0);
+        let Some(account) = self.account.as_ref().filter(|_| size > FIRST) else {
+            return Ok(());
+        };
+        let size = 2 * size.min(limit as usize);
+        let charged = match &mut self.charge {
+            Some(charge) => charge.resize(size),
+            None => account
+                .charge(size)
+                .map(|charge| self.charge = Some(charge)),
+        };
+        charged.map_err(reached)
     }
 
     /// From now on at most so many fds may come with a frame.
@@ -166,7 +202,7 @@ impl FrameReader {
     /// # Errors
     /// [`Error::Protocol`] for a frame that is empty or too big, or too many fds (all are closed);
     /// [`Error::TimedOut`] for one that takes longer than `limits.frame` from its first byte on;
-    /// [`Error::PeerLost`]; [`Error::NotTrusted`] where a TLS server refuses this client's
+    /// [`Error::LimitReached`] for one that is charged for beyond a limit; [`Error::PeerLost`]; [`Error::NotTrusted`] where a TLS server refuses this client's
     /// certificate. After an error there is nothing more to read.
     ///
     /// # Cancel safety
@@ -180,12 +216,14 @@ impl FrameReader {
             self.broken = result.is_err();
             self.fds.clear();
             self.declined = None;
+            self.charge = None;
         }
         result
     }
 
     async fn read_on(&mut self, limit: u32) -> Result<Option<Frame>> {
         loop {
+            self.charge(limit)?;
             let room = self.assembly.room(limit);
             let room = room.map_err(|detail| Error::Protocol {
                 peer: self.peer.to_string(),
@@ -233,6 +271,7 @@ impl FrameReader {
                 return Ok(Some(Frame {
                     bytes: self.assembly.take(),
                     fds: std::mem::take(&mut self.fds),
+                    charge: self.charge.take(),
                     declined: self.declined.take(),
                 }));
             }
@@ -273,6 +312,13 @@ impl fmt::Debug for FrameReader {
     }
 }
 
+fn reached(over: Over) -> Error {
+    Error::LimitReached {
+        what: over.what,
+        limit: over.limit as u64,
+    }
+}
+
 /// Writes frames.
 pub(crate) struct FrameWriter {
     stream: Writing,
@@ -280,6 +326,8 @@ pub(crate) struct FrameWriter {
     within: Duration,
     /// A frame was begun and not ended.
     broken: bool,
+    /// Who is charged for long frames.
+    account: Option<Arc<Account>>,
 }
 
 impl FrameWriter {
@@ -289,15 +337,22 @@ impl FrameWriter {
             peer,
             within: limits.write,
             broken: false,
+            account: None,
         }
+    }
+
+    /// From now on long frames are charged to the account.
+    pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
+        self.account = Some(Arc::clone(account));
     }
 
     /// Writes a frame, with fds where the connection is local.
     ///
     /// # Errors
     /// [`Error::TimedOut`] after `limits.write`, [`Error::PeerLost`], [`Error::InvalidArgument`]
-    /// for no bytes, more than 4 GiB, or fds that cannot go. But for the last, the connection is of
-    /// no use any more.
+    /// for no bytes, more than 4 GiB, or fds that cannot go; [`Error::LimitReached`] for a frame that is
+    /// charged for beyond a limit. After other errors than the last two, the connection is of no use any
+    /// more.
     ///
     /// # Cancel safety
     /// Not cancel safe: a frame of which only a part went makes every later one fail.
@@ -309,6 +364,10 @@ impl FrameWriter {
         if !fds.is_empty() && !matches!(self.stream, Writing::Unix(_)) {
             return Err(Error::invalid("frame", "fds go over Unix sockets alone"));
         }
+        // The bytes and their copy.
+        let account = self.account.as_ref().filter(|_| bytes.len() > FIRST);
+        let charge = account.map(|account| account.charge(2 * bytes.len()));
+        let _charge = charge.transpose().map_err(reached)?;
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::PeerLost {
                 peer: self.peer.to_string(),

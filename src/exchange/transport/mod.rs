@@ -19,6 +19,7 @@ pub(crate) use room::FdRoom;
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tokio::net::UnixStream;
@@ -56,6 +57,8 @@ pub(crate) struct Connection {
     pub local: bool,
     /// Of a Unix socket, the process that made the other end, where it can be seen from here.
     pub pid: Option<u32>,
+    /// The same as a pidfd, for as long as the process is looked up.
+    pub process: Option<OwnedFd>,
     /// Over TCP, where the other end is.
     pub ip: Option<IpAddr>,
     /// Over TLS, what the peer was verified by.
@@ -81,6 +84,7 @@ impl Connection {
         Self {
             local: matches!(reading, Reading::Unix(_)),
             pid: None,
+            process: None,
             ip: None,
             credential: None,
             reader: FrameReader::new(reading, label.clone(), limits),
@@ -97,11 +101,13 @@ impl Connection {
             .map_err(|error| Error::system("reading a peer's credentials", &error))?;
         peers.admit(&who)?;
         let remote = format!("{remote} ({who})");
+        let process = fd::peer_process(stream.as_fd());
         let stream = Arc::new(stream);
         let (reading, writing) = (Reading::Unix(stream.clone()), Writing::Unix(stream));
         let peer = PeerName::User(who.uid);
         let mut this = Self::new(reading, writing, peer, &remote, limits);
         this.pid = who.pid;
+        this.process = process;
         Ok(this)
     }
 }

@@ -44,6 +44,7 @@ fn asker(session: u64) -> Asker {
         peer: PeerName::certificate("node").unwrap(),
         boot: BootId::from_bytes([1; 16]),
         local: true,
+        charge: None,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Expired leases whose holders may still have the memory mapped, until it is known that they cannot.
 
-use super::{HolderState, Holders, Lease, Leases};
+use super::{HolderState, Holders, Leases, Record};
 
 impl Leases {
     /// Forgets an expired lease: its holder is no more.
     pub fn dismiss(&mut self, lease: u64) {
-        let expired = |entry: &Lease| entry.holder.state == HolderState::Expired;
+        let expired = |entry: &Record| entry.holder.state == HolderState::Expired;
         if self.leases.get(&lease).is_some_and(expired) {
             self.remove(lease);
         }

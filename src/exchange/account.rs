@@ -1,0 +1,322 @@
+//! How many bytes a server keeps for its peers, for each and in all.
+//!
+//! Everything that a peer can make a server keep carries a [`Charge`], which gives its bytes back when
+//! it is dropped. At a limit no charge is made: the request is refused with `limit`, or the connection
+//! ends. Sizes are those of the decoded form, rounded up.
+//!
+//! | kept for a peer | until | bound beside the bytes | charged |
+//! |---|---|---|---|
+//! | a connection: its task, TLS's buffers, the beginning of a frame | its end | `handshakes`, `connections`, `connections_per_peer` | [`CONNECTION`] |
+//! | `hello`, also its `resume`, `held` and `agent` | the welcome is made | `hello_bytes`, 65,536 leases | the frame, to all connections without a greeting together |
+//! | `welcome` with `ended` | it is written | 65,536 leases | the frame |
+//! | a frame that is being read or decoded | it is decoded | `frame_bytes` | its buffer |
+//! | a frame that is being written, of any answer or event | it is written, or `write` is over | one for each connection | its buffers |
+//! | a session | its end | `sessions`, `sessions_per_peer` | [`SESSION`] |
+//! | events to be told: `withdrawing`, `ended`, `closing`, `lost`, `dismissed` | they are told | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
+//! | news of watched names: `published`, `gone` | they are told, or the connection ends | the names there are | the same |
+//! | `ping`, `list`, `release` | answered at once | | nothing |
+//! | `watch`: a prefix | the connection's end | 64 prefixes of 255 bytes | [`ENTRY`] and the prefix |
+//! | `wait`, `probe`, `redeem`, `delete`, `leave` | answered | `requests_in_flight` | [`REQUEST`] |
+//! | `fetch` | answered | the same | the same; its answer is made when it is written |
+//! | a driver call that outlives its request | it returns | | [`REQUEST`] |
+//! | a lease, its ticket and what is remembered of it once it expired | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
+//! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
+//! | a name that was created: the same, and its entry | it is deleted | `names`, quotas | the same and its parts |
+//! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
+//! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight` | [`REQUEST`] and its bytes |
+//! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted apart |
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::protocol::{Admission, Ask, Event};
+use super::{Limits, PeerName};
+use crate::share::{Description, Part};
+
+/// A connection, as long as its frames are short.
+pub(crate) const CONNECTION: usize = 32 << 10;
+/// A session with [`PREPAID`] bytes of events.
+pub(crate) const SESSION: usize = 4 << 10;
+/// Events of a session that need no further charge.
+pub(crate) const PREPAID: usize = 2 << 10;
+/// A request that is being answered, without its texts and lists.
+pub(crate) const REQUEST: usize = 2 << 10;
+/// A lease.
+pub(crate) const LEASE: usize = 768;
+/// An element of a list, a map or a queue, without its bytes.
+pub(crate) const ENTRY: usize = 64;
+/// A part of a memory, with its handle, decoded and encoded.
+const PART: usize = size_of::<Part>() + 512;
+
+/// The accounts of a server's peers.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    limit: usize,
+    per_peer: usize,
+    all: AtomicUsize,
+    peers: Mutex<HashMap<PeerName, Weak<Account>>>,
+}
+
+/// What is kept for a peer.
+#[derive(Debug)]
+pub(crate) struct Account {
+    accounts: Arc<Accounts>,
+    /// `None` for all connections together that have not been greeted.
+    peer: Option<PeerName>,
+    limit: usize,
+    own: AtomicUsize,
+}
+
+/// Bytes that are kept for a peer until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropped, it gives its bytes back"]
+pub(crate) struct Charge {
+    account: Arc<Account>,
+    bytes: usize,
+}
+
+/// A limit of bytes that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Over {
+    /// What is limited.
+    pub what: &'static str,
+    pub limit: usize,
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.limit, self.what)
+    }
+}
+
+impl Accounts {
+    pub fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            limit: limits.bytes,
+            per_peer: limits.bytes_per_peer,
+            all: AtomicUsize::new(0),
+            peers: Mutex::default(),
+        })
+    }
+
+    /// The account of a peer, the same for all of its connections.
+    pub fn of(self: &Arc<Self>, peer: &PeerName) -> Arc<Account> {
+        let mut peers = self.peers();
+        if let Some(account) = peers.get(peer).and_then(Weak::upgrade) {
+            return account;
+        }
+        let account = self.open(Some(peer.clone()), self.per_peer);
+        peers.insert(peer.clone(), Arc::downgrade(&account));
+        account
+    }
+
+    /// An account for connections whose peer is not known yet: a quarter of all bytes, so that the
+    /// rest is left to those that have been greeted.
+    pub fn unknown(self: &Arc<Self>) -> Arc<Account> {
+        self.open(None, self.limit / 4)
+    }
+
+    fn open(self: &Arc<Self>, peer: Option<PeerName>, limit: usize) -> Arc<Account> {
+        Arc::new(Account {
+            accounts: Arc::clone(self),
+            peer,
+            limit,
+            own: AtomicUsize::new(0),
+        })
+    }
+
+    /// How many bytes are kept for all peers.
+    pub fn bytes(&self) -> usize {
+        self.all.load(Relaxed)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<PeerName, Weak<Account>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Account {
+    /// So many bytes more.
+    ///
+    /// # Errors
+    /// The limit that is reached; nothing is charged then.
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Over> {
+        self.add(bytes)?;
+        Ok(Charge {
+            account: Arc::clone(self),
+            bytes,
+        })
+    }
+
+    fn add(&self, bytes: usize) -> Result<(), Over> {
+        let add = |counter: &AtomicUsize, what, limit| {
+            let sum = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= limit);
+            let added = counter.fetch_update(Relaxed, Relaxed, sum);
+            added.map(drop).map_err(|_| Over { what, limit })
+        };
+        let what = match self.peer {
+            Some(_) => "bytes kept for this peer",
+            None => "bytes kept for connections without a greeting",
+        };
+        add(&self.own, what, self.limit)?;
+        let accounts = &self.accounts;
+        add(&accounts.all, "bytes kept for all peers", accounts.limit).inspect_err(|_| {
+            self.own.fetch_sub(bytes, Relaxed);
+        })
+    }
+
+    fn take(&self, bytes: usize) {
+        self.own.fetch_sub(bytes, Relaxed);
+        self.accounts.all.fetch_sub(bytes, Relaxed);
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if let Some(peer) = &self.peer {
+            let mut peers = self.accounts.peers();
+            // Another may have been opened since.
+            if peers.get(peer).is_some_and(|open| open.strong_count() == 0) {
+                peers.remove(peer);
+                shrink(&mut peers);
+            }
+        }
+    }
+}
+
+impl Charge {
+    /// Makes it a charge of so many bytes.
+    ///
+    /// # Errors
+    /// As [`Account::charge`]; it stays as it was. A smaller charge never fails.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), Over> {
+        match bytes.checked_sub(self.bytes) {
+            Some(more) => self.account.add(more)?,
+            None => self.account.take(self.bytes - bytes),
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.take(self.bytes);
+    }
+}
+
+/// Gives back most of the room of a map that has become much smaller.
+pub(crate) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
+    if map.capacity() > 64 && map.len() < map.capacity() / 8 {
+        map.shrink_to(map.len() * 2);
+    }
+}
+
+/// Bytes of a memory's description and its handles.
+pub(crate) fn memory(description: &Description) -> usize {
+    ENTRY + description.parts.len() * PART
+}
+
+/// Bytes that a request keeps while it is answered.
+pub(crate) fn request(ask: &Ask) -> usize {
+    let texts = |list: &[String]| list.iter().map(|text| ENTRY + text.len()).sum::<usize>();
+    REQUEST
+        + match ask {
+            Ask::Create(create) => texts(&create.peers),
+            Ask::Join(join) => {
+                let admitted = match &join.admission {
+                    Admission::Peers(peers) => texts(peers),
+                    Admission::Secret(_) => ENTRY,
+                    Admission::SamePeer => 0,
+                };
+                admitted + texts(&join.cannot) + join.memory.as_ref().map_or(0, memory)
+            }
+            Ask::Offer(offer) => offer.fabric.len() * 2 * ENTRY,
+            // Names are short, lists of handle types too.
+            _ => 0,
+        }
+}
+
+/// Bytes of an event that waits to be told.
+pub(crate) fn event(event: &Event) -> usize {
+    ENTRY
+        + size_of::<Event>()
+        + match event {
+            Event::Ended(ended) => ENTRY + ended.why.reason.len() + ended.why.detail.len(),
+            Event::Published(entry) => entry.name.len() + memory(&entry.memory),
+            Event::Gone(gone) => gone.name.len(),
+            Event::Lost(lost) => lost.group.len() + lost.ranks.len() * size_of::<u32>(),
+            Event::Dismissed(why) => why.reason.len() + why.detail.len(),
+            Event::Withdrawing(_) | Event::Closing(_) => 0,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accounts(bytes: usize, bytes_per_peer: usize) -> Arc<Accounts> {
+        Accounts::new(&Limits {
+            bytes,
+            bytes_per_peer,
+            ..Limits::default()
+        })
+    }
+
+    #[test]
+    fn a_peer_and_all_peers_have_so_many_bytes() {
+        let accounts = accounts(12, 8);
+        let [one, other] = [1, 2].map(|user| accounts.of(&PeerName::User(user)));
+        let mut charge = one.charge(5).unwrap();
+        let again = accounts.of(&PeerName::User(1));
+        let over = again.charge(4).unwrap_err();
+        assert_eq!((over.limit, over.what), (8, "bytes kept for this peer"));
+        let over = other.charge(8).unwrap_err();
+        assert_eq!((over.limit, over.what), (12, "bytes kept for all peers"));
+        let rest = other.charge(7).unwrap();
+        assert_eq!(accounts.bytes(), 12);
+        assert!(charge.resize(6).is_err() && charge.resize(usize::MAX).is_err());
+        charge.resize(1).unwrap();
+        charge.resize(5).unwrap();
+        drop(rest);
+        charge.resize(8).unwrap();
+        assert_eq!(accounts.bytes(), 8);
+        drop((one, again));
+        assert!(
+            accounts.of(&PeerName::User(1)).charge(1).is_err(),
+            "the same account"
+        );
+        drop((charge, other));
+        assert_eq!(accounts.bytes(), 0);
+        assert!(accounts.peers().is_empty());
+    }
+
+    #[test]
+    fn connections_without_a_greeting_have_a_quarter() {
+        let accounts = accounts(100, 100);
+        let unknown = accounts.unknown();
+        let charge = unknown.charge(25).unwrap();
+        assert!(unknown.charge(1).is_err());
+        assert!(accounts.of(&PeerName::Local).charge(75).is_ok());
+        drop(charge);
+    }
+
+    #[test]
+    fn charges_of_many_threads_add_up() {
+        let accounts = accounts(usize::MAX, 64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for bytes in 0..200 {
+                        let account = accounts.of(&PeerName::Local);
+                        let mut charge = account.charge(bytes % 16).unwrap();
+                        charge.resize(bytes % 7).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!((accounts.bytes(), accounts.peers().len()), (0, 0));
+    }
+}
