@@ -151,13 +151,11 @@ fn number(list: &CertificateRevocationList<'_>) -> u64 {
     let number = list.crl_number().map(|number| number.to_bytes_be());
     let bytes = number.unwrap_or_default();
     // Larger ones are no lists of ours.
-    let fits = bytes.len() <= 8;
-    fits.then(|| {
-        bytes
-            .iter()
-            .fold(0, |all, &byte| all << 8 | u64::from(byte))
-    })
-    .unwrap_or(u64::MAX)
+    if bytes.len() > 8 {
+        return u64::MAX;
+    }
+    let byte = |all: u64, &byte: &u8| (all << 8) | u64::from(byte);
+    bytes.iter().fold(0, byte)
 }
 
 fn entry(revoked: &RevokedCertificate<'_>) -> RevokedCertParams {

@@ -13,6 +13,7 @@ mod quota;
 #[path = "../../src/exchange/slow.rs"]
 mod slow;
 mod starting;
+mod trust;
 
 use std::time::Duration;
 

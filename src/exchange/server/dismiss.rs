@@ -58,7 +58,7 @@ impl Inner {
     ) -> usize {
         let mut ended = Vec::new();
         for &id in sessions {
-            let Some(session) = state.sessions.get(id).map(Arc::clone) else {
+            let Some(session) = state.sessions.get(id).cloned() else {
                 continue;
             };
             session.dismiss(Refused {
