@@ -24,7 +24,7 @@ pub fn silent_connections(hostile: &mut Hostile<'_>, target: &Target) -> io::Res
         .collect();
     let pause = Duration::from_millis(hostile.rng.u64(..1000));
     std::thread::sleep(pause);
-    silent.into_iter().map(|raw| raw.map(drop)).collect()
+    silent.into_iter().try_for_each(|raw| raw.map(drop))
 }
 
 pub fn hello_flood(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
