@@ -196,7 +196,7 @@ impl Tally {
             }
             Err(error) => {
                 self.count(format!("{what} failed: {}", kind(&error)));
-                if is_violation(what, &error) {
+                if is_violation(&error) {
                     say("violation", format!("{what}: {error}").replace('\n', " "));
                 }
                 None
@@ -221,13 +221,8 @@ fn kind(error: &Error) -> String {
     debug[..end.unwrap_or(debug.len())].to_owned()
 }
 
-fn is_violation(what: &str, error: &Error) -> bool {
+fn is_violation(error: &Error) -> bool {
     match error {
-        // Hostile peers join the same groups, with another size.
-        Error::Refused {
-            reason: Refusal::Invalid,
-            ..
-        } if what == "group" => false,
         Error::Protocol { .. } | Error::DataPlane { .. } | Error::WrongBytes { .. } => true,
         Error::Refused { reason, .. } => matches!(
             reason,

@@ -22,6 +22,9 @@ use crate::trend::Trend;
 /// How far resident bytes of a service's own may lie above its first quiesced point.
 const TOLERANCE: u64 = 24 << 20;
 
+/// A slope of at most so many bytes an hour is no trend, in runs of many rounds.
+const GROWTH: f64 = 4.0 * 1024.0 * 1024.0;
+
 /// Runs the soak.
 ///
 /// # Panics
@@ -257,17 +260,22 @@ fn verdict(table: &Table, journal: &Journal, plan: &Plan) {
                 ));
             }
         }
-        let points: Vec<_> = used
+        // The first quarter warms up: threads' arenas, tables that keep their room.
+        let points: Vec<_> = used[used.len() / 4..]
             .iter()
             .map(|row| (row.seconds, row.look.anonymous as f64))
             .collect();
-        if let Some(trend) = Trend::of(&points) {
-            say(&format!(
-                "{service}: resident bytes of its own: {:+.0} ± {:.0} KiB an hour over {} points",
-                trend.per_hour / 1024.0,
-                trend.error / 1024.0,
-                points.len()
-            ));
+        let Some(trend) = Trend::of(&points) else {
+            continue;
+        };
+        say(&format!(
+            "{service}: resident bytes of its own: {:+.0} ± {:.0} KiB an hour over {} points",
+            trend.per_hour / 1024.0,
+            trend.error / 1024.0,
+            points.len()
+        ));
+        if points.len() >= 20 && trend.per_hour - 2.0 * trend.error > GROWTH {
+            journal.violation(format!("{service}: its own resident bytes grow"));
         }
     }
     for what in ["create", "checked: Good", "release", "attack"] {

@@ -37,6 +37,10 @@ struct Process {
     metrics: String,
 }
 
+/// By default glibc keeps megabytes of freed memory for each of its arenas, more after each large
+/// block. With fixed thresholds it returns them, so that resident bytes show what is in use.
+const TUNABLES: &str = "glibc.malloc.trim_threshold=131072:glibc.malloc.mmap_threshold=131072";
+
 /// `@` stands for the folder.
 const CONFIG: &str = r#"
 listen = ["unix:@/sock", "tcp://{tcp}"]
@@ -186,6 +190,7 @@ impl Service {
             .arg("--config")
             .arg(self.folder.join("egmem.toml"))
             .args(["--sim", "gh200"])
+            .env("GLIBC_TUNABLES", TUNABLES)
             .env_remove("RUST_LOG")
             .env_remove("NOTIFY_SOCKET")
             .env_remove("XDG_RUNTIME_DIR")

@@ -139,8 +139,13 @@ pub fn groups(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
             _ => {
                 let size = hostile.rng.choice([2, 4, 16, 1000]);
                 let rank = hostile.rng.u32(..4);
+                let admission = match hostile.rng.bool() {
+                    true => json!("same_peer"),
+                    false => json!({"peers": ["alice.test", "bob.test", MALLORY]}),
+                };
                 let join = json!({
-                    "group": group, "rank": rank, "size": size, "can": ["fabric"], "ms": 300,
+                    "group": group, "rank": rank, "size": size, "admission": admission,
+                    "can": ["fabric"], "ms": 300,
                 });
                 ("join", join)
             }
