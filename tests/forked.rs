@@ -5,6 +5,7 @@
 
 use std::alloc::Layout;
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -28,7 +29,12 @@ fn alone(name: &str, test: impl FnOnce()) {
     }
     let mut options = std::env::var("ASAN_OPTIONS").unwrap_or_default();
     options.push_str(":detect_leaks=0");
-    let status = Command::new(std::env::current_exe().unwrap())
+    // Programs of another architecture start through an emulator.
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let mut words: Vec<PathBuf> = runner.split_whitespace().map(PathBuf::from).collect();
+    words.push(std::env::current_exe().unwrap());
+    let status = Command::new(&words[0])
+        .args(&words[1..])
         .args([name, "--exact", "--nocapture"])
         .env(ROLE, "1")
         .env("ASAN_OPTIONS", options)
