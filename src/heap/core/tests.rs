@@ -409,7 +409,9 @@ proptest! {
                         .chain(kept.small.iter().map(|&(offset, _)| offset)).collect();
                     kept.ask(&mut both.core, bytes, 1 << log);
                     if kept.ranges.is_empty() && kept.small.is_empty() {
-                        gone.iter().for_each(|offset| drop(both.model.used.remove(offset)));
+                        for offset in gone {
+                            both.model.used.remove(&offset);
+                        }
                     }
                 }
             }
