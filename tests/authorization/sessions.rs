@@ -3,7 +3,8 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{
-    Ask, Empty, Greeting, List, Request, Secret, Watch, Welcome, encode,
+    Ask, Empty, FromServer, Greeting, List, Release, Request, Secret, Watch, Welcome, decode,
+    encode,
 };
 
 use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch, granted};
@@ -66,8 +67,32 @@ fn resume_of_a_session_of_others() {
     }
     // The owner has its connection and its lease.
     owner.ping();
-    owner.ask(Ask::Release(egmem::exchange::protocol::Release { lease }));
+    owner.ask(Ask::Release(Release { lease }));
     drop(owner);
+    stage.end();
+}
+
+#[test]
+fn requests_after_the_end_of_a_session() {
+    let stage = Stage::new();
+    let mut other = stage.connection(Some(OTHER));
+    let token = other.welcome(None).session;
+    // It is on no list any more.
+    stage.reload(&[OWNER]);
+    let before = stage.snapshot();
+    let request = Request {
+        id: 7,
+        ask: Some(fetch(HIDDEN, HandleType::Fabric)),
+    };
+    // The connection may have ended already.
+    let _ = other.write(&encode(&request));
+    while let Ok(bytes) = other.read() {
+        let said: FromServer = decode(&bytes).unwrap();
+        assert!(matches!(said, FromServer::Notice(_)), "{said:?}");
+    }
+    let welcome = stage.connection(Some(OTHER)).welcome(Some(token));
+    assert!(!welcome.resumed);
+    assert_eq!(stage.snapshot(), before);
     stage.end();
 }
 

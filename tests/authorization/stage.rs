@@ -1,5 +1,6 @@
 //! A service, an owner that has what others may not, and what of it can be observed.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,32 +64,7 @@ impl Stage {
         for (name, text) in [("ca.pem", &ca), ("cert.pem", &cert), ("key.pem", &key)] {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
-        let at = folder.path().display();
-        let config = format!(
-            r#"
-listen = ["tcp://127.0.0.1:0"]
-[tls]
-ca = "{at}/ca.pem"
-cert = "{at}/cert.pem"
-key = "{at}/key.pem"
-[local]
-door = "{at}/door.sock"
-[create]
-who = ["{OWNER}", "{OTHER}"]
-[[groups]]
-name = "job/*"
-who = ["{OWNER}", "{OTHER}"]
-[node]
-headroom = "0"
-[lease]
-heartbeat = "1min"
-expiry = "1h"
-[limits]
-handshake = {}
-"#,
-            ms(10_000).as_millis()
-        );
-        let config = ServiceConfig::from_toml(&config).unwrap();
+        let config = configuration(folder.path(), &[OWNER, OTHER]);
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let runtime = Runtime::new().unwrap();
         let service = runtime.block_on(Service::start(config, &driver)).unwrap();
@@ -207,11 +183,48 @@ handshake = {}
         assert!(raw.events.is_empty(), "{:?}", raw.events);
     }
 
+    /// Reloads the configuration with these peers on its lists.
+    pub fn reload(&self, who: &[&str]) {
+        let config = configuration(self.folder.path(), who);
+        let _context = self.runtime.enter();
+        let restart = self.service.reload(config).unwrap();
+        assert!(restart.is_empty(), "{restart:?}");
+    }
+
     /// Ends the service.
     pub fn end(self) {
         let drained = self.service.drain(ms(10_000));
         self.runtime.block_on(drained).unwrap();
     }
+}
+
+/// The configuration, with which those peers may create memory and join groups.
+fn configuration(folder: &Path, who: &[&str]) -> ServiceConfig {
+    let (at, handshake) = (folder.display(), ms(10_000).as_millis());
+    let config = format!(
+        r#"
+listen = ["tcp://127.0.0.1:0"]
+[tls]
+ca = "{at}/ca.pem"
+cert = "{at}/cert.pem"
+key = "{at}/key.pem"
+[local]
+door = "{at}/door.sock"
+[create]
+who = {who:?}
+[[groups]]
+name = "job/*"
+who = {who:?}
+[node]
+headroom = "0"
+[lease]
+heartbeat = "1min"
+expiry = "1h"
+[limits]
+handshake = {handshake}
+"#
+    );
+    ServiceConfig::from_toml(&config).unwrap()
 }
 
 fn certificate(issuer: &Issuer<'static, KeyPair>, name: &str) -> (String, String) {
