@@ -233,12 +233,12 @@ async fn it_counts_until_the_holders_process_has_ended() {
     nothing_held(&driver);
 }
 
-/// Its lease would go on for an hour.
+/// Its lease would go on for two hours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
     let folder = tempfile::tempdir().unwrap();
     let driver = driver();
-    let hours = "[lease]\nheartbeat = \"1h\"\nexpiry = \"1h\"\n";
+    let hours = "[lease]\nheartbeat = \"1h\"\nexpiry = \"2h\"\n";
     let service = start_leasing(hours, "", &folder, &driver).await;
     let address = service.addresses()[0].clone();
     let holder = Holder::start(&address, None).await;
