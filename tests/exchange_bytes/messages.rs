@@ -14,6 +14,8 @@ use crate::counting::{live, peak, reset, resident};
 use crate::flood::{PATIENCE, dial, flood, greet, hello, requests, until};
 use crate::{alone, runtime};
 
+/// A name of the usual length: a lease is of the same size whatever it is.
+const NAME: &str = "job-7/rank:0/weights/layer-12/part-3";
 const CONNECTIONS: usize = 8;
 /// Bytes that are sent on each connection.
 const EACH: usize = 256 << 10;
@@ -77,7 +79,7 @@ impl Setting {
         let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
         let buffer = buffer.allocate(&self.driver).unwrap();
         let _entered = self.runtime.enter();
-        self.server.publish("a", buffer).now().unwrap()
+        self.server.publish(NAME, buffer).now().unwrap()
     }
 
     /// What the server has read is answered, or waits.
@@ -206,7 +208,7 @@ fn what_is_kept_for_a_message_is_bounded_by_its_bytes() {
             "fetch",
             Box::new(|_| {
                 Ask::Fetch(Fetch {
-                    name: "a".into(),
+                    name: NAME.into(),
                     accept: vec![HandleType::Fabric],
                     access: Access::Read,
                     probe: false,
