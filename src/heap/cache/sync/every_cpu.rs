@@ -113,7 +113,7 @@ fn visit_all() -> bool {
         all.allow();
     }
     // SAFETY: returns a number.
-    let online = i64::from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) });
+    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     online > 0 && visited >= online
 }
 
