@@ -117,7 +117,7 @@ impl Prover {
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         let launched = unsafe { self.launch(memory, self.check_rewrite, &args) };
-        launched.and_then(|()| self.stream.finish())?;
+        launched.and(self.stream.finish())?;
         let mut report = [0_u64; 2];
         self.report.cpu().read_at(0, &mut report)?;
         match report {
@@ -138,7 +138,7 @@ impl Prover {
     pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
-        unsafe { self.launch_write(memory, seed) }.and_then(|()| self.stream.finish())
+        unsafe { self.launch_write(memory, seed) }.and(self.stream.finish())
     }
 
     /// The GPU reads all words; the result is their exclusive or.
@@ -150,7 +150,7 @@ impl Prover {
         self.report.cpu().put(0, 0_u64)?;
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
-        unsafe { self.launch_read(memory) }.and_then(|()| self.stream.finish())?;
+        unsafe { self.launch_read(memory) }.and(self.stream.finish())?;
         self.report.cpu().get(0)
     }
 

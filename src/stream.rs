@@ -123,8 +123,9 @@ impl Stream {
     /// Waits until the work that the caller has just put on the stream has ended: only then may the borrow
     /// of its memory end, because safe code may reuse the bytes at once.
     ///
-    /// A refusal to wait says nothing about the work, so the wait is repeated. An error that stays is the
-    /// context's own (CUDA returns it from every call from then on); its work has ended.
+    /// A refused wait says nothing about the work, so the wait is repeated for as long as the driver says that
+    /// work is still running. It gives up after some refusals of both the wait and the question: CUDA returns
+    /// the error of a lost context from every call from then on, and the work of such a context has ended.
     ///
     /// # Errors
     /// The first refusal.
@@ -132,12 +133,16 @@ impl Stream {
         const TRIES: u32 = 16;
         let first = self.synchronize();
         let mut last = first.clone();
-        for _ in 0..TRIES {
-            match &last {
-                Ok(()) | Err(Error::ContextLost { .. }) => break,
-                Err(error) => {
-                    tracing::warn!(%error, "waiting for a stream is refused: trying once more")
-                }
+        let mut refusals = 0;
+        while let Err(error) = &last
+            && !matches!(error, Error::ContextLost { .. })
+            && refusals < TRIES
+        {
+            tracing::warn!(%error, "waiting for a stream is refused: trying once more");
+            match self.is_done() {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(_) => refusals += 1,
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
             last = self.synchronize();
@@ -161,7 +166,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, and for a
-    /// [borrowed](Self::borrowed) stream that is being captured into a graph; if the GPU lacks access to either, [`Error::NotAccessible`] where the driver says so at once, and else
+    /// [borrowed](Self::borrowed) stream that is being captured into a graph. Where the GPU lacks access to
+    /// either memory, [`Error::NotAccessible`] if the driver reports that at once, else
     /// [`Error::ContextLost`].
     pub fn copy(
         &self,
@@ -188,7 +194,7 @@ impl Stream {
         let put = unsafe { self.copy_async(dst, src, bytes) };
         let uses = [(dst, Access::ReadWrite), (src, Access::Read)];
         put.map_err(|error| self.name_no_access(error, &uses))
-            .and_then(|()| self.finish())
+            .and(self.finish())
     }
 
     /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
@@ -207,7 +213,7 @@ impl Stream {
         // SAFETY: the range is borrowed until the work is done, which is before this returns.
         let put = unsafe { self.memset_async(dst, byte, bytes) };
         put.map_err(|error| self.name_no_access(error, &[(dst, Access::ReadWrite)]))
-            .and_then(|()| self.finish())
+            .and(self.finish())
     }
 
     /// Drivers say INVALID_VALUE of addresses that the GPU was not granted. Pools' do not tell who was.

@@ -89,7 +89,7 @@ fn no_gpu_writes_to_a_collection_after_a_refused_wait() {
     let mut bytes = HeapVec::new_in(&heap);
     bytes.resize(64 << 10, 0_u8);
     assert_eq!(bytes.as_ptr().addr() as u64, at, "this tests nothing");
-    stream.synchronize().unwrap();
+    while stream.synchronize().is_err() {} // refusals that are left
     assert!(
         bytes.iter().all(|&byte| byte == 0),
         "a GPU wrote to a vector"
