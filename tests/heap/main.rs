@@ -13,6 +13,8 @@ mod growth;
 mod life;
 mod logs;
 mod picture;
+#[path = "../common/program.rs"]
+mod program;
 mod refusals;
 mod refused;
 mod resize;

@@ -1,7 +1,6 @@
 //! A heap whose process loses `membarrier(2)` after the heap was built, as to a filter of system calls that a
 //! program puts on itself once it has started.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
@@ -122,7 +121,7 @@ fn child_without_membarrier() {
 }
 
 fn survives(role: &str) {
-    let child = Command::new(std::env::current_exe().unwrap())
+    let child = program::this_program()
         .args([
             "--exact",
             "refused::child_without_membarrier",

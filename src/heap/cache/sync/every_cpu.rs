@@ -8,12 +8,15 @@
 //! there before was switched out after the walk began; a thread that changed CPUs meanwhile was switched out
 //! for that. So at the end of the walk every thread has executed a barrier since its beginning.
 //!
-//! The walk is complete only if it came to every CPU that is online. Where the kernel refuses that too
-//! (`sched_setaffinity`, a cpuset), what is left is time: a store that has left no trace for [`DRAIN`] is not
-//! in a store buffer any more. That is no promise of the architectures, but holds on those this crate is built
-//! for: an x86 CPU drains its store buffer at every interrupt (Intel SDM, volume 3A, "Store Buffer"), of which
-//! the timer's come at least each 10 ms to a CPU that runs a thread, but for CPUs of `nohz_full`; an Arm CPU
-//! makes every store visible in finite time, without saying in which.
+//! The walk is complete if it came to every CPU that a thread of the process may run on: the union of their
+//! `Cpus_allowed` in `/proc/self/task`, read before the walk begins. A thread whose set changes after that was
+//! moved, which is a context switch, and a thread that starts after that begins with one.
+//!
+//! Where the kernel refuses the walk too (`sched_setaffinity`, no `/proc`), the remaining method is to wait: a
+//! store that is older than [`DRAIN`] is not in a store buffer any more. The architectures do not promise that.
+//! It holds on x86 because a CPU drains its store buffer at every interrupt (Intel SDM, volume 3A, "Store
+//! Buffer") and takes one of the timer's at least every 10 ms, except on CPUs of `nohz_full`. An Arm CPU makes
+//! every store visible in finite time, without a bound.
 //!
 //! Other ways were not taken: `mprotect` interrupts other CPUs on some processors only (Arm and newer x86
 //! broadcast the invalidation in hardware); signals need a handler that belongs to the program.
@@ -81,6 +84,39 @@ impl Cpus {
         (read == 0).then_some(cpus)
     }
 
+    /// Those that any thread of the process may run on; `None` where `/proc` does not say.
+    fn of_all_threads() -> Option<Self> {
+        let mut union = Self([0; Self::WORDS]);
+        for task in std::fs::read_dir("/proc/self/task").ok()? {
+            let status = match std::fs::read(task.ok()?.path().join("status")) {
+                Ok(status) => status,
+                // The thread has ended since.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
+                    continue;
+                }
+                Err(_) => return None,
+            };
+            union.add(&String::from_utf8_lossy(&status))?;
+        }
+        Some(union)
+    }
+
+    /// Adds the CPUs of a thread's `status`: words of 32 bits in hexadecimal, the highest first.
+    fn add(&mut self, status: &str) -> Option<()> {
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed:"))?;
+        for (at, word) in mask.trim().rsplit(',').enumerate() {
+            let bits = u64::from(u32::from_str_radix(word, 16).ok()?);
+            match self.0.get_mut(at / 2) {
+                Some(half) => *half |= bits << (at % 2 * 32),
+                None if bits == 0 => {}
+                None => return None,
+            }
+        }
+        Some(())
+    }
+
     /// Lets the calling thread run on these alone, those of them that there are; it does when this returns.
     fn allow(&self) -> bool {
         let first = std::ptr::from_ref(self).cast();
@@ -89,32 +125,25 @@ impl Cpus {
     }
 }
 
-/// Runs on every CPU once; whether it came to all that are online.
+/// Runs once on every CPU that a thread of the process may run on. Returns whether it came to all of them.
 fn visit_all() -> bool {
-    let Some(before) = Cpus::allowed() else {
+    let (Some(before), Some(needed)) = (Cpus::allowed(), Cpus::of_all_threads()) else {
         return false;
     };
-    // The kernel leaves out those that are offline, and those beyond the thread's cpuset.
-    let all = match Cpus([u64::MAX; Cpus::WORDS]).allow() {
-        true => Cpus::allowed(),
-        false => None,
-    };
-    let Some(all) = all else {
-        return false;
-    };
-    let mut visited = 0;
-    for cpu in all.each() {
+    let visit = |cpu: usize| {
         // SAFETY: returns a number.
         let there = || usize::try_from(unsafe { libc::sched_getcpu() }) == Ok(cpu);
-        visited += i64::from(Cpus::only(cpu).allow() && there());
+        Cpus::only(cpu).allow() && there()
+    };
+    let mut complete = true;
+    for cpu in needed.each() {
+        complete &= visit(cpu);
     }
     // A cpuset that has changed meanwhile may refuse these: then the thread keeps all that it may have.
     if !before.allow() {
-        all.allow();
+        needed.allow();
     }
-    // SAFETY: returns a number.
-    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    online > 0 && visited >= online
+    complete
 }
 
 #[cfg(test)]
@@ -128,6 +157,25 @@ mod tests {
         let after = Cpus::allowed().unwrap();
         assert!(before.each().eq(after.each()));
         println!("the walk came to all CPUs: {complete}");
+    }
+
+    #[test]
+    fn the_union_has_the_cpus_of_every_threads_status() {
+        let mut cpus = Cpus([0; Cpus::WORDS]);
+        cpus.add("Name:\tx\nCpus_allowed:\t80000000,00000003\n")
+            .unwrap();
+        cpus.add("Cpus_allowed:\t4\nCpus_allowed_list:\t2\n")
+            .unwrap();
+        assert!(cpus.each().eq([0, 1, 2, 63]));
+        assert!(cpus.add("Cpus_allowed:\tx\n").is_none());
+        assert!(cpus.add("Name:\tx\n").is_none());
+        let own = Cpus::of_all_threads().unwrap();
+        let allowed: Vec<_> = Cpus::allowed().unwrap().each().collect();
+        assert!(
+            allowed
+                .iter()
+                .all(|cpu| own.each().any(|other| other == *cpu))
+        );
     }
 
     #[test]
