@@ -14,13 +14,13 @@ pub(in crate::heap) struct Kept(AtomicU64);
 const LARGER: u64 = 1 << CLASSES;
 
 impl Kept {
-    /// Blocks of a class may come. Only for who has the cache.
+    /// Blocks of a class may come. The caller holds the cache.
     #[cold]
     pub(in crate::heap) fn note_small(&self, class: Class) {
         self.note(1 << class.index());
     }
 
-    /// Larger blocks may come. Only for who has the cache.
+    /// Larger blocks may come. The caller holds the cache.
     #[cold]
     pub(in crate::heap) fn note_larger(&self) {
         self.note(LARGER);
@@ -30,18 +30,18 @@ impl Kept {
         self.0.store(self.0.load(Relaxed) | bit, Relaxed);
     }
 
-    /// There are no blocks of a class. Only for who has the cache.
+    /// There are no blocks of a class. The caller holds the cache.
     pub(super) fn forget_small(&self, class: Class) {
         let all = self.0.load(Relaxed);
         self.0.store(all & !(1 << class.index()), Relaxed);
     }
 
-    /// There are no larger blocks. Only for who has the cache.
+    /// There are no larger blocks. The caller holds the cache.
     pub(super) fn forget_larger(&self) {
         self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
     }
 
-    /// The core has all that there was. Only for who has the cache.
+    /// The core has all that there was. The caller holds the cache.
     pub(in crate::heap) fn forget(&self) {
         self.0.store(0, Relaxed);
     }

@@ -280,7 +280,7 @@ impl Medium {
             self.evict(next);
         }
         self.missed = (0, 0);
-        // Whoever takes all forgets what is noted, once the core has it.
+        // The caller clears the note once the core has the blocks.
         self.noted = false;
         self.take_leaving()
     }

@@ -1,4 +1,4 @@
-//! Refusals that hold for some time, so that who asks in vain again and again need not look everywhere again.
+//! Remembered refusals: a repeated request that cannot succeed skips the search.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! What threads keep, taken from all of them where that can help.
+//! Empties all thread caches when that can satisfy a request.
 //!
-//! To take it stops every thread of the heap for a moment and leaves it to fetch its blocks anew: for a request
-//! that fails all the same, and is repeated, that would be all that the others get done. So it is asked first
-//! whether the request could be met at all, from bounds that need no thread to stop.
+//! Emptying stops every thread of the heap for a moment, and each has to fetch its blocks anew. A loop of
+//! requests that fail all the same would slow all other threads down. So a request is first compared with bounds
+//! that need no thread to stop, and refused where it cannot succeed.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -12,6 +12,8 @@ struct Heap {
     memory: UnsafeCell<bool>,
     /// Blocks that wait for GPU work; `None` after the end.
     deferred: Mutex<Option<usize>>,
+    /// Chunks; `None` after the end.
+    backing: Mutex<Option<usize>>,
     lifetime: Lifetime,
 }
 
@@ -20,6 +22,7 @@ impl Heap {
         Arc::new(Self {
             memory: UnsafeCell::new(true),
             deferred: Mutex::new(Some(1)),
+            backing: Mutex::new(Some(1)),
             lifetime: Lifetime::new(),
         })
     }
@@ -38,8 +41,20 @@ impl Heap {
         }
     }
 
+    /// Maps one chunk more, with the lock held.
+    fn grow(&self) {
+        if let Some(chunks) = self.backing.lock().unwrap().as_mut() {
+            *chunks += 1;
+            self.memory.with(|mapped| {
+                // SAFETY: loom checks that no other thread writes.
+                assert!(unsafe { *mapped }, "a heap that has ended grows");
+            });
+        }
+    }
+
     fn unmap(&self) {
         self.deferred.lock().unwrap().take();
+        self.backing.lock().unwrap().take();
         self.memory.with_mut(|mapped| {
             // SAFETY: loom checks that no other thread is inside.
             unsafe { *mapped = false };
@@ -89,6 +104,27 @@ fn two_threads_collect_and_one_of_two_ends() {
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// The background thread as it runs: it collects, and then it grows.
+#[test]
+fn a_heap_ends_beside_the_thread_that_grows_it() {
+    loom::model(|| {
+        let heap = Heap::new();
+        let grower = {
+            let heap = heap.clone();
+            thread::spawn(move || {
+                if let Some(_mapped) = heap.lifetime.enter() {
+                    heap.collect();
+                }
+                heap.grow();
+            })
+        };
+        assert!(heap.lifetime.end());
+        heap.unmap();
+        grower.join().unwrap();
+        assert!(heap.backing.lock().unwrap().is_none());
     });
 }
 

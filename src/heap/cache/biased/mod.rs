@@ -95,9 +95,8 @@ impl<T> Biased<T> {
         self.lock()
     }
 
-    /// Takes the value from its owner until the guard is dropped, as [`hold_all`](Self::hold_all) does of many.
-    /// Waits for the owner, if it is inside,
-    /// and for other holders. Takes as long as [`Fence::heavy`].
+    /// Takes the value from its owner until the guard is dropped, as [`hold_all`](Self::hold_all) does with
+    /// many. Waits for the owner, if it is inside, and for other holders. Takes as long as [`Fence::heavy`].
     #[cfg(test)]
     pub(in crate::heap) fn hold(&self) -> Held<'_, T> {
         let alone = Alone::enter();
