@@ -142,6 +142,8 @@ impl Stage {
             "egmem_creations_refused",
             "egmem_failed_handshakes",
             "egmem_handshakes",
+            // Of connections that are still open; tests/exchange_bytes watches it.
+            "egmem_peer_bytes",
             "egmem_protocol_errors",
             "egmem_refusals",
             "egmem_requests",
