@@ -59,7 +59,7 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
 
 /// Escapes, and cuts what is longer than `most` bytes then; `…` marks the cut. The result has at most `most` bytes.
 pub fn bounded(text: &str, most: usize) -> String {
-    let prefix = &text[..floor(text, most + 1)];
+    let prefix = &text[..floor(text, most.saturating_add(1))];
     let escaped = escape(prefix);
     if prefix.len() == text.len() && escaped.len() <= most {
         return escaped.into_owned();
@@ -125,6 +125,7 @@ mod tests {
         assert_eq!(escape_lines("a\tb\n\u{1b}"), "a\tb\n\\u{1b}");
         assert_eq!(bounded("ääää", 6), "ä…");
         assert_eq!(bounded("abc", 3), "abc");
+        assert_eq!(bounded("a\n", usize::MAX), "a\\n");
         let json = serde_json::to_string("\u{7f}\u{202e}\n").unwrap();
         let escaped = escape_json(&json);
         assert_eq!(escaped, "\"\\u007f\\u202e\\n\"");
