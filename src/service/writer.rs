@@ -104,12 +104,15 @@ impl Shared {
 
     fn run(&self, mut sink: Box<dyn Write + Send>) {
         let mut state = self.state();
+        // Whether the sink may end in a part of a line.
+        let mut torn = false;
         loop {
             if state.lines.is_empty() {
                 self.tell(&mut state);
             }
             if let Some(next) = state.next.take() {
                 sink = next;
+                torn = false;
             }
             let Some(line) = state.lines.pop_front() else {
                 state.writing = false;
@@ -122,14 +125,23 @@ impl Shared {
             };
             state.writing = true;
             drop(state);
-            // Nobody is left to hear of a failure.
-            let failed = sink.write_all(&line).and_then(|()| sink.flush()).is_err();
+            torn = write_line(&mut *sink, &line, torn).is_err();
             state = self.state();
             // Only now is there room: a line that is being written is in memory, too.
             state.bytes = state.bytes.saturating_sub(line.len() + PER_LINE);
-            state.dropped += u64::from(failed);
+            state.dropped += u64::from(torn);
         }
     }
+}
+
+/// Writes a line. Where the one before it may be incomplete (`torn`), a line feed comes first, so that the
+/// fragment does not spoil this line as well.
+fn write_line(sink: &mut dyn Write, line: &[u8], torn: bool) -> io::Result<()> {
+    if torn {
+        sink.write_all(b"\n")?;
+    }
+    sink.write_all(line)?;
+    sink.flush()
 }
 
 impl LineWriter {
@@ -259,6 +271,42 @@ mod tests {
         assert!(log.flush_within(PATIENCE));
         assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "after\n");
         assert_eq!(log.dropped(), 960);
+    }
+
+    /// A disk with room for so many bytes before it is full once.
+    struct Full(usize, bool, Sender<Vec<u8>>);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.0 == 0 && !self.1 {
+                self.1 = true;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let taken = match self.1 {
+                true => bytes.len(),
+                false => bytes.len().min(self.0),
+            };
+            self.0 = self.0.saturating_sub(taken);
+            let _ = self.2.send(bytes[..taken].to_vec());
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_after_a_partial_write_is_a_line_of_its_own() {
+        let (tell, parts) = channel();
+        let log = LineWriter::new("log", Full(6, false, tell)).unwrap();
+        for line in ["one\n", "two\n", "three\n", "four\n"] {
+            log.line(line.as_bytes());
+        }
+        assert!(log.flush_within(PATIENCE));
+        let written: Vec<u8> = parts.try_iter().flatten().collect();
+        assert_eq!(written, b"one\ntw\nthree\nfour\n");
+        assert_eq!(log.dropped(), 1);
     }
 
     #[test]
