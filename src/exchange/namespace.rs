@@ -37,7 +37,8 @@ impl Namespaces {
     }
 
     /// Gives the peers that `who` admits these prefixes instead of their own; several rules for a peer add
-    /// up. `{peer}` in a prefix stands for the peer's name, with a colon after a SPIFFE id. The empty prefix stands for every name.
+    /// up. `{peer}` in a prefix stands for the peer's name, with a colon after a SPIFFE id. The empty prefix
+    /// stands for every name.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no prefix, and for one that is neither empty nor made of a name's

@@ -28,8 +28,9 @@ type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;
 
 /// A server's groups. A clone is the same.
 ///
-/// For every session that ends the server calls [`gone`](Self::gone). A future that is dropped, because its connection broke, counts as not
-/// asked: a rank that was gathering is out, one that was offering may offer again.
+/// For every session that ends the server calls [`gone`](Self::gone). A future that is dropped, because its
+/// connection broke, counts as not asked: a rank that was gathering is out, one that was offering may offer
+/// again.
 #[derive(Clone)]
 pub(crate) struct Groups(Arc<Inner>);
 

@@ -118,7 +118,8 @@ impl Process {
         }
     }
 
-    /// The process with that number now, for tests of processes that cannot end meanwhile; `None` where `/proc` does not show it.
+    /// The process with that number now, for tests of processes that cannot end meanwhile; `None` where `/proc`
+    /// does not show it.
     #[cfg(test)]
     pub fn of(pid: u32) -> Option<Self> {
         let text = std::fs::read_to_string(path(pid)).ok()?;

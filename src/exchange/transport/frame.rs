@@ -202,8 +202,9 @@ impl FrameReader {
     /// # Errors
     /// [`Error::Protocol`] for a frame that is empty or too big, or too many fds (all are closed);
     /// [`Error::TimedOut`] for one that takes longer than `limits.frame` from its first byte on;
-    /// [`Error::LimitReached`] for one that is charged for beyond a limit; [`Error::PeerLost`]; [`Error::NotTrusted`] where a TLS server refuses this client's
-    /// certificate. After an error there is nothing more to read.
+    /// [`Error::LimitReached`] for one that is charged for beyond a limit; [`Error::PeerLost`];
+    /// [`Error::NotTrusted`] where a TLS server refuses this client's certificate. After an error there is
+    /// nothing more to read.
     ///
     /// # Cancel safety
     /// Cancel safe: what has come of a frame is kept.
