@@ -8,13 +8,13 @@ use super::connection::{Content, Outcome};
 use super::process::Known;
 use super::publication::Publication;
 use super::requests::{Step, not_found};
-use super::state::No;
+use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent};
 use crate::Refusal;
 use crate::driver::{Access, HandleType};
 use crate::exchange::PeerName;
-use crate::exchange::account::Account;
+use crate::exchange::account::{Account, REQUEST};
 use crate::exchange::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
 use crate::exchange::transport::{FdShare, HeldFd, Reserved};
 
@@ -318,7 +318,8 @@ impl Inner {
         (share, account): (&Arc<FdShare>, &Arc<Account>),
         ticket: &Secret,
     ) -> Outcome {
-        // Only then is it used up: where there is no room now, there may be later.
+        // Only then is it used up: where a limit is reached now, there may be room later.
+        let charge = account.charge(REQUEST).map_err(over)?;
         let room = {
             let state = self.state();
             let publication = state.tickets.peek(ticket, Instant::now());
@@ -338,7 +339,7 @@ impl Inner {
         self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
         let export = move || publication.export_fds().map(|fds| room.hold(fds));
-        let fds = self.driver_call(account, export).await?;
+        let fds = self.charged_call(charge, export).await?;
         count(&self.counters.redeemed);
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;

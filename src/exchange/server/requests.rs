@@ -13,7 +13,7 @@ use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
 use crate::driver::random;
-use crate::exchange::account::{self, Account, REQUEST};
+use crate::exchange::account::{self, Account, Charge, REQUEST};
 use crate::exchange::group::NO_SUCH_ROUND;
 use crate::exchange::protocol::{
     Answer, Ask, Create, Delete, Empty, Join, List, Names, Probe, Probed, Release, Wait, Watch,
@@ -267,6 +267,15 @@ impl Inner {
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
     ) -> Result<T, No> {
         let charge = account.charge(REQUEST).map_err(over)?;
+        self.charged_call(charge, call).await
+    }
+
+    /// The same, for a charge that was made before.
+    pub(super) async fn charged_call<T: Send + 'static>(
+        &self,
+        charge: Charge,
+        call: impl FnOnce() -> crate::Result<T> + Send + 'static,
+    ) -> Result<T, No> {
         let call = move || {
             let result = call();
             drop(charge);

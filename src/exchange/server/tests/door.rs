@@ -68,6 +68,32 @@ async fn a_ticket_is_redeemed_for_fds_once() {
 }
 
 #[tokio::test]
+async fn a_ticket_that_a_byte_limit_refuses_can_be_redeemed_later() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let mut door = at_the_door(&raw).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    let user = PeerName::User(rustix::process::geteuid().as_raw());
+    let account = server.handle.inner.accounts.of(&user);
+    // All that is left, in halves.
+    let mut charges = Vec::new();
+    for shift in (0..usize::BITS - 1).rev() {
+        charges.extend(account.charge(1 << shift));
+    }
+    let ask = || redeem(&ticket(&granted));
+    assert_eq!(door.refusal(ask()).await, Refusal::Limit);
+    assert_eq!(server.stats().redeemed, 0);
+    drop((charges, account));
+    let (answer, fds) = door.ask(ask()).await;
+    assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
+    raw.release(granted.lease).await;
+    drop((published, fds));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn a_ticket_ends_with_its_time_and_with_its_lease() {
     let driver = driver();
     let server = loopback().ticket(short()).start().await.unwrap();
