@@ -21,7 +21,7 @@
 //! | a driver call that outlives its request | it returns | | [`REQUEST`] |
 //! | a lease, its ticket and what is remembered of it once it expired | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
-//! | a name that was created: the same, and its entry | it is deleted | `names`, quotas | the same and its parts |
+//! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight` | [`REQUEST`] and its bytes |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted apart |
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::protocol::{Admission, Ask, Event};
-use super::{Limits, PeerName};
+use super::{Limits, PeerName, Who};
 use crate::share::{Description, Part};
 
 /// A connection, as long as its frames are short.
@@ -219,9 +219,17 @@ pub(crate) fn memory(description: &Description) -> usize {
     ENTRY + description.parts.len() * PART
 }
 
+/// Bytes of a name that was created for a peer: its entry, its access list and its memory's description.
+pub(crate) fn name(who: &Who, description: &Description) -> usize {
+    REQUEST + texts(&who.patterns()) + memory(description)
+}
+
+fn texts(list: &[String]) -> usize {
+    list.iter().map(|text| ENTRY + text.len()).sum()
+}
+
 /// Bytes that a request keeps while it is answered.
 pub(crate) fn request(ask: &Ask) -> usize {
-    let texts = |list: &[String]| list.iter().map(|text| ENTRY + text.len()).sum::<usize>();
     REQUEST
         + match ask {
             Ask::Create(create) => texts(&create.peers),

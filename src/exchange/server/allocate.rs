@@ -27,8 +27,8 @@ pub trait Allocate: Send + Sync {
     }
 
     /// Makes memory for `peer` and publishes it under the name that is asked for, which has the form
-    /// of names, with `peer` as its [owner](crate::exchange::server::PublishOptions::owner). It must be there when
-    /// the future is done.
+    /// of names, with `peer` as its [owner](crate::exchange::server::PublishOptions::owner): the owner is
+    /// charged for the name. It must be there when the future is done.
     ///
     /// Check the peer's rights and quota before the name: a refusal with `exists` tells the peer that
     /// somebody has it.

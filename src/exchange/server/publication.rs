@@ -50,7 +50,7 @@ pub(super) struct Registered {
     pub until: Option<Instant>,
     pub places: Places,
     /// For what is kept of it on behalf of the peer that created it.
-    pub charge: Option<Charge>,
+    pub _charge: Option<Charge>,
 }
 
 impl Publication {

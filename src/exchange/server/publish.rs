@@ -12,6 +12,7 @@ use super::probe::Places;
 use super::publication::{Publication, Registered};
 use super::{Inner, Server, lock};
 use crate::driver::Access;
+use crate::exchange::account;
 use crate::exchange::limits::deadline;
 use crate::exchange::protocol::check_name;
 use crate::exchange::{Owner, Who};
@@ -77,7 +78,8 @@ impl<'a> PublishOptions<'a> {
     /// # Errors
     /// [`Error::InvalidArgument`] for a name that is none, no access, or memory that cannot be
     /// exported at all; [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and
-    /// with [`Refusal::Closing`] where the server is ending; [`Error::LimitReached`] for names.
+    /// with [`Refusal::Closing`] where the server is ending; [`Error::LimitReached`] for names, and for the
+    /// bytes that the server keeps for the [owner](Self::owner), if a peer is.
     pub fn now(self) -> Result<Published> {
         check_name(&self.name)?;
         let description = self.shared.describe(self.access)?;
@@ -97,6 +99,17 @@ impl<'a> PublishOptions<'a> {
         let places = match self.probe && !self.shared.is_window() {
             true => Places::between(self.shared.len(), self.shared.padded()),
             false => Places::default(),
+        };
+        let charge = match &self.owner {
+            Owner::Peer(peer) => {
+                let bytes = account::name(&self.who, &description);
+                let charge = inner.accounts.of(peer).charge(bytes);
+                Some(charge.map_err(|over| Error::LimitReached {
+                    what: over.what,
+                    limit: over.limit as u64,
+                })?)
+            }
+            _ => None,
         };
         let mut state = inner.state();
         if state.closing {
@@ -134,7 +147,7 @@ impl<'a> PublishOptions<'a> {
             closing: true,
             until: None,
             places,
-            charge: None,
+            _charge: charge,
         };
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);

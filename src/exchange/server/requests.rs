@@ -324,21 +324,16 @@ impl Inner {
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let peer = &link.session.peer;
-            // For the name, as long as it is there.
+            // For the allocator's copy of the request. The name is charged for when it is published, which may
+            // happen after this future was dropped.
             let kept = account::request(&Ask::Create(ask.clone()));
-            let mut charge = link.session.account().charge(kept).map_err(over)?;
+            let _charge = link.session.account().charge(kept).map_err(over)?;
             let create = allocator.create(peer, &ask);
             (tokio::time::timeout(inner.limits.wait, create).await)
                 .map_err(|_| (Refusal::TimedOut, String::new()))??;
-            let mut state = inner.state();
+            let state = inner.state();
             let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
-            let publication = Arc::clone(&found.publication);
-            // The memory is there already: a refusal would be of no use.
-            let _ = charge.resize(kept + account::memory(&publication.description));
-            if let Some(registered) = state.publications.get_mut(&publication.id) {
-                registered.charge.get_or_insert(charge);
-            }
-            Ok(Content::Name(publication))
+            Ok(Content::Name(Arc::clone(&found.publication)))
         })
     }
 

@@ -269,6 +269,27 @@ async fn what_was_decided_before_the_end_is_told() {
 }
 
 #[tokio::test]
+async fn a_name_that_is_published_after_its_request_ended_is_charged_for() {
+    let driver = driver();
+    let hesitant = Arc::new(Hesitant::default());
+    let server = loopback().allocator(hesitant.clone());
+    let server = server.start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    raw.send(create("local/a", MIB)).await;
+    hesitant.0.notified().await;
+    drop(raw);
+    until("nothing is kept", || server.stats().peer_bytes == 0).await;
+    // What an allocator's blocking work does that cannot be stopped.
+    let options = server.publish("local/a", memory(&driver));
+    let published = options.owner(PeerName::Local).now().unwrap();
+    assert!(server.stats().peer_bytes > 0);
+    drop(published);
+    assert_eq!(server.stats().peer_bytes, 0);
+    drop(hesitant);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn without_an_allocator_nothing_is_made() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
