@@ -86,7 +86,18 @@ fn what_peers_do_is_in_the_audit_log() {
 
 #[test]
 fn without_a_file_audit_events_are_in_the_log_by_default() {
-    let mut service = Service::start(USUAL);
+    audit_events_are_logged(Service::start(USUAL));
+}
+
+#[test]
+fn a_log_filter_for_other_events_keeps_audit_events() {
+    let folder = tempfile::tempdir().unwrap();
+    audit_events_are_logged(Service::start_in(folder, USUAL, |command| {
+        command.env("RUST_LOG", "warn");
+    }));
+}
+
+fn audit_events_are_logged(mut service: Service) {
     assert!(service.fetch(&["weights", "--read-only"]).status.success());
     // The time comes first.
     let line = service.running.line_with("egmem::audit: event=\"granted\"");

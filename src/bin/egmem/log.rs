@@ -18,7 +18,8 @@ static QUEUE: OnceLock<LineWriter> = OnceLock::new();
 
 /// Logs to standard error. `RUST_LOG` says more than `-v` can.
 ///
-/// A service logs with the time, and without ever waiting for a reader; its audit events are always logged.
+/// A service logs with the time, and without ever waiting for a reader; its audit events are logged unless
+/// `RUST_LOG` names their target, `egmem::audit`.
 pub fn start(verbose: u8, service: bool) -> Result<()> {
     let level = match verbose {
         0 => "warn",
@@ -26,11 +27,11 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
         2 => "egmem=debug",
         _ => "trace",
     };
-    let level = match service {
-        true => format!("{level},egmem::audit=info"),
-        false => level.to_owned(),
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let level = with_audit(level.to_owned(), service);
+    let wanted = std::env::var(EnvFilter::DEFAULT_ENV).ok();
+    let filter = (wanted.map(|wanted| with_audit(wanted, service)))
+        .and_then(|wanted| EnvFilter::try_new(wanted).ok())
+        .unwrap_or_else(|| EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -46,6 +47,15 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
         false => log.with_writer(std::io::stderr).without_time().init(),
     }
     Ok(())
+}
+
+/// The directives of a filter. A service's audit events are on where no directive names their target.
+fn with_audit(directives: String, service: bool) -> String {
+    let named = |directive: &str| directive.trim().starts_with("egmem::audit");
+    match service && !directives.split(',').any(named) {
+        true => format!("{directives},egmem::audit=info"),
+        false => directives,
+    }
 }
 
 /// The queue of a service's log.
