@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use self::bound::Bound;
+use self::bound::{Bounds, Kind, Suppressed};
 use super::Inner;
 use super::accept::Link;
 use super::connection::{Content, Outcome};
@@ -61,7 +61,7 @@ pub(crate) struct Event {
     /// Why, as a word of [`crate::Refusal`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How many refusals were not written.
+    /// How many events were not written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
 }
@@ -142,7 +142,7 @@ impl Asked {
 #[derive(Default)]
 pub(super) struct Audit {
     sink: Option<Sink>,
-    bound: Mutex<Bound>,
+    bounds: Mutex<Bounds>,
 }
 
 impl fmt::Debug for Audit {
@@ -156,12 +156,12 @@ impl Audit {
     pub fn new(sink: Option<Sink>) -> Self {
         Self {
             sink,
-            bound: Mutex::default(),
+            bounds: Mutex::default(),
         }
     }
 
     pub fn session_begun(&self, link: &Link, resumed: bool) {
-        self.done(of_link(
+        self.session(of_link(
             link,
             match resumed {
                 true => "session_resumed",
@@ -171,12 +171,11 @@ impl Audit {
     }
 
     pub fn session_ended(&self, session: u64, peer: &PeerName, reason: Option<&str>) {
-        self.done(Event {
+        self.session(Event {
             session: Some(session),
             reason: reason.map(str::to_owned),
             ..of_peer(peer, "session_ended")
         });
-        self.tell_suppressed(bound::OTHERS);
     }
 
     /// The server ends a session whose peer is not trusted or admitted any more.
@@ -238,7 +237,6 @@ impl Audit {
         if let Some(event) = asked.granted() {
             let mut event = with(of_link(link, event), asked);
             event.outcome = "abandoned";
-            self.tell_suppressed(&event.peer);
             self.emit(&event);
         }
     }
@@ -263,34 +261,47 @@ impl Audit {
 
     /// Reports what was not written yet.
     pub fn finish(&self) {
-        let all = lock(&self.bound).take_all();
-        for (peer, count) in all {
-            self.emit(&suppressed(peer, count));
-        }
+        let all = lock(&self.bounds).take_all();
+        all.into_iter()
+            .for_each(|left| self.emit(&suppressed(left)));
+    }
+
+    /// When [`tell_suppressed`](Self::tell_suppressed) has something to report, if it has.
+    pub fn deadline(&self) -> Option<Instant> {
+        lock(&self.bounds).deadline()
+    }
+
+    /// Reports how many events were not written, when that is due.
+    pub fn tell_suppressed(&self, now: Instant) {
+        let due = lock(&self.bounds).take_due(now);
+        due.into_iter()
+            .for_each(|left| self.emit(&suppressed(left)));
     }
 
     fn refused(&self, mut event: Event, reason: &str) {
-        let admitted = lock(&self.bound).admit(&event.peer, Instant::now());
-        if !admitted {
-            return;
+        if self.admits(Kind::Refusal, &event) {
+            event.outcome = "refused";
+            event.reason = Some(bounded(reason, 64));
+            self.emit(&event);
         }
-        self.tell_suppressed(&event.peer);
-        event.outcome = "refused";
-        event.reason = Some(bounded(reason, 64));
-        self.emit(&event);
+    }
+
+    fn session(&self, event: Event) {
+        if self.admits(Kind::Session, &event) {
+            self.done(event);
+        }
     }
 
     fn done(&self, mut event: Event) {
         event.outcome = "ok";
-        self.tell_suppressed(&event.peer);
         self.emit(&event);
     }
 
-    fn tell_suppressed(&self, peer: &str) {
-        let count = lock(&self.bound).take(peer);
-        if count > 0 {
-            self.emit(&suppressed(peer.to_owned(), count));
-        }
+    /// Whether an event is written; if not, it is counted.
+    fn admits(&self, kind: Kind, event: &Event) -> bool {
+        let now = Instant::now();
+        self.tell_suppressed(now);
+        lock(&self.bounds).admit(kind, &event.peer, now)
     }
 
     fn emit(&self, event: &Event) {
@@ -365,8 +376,8 @@ impl Drop for Pending {
     }
 }
 
-fn lock(bound: &Mutex<Bound>) -> std::sync::MutexGuard<'_, Bound> {
-    bound.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(bounds: &Mutex<Bounds>) -> std::sync::MutexGuard<'_, Bounds> {
+    bounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn of_peer(peer: &PeerName, event: &'static str) -> Event {
@@ -406,12 +417,15 @@ fn with(event: Event, asked: Asked) -> Event {
     }
 }
 
-fn suppressed(peer: String, count: u64) -> Event {
+fn suppressed(left: Suppressed) -> Event {
     Event {
         event: "suppressed",
-        outcome: "refused",
-        peer,
-        count: Some(count),
+        outcome: match left.kind {
+            Kind::Refusal => "refused",
+            Kind::Session => "ok",
+        },
+        peer: left.peer,
+        count: Some(left.count),
         ..Event::default()
     }
 }

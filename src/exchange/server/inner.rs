@@ -284,6 +284,10 @@ impl Inner {
     pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
         tracing::info!(%peer, session, "session ended");
         self.audit.session_ended(session, peer, None);
+        if self.audit.deadline().is_some() {
+            // It tells how many events were suppressed, also where the peer does not come back.
+            self.janitor.notify_one();
+        }
         self.groups.gone(session);
         self.emit(ServerEvent::PeerGone {
             peer: peer.clone(),

@@ -17,10 +17,18 @@ pub(super) async fn run(inner: Arc<Inner>) {
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
             let expiry = state.credentials.deadline((inner.wall_clock)());
             let recall = state.recalls.deadline();
-            [state.leases.deadline(), tickets, groups, expiry, recall]
-                .into_iter()
-                .flatten()
-                .min()
+            let audit = inner.audit.deadline();
+            [
+                state.leases.deadline(),
+                tickets,
+                groups,
+                expiry,
+                recall,
+                audit,
+            ]
+            .into_iter()
+            .flatten()
+            .min()
         };
         let sleep = async {
             match deadline {
@@ -39,6 +47,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
             () = inner.janitor.notified() => {}
             () = sleep => {
                 inner.expire(Instant::now());
+                inner.audit.tell_suppressed(Instant::now());
                 inner.verify_expired().await;
                 inner.thin_out().await;
             }

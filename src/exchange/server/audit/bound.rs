@@ -1,16 +1,41 @@
-//! How many refusals of one peer are written: a hostile peer must not fill a disk by being refused.
+//! How many refusals and session events of one peer are written: a hostile peer must not fill a disk, or push the
+//! events of other peers out of a queue.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Refusals of one peer that are written at once.
-pub(super) const BURST: u32 = 32;
-/// After the burst, one is written each time this is over.
+/// After a burst, one event is written each time this is over.
 const REFILL: Duration = Duration::from_secs(1);
 /// Peers that are counted one by one; the others share one account.
 const PEERS: usize = 1024;
 /// The account of peers beyond [`PEERS`]. No peer has this name.
-pub(super) const OTHERS: &str = "*";
+const OTHERS: &str = "*";
+
+/// Events with a bucket of their own for each peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Refusal,
+    /// A session that begins, is resumed, or ends.
+    Session,
+}
+
+impl Kind {
+    /// Events of one peer that are written at once.
+    const fn burst(self) -> u32 {
+        match self {
+            Self::Refusal => 32,
+            Self::Session => 256,
+        }
+    }
+}
+
+/// Events of one peer that were not written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Suppressed {
+    pub kind: Kind,
+    pub peer: String,
+    pub count: u64,
+}
 
 #[derive(Debug)]
 struct Account {
@@ -19,27 +44,68 @@ struct Account {
     suppressed: u64,
 }
 
-/// A token bucket for each peer, and what did not fit.
+/// Token buckets for each peer, and what did not fit.
 #[derive(Debug, Default)]
-pub(super) struct Bound {
-    accounts: HashMap<String, Account>,
+pub(super) struct Bounds {
+    refusals: Accounts,
+    sessions: Accounts,
+    /// When what was suppressed is reported next; `None` where nothing was.
+    due: Option<Instant>,
 }
 
-impl Bound {
-    /// Whether a refusal of `peer` is written; if not, it is counted.
-    pub fn admit(&mut self, peer: &str, now: Instant) -> bool {
-        if !self.accounts.contains_key(peer) && self.accounts.len() >= PEERS {
-            self.accounts
+impl Bounds {
+    /// Whether an event of `peer` is written; if not, it is counted.
+    pub fn admit(&mut self, kind: Kind, peer: &str, now: Instant) -> bool {
+        let accounts = match kind {
+            Kind::Refusal => &mut self.refusals,
+            Kind::Session => &mut self.sessions,
+        };
+        let admitted = accounts.admit(peer, kind.burst(), now);
+        if !admitted {
+            self.due.get_or_insert(now + REFILL);
+        }
+        admitted
+    }
+
+    /// When [`take_due`](Self::take_due) returns something next.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// What was suppressed and not reported yet, at most once each [`REFILL`].
+    pub fn take_due(&mut self, now: Instant) -> Vec<Suppressed> {
+        match self.due {
+            Some(due) if due <= now => self.take_all(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// What was suppressed and not reported yet.
+    pub fn take_all(&mut self) -> Vec<Suppressed> {
+        self.due = None;
+        let mut all = self.refusals.take_all(Kind::Refusal);
+        all.extend(self.sessions.take_all(Kind::Session));
+        all
+    }
+}
+
+#[derive(Debug, Default)]
+struct Accounts(HashMap<String, Account>);
+
+impl Accounts {
+    fn admit(&mut self, peer: &str, burst: u32, now: Instant) -> bool {
+        if !self.0.contains_key(peer) && self.0.len() >= PEERS {
+            self.0
                 .retain(|_, account| account.suppressed > 0 || account.full > now);
         }
-        let full = self.accounts.len() >= PEERS && !self.accounts.contains_key(peer);
+        let full = self.0.len() >= PEERS && !self.0.contains_key(peer);
         let key = if full { OTHERS } else { peer };
-        let account = self.accounts.entry(key.to_owned()).or_insert(Account {
+        let account = self.0.entry(key.to_owned()).or_insert(Account {
             full: now,
             suppressed: 0,
         });
         let next = account.full.max(now) + REFILL;
-        if next > now + REFILL * BURST {
+        if next > now + REFILL * burst {
             account.suppressed += 1;
             return false;
         }
@@ -47,18 +113,15 @@ impl Bound {
         true
     }
 
-    /// How many of the peer's refusals were not written, and have not been told.
-    pub fn take(&mut self, peer: &str) -> u64 {
-        let account = self.accounts.get_mut(peer);
-        account.map_or(0, |account| std::mem::take(&mut account.suppressed))
-    }
-
-    /// The same of all peers.
-    pub fn take_all(&mut self) -> Vec<(String, u64)> {
-        let all = self.accounts.iter_mut();
-        all.map(|(peer, account)| (peer.clone(), std::mem::take(&mut account.suppressed)))
-            .filter(|(_, count)| *count > 0)
-            .collect()
+    fn take_all(&mut self, kind: Kind) -> Vec<Suppressed> {
+        let all = self.0.iter_mut();
+        all.map(|(peer, account)| Suppressed {
+            kind,
+            peer: peer.clone(),
+            count: std::mem::take(&mut account.suppressed),
+        })
+        .filter(|suppressed| suppressed.count > 0)
+        .collect()
     }
 }
 
@@ -66,31 +129,50 @@ impl Bound {
 mod tests {
     use super::*;
 
+    fn suppressed(kind: Kind, peer: &str, count: u64) -> Suppressed {
+        let peer = peer.to_owned();
+        Suppressed { kind, peer, count }
+    }
+
     #[test]
     fn a_burst_is_written_then_one_each_second_and_the_rest_is_counted() {
-        let mut bound = Bound::default();
+        for kind in [Kind::Refusal, Kind::Session] {
+            let mut bounds = Bounds::default();
+            let now = Instant::now();
+            let written = (0..1000).filter(|_| bounds.admit(kind, "a", now)).count();
+            assert_eq!(written, kind.burst() as usize);
+            let left = 1000 - u64::from(kind.burst());
+            assert_eq!(bounds.take_due(now), [], "not yet");
+            assert_eq!(bounds.deadline(), Some(now + REFILL));
+            let later = now + REFILL;
+            assert_eq!(bounds.take_due(later), [suppressed(kind, "a", left)]);
+            assert_eq!((bounds.take_all(), bounds.deadline()), (vec![], None));
+            assert!(bounds.admit(kind, "a", later));
+            assert!(!bounds.admit(kind, "a", later));
+            assert!(bounds.admit(kind, "b", now), "another peer is not held up");
+            assert_eq!(bounds.take_all(), [suppressed(kind, "a", 1)]);
+        }
+    }
+
+    #[test]
+    fn sessions_do_not_use_up_what_refusals_have() {
+        let mut bounds = Bounds::default();
         let now = Instant::now();
-        let written = (0..1000).filter(|_| bound.admit("a", now)).count();
-        assert_eq!(written, BURST as usize);
-        assert_eq!(bound.take("a"), 1000 - u64::from(BURST));
-        assert_eq!(bound.take("a"), 0);
-        assert!(bound.admit("a", now + REFILL));
-        assert!(!bound.admit("a", now + REFILL));
-        assert!(bound.admit("b", now), "another peer is not held up");
-        assert_eq!(bound.take_all(), [("a".to_owned(), 1)]);
+        while bounds.admit(Kind::Session, "a", now) {}
+        assert!(bounds.admit(Kind::Refusal, "a", now));
     }
 
     #[test]
     fn peers_without_number_share_an_account() {
-        let mut bound = Bound::default();
+        let (mut bounds, kind) = (Bounds::default(), Kind::Refusal);
         let now = Instant::now();
         for peer in 0..10 * PEERS {
-            bound.admit(&peer.to_string(), now);
+            bounds.admit(kind, &peer.to_string(), now);
         }
-        assert!(bound.accounts.len() <= PEERS + 1);
-        assert!(bound.take(OTHERS) > 0);
+        assert!(bounds.refusals.0.len() <= PEERS + 1);
+        assert!(bounds.take_all().iter().any(|left| left.peer == OTHERS));
         // Those that are full again make room.
-        assert!(bound.admit("late", now + REFILL * BURST));
-        assert!(bound.accounts.len() <= 2);
+        assert!(bounds.admit(kind, "late", now + REFILL * kind.burst()));
+        assert!(bounds.refusals.0.len() <= 2);
     }
 }

@@ -220,6 +220,42 @@ async fn ranks_that_join_and_leave_a_group_are_reported() {
 }
 
 #[tokio::test]
+async fn a_peer_cannot_fill_the_disk_by_connecting_in_a_loop() {
+    const TRIES: u64 = 300;
+    let begun = std::time::Instant::now();
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    for _ in 0..TRIES {
+        drop(Raw::open(&server).await);
+        until("few are left", || server.stats().sessions < 8).await;
+    }
+    until("none is left", || server.stats().sessions == 0).await;
+    close(server, &driver).await;
+    let seconds = begun.elapsed().as_secs();
+    let written = (book.all("session_begun").len() + book.all("session_ended").len()) as u64;
+    let suppressed = book.all("suppressed");
+    assert!(written <= 256 + seconds + 1, "{written} in {seconds} s");
+    assert!(suppressed.len() as u64 <= seconds + 1, "{suppressed:?}");
+    assert!(suppressed.iter().all(|event| event.outcome == "ok"));
+    let told: u64 = suppressed.iter().filter_map(|event| event.count).sum();
+    assert_eq!(written + told, 2 * TRIES, "each is written or counted");
+}
+
+#[tokio::test]
+async fn a_silent_server_tells_how_many_events_were_suppressed() {
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    let mut raw = Raw::open(&server).await;
+    for _ in 0..100 {
+        let refusal = raw.fetch(fetch("a b")).await.unwrap_err();
+        assert_eq!(refusal, Refusal::Invalid);
+    }
+    drop(raw);
+    until("it is told", || !book.all("suppressed").is_empty()).await;
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn a_peer_cannot_fill_the_disk_by_being_refused() {
     const TRIES: usize = 1000;
     let (driver, book) = (driver(), Book::default());
