@@ -38,7 +38,7 @@ impl FetchOptions {
             via: None,
             probe: true,
             instance: None,
-            owner: None,
+            owner: client.0.session().dial.options.owner.clone(),
         }
     }
 
@@ -89,7 +89,8 @@ impl FetchOptions {
     }
 
     /// Refuses memory of another owner than this one. The server checks it before it grants a lease, and
-    /// this client checks the grant before it imports anything. Without this, memory of any owner is taken:
+    /// this client checks the grant before it imports anything. This overrides the client's
+    /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is taken:
     /// then a peer that was faster to create the name may read and write what is put there.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = Some(owner.into());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Client, greet, session};
 use crate::capability::ImexChannel;
 use crate::driver::random;
-use crate::exchange::{Address, Limits, Security};
+use crate::exchange::{Address, Limits, Owner, Security};
 use crate::share::Peers;
 use crate::{Driver, Error, Result};
 
@@ -75,6 +75,8 @@ pub struct ClientOptions {
     pub(super) timeout: Duration,
     pub(super) patient: bool,
     pub(super) fabric: Option<bool>,
+    /// The owner that fetches expect, unless they name another.
+    pub(super) owner: Option<Owner>,
 }
 
 impl ClientOptions {
@@ -89,6 +91,7 @@ impl ClientOptions {
             timeout: Duration::from_secs(10),
             patient: false,
             fabric: None,
+            owner: None,
         }
     }
 
@@ -140,6 +143,14 @@ impl ClientOptions {
     /// Says whether fabric handles can be imported, instead of having it tried.
     pub fn fabric(mut self, can: bool) -> Self {
         self.fabric = Some(can);
+        self
+    }
+
+    /// Refuses memory of another owner than this one in every fetch of the client, as
+    /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner) does for one fetch, which
+    /// overrides this.
+    pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
+        self.owner = Some(owner.into());
         self
     }
 

@@ -223,6 +223,34 @@ async fn memory_of_an_unexpected_owner_is_released_and_never_imported() {
 }
 
 #[tokio::test]
+async fn every_fetch_of_a_client_expects_the_client_s_owner_unless_it_names_another() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let options = fake.options().expect_owner(PeerName::User(1000));
+    let (client, mut peer) = fake.client_of(options, &driver).await;
+    for (fetch, expected) in [
+        (client.fetch("x"), Owner::Peer(PeerName::User(1000))),
+        (
+            client.fetch("x").expect_owner(PeerName::User(7)),
+            Owner::Peer(PeerName::User(7)),
+        ),
+    ] {
+        let serve = async {
+            let asked = peer.grant(5, &memory).await;
+            assert_eq!(asked.owner, Some(expected.clone()));
+            assert_eq!(peer.released().await, 5);
+        };
+        let (fetched, ()) = within(async { tokio::join!(fetch.go(), serve) }).await;
+        let error = expect_err(fetched);
+        let what = Mismatch::Owner {
+            expected: expected.to_string(),
+            found: "@server".into(),
+        };
+        let wrong = matches!(&error, Error::Mismatched { what: found, .. } if **found == what);
+        assert!(wrong, "{error}");
+    }
+}
+
+#[tokio::test]
 async fn existing_memory_is_taken_only_if_owner_size_and_node_match() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
     let (client, mut peer) = fake.client(&driver).await;
