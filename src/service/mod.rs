@@ -68,6 +68,7 @@ use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
 use crate::share::InstanceId;
 use crate::{Driver, Error, Result};
+use audit::AuditFile;
 use http::Endpoint;
 use state::State;
 
@@ -161,19 +162,26 @@ impl Service {
     /// [`Published::set_who`](crate::exchange::server::Published::set_who).
     ///
     /// # Errors
-    /// What [`ServiceConfig::check`] finds, [`Error::Tls`], and [`Error::System`] where the audit log cannot be
-    /// opened again: lists and quotas stay as they were then.
+    /// What [`ServiceConfig::check`] finds, and [`Error::Tls`]: nothing has changed then. [`Error::System`]
+    /// where the audit log cannot be opened again: everything else of `config` holds then, and events go to
+    /// the old file.
     pub fn reload(&self, config: ServiceConfig) -> Result<Vec<&'static str>> {
         config.check()?;
         if let Some(tls) = &self.tls {
             tls.reload()?;
         }
-        if let Some(audit) = &self.state.audit {
-            audit.reopen()?;
-        }
+        // A failure here must not keep the rights that `config` takes away.
+        let reopened = self.state.audit.as_ref().map_or(Ok(()), AuditFile::reopen);
         let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         let before = current.clone();
         let mut restart = current.take_over(config);
+        // The new rights hold before a session ends: its peer may connect again at once. The patterns of
+        // groups have been checked.
+        self.server.set_groups(current.group_rights())?;
+        self.state.set_create(current.create.clone());
+        for buffer in &current.buffers {
+            self.state.set_who(&buffer.name, buffer.who.clone());
+        }
         if self.server.set_peers(start::peers(&current)).is_err() {
             current.local = before.local.clone();
             restart.push("local");
@@ -181,11 +189,7 @@ impl Service {
         let (before, now) = (&before, &*current);
         self.server
             .end_sessions_if(|peer| before.lists(peer) && !now.lists(peer));
-        self.state.set_create(current.create.clone());
-        self.server.set_groups(current.group_rights())?;
-        for buffer in &current.buffers {
-            self.state.set_who(&buffer.name, buffer.who.clone());
-        }
+        reopened?;
         Ok(restart)
     }
 

@@ -133,7 +133,7 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
         "; only a restart changes node"
     );
     assert_eq!(names(&service.ls()), ["scratch"]);
-    let error = rewrite(&mut service, "listen = []", "error: not reloaded: ");
+    let error = rewrite(&mut service, "listen = []", "error: reload failed: ");
     assert!(error.contains("listen"), "{error}");
     assert_eq!(names(&service.ls()), ["scratch"]);
     service.drained();

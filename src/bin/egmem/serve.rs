@@ -107,7 +107,7 @@ impl Serve {
                         Ok(keys) if keys.is_empty() => print("reloaded\n")?,
                         Ok(keys) => print(&format!("reloaded; only a restart changes {}\n", keys.join(", ")))?,
                         Err(error) => complain(&format!(
-                            "error: not reloaded: {error}; what to do: {}\n",
+                            "error: reload failed: {error}; what to do: {}\n",
                             error.remedy()
                         )),
                     }
