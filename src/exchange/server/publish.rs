@@ -232,6 +232,11 @@ impl Published {
     /// gives it back when all have. From then on the publication holds none of it: where the result is
     /// dropped too, a heap's block is freed.
     ///
+    /// A holder on this machine also counts as gone when the process that fetched the memory has ended. A
+    /// forked child of it, or a process that it passed the fd to, may still have the memory mapped. Do not
+    /// reuse the memory for other data if your importers fork or pass fds on. The allocator service discards
+    /// such memory.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] where it was withdrawn before.
     /// [`Error::StillHeld`] with the holders, when the time is over or only those are left who went
