@@ -386,7 +386,7 @@ impl Inner {
     }
 
     /// A connection is no more: its session goes on for the time of a lease, or ends.
-    pub(super) fn detach(self: &Arc<Self>, link: &Link, last_word: Instant) {
+    pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();
         if !session.is_of(link.id) {
@@ -397,13 +397,14 @@ impl Inner {
         let ended = state.leases.detach(session.id, until, session.is_kept());
         if ended {
             state.forget_session(session.id);
+        } else {
+            state.leases.follow(session.id);
         }
         drop(state);
         if ended {
             self.session_ended(session.id, &session.peer);
         } else {
             self.janitor.notify_one();
-            self.follow(session.id);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 use super::audit::{Audit, LeaseOf};
 use super::handshakes::Handshakes;
@@ -53,7 +53,9 @@ pub(super) struct Inner {
     pub(super) counters: stats::Counters,
     pub(super) events: broadcast::Sender<ServerEvent>,
     pub(super) tasks: tasks::Tasks,
-    /// Woken when there may be a deadline earlier than those before.
+    /// Limits the pidfds of followed processes; the others are polled.
+    pub(super) pidfds: Semaphore,
+    /// Woken when there may be a deadline earlier than those before, or a process to wait for.
     pub(super) janitor: Notify,
     /// Woken when a lease has ended.
     pub(super) released: Notify,
@@ -178,6 +180,8 @@ impl Inner {
     pub(super) fn lapsed(&self, state: &mut State, lease: &Lease, now: Instant) {
         state.tickets.forget(lease.holder.lease);
         state.recalls.remove(lease.holder.lease);
+        state.leases.follow_lease(lease.holder.lease);
+        self.janitor.notify_one();
         if !lease.handed {
             // It never had anything to map.
             state.returned(lease);
@@ -234,14 +238,16 @@ impl Inner {
             .lease(event, lease.session, &lease.holder.peer, of);
     }
 
-    /// Ends the leases of a session without a connection as soon as their processes have ended.
-    pub(super) fn follow(self: &Arc<Self>, session: u64) {
-        for process in self.state().leases.follow(session) {
+    /// Waits for the ends of processes that are followed since the last call.
+    pub(super) fn watch_processes(self: &Arc<Self>) {
+        let new = self.state().leases.take_unwatched();
+        for (process, unfollowed) in new {
             let inner = Arc::clone(self);
             self.tasks.spawn(async move {
                 tokio::select! {
                     () = inner.ending() => {}
-                    () = process.end() => inner.process_ended(process),
+                    _ = unfollowed => {}
+                    () = process.end(&inner.pidfds) => inner.process_ended(process),
                 }
             });
         }

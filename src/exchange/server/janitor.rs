@@ -6,10 +6,12 @@ use std::time::Instant;
 use super::Inner;
 use crate::exchange::Tls;
 
-/// Ends sessions, tickets and groups' rounds when their time is over, until the server ends.
+/// Ends sessions, tickets and groups' rounds when their time is over, and starts to wait for followed
+/// processes, until the server ends.
 pub(super) async fn run(inner: Arc<Inner>) {
     let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     loop {
+        inner.watch_processes();
         let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();

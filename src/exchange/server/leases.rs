@@ -4,7 +4,7 @@
 //! still have the memory mapped (a stopped process cannot unmap), so it stays on the list of holders
 //! as [`HolderState::Expired`] until it says that it has released it, or nobody asks any more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -143,8 +143,10 @@ pub(super) struct Leases {
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
     peers: HashMap<PeerName, usize>,
-    /// Leases of processes whose connections have ended, until the processes have.
-    followed: HashMap<Process, BTreeSet<u64>>,
+    /// Leases whose holders are not heard any more, until their processes have ended.
+    followed: HashMap<Process, Followed>,
+    /// Followed processes that no task waits for yet.
+    unwatched: HashSet<Process>,
     /// Where each peer's sessions are.
     machines: Machines,
     /// Publications with more expired leases than are to be remembered.
@@ -182,6 +184,7 @@ impl Leases {
         };
         if let Some(until) = entry.until.take() {
             self.deadlines.remove(&(until, session));
+            self.unfollow_session(session);
         }
         true
     }
@@ -264,8 +267,12 @@ impl Leases {
 
     /// The process that has what was granted.
     pub fn set_process(&mut self, lease: u64, process: Process) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.process = Some(process);
+        let Some(entry) = self.leases.get_mut(&lease) else {
+            return;
+        };
+        let before = entry.process.replace(process);
+        if before != Some(process) {
+            self.unfollow(before, lease);
         }
     }
 
@@ -424,6 +431,7 @@ impl Leases {
             if holders.is_empty() {
                 self.publications.remove(&publication);
             }
+            self.unfollow(record.process, lease);
         }
         Some(record)
     }
@@ -467,6 +475,7 @@ impl Leases {
     fn remove(&mut self, lease: u64) -> Option<Lease> {
         let record = self.leases.remove(&lease)?.lease;
         shrink(&mut self.leases);
+        self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
             holders.expired.remove(&lease);
@@ -499,6 +508,9 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
 mod doubts;
 mod expired;
 mod followed;
+
+use followed::Followed;
+
 #[cfg(test)]
 #[path = "leases_tests.rs"]
 mod tests;

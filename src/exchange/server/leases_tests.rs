@@ -389,3 +389,40 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    let process = Process::without(1);
+    leases.open(1, peer(1));
+    let [one, two] = [(); 2].map(|()| {
+        let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+        leases.set_process(lease, process);
+        lease
+    });
+    leases.detach(1, now + LIFE, false);
+    leases.follow(1);
+    let (watched, mut end) = leases.take_unwatched().pop().unwrap();
+    assert_eq!(watched, process);
+    assert!(leases.take_unwatched().is_empty(), "it is waited for once");
+    leases.release(1, &peer(1), one).unwrap();
+    assert_eq!(end.try_recv(), Err(TryRecvError::Empty));
+    leases.release(1, &peer(1), two).unwrap();
+    assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
+
+    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.set_process(lease, process);
+    leases.follow(1);
+    let (_, mut end) = leases.take_unwatched().pop().unwrap();
+    // Its connection tells of it again.
+    assert!(leases.attach(1));
+    assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
+    leases.detach(1, now + LIFE, false);
+    leases.follow(1);
+    assert!(leases.attach(1));
+    assert!(leases.take_unwatched().is_empty());
+    assert!(leases.followed.is_empty() && leases.unwatched.is_empty());
+}

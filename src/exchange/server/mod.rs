@@ -46,7 +46,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
 #[cfg(feature = "service")]
 pub(crate) use doubt::Doubt;
@@ -212,6 +212,7 @@ impl Server {
             counters: stats::Counters::default(),
             events: broadcast::channel(EVENTS).0,
             tasks: tasks::Tasks::default(),
+            pidfds: Semaphore::new(FdRoom::of_process().processes),
             janitor: Notify::new(),
             released: Notify::new(),
             ended: watch::channel(false).0,

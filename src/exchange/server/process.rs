@@ -1,5 +1,5 @@
 //! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it while it
-//! has a connection; afterwards a pidfd tells its end at once.
+//! has a connection; afterwards a pidfd tells its end at once. Beyond the limit on pidfds, `/proc` is polled.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
 
 use crate::exchange::transport::Connection;
 
@@ -127,10 +128,12 @@ impl Process {
         Some(Self { pid, started })
     }
 
-    /// Waits until it has ended.
-    pub async fn end(self) {
+    /// Waits until it has ended: with a pidfd if `pidfds` has a permit, else by polling.
+    pub async fn end(self, pidfds: &Semaphore) {
+        let permit = pidfds.try_acquire().ok();
         // The number may be another's by now: the pidfd is of that one then, and the look tells.
-        let pidfd = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pidfd = pid.filter(|_| permit.is_some());
         let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if self.looked().await {
             return;
@@ -145,6 +148,7 @@ impl Process {
         {
             return;
         }
+        drop(permit);
         while !self.looked().await {
             tokio::time::sleep(LOOK).await;
         }
@@ -277,22 +281,33 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_a_process_is_waited_for() {
+        let one = Semaphore::new(1);
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = Process::of(child.id()).unwrap();
-        let mut end = tokio::spawn(process.end());
-        let early = tokio::time::timeout(Duration::from_millis(50), &mut end).await;
-        assert!(early.is_err(), "it runs");
-        child.kill().unwrap();
-        end.await.unwrap();
+        {
+            let end = process.end(&one);
+            // With no pidfd left it is polled.
+            let polled = process.end(&one);
+            tokio::pin!(end, polled);
+            let wait = Duration::from_millis(50);
+            let early = tokio::time::timeout(wait, &mut end).await;
+            assert!(early.is_err(), "it runs");
+            assert_eq!(one.available_permits(), 0);
+            let early = tokio::time::timeout(wait, &mut polled).await;
+            assert!(early.is_err(), "it runs");
+            child.kill().unwrap();
+            tokio::join!(end, polled);
+        }
+        assert_eq!(one.available_permits(), 1);
         child.wait().unwrap();
         // One that has ended, and one whose number another has now.
-        process.end().await;
+        process.end(&one).await;
         let own = Process::of(std::process::id()).unwrap();
         let before = Process {
             started: own.started - 1,
             ..own
         };
-        before.end().await;
+        before.end(&one).await;
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::exchange::Limits;
 
 /// Shares of a server, so that none of them takes the fds that another needs: half for fds of peers,
 /// a quarter for greeted connections, an eighth for those that are not. The last eighth is for
-/// everything else: its sockets, files, memory, the directory, and the rest of the program.
+/// pidfds, at most a quarter of it, and everything else: its sockets, files, memory, the directory, and the rest of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FdRoom {
     /// Fds that came from peers and are kept, and those on their way to them.
@@ -17,6 +17,8 @@ pub(crate) struct FdRoom {
     pub greeted_per_peer: usize,
     /// Connections at all addresses that have not been greeted yet.
     pub handshakes: usize,
+    /// Pidfds of processes whose leases are followed, at most 1024.
+    pub processes: usize,
 }
 
 impl FdRoom {
@@ -55,6 +57,7 @@ impl FdRoom {
             greeted: (limit / 4).max(1),
             greeted_per_peer: (limit / 8).max(1),
             handshakes: (limit / 8).max(1),
+            processes: (limit / 32).min(1024),
         }
     }
 }
@@ -71,6 +74,7 @@ mod tests {
             greeted: 256,
             greeted_per_peer: 128,
             handshakes: 128,
+            processes: 32,
         };
         assert_eq!(FdRoom::of(1024), room);
     }

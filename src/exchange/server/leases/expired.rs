@@ -46,7 +46,8 @@ impl Leases {
                 holders.more += 1;
             }
             for lease in over {
-                self.leases.remove(&lease);
+                let process = self.leases.remove(&lease).and_then(|entry| entry.process);
+                self.unfollow(process, lease);
             }
         }
     }

@@ -1,37 +1,87 @@
-//! Leases of processes that have ended: nobody has their memory mapped any more.
+//! Leases whose holders the server does not hear any more. It follows their processes: after the end of a
+//! process, none of its memory is mapped.
 
 use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::convert::Infallible;
+
+use tokio::sync::oneshot;
 
 use super::super::process::Process;
 use super::{HolderState, Lease, Leases};
+use crate::exchange::account::shrink;
+
+/// The leases of one process that are followed.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    leases: BTreeSet<u64>,
+    /// Dropped with this entry, which stops the task that waits for the process.
+    watched: Option<oneshot::Sender<Infallible>>,
+}
+
+/// A process to wait for, and a receiver that fails when none of its leases is followed any more.
+pub(crate) type Unwatched = (Process, oneshot::Receiver<Infallible>);
 
 impl Leases {
-    /// Takes note of the leases of a session whose connection has ended. Returns their processes that
-    /// were not followed before: [`ended`](Self::ended) is to be called for each.
-    pub fn follow(&mut self, session: u64) -> Vec<Process> {
-        let of_session = self.of_session(session);
-        let known = of_session.filter_map(|lease| Some((lease.holder.lease, lease.process?)));
-        let known: Vec<_> = known.collect();
-        let mut new = Vec::new();
-        for (_, process) in &known {
-            let followed = self.followed.entry(*process).or_insert_with(|| {
-                new.push(*process);
-                BTreeSet::new()
-            });
-            // Others were released since.
-            followed.retain(|lease| self.leases.contains_key(lease));
+    /// Follows the leases of a session whose connection has ended.
+    pub fn follow(&mut self, session: u64) {
+        let leases: Vec<u64> = self.of_session(session).map(|l| l.holder.lease).collect();
+        leases.into_iter().for_each(|l| self.follow_lease(l));
+    }
+
+    /// Follows a lease whose holder is not heard any more, if its process is known.
+    pub fn follow_lease(&mut self, lease: u64) {
+        let Some(process) = self.leases.get(&lease).and_then(|entry| entry.process) else {
+            return;
+        };
+        let followed = self.followed.entry(process).or_default();
+        followed.leases.insert(lease);
+        if followed.watched.is_none() {
+            self.unwatched.insert(process);
         }
-        for (lease, process) in known {
-            self.followed.entry(process).or_default().insert(lease);
+    }
+
+    /// Follows the leases of a session no more: it has a connection again.
+    pub(super) fn unfollow_session(&mut self, session: u64) {
+        let known = self.of_session(session);
+        let known: Vec<_> = known.map(|l| (l.process, l.holder.lease)).collect();
+        for (process, lease) in known {
+            self.unfollow(process, lease);
         }
-        new
+    }
+
+    /// Follows a lease of this process no more.
+    pub(super) fn unfollow(&mut self, process: Option<Process>, lease: u64) {
+        let Some(process) = process else { return };
+        let Entry::Occupied(mut followed) = self.followed.entry(process) else {
+            return;
+        };
+        followed.get_mut().leases.remove(&lease);
+        if followed.get().leases.is_empty() {
+            followed.remove();
+            self.unwatched.remove(&process);
+            shrink(&mut self.followed);
+        }
+    }
+
+    /// Takes the processes that nothing waits for yet: [`ended`](Self::ended) is to be called for each
+    /// after its end.
+    pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
+        let unwatched = std::mem::take(&mut self.unwatched).into_iter();
+        let watch = unwatched.filter_map(|process| {
+            let (sender, receiver) = oneshot::channel();
+            self.followed.get_mut(&process)?.watched = Some(sender);
+            Some((process, receiver))
+        });
+        watch.collect()
     }
 
     /// A process has ended: returns its leases that are followed, which end. Those of a session with a
     /// connection do not: another process has its socket, and may have the memory.
     pub fn ended(&mut self, process: Process) -> Vec<Lease> {
-        let leases = self.followed.remove(&process).unwrap_or_default();
-        let over = leases.into_iter().filter(|lease| {
+        self.unwatched.remove(&process);
+        let followed = self.followed.remove(&process).unwrap_or_default();
+        let over = followed.leases.into_iter().filter(|lease| {
             self.leases.get(lease).is_some_and(|entry| {
                 let session = self.sessions.get(&entry.session);
                 let detached = session.is_none_or(|session| session.until.is_some());

@@ -1,10 +1,12 @@
 //! Sessions whose peers are not trusted or admitted any more, and leases of peers off the list.
 
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use super::*;
 use crate::certs::{Authority, CertRequest, Issued};
+use crate::exchange::server::process::Process;
 use crate::exchange::server::{HolderState, Published};
 use crate::exchange::{Client, LeaseState, PeerName, RemoteBuffer, Tls, TlsPem, Who};
 use crate::{Error, Result};
@@ -370,4 +372,37 @@ async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
     let error = server.set_peers(Peers::same_user().any_user()).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     server.close(LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
+    let driver = driver();
+    let server = loopback().heartbeat(LONG).lease(LONG).start().await;
+    let server = server.unwrap();
+    let names = ["recalled", "dismissed"];
+    let names = names.map(|name| server.publish(name, memory(&driver)).now().unwrap());
+    let mut raw = Raw::open(&server).await;
+    let mut children = Vec::new();
+    for published in &names {
+        let (granted, _) = raw.fetch(fetch(published.name())).await.unwrap();
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::of(child.id()).unwrap();
+        let inner = &server.handle.inner;
+        (inner.state().leases).set_process(granted.lease, process);
+        children.push(child);
+    }
+    let [recalled, dismissed] = &names;
+    let expired = |published: &Published| published.importers()[0].state == HolderState::Expired;
+    recalled.set_who_within(Who::nobody(), Duration::ZERO);
+    until("it is recalled", || expired(recalled)).await;
+    assert_eq!(server.end_sessions(&PeerName::Local), 1);
+    assert!(expired(dismissed));
+    for (mut child, published) in children.into_iter().zip(&names) {
+        assert!(expired(published), "its process runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        until("the holder is gone", || published.importers().is_empty()).await;
+    }
+    drop((raw, names));
+    close(server, &driver).await;
 }
