@@ -118,6 +118,7 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 
 /// The process that made the other end of the connection, as a pidfd: unlike its number it is never
 /// that of another process. `None` where the kernel does not say, as before Linux 6.5.
+#[cfg(feature = "exchange")]
 pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut found: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
