@@ -4,7 +4,9 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+#[cfg(feature = "exchange")]
+use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 use rustix::net::{

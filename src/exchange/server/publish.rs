@@ -1,7 +1,7 @@
 //! Publishing memory under a name, and taking it back.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -197,7 +197,9 @@ impl Published {
     /// the process had passed it on.
     #[cfg(any(test, feature = "service"))]
     pub(crate) fn left_by_dead(&self) -> bool {
-        self.publication.left_by_dead.load(Relaxed)
+        self.publication
+            .left_by_dead
+            .load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Changes who may import it. Peers that hold it and may not import it any more are asked to
