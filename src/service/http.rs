@@ -293,14 +293,19 @@ mod tests {
         };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
         let mut idle = Vec::new();
-        for number in 0..1000 {
-            let mut stream = TcpStream::connect(endpoint.address()).await.unwrap();
-            if number % 2 == 0 {
-                // It may have been closed for newer ones already.
-                let _ = stream.write_all(b"GET /metr").await;
+        let connect = async {
+            for number in 0..1000 {
+                let mut stream = TcpStream::connect(endpoint.address()).await.unwrap();
+                if number % 2 == 0 {
+                    // It may have been closed for newer ones already.
+                    let _ = stream.write_all(b"GET /metr").await;
+                }
+                idle.push(stream);
             }
-            idle.push(stream);
-        }
+        };
+        // The kernel's queue may be shorter than that.
+        let connected = tokio::time::timeout(12 * HEAD, connect).await;
+        connected.expect("connections wait for the idle ones");
         for path in ["/healthz", "/metrics"] {
             let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
             let answer = ask(endpoint.address(), &request);

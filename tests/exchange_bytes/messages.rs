@@ -8,7 +8,7 @@ use egmem::exchange::protocol::*;
 use egmem::exchange::server::{Allocate, Allocation, Published};
 use egmem::exchange::{Address, Limits, PeerName, Server, Who};
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
-use egmem::{Buffer, Driver, Machine};
+use egmem::{Buffer, Driver, Machine, Refusal};
 
 use crate::counting::{live, peak, reset, resident};
 use crate::flood::{PATIENCE, dial, flood, greet, hello, requests, until};
@@ -32,6 +32,10 @@ const SLACK: usize = 1 << 20;
 struct Hesitant;
 
 impl Allocate for Hesitant {
+    fn may_create(&self, _: &PeerName, _: &str) -> Result<(), (Refusal, String)> {
+        Ok(())
+    }
+
     fn create<'a>(&'a self, _: &'a PeerName, _: &'a Create) -> Allocation<'a> {
         Box::pin(std::future::pending())
     }
@@ -84,11 +88,15 @@ impl Setting {
 
     /// What the server has read is answered, or waits.
     fn settle(&self) {
-        let mut before = u64::MAX;
+        let (mut before, mut quiet) = (u64::MAX, 0);
         until("quiet", || {
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(50));
             let now = self.server.stats().requests;
-            std::mem::replace(&mut before, now) == now
+            quiet = match std::mem::replace(&mut before, now) == now {
+                true => quiet + 1,
+                false => 0,
+            };
+            quiet >= 6
         });
     }
 
@@ -237,11 +245,17 @@ fn what_is_kept_for_a_message_is_bounded_by_its_bytes() {
         ),
         (
             "create",
-            Box::new(|id| Ask::Create(create(id, &"x".repeat(100), 1024))),
+            Box::new(|id| {
+                Ask::Create(create(
+                    id,
+                    "a-node-with-a-long-name.rack-17.cluster.test",
+                    1024,
+                ))
+            }),
         ),
         (
-            "create for nobody",
-            Box::new(|id| Ask::Create(create(id, "", 1024))),
+            "create for many short names",
+            Box::new(|id| Ask::Create(create(id, "ab", 1024))),
         ),
         (
             "delete",

@@ -175,7 +175,10 @@ async fn pings_keep_a_lease() {
 #[tokio::test]
 async fn a_refused_request_keeps_no_session() {
     let driver = driver();
-    let server = loopback().groups("*", Who::anyone()).start().await.unwrap();
+    // One that is kept would go on for the time of a lease.
+    let options = loopback().heartbeat(LONG).lease(4 * LONG);
+    let options = options.groups("*", Who::anyone());
+    let server = options.start().await.unwrap();
     let join = |group: &str, rank, ms| {
         Ask::Join(Join {
             group: group.into(),
