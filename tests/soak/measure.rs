@@ -1,6 +1,7 @@
 //! A service process as the kernel sees it, and as it sees itself.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -103,6 +104,36 @@ impl Look {
         }
         self.memory_bytes = memories.values().sum();
         Ok(())
+    }
+
+    /// A process's files other than simulated device memory, and its sockets as the kernel lists them.
+    pub fn open_files(pid: u32) -> String {
+        let mut text = String::new();
+        let targets = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten();
+        let targets = targets.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let sockets: Vec<String> = ["tcp", "unix"]
+            .map(|kind| fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default())
+            .iter()
+            .flat_map(|table| table.lines().map(str::to_owned))
+            .collect();
+        for target in targets {
+            let target = target.to_string_lossy().into_owned();
+            if target.starts_with("/memfd:egmem-sim") {
+                continue;
+            }
+            let inode = target
+                .strip_prefix("socket:[")
+                .and_then(|rest| rest.strip_suffix(']'));
+            let line = inode.and_then(|inode| {
+                let of_inode = |line: &&String| line.split_whitespace().any(|word| word == inode);
+                sockets.iter().find(of_inode)
+            });
+            let line = line.map_or("", |line| line.trim());
+            let _ = writeln!(text, "{target} {line}");
+        }
+        text
     }
 
     /// The runtime starts its workers first: its other threads are for blocking calls.

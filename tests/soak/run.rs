@@ -234,8 +234,9 @@ fn settle(service: &Service, baseline: &Look, idle_threads: bool, journal: &Jour
         };
         if Instant::now() > end {
             journal.violation(format!(
-                "{} does not return to its baseline: {why}\n{}",
+                "{} does not return to its baseline: {why}\n{}{}",
                 service.name,
+                Look::open_files(service.pid()),
                 service.log()
             ));
             return look;
