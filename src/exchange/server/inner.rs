@@ -12,6 +12,7 @@ use super::leases::{EndedSession, Lease};
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, process, publication, publish, stats, tasks};
+use crate::Refusal;
 use crate::exchange::account::{Account, Accounts};
 use crate::exchange::directory::Registration;
 use crate::exchange::group::Groups;
@@ -81,8 +82,13 @@ impl Inner {
         }
     }
 
-    pub(super) fn allocator(&self) -> Option<Arc<dyn Allocate>> {
-        lock(&self.allocator).clone()
+    /// The allocator, or the refusal where there is none, or none any more.
+    pub(super) fn allocator(&self) -> Result<Arc<dyn Allocate>, (Refusal, String)> {
+        let allocator = lock(&self.allocator).clone();
+        allocator.ok_or_else(|| match self.state().closing {
+            true => (Refusal::Closing, "the server is ending".into()),
+            false => (Refusal::Unsupported, "there is no allocator".into()),
+        })
     }
 
     pub(super) fn emit(&self, event: ServerEvent) {

@@ -312,8 +312,9 @@ impl Inner {
     }
 
     fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Step {
-        let Some(allocator) = self.allocator() else {
-            return Step::Now(Err((Refusal::Unsupported, "there is no allocator".into())));
+        let allocator = match self.allocator() {
+            Ok(allocator) => allocator,
+            Err(no) => return Step::Now(Err(no)),
         };
         if let Err(error) = check_name(&ask.name) {
             return Step::Now(Err(invalid(error)));
@@ -338,8 +339,9 @@ impl Inner {
     }
 
     fn delete(self: &Arc<Self>, link: &Link, ask: Delete) -> Step {
-        let Some(allocator) = self.allocator() else {
-            return Step::Now(Err((Refusal::Unsupported, "there is no allocator".into())));
+        let allocator = match self.allocator() {
+            Ok(allocator) => allocator,
+            Err(no) => return Step::Now(Err(no)),
         };
         if let Err(error) = check_name(&ask.name) {
             return Step::Now(Err(invalid(error)));

@@ -290,6 +290,18 @@ async fn a_name_that_is_published_after_its_request_ended_is_charged_for() {
 }
 
 #[tokio::test]
+async fn a_server_that_ends_is_not_taken_for_one_without_an_allocator() {
+    let driver = driver();
+    let server = loopback().allocator(Arc::new(Hesitant::default()));
+    let server = server.start().await.unwrap();
+    assert!(server.handle.inner.allocator().is_ok());
+    server.handle.inner.end();
+    let refused = server.handle.inner.allocator().err().unwrap();
+    assert_eq!(refused.0, Refusal::Closing);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn without_an_allocator_nothing_is_made() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
