@@ -10,11 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::journal::Journal;
 use crate::role::{MARK, ROLE, Setup};
+use crate::service::PATIENCE;
 
 /// A client, through all processes that play it.
 pub struct Member {
     pub setup: Setup,
-    process: Process,
+    /// None between the rounds.
+    process: Option<Process>,
     /// Whether the load is on: a process that takes a dead one's place then begins at once.
     load: bool,
     idle: bool,
@@ -24,7 +26,7 @@ pub struct Member {
 
 struct Process {
     child: Child,
-    stdin: ChildStdin,
+    stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     /// Whether it was killed, or said that it kills itself.
     dying: bool,
@@ -58,16 +60,32 @@ impl Process {
             }
         });
         Self {
-            stdin: child.stdin.take().expect("piped"),
+            stdin: child.stdin.take(),
             child,
             lines,
             dying: false,
         }
     }
 
+    /// Closes its standard input, which ends it, and waits.
+    fn end(mut self) -> Result<(), String> {
+        drop(self.stdin.take());
+        let child = &mut self.child;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+                status => return Err(format!("{status:?}")),
+            }
+        }
+    }
+
     fn tell(&mut self, word: &str) {
         // One that has died meanwhile is noticed at the next look.
-        let _ = writeln!(self.stdin, "{word}").and_then(|()| self.stdin.flush());
+        if let Some(stdin) = &mut self.stdin {
+            let _ = writeln!(stdin, "{word}").and_then(|()| stdin.flush());
+        }
     }
 }
 
@@ -79,9 +97,9 @@ impl Drop for Process {
 }
 
 impl Member {
-    pub fn start(setup: Setup) -> Self {
+    pub fn new(setup: Setup) -> Self {
         Self {
-            process: Process::start(&setup),
+            process: None,
             setup,
             load: false,
             idle: true,
@@ -89,18 +107,45 @@ impl Member {
         }
     }
 
-    /// Begins with the load.
+    /// Begins with the load, in a new process.
     pub fn load(&mut self) {
         self.load = true;
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        self.setup.seed = self.setup.seed.wrapping_add(0x9e37_79b9);
+        let mut process = Process::start(&self.setup);
+        process.tell("load");
+        if !self.load {
+            // It has to clear what the process before left.
+            process.tell("pause");
+        }
         self.idle = false;
-        self.process.tell("load");
+        self.process = Some(process);
+    }
+
+    /// Ends the process, which is idle: what the service remembers of it ends too.
+    pub fn end(&mut self, journal: &Journal) {
+        let Some(process) = self.process.take() else {
+            return;
+        };
+        if let Err(error) = process.end() {
+            journal.violation(format!("{} does not end: {error}", self.setup.name));
+        }
     }
 
     /// Asks for a pause: [`is_idle`](Self::is_idle) once everything was given back.
     pub fn pause(&mut self) {
         self.resume();
         self.load = false;
-        self.process.tell("pause");
+        self.tell("pause");
+    }
+
+    fn tell(&mut self, word: &str) {
+        if let Some(process) = &mut self.process {
+            process.tell(word);
+        }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -109,9 +154,11 @@ impl Member {
 
     /// Ends the process at once; the next [`look`](Self::look) replaces it.
     pub fn kill(&mut self, journal: &Journal) {
-        self.process.dying = true;
-        let _ = self.process.child.kill();
-        journal.count("client killed: anywhere");
+        if let Some(process) = &mut self.process {
+            process.dying = true;
+            let _ = process.child.kill();
+            journal.count("client killed: anywhere");
+        }
     }
 
     /// Stops the process for a while.
@@ -130,7 +177,9 @@ impl Member {
     }
 
     fn signal(&self, signal: Signal) {
-        let _ = kill_process(Pid::from_child(&self.process.child), signal);
+        if let Some(process) = &self.process {
+            let _ = kill_process(Pid::from_child(&process.child), signal);
+        }
     }
 
     /// Hears what the process says, continues it when its stop is over, and replaces it if it died.
@@ -138,8 +187,8 @@ impl Member {
         if self.stopped.is_some_and(|until| until <= Instant::now()) {
             self.resume();
         }
-        loop {
-            match self.process.lines.try_recv() {
+        while let Some(process) = &self.process {
+            match process.lines.try_recv() {
                 Ok(line) => self.hear(&line, journal),
                 Err(TryRecvError::Empty) => break,
                 // Its output is closed: it ends, if it has not ended yet.
@@ -152,7 +201,9 @@ impl Member {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
             "dying" => {
-                self.process.dying = true;
+                if let Some(process) = &mut self.process {
+                    process.dying = true;
+                }
                 journal.count(format!("client killed: {rest}"));
             }
             "violation" => journal.violation(format!("{}: {rest}", self.setup.name)),
@@ -169,18 +220,14 @@ impl Member {
     }
 
     fn replace(&mut self, journal: &Journal) {
-        let status = self.process.child.wait();
-        if !self.process.dying {
+        let Some(mut process) = self.process.take() else {
+            return;
+        };
+        let status = process.child.wait();
+        if !process.dying {
             journal.violation(format!("{} ended: {status:?}", self.setup.name));
         }
         self.stopped = None;
-        self.setup.seed = self.setup.seed.wrapping_add(0x9e37_79b9);
-        self.process = Process::start(&self.setup);
-        // Also for a pause, it has to clear what its predecessor left.
-        self.idle = false;
-        self.process.tell("load");
-        if !self.load {
-            self.process.tell("pause");
-        }
+        self.begin();
     }
 }

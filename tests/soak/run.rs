@@ -90,7 +90,7 @@ fn cast(folder: &std::path::Path, rng: &mut Rng, journal: &Arc<Journal>) -> Cast
     let members = setups(&steady, &restarted, &proxy, &alice, &bob);
     let members = members.into_iter().map(|mut setup| {
         setup.seed = rng.u64(..);
-        Member::start(setup)
+        Member::new(setup)
     });
     Cast {
         members: members.collect(),
@@ -177,7 +177,16 @@ fn setups(
 
 /// A service that has just started and was never used.
 fn baseline(service: &Service, table: &mut Table) -> Look {
-    let look = Look::at(service).expect("the service runs");
+    let end = Instant::now() + PATIENCE;
+    let look = loop {
+        let look = Look::at(service).expect("the service runs");
+        // The configured buffers were taken from the reserve, which is filled again.
+        if look.gauge("reserve_bytes") >= look.gauge("reserve_target_bytes") {
+            break look;
+        }
+        assert!(Instant::now() < end, "{} fills no reserve", service.name);
+        std::thread::sleep(Duration::from_millis(50));
+    };
     table.add(Row {
         seconds: 0.0,
         service: service.name,
@@ -187,7 +196,8 @@ fn baseline(service: &Service, table: &mut Table) -> Look {
     look
 }
 
-/// Has all clients give everything back.
+/// Has all clients give everything back, and ends their processes: a service remembers what a process
+/// was silent with as long as it lives.
 fn quiesce(cast: &mut Cast, journal: &Journal) {
     for member in &mut cast.members {
         member.pause();
@@ -204,6 +214,9 @@ fn quiesce(cast: &mut Cast, journal: &Journal) {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+    for member in &mut cast.members {
+        member.end(journal);
     }
     let hostile = Hostile {
         rng: Rng::new(),
