@@ -4,6 +4,11 @@ use egmem::exchange::group::{Admission, Group, GroupSecret, Host};
 
 use super::*;
 
+/// Over TCP a group takes fabric handles, which a GPU's driver makes only with an IMEX channel.
+fn driver() -> Driver {
+    Driver::simulated(Machine::gh200()).unwrap()
+}
+
 /// A group of one rank, by a peer of that name.
 async fn join(peers: &Peers, service: &Service, peer: &str, group: &str) -> Result<()> {
     let secret = GroupSecret::new([7; 32])?;
