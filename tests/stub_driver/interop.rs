@@ -33,12 +33,14 @@ stubbed! {
         stream.memcpy_dtoh(&source.slice(5..7).unwrap(), &mut host).unwrap();
         assert_eq!(host, [0x0101_0101; 2]);
         assert_eq!(work(&stub), [
+            "cuStreamIsCapturing gpu0 stream=(nil)",
             "cuMemcpyDtoHAsync_v2 gpu0 src=0x700000000014 bytes=8 stream=(nil)",
             "cuStreamSynchronize gpu0 stream=(nil)",
         ]);
         let mut target = EgmSliceMut::<i32>::new(&mut buffer, &stream).unwrap();
         stream.memcpy_htod(&[-3], &mut target.slice_mut(1023..1024).unwrap()).unwrap();
         assert_eq!(work(&stub), [
+            "cuStreamIsCapturing gpu0 stream=(nil)",
             "cuMemcpyHtoDAsync_v2 gpu0 dst=0x700000000ffc first=-3 bytes=4 stream=(nil)",
             "cuStreamSynchronize gpu0 stream=(nil)",
         ]);
@@ -49,6 +51,7 @@ stubbed! {
         };
         stream.memcpy_dtod(&unwaited, &mut target).unwrap();
         assert_eq!(work(&stub), [
+            "cuStreamIsCapturing gpu0 stream=(nil)",
             "cuMemcpyDtoDAsync_v2 gpu0 dst=0x700000000000 src=0x40 bytes=12 stream=(nil)",
             "cuStreamSynchronize gpu0 stream=(nil)",
         ]);
