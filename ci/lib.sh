@@ -107,7 +107,8 @@ select_tests() {
         esac
     done
     [ -z "${1:-}" ] || SKIPPED=(--skip processes::a_rank_ --skip processes::eight_ --skip processes::the_end_
-        --skip doubt::it_counts_until_the_holders_process_ --skip doubt::nor_does_a_process_ --skip quota::deleted_memory_ --skip quota::whatever_a_peer_
+        --skip doubt::it_counts_until_the_holders_process_ --skip doubt::nor_does_a_process_
+        --skip quota::deleted_memory_ --skip quota::whatever_a_peer_
         --skip signals::where_a_library_hangs_
         --skip for_a_million_operations --skip a_million_blocks_ --skip never_a_split_decision)
 }

@@ -1,4 +1,4 @@
-//! Groups that peers join who may not, or whom the ranks do not accept.
+//! Peers without the right, or not admitted by the ranks, that try to join groups.
 
 use egmem::exchange::group::{Admission, GroupOptions, Host};
 use egmem::exchange::{Address, Server, Who};

@@ -71,7 +71,7 @@ mod shared {
     }
 }
 
-/// A GPU's write that is still to come when the call fails would go to whoever has the bytes next.
+/// A GPU's write that is still pending when the call fails would reach the next user of the bytes.
 #[test]
 fn no_gpu_writes_to_a_collection_after_a_refused_wait() {
     let driver = simulated();

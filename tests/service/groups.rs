@@ -1,4 +1,4 @@
-//! Groups at a service: who may join is configured, and reloaded.
+//! Groups at a service: the configuration gives the right to join, and a reload changes it.
 
 use egmem::exchange::group::{Admission, Group, GroupSecret, Host};
 

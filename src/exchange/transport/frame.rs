@@ -131,7 +131,7 @@ pub(crate) struct FrameReader {
     within: Duration,
     until: Option<Instant>,
     broken: bool,
-    /// Who is charged for long frames, and for the present one.
+    /// The account that long frames are charged to, and the charge of the present one.
     account: Option<Arc<Account>>,
     charge: Option<Charge>,
 }
@@ -327,7 +327,7 @@ pub(crate) struct FrameWriter {
     within: Duration,
     /// A frame was begun and not ended.
     broken: bool,
-    /// Who is charged for long frames.
+    /// The account that long frames are charged to.
     account: Option<Arc<Account>>,
 }
 
