@@ -26,7 +26,8 @@ impl<P: Clone + Eq> Shared<P> {
                 drop(stock);
                 return;
             }
-            let lacking = self.plan.target.saturating_sub(state.stock.warm());
+            // What is being zeroed comes without asking the driver.
+            let lacking = self.plan.target.saturating_sub(state.warm_soon());
             // Chunks made ahead are whole: a rest smaller than the smallest is left.
             let bytes = state.chunk.min(lacking);
             if lacking < self.plan.min_chunk {
@@ -59,9 +60,11 @@ impl<P: Clone + Eq> Shared<P> {
                 continue;
             }
             state.pinned += bytes;
+            state.filling = bytes;
             drop(state);
             let made = self.create(bytes);
             state = self.state();
+            state.filling = 0;
             match made {
                 Ok(memory) => state.stock.put(Chunk::fresh(memory), None),
                 Err(error) => {
@@ -101,7 +104,8 @@ impl<P: Clone + Eq> Shared<P> {
         loop {
             if state.stop {
                 let dirty = std::mem::take(&mut state.dirty);
-                state.pinned -= std::mem::take(&mut state.dirty_bytes);
+                state.pinned -= std::mem::take(&mut state.dirty_for_anyone);
+                state.pinned -= std::mem::take(&mut state.dirty_for_owners);
                 drop(state);
                 drop(dirty);
                 return;
@@ -114,7 +118,7 @@ impl<P: Clone + Eq> Shared<P> {
             let bytes = chunk.bytes();
             let result = scrub(&chunk.memory, self.plan.scrubber, self.plan.scrub_threads);
             state = self.state();
-            state.dirty_bytes -= bytes;
+            *state.dirty(owner.as_ref()) -= bytes;
             if state.stop {
                 // The stock has been given back already: nobody would come for this.
                 state.pinned -= bytes;

@@ -26,9 +26,10 @@ use crate::{Driver, Error, Result};
 pub(crate) struct Plan {
     pub node: NodeId,
     pub handle_types: HandleTypes,
-    /// Bytes to keep ready for anybody.
+    /// Bytes to make ready for anybody.
     pub target: u64,
-    /// Bytes to keep at most for peers that used them before.
+    /// Bytes to keep at most for peers that used them before. What comes back for anybody is kept up to the
+    /// larger of this and `target`.
     pub keep: u64,
     /// The size of a chunk, and the least that it is halved to when memory is short.
     pub chunk: u64,
@@ -96,7 +97,11 @@ pub(crate) struct Levels {
 struct State<P> {
     stock: Stock<P, Chunk<P>>,
     dirty: VecDeque<(Chunk<P>, Option<P>)>,
-    dirty_bytes: u64,
+    /// Bytes of `dirty` and of the chunk that is being zeroed, by whom they are for.
+    dirty_for_anyone: u64,
+    dirty_for_owners: u64,
+    /// Bytes that the thread that fills the reserve is making.
+    filling: u64,
     /// Bytes of all chunks that there are or that are being made.
     pinned: u64,
     /// The size that the next chunk is made in.
@@ -108,6 +113,32 @@ struct State<P> {
     /// Whether the first filling has come to an end, and how.
     filled: Option<Result<()>>,
     stop: bool,
+}
+
+impl<P> State<P> {
+    /// Bytes that wait to be zeroed, or are being zeroed, for the same use.
+    const fn dirty(&mut self, owner: Option<&P>) -> &mut u64 {
+        match owner {
+            None => &mut self.dirty_for_anyone,
+            Some(_) => &mut self.dirty_for_owners,
+        }
+    }
+
+    /// Bytes that are there for anybody, or will be without anything more being made.
+    fn warm_soon(&self) -> u64
+    where
+        P: Clone + Eq,
+    {
+        self.stock.warm() + self.dirty_for_anyone + self.filling
+    }
+
+    /// Bytes that are there for single peers, or will be once they are zeroed.
+    fn kept_soon(&self) -> u64
+    where
+        P: Clone + Eq,
+    {
+        self.stock.kept() + self.dirty_for_owners
+    }
 }
 
 #[derive(Debug)]
@@ -156,7 +187,9 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             state: Mutex::new(State {
                 stock: Stock::default(),
                 dirty: VecDeque::new(),
-                dirty_bytes: 0,
+                dirty_for_anyone: 0,
+                dirty_for_owners: 0,
+                filling: 0,
                 pinned: 0,
                 chunk: plan.chunk,
                 demands: 0,
@@ -297,7 +330,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             target: self.shared.plan.target,
             warm: state.stock.warm(),
             kept: state.stock.kept(),
-            dirty: state.dirty_bytes,
+            dirty: state.dirty_for_anyone + state.dirty_for_owners,
             pinned: state.pinned,
         }
     }

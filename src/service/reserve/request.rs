@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::{Chunk, Plan, Shared};
+use super::{Chunk, Plan, Shared, State};
 use crate::service::hygiene::{Discard, Past, Verdict};
 use crate::service::quota::{Charge, Use};
 use crate::service::stock::HasBytes;
@@ -197,12 +197,14 @@ impl<P: Clone + Eq> Shared<P> {
             // What waits to be zeroed first: that work is spared.
             for (chunk, owner) in std::mem::take(&mut state.dirty) {
                 match same(&chunk) && total(&evicted) < bytes {
-                    true => evicted.push(chunk),
+                    true => {
+                        *state.dirty(owner.as_ref()) -= chunk.bytes();
+                        evicted.push(chunk);
+                    }
                     false => left.push_back((chunk, owner)),
                 }
             }
             state.dirty = left;
-            state.dirty_bytes -= total(&evicted);
             let more = bytes.saturating_sub(total(&evicted));
             let kept = state.stock.evict_some(more, same);
             evicted.extend(kept);
@@ -217,53 +219,15 @@ impl<P: Clone + Eq> Shared<P> {
     }
 
     pub(super) fn give_back(&self, chunks: Vec<Chunk<P>>) {
-        let plan = &self.plan;
         let mut discarded = Vec::new();
         {
             let mut state = self.state();
-            for mut chunk in chunks {
+            for chunk in chunks {
                 let bytes = chunk.bytes();
-                let verdict = match (chunk.past.verdict(plan.reuse), state.stop) {
-                    (Verdict::Discard(why), _) => Verdict::Discard(why),
-                    (_, true) => Verdict::Discard(Discard::Policy),
-                    (verdict, false) => verdict,
+                let Err((chunk, why)) = self.keep(&mut state, chunk) else {
+                    continue;
                 };
-                let queued = |owned: bool| {
-                    let queue = state
-                        .dirty
-                        .iter()
-                        .filter(|(_, owner)| owner.is_some() == owned);
-                    queue.fold(0_u64, |sum, (chunk, _)| sum + chunk.bytes())
-                };
-                let discard = match verdict {
-                    Verdict::AsItIs => {
-                        // Free for anybody.
-                        chunk.charge = None;
-                        state.stock.put(chunk, None);
-                        continue;
-                    }
-                    Verdict::ScrubFor(owner)
-                        if state.stock.kept() + queued(true) + bytes <= plan.keep =>
-                    {
-                        chunk.turn(Use::Dirty);
-                        state.dirty.push_back((chunk, Some(owner)));
-                        state.dirty_bytes += bytes;
-                        continue;
-                    }
-                    Verdict::ScrubForAnyone
-                        if state.stock.warm() + queued(false) + bytes
-                            <= plan.target.max(plan.keep) =>
-                    {
-                        chunk.turn(Use::Dirty);
-                        state.dirty.push_back((chunk, None));
-                        state.dirty_bytes += bytes;
-                        continue;
-                    }
-                    Verdict::Discard(why) => why,
-                    // There is enough of it.
-                    Verdict::ScrubFor(_) | Verdict::ScrubForAnyone => Discard::Policy,
-                };
-                match discard {
+                match why {
                     Discard::Tainted => &self.counters.discarded_tainted_bytes,
                     Discard::Policy => &self.counters.discarded_policy_bytes,
                 }
@@ -274,6 +238,37 @@ impl<P: Clone + Eq> Shared<P> {
         }
         drop(discarded);
         self.changed.notify_all();
+    }
+
+    /// Keeps a chunk that came back, to be given out again. The reserve never has more than the plan says:
+    /// memory beyond that would stay pinned, and no peer's quota counts it.
+    ///
+    /// # Errors
+    /// The chunk, where its past or the plan says that it goes back to the driver.
+    fn keep(&self, state: &mut State<P>, mut chunk: Chunk<P>) -> Result<(), (Chunk<P>, Discard)> {
+        let (plan, bytes) = (&self.plan, chunk.bytes());
+        let owner = match chunk.past.verdict(plan.reuse) {
+            Verdict::Discard(why) => return Err((chunk, why)),
+            _ if state.stop => return Err((chunk, Discard::Policy)),
+            Verdict::ScrubFor(owner) => Some(owner),
+            Verdict::AsItIs | Verdict::ScrubForAnyone => None,
+        };
+        let (there, most) = match owner {
+            Some(_) => (state.kept_soon(), plan.keep),
+            None => (state.warm_soon(), plan.target.max(plan.keep)),
+        };
+        if there + bytes > most {
+            return Err((chunk, Discard::Policy));
+        }
+        if owner.is_none() && chunk.past == Past::Fresh {
+            chunk.charge = None;
+            state.stock.put(chunk, None);
+            return Ok(());
+        }
+        chunk.turn(Use::Dirty);
+        *state.dirty(owner.as_ref()) += bytes;
+        state.dirty.push_back((chunk, owner));
+        Ok(())
     }
 }
 

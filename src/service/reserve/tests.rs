@@ -111,9 +111,11 @@ fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     let (reserve, _) = start(&driver, plan());
     let taken = reserve.take(Some(&"a"), 43 * MIB + 1).unwrap();
     assert_eq!(sum(&taken), 44 * MIB);
-    // Nobody has seen it, so it goes back as it is.
+    // Nobody has seen it, so it goes back as it is, but for what the reserve has no room for.
+    until(&reserve, |levels| levels.warm == 32 * MIB);
     reserve.give_back(taken);
-    until(&reserve, |levels| levels.warm >= 44 * MIB);
+    let levels = reserve.levels();
+    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
     assert!(reserve.take(None, 0).is_err());
     drop(reserve);
     assert!(driver.sim().unwrap().held().is_empty());
@@ -282,6 +284,41 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
     let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
     assert_eq!(levels.kept, 0);
     assert_eq!(reserve.counters().scrub_failures.load(Relaxed), 1);
+}
+
+#[test]
+fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_planned() {
+    let driver = driver();
+    let plan = Plan {
+        target: 16 * MIB,
+        keep: 0,
+        chunk: 4 * MIB,
+        reuse: Reuse::Anyone,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, plan);
+    filled.unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for round in 0..100 {
+                    let mut taken = reserve.take(Some(&"a"), 6 * MIB).unwrap();
+                    if round % 4 != 0 {
+                        taken
+                            .iter_mut()
+                            .for_each(|chunk| chunk.past.shown(&"a", true));
+                    }
+                    reserve.give_back(taken);
+                    let Levels { warm, dirty, .. } = reserve.levels();
+                    assert!(warm + dirty <= 16 * MIB, "{warm} bytes and {dirty} dirty");
+                }
+            });
+        }
+    });
+    let levels = until(&reserve, |levels| {
+        levels.dirty == 0 && levels.warm > 14 * MIB
+    });
+    assert_eq!((levels.warm, levels.pinned), (16 * MIB, 16 * MIB));
 }
 
 #[test]
