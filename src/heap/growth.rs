@@ -183,7 +183,7 @@ impl Shared {
     /// Tries once more with what this thread keeps given back.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
-            if local.medium.is_empty() {
+            if local.has_no_ranges() {
                 local.forget_what_is_gone();
                 return None;
             }

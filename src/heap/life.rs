@@ -23,11 +23,12 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// What all threads may keep, without taking it from them: each may have `larger` bytes of larger blocks.
-    pub(super) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
+    /// What all threads may keep, without taking it from them: each may have `larger` bytes of larger
+    /// blocks within its budget, and `large` beyond it.
+    pub(super) fn kept(&self, larger: u64, large: u64, class: Option<Class>) -> Outside {
         let kept = self.list.iter().map(|member| &*member.kept);
         Outside {
-            bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
+            bytes: kept.clone().map(|kept| kept.bytes(larger, large)).sum(),
             of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
         }
     }

@@ -147,9 +147,10 @@ impl HeapOptions {
     }
 
     /// The most bytes of blocks above 2 KiB that each thread may keep to give out again; by default
-    /// 4 MiB, and never more than a 512th of the heap's memory, or 128 KiB if that is more. Blocks above
-    /// 1 MiB are never kept. With 0, only small blocks are: whatever is set here, at most 64 KiB of
-    /// each of their 40 size classes.
+    /// 4 MiB. Of blocks up to 1 MiB, a thread keeps at most a 512th of the heap's memory, or 128 KiB if that is
+    /// more. While several threads allocate large blocks, a thread also keeps its last four blocks up to 4 MiB
+    /// that are beyond this: together at most so many bytes, and at most a 16th of the heap's limit. With 0, a
+    /// thread keeps only small blocks: whatever is set here, at most 64 KiB of each of their 40 size classes.
     ///
     /// What is kept is in [`HeapStats::cached`](super::HeapStats::cached). No allocation fails for it:
     /// where memory is short, it is taken from all threads first.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use super::backing::{Backing, Plan};
 use super::cache::{Depot, Inbox, Inside, Magazine, Reserved, Visitor, member};
 use super::classes::{CLASSES, Class};
-use super::core::{Core, Extent, Frames, Owner};
+use super::core::{Core, Extent, Frames, GRANULE, Owner};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::life::Members;
@@ -20,6 +20,9 @@ use crate::{Error, Result};
 
 /// Full magazines of each class that wait for a thread, at most.
 const DEPOT: usize = 4;
+
+/// What a thread may keep beyond its budget is at most so small a share of the heap's addresses.
+const LARGE_SHARE: u64 = 16;
 
 /// On cache lines of its own, since all threads write to it.
 #[repr(align(128))]
@@ -59,6 +62,8 @@ pub(super) struct Shared {
     pub(super) budget: AtomicU64,
     /// The most that this ever was.
     pub(super) most_budget: AtomicU64,
+    /// Granules that a thread may keep in larger blocks beyond that, while several threads use the core.
+    pub(super) large_budget: u64,
     /// How often the caches of all threads were taken.
     pub(super) takings: AtomicU64,
     /// Set once, by [`close`](Self::close).
@@ -132,6 +137,7 @@ impl Shared {
             thread_cache: options.thread_cache,
             budget: AtomicU64::new(0),
             most_budget: AtomicU64::new(0),
+            large_budget: options.thread_cache.min(backing.limit() / LARGE_SHARE) / GRANULE,
             takings: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),

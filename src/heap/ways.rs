@@ -10,8 +10,10 @@ use super::piece::{Key, Kind, Piece};
 use super::shared::Shared;
 use crate::Result;
 
-/// The largest blocks that threads keep for themselves, in bytes.
+/// The largest blocks that a thread keeps within its budget, in bytes.
 const MAX_MEDIUM: u64 = 1 << 20;
+/// The largest blocks that a thread keeps beyond it, while several threads use the core, in bytes.
+const MAX_LARGE: u64 = 4 << 20;
 
 /// Blocks on their way back to the core.
 #[derive(Debug)]
@@ -82,10 +84,13 @@ impl Shared {
         shelf.pop()
     }
 
-    /// A larger block from the core, and some more of its size where a thread wants many.
-    #[cold]
+    /// A larger block that the thread keeps beyond its budget, or one from the core, and some more of its size
+    /// where a thread wants many.
     #[inline(never)]
     fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
+        if let Some(found) = local.large.pop(size) {
+            return Some(found);
+        }
         let budget = self.budget.load(Relaxed);
         let Local {
             medium, visitor, ..
@@ -105,9 +110,15 @@ impl Shared {
         })
     }
 
-    /// A large block, or one of large alignment, from the core.
+    /// A large block, or one of large alignment: one that the thread keeps, or from the core.
     #[inline(never)]
     fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
+        if bytes <= MAX_LARGE && align <= GRANULE {
+            let kept = local.large.pop(Core::range_granules(bytes) as u32);
+            if kept.is_some() {
+                return kept;
+            }
+        }
         let Local {
             medium, visitor, ..
         } = local;
@@ -190,10 +201,10 @@ impl Shared {
     fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
         let size = Core::range_granules(piece.bytes) as u32;
         let budget = self.budget.load(Relaxed);
-        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
-            return self.send_large(local, node, size);
-        }
         let offset = piece.offset;
+        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
+            return self.keep_large(local, size, Extent { offset, node });
+        }
         if !local.medium.keeps() {
             let freed = self
                 .core
@@ -210,15 +221,33 @@ impl Shared {
         }
     }
 
-    /// Gives a block back that no cache keeps.
+    /// Gives a block back for which the budget has no room. A thread that has the core for itself gives it to
+    /// the core. Others keep it, so that they need not take turns at the core for each block.
     #[inline]
-    fn send_large(&self, local: &mut Local, node: NodeId, size: u32) {
+    fn keep_large(&self, local: &mut Local, size: u32, extent: Extent) {
+        let node = extent.node;
         let freed = self
             .core
-            .try_with(&mut local.visitor, |core| self.give_range(core, node));
-        if freed.is_none() {
-            local.medium.pass_on(size, node);
-            self.send(Load::Ranges(local.medium.take_leaving()));
+            .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
+        if freed.is_some() {
+            return;
+        }
+        let Local {
+            large,
+            medium,
+            kept,
+            ..
+        } = local;
+        let most = self.large_budget;
+        if u64::from(size) > most.min(MAX_LARGE / GRANULE) {
+            medium.pass_on(size, node);
+        } else if !large.put(size, extent, most, kept, |size, node| {
+            medium.pass_on(size, node)
+        }) {
+            self.note_strays(1);
+        }
+        if !medium.leaving().is_empty() {
+            self.send_ranges(local);
         }
     }
 
@@ -267,7 +296,7 @@ impl Shared {
         for magazine in contents.small {
             self.take_in(core, Load::Small(magazine));
         }
-        self.take_in(core, Load::Ranges(contents.medium));
+        self.take_in(core, Load::Ranges(contents.ranges));
     }
 
     /// Gives back what waits in depots.

@@ -122,6 +122,52 @@ fn caches_are_taken_from_threads_at_work() {
     assert_eq!(heap.stats().live_blocks, 0);
 }
 
+/// While several threads use the core, a thread keeps its last large blocks, so that threads do not wait for each
+/// other. A thread that has the core for itself gives them back.
+#[test]
+fn large_blocks_are_kept_only_while_threads_share_the_core() {
+    let driver = simulated();
+    let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
+    heap.reserve(64 * MIB).unwrap();
+    let cycle = |heap: &Heap, bytes| drop(heap.allocate(layout(bytes)).unwrap());
+    for bytes in [256 << 10, MIB, 4 * MIB] {
+        drop(heap.allocate(layout(64 * MIB)).unwrap()); // takes what threads keep
+        cycle(&heap, bytes);
+        assert_eq!(heap.stats().cached, bytes);
+        let first = heap.allocate(layout(bytes)).unwrap().offset();
+        assert_eq!(heap.allocate(layout(bytes)).unwrap().offset(), first);
+        // Other sizes push it out, and no more is kept than the option `thread_cache` says.
+        for other in 1..5 {
+            cycle(&heap, MIB + other * 4096);
+        }
+        let cached = heap.stats().cached;
+        assert!(cached > 2 * MIB && cached <= 4 * MIB, "{cached}");
+    }
+    // One more than the thread keeps.
+    drop([(); 5].map(|()| heap.allocate(layout(MIB)).unwrap()));
+    assert_eq!(heap.stats().cached, 4 * MIB);
+    cycle(&heap, 4 * MIB + 4096);
+    assert_eq!(
+        heap.stats().cached,
+        4 * MIB,
+        "a block above 4 MiB is not kept"
+    );
+
+    // No request fails for what is kept.
+    let all = heap.allocate(layout(64 * MIB)).unwrap();
+    assert_eq!(heap.stats().cached, 0);
+    drop(all);
+
+    // The only thread for so long has the core reserved for it.
+    (0..5000).for_each(|_| cycle(&heap, 8 * MIB));
+    cycle(&heap, MIB);
+    assert_eq!(heap.stats().cached, 0);
+
+    let none = on(&driver).thread_cache(0).build(&driver).unwrap();
+    cycle(&none, MIB);
+    assert_eq!(none.stats().cached, 0);
+}
+
 #[test]
 fn a_thread_that_only_allocates_keeps_no_more_than_one_that_frees() {
     let driver = simulated();

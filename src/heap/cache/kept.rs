@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::Magazine;
 use crate::heap::classes::{CLASSES, Class};
 
-/// An upper bound of a cache's contents: by a bit for each size class that may have blocks, and one for larger
-/// blocks. Bits are set before blocks come, on cold paths alone, and reset when the core has all of them, so a
+/// An upper bound of a cache's contents: by a bit for each size class that may have blocks, one for larger
+/// blocks within the budget, and one for those beyond it. Bits are set before blocks come, on cold paths alone, and reset when the core has all of them, so a
 /// block that is in a cache when somebody begins to read is never missed.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Kept(AtomicU64);
 
 const LARGER: u64 = 1 << CLASSES;
+const LARGE: u64 = LARGER << 1;
 
 impl Kept {
     /// Blocks of a class may come. The caller holds the cache.
@@ -24,6 +25,11 @@ impl Kept {
     #[cold]
     pub(in crate::heap) fn note_larger(&self) {
         self.note(LARGER);
+    }
+
+    /// Blocks beyond the budget may come. The caller holds the cache.
+    pub(super) fn note_large(&self) {
+        self.note(LARGE);
     }
 
     fn note(&self, bit: u64) {
@@ -41,6 +47,11 @@ impl Kept {
         self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
     }
 
+    /// There are no blocks beyond the budget. The caller holds the cache.
+    pub(super) fn forget_large(&self) {
+        self.0.store(self.0.load(Relaxed) & !LARGE, Relaxed);
+    }
+
     /// The core has all that there was. The caller holds the cache.
     pub(in crate::heap) fn forget(&self) {
         self.0.store(0, Relaxed);
@@ -51,15 +62,17 @@ impl Kept {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
-    /// The most bytes that there may be, where larger blocks have no more than `larger`.
-    pub(in crate::heap) fn bytes(&self, larger: u64) -> u64 {
+    /// The most bytes that there may be, where larger blocks have no more than `larger` within the budget, and
+    /// no more than `large` beyond it.
+    pub(in crate::heap) fn bytes(&self, larger: u64, large: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
         // Two magazines of each class, and the one that is on its way elsewhere.
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();
-        small + if bits & LARGER == 0 { 0 } else { larger }
+        let of = |bit, bytes| if bits & bit == 0 { 0 } else { bytes };
+        small + of(LARGER, larger) + of(LARGE, large)
     }
 }
 
@@ -71,15 +84,19 @@ mod tests {
     fn what_is_noted_counts_until_it_is_forgotten() {
         let kept = Kept::default();
         let (one, other) = (Class::from_index(0), Class::from_index(CLASSES - 1));
-        assert_eq!(kept.bytes(1000), 0);
+        assert_eq!(kept.bytes(1000, 0), 0);
         kept.note_small(one);
         kept.note_small(other);
-        assert_eq!(kept.bytes(1000), 2 * (64 * 16 + (32 << 10)));
+        assert_eq!(kept.bytes(1000, 0), 2 * (64 * 16 + (32 << 10)));
+        kept.note_large();
+        assert_eq!(kept.bytes(1000, 5), 2 * (64 * 16 + (32 << 10)) + 5);
+        kept.forget_large();
         kept.note_larger();
         kept.forget_small(other);
         assert!(kept.has_small(one) && !kept.has_small(other));
-        assert_eq!(kept.bytes(1000), 1000 + 2 * 64 * 16);
+        assert_eq!(kept.bytes(1000, 5), 1000 + 2 * 64 * 16);
+        kept.note_large();
         kept.forget();
-        assert_eq!(kept.bytes(1000), 0);
+        assert_eq!(kept.bytes(1000, 5), 0);
     }
 }

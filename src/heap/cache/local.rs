@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Kept;
+use super::large::Large;
 use super::medium::Medium;
 use super::reserved::Visitor;
 use crate::heap::classes::{CLASSES, Class};
@@ -226,6 +227,8 @@ pub(in crate::heap) struct Local {
     pub(in crate::heap) small: [Shelf; CLASSES],
     pub(in crate::heap) grants: [Grant; CLASSES],
     pub(in crate::heap) medium: Medium,
+    /// Blocks beyond the budget.
+    pub(in crate::heap) large: Large,
     /// Who this is to the core's lock.
     pub(in crate::heap) visitor: Visitor,
     pub(in crate::heap) tally: Tally,
@@ -243,7 +246,7 @@ pub(in crate::heap) struct Contents {
         reason = "they are boxed where they come from, and large"
     )]
     pub(in crate::heap) small: Vec<Box<Magazine>>,
-    pub(in crate::heap) medium: Vec<NodeId>,
+    pub(in crate::heap) ranges: Vec<NodeId>,
 }
 
 impl Local {
@@ -253,6 +256,7 @@ impl Local {
             small: std::array::from_fn(|_| Shelf::default()),
             grants: [Grant::FIRST; CLASSES],
             medium: Medium::new(Arc::clone(&kept)),
+            large: Large::default(),
             kept,
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -269,15 +273,25 @@ impl Local {
             }
         }
         self.medium.forget_if_empty();
+        if self.large.is_empty() {
+            self.kept.forget_large();
+        }
     }
 
     /// Takes everything out. Once the core has it, [`Kept::forget`] says so.
     pub(in crate::heap) fn empty(&mut self) -> Contents {
         self.grants = [Grant::FIRST; CLASSES];
+        let mut ranges = self.medium.take_all();
+        ranges.extend(self.large.take_all());
         Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
-            medium: self.medium.take_all(),
+            ranges,
         }
+    }
+
+    /// Whether there are no blocks above the small ones.
+    pub(in crate::heap) fn has_no_ranges(&self) -> bool {
+        self.medium.is_empty() && self.large.is_empty()
     }
 
     /// Names each block in here, by offset and bytes.
@@ -290,13 +304,15 @@ impl Local {
                     .for_each(|&offset| name(offset, class.bytes()));
             }
         }
-        self.medium.each(name);
+        self.medium.each(&mut name);
+        self.large.each(name);
     }
 
     /// Bytes of blocks in here.
     pub(in crate::heap) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
-        small.map(|(class, shelf)| shelf.bytes(class)).sum::<u64>() + self.medium.bytes()
+        let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
+        small + self.medium.bytes() + self.large.bytes()
     }
 }
 

@@ -195,7 +195,7 @@ impl Medium {
     }
 
     /// Names each block that is kept, by offset and bytes.
-    pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
+    pub(super) fn each(&self, name: &mut impl FnMut(u64, u64)) {
         for slot in self.slots.iter() {
             let mut at = slot.first;
             while let Some(entry) = self.entries.get(at as usize) {

@@ -13,6 +13,7 @@ mod biased;
 mod depot;
 mod inbox;
 mod kept;
+mod large;
 mod local;
 mod medium;
 pub(in crate::heap) mod member;

@@ -41,7 +41,7 @@ impl Shared {
     fn outside(&self, members: &Members, request: &Request) -> Outside {
         let larger = self.most_budget.load(Relaxed) * GRANULE;
         let class = request.class();
-        let kept = members.kept(larger, class);
+        let kept = members.kept(larger, self.large_budget * GRANULE, class);
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
         Outside {
             bytes: kept.bytes + self.waiting_bytes(),
