@@ -155,7 +155,7 @@ impl Shared {
     }
 
     /// The core, with the new memory in it.
-    fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
+    pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
         self.set_budget(backing.backed());
         let mut core = self.core();
         for stretch in grown {

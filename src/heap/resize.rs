@@ -1,18 +1,22 @@
 //! Blocks that become larger or smaller where they lie.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::Block;
+use super::backing::Want;
 use super::cache::member;
-use super::core::Core;
+use super::core::{Core, MAX_RANGE, NodeId};
 use super::piece::{Kind, Piece};
 use super::shared::Shared;
+use crate::per_driver::lock;
 
 impl Block {
-    /// Makes the block one of `bytes`, where it lies; whether that went. Otherwise nothing has changed.
+    /// Makes the block one of `bytes` where it lies. Returns false, and changes nothing, where it cannot.
     ///
-    /// It goes if the block takes as much anyway, up to 2 KiB or a granule of 256 bytes; if it becomes
-    /// smaller, whose rest is free then; and if what lies right behind it is free, which often is so of
-    /// the block that was allocated last. Bytes that come to it are whatever they were. No
-    /// memory is added to the heap for it, and a block stays in its chunk where the heap is shareable.
+    /// A block can become smaller: the heap has the rest then. It can become as large as its size class, up to
+    /// 2 KiB, or its granule of 256 bytes. It can take free bytes right behind it. Where the heap's memory ends
+    /// behind it, the heap adds chunks there, up to its limit and its soft limit. Bytes that come to the block
+    /// have any value. In a shareable heap a block stays in its chunk, and no memory is added.
     ///
     /// Never in a heap in [debug mode](super::debug).
     ///
@@ -70,7 +74,7 @@ impl Shared {
         };
         let old = piece.taken();
         if new > old {
-            return self.in_core(|core| core.extend(node, new));
+            return self.in_core(|core| core.extend(node, new)) || self.grow_behind(node, new);
         }
         if new < old {
             if self.scrub {
@@ -84,6 +88,41 @@ impl Shared {
             self.in_core(|core| core.shrink(node, new));
         }
         true
+    }
+
+    /// Adds memory behind a block, for it to have `bytes` there. Returns false where other blocks lie there or
+    /// the addresses end; where the memory cannot be made or is beyond the soft limit; and in a heap without a
+    /// handle.
+    #[cold]
+    fn grow_behind(&self, node: NodeId, bytes: u64) -> bool {
+        let mut guard = lock(&self.backing);
+        let Some(backing) = guard.as_mut() else {
+            return false;
+        };
+        if self.closed.load(Relaxed) || bytes > MAX_RANGE {
+            return false;
+        }
+        // Nobody adds memory meanwhile. Others may still take bytes that are free behind the block.
+        let Some((start, edge)) = self.core().end_of_memory_behind(node) else {
+            return false;
+        };
+        let end = start + bytes;
+        if end > edge {
+            let want = Want::Behind { start, edge, end };
+            let grown = match &self.soft_limit {
+                None => backing.grow(want).map(Some),
+                Some(soft) => backing.grow_within(want, soft.bytes),
+            };
+            match grown {
+                Ok(Some(grown)) => return self.with_new(backing, grown).extend(node, bytes),
+                Ok(None) => return false,
+                Err(error) => {
+                    tracing::debug!(%error, "a block does not grow where it lies");
+                    return false;
+                }
+            }
+        }
+        self.core().extend(node, bytes)
     }
 
     fn count_resized(&self, old: u64, new: u64) {

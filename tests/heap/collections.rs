@@ -30,6 +30,21 @@ fn a_vector_grows_in_the_heap() {
     assert_eq!((stats.live_blocks, stats.live), (0, 0));
 }
 
+#[test]
+fn a_lone_vector_never_moves_and_has_no_more_memory_than_a_chunk_beyond_its_bytes() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let mut column: HeapVec<u64, &Heap> = HeapVec::with_capacity_in(1000, &heap);
+    let first = column.as_ptr();
+    for number in 0..(64 * MIB / 8) {
+        column.push(number);
+    }
+    assert_eq!(column.as_ptr(), first);
+    assert!(column.iter().copied().eq(0..64 * MIB / 8));
+    let (capacity, backed) = (8 * column.capacity() as u64, heap.stats().backed_high_water);
+    assert!(backed < capacity + 8 * MIB, "{backed} bytes for {capacity}");
+}
+
 /// Which only unsafe code can do. What it does to others' blocks nobody can tell, but numbers stay numbers.
 #[test]
 fn what_is_freed_twice_is_not_counted_twice_nor_given_out_twice() {

@@ -33,6 +33,65 @@ fn a_block_takes_what_is_free_behind_it_and_gives_it_back() {
     }
 }
 
+/// Chunks come behind the last block, on one node or on several in turn, and no byte of it moves.
+#[test]
+fn a_block_at_the_end_of_memory_grows_into_reserved_addresses() {
+    let driver = simulated();
+    for heap in [on(&driver).build(&driver).unwrap(), spread()] {
+        let limit = heap.limit();
+        let mut block = heap.allocate(layout(MIB)).unwrap();
+        block.put(MIB - 8, 7_u64).unwrap();
+        let address = block.device_ptr();
+        for bytes in [9 * MIB, 9 * MIB + 1, limit / 2, limit] {
+            assert!(block.resize_in_place(bytes), "{bytes}");
+            block.put(bytes - 1, 9_u8).unwrap();
+            assert_eq!((block.device_ptr(), block.len()), (address, bytes));
+            let stats = heap.stats();
+            assert_eq!((stats.live, stats.live_blocks), (bytes, 1));
+            assert!(
+                stats.backed < bytes + 8 * MIB,
+                "{} for {bytes}",
+                stats.backed
+            );
+        }
+        assert_eq!(block.get::<u64>(MIB - 8).unwrap(), 7);
+        assert!(!block.resize_in_place(limit + 1));
+        assert!(block.resize_in_place(MIB));
+        heap.trim().unwrap();
+        assert_eq!(heap.backed(), 8 * MIB);
+    }
+    nothing_held(&driver);
+}
+
+#[test]
+fn a_block_does_not_grow_over_another_nor_beyond_the_soft_limit() {
+    let driver = simulated();
+    let refuse = |_: &egmem::heap::Pressure| egmem::heap::Relief::Refuse;
+    let heap = on(&driver).soft_limit(16 * MIB, refuse);
+    let heap = heap.build(&driver).unwrap();
+    let mut block = heap.allocate(layout(MIB)).unwrap();
+    assert!(block.resize_in_place(12 * MIB));
+    assert!(!block.resize_in_place(17 * MIB));
+    assert_eq!((block.len(), heap.backed()), (12 * MIB, 16 * MIB));
+    let wall = heap.allocate(layout(3 * MIB)).unwrap();
+    assert_eq!(wall.offset(), 12 * MIB, "this tests nothing otherwise");
+    assert!(!block.resize_in_place(12 * MIB + 1));
+    assert_eq!(heap.backed(), 16 * MIB, "nothing is added in vain");
+
+    // What the driver refuses leaves all as it was.
+    let heap = on(&driver).build(&driver).unwrap();
+    let mut block = heap.allocate(layout(8 * MIB)).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(
+        egmem::driver::Call::MemCreate,
+        1,
+        egmem::driver::Code::NOT_PERMITTED,
+    );
+    assert!(!block.resize_in_place(9 * MIB));
+    assert_eq!((block.len(), heap.backed()), (8 * MIB, 8 * MIB));
+    assert!(block.resize_in_place(9 * MIB));
+}
+
 #[test]
 fn a_small_block_keeps_to_its_class() {
     let driver = simulated();

@@ -19,6 +19,15 @@ pub(in crate::heap) enum Want<'a> {
         /// the growth lock; others may take what is free meanwhile, and then the caller asks once more.
         beside: &'a dyn Fn(&Range<u64>) -> Beside,
     },
+    /// Room for a block to grow where it lies: behind it memory ends, with nothing or free bytes in between.
+    Behind {
+        /// The block's offset.
+        start: u64,
+        /// Where memory ends.
+        edge: u64,
+        /// Where the block is to end: beyond `edge`.
+        end: u64,
+    },
     /// So many bytes more, in as many pieces as need be.
     More {
         /// How many: at least 1.
@@ -30,13 +39,14 @@ impl Want<'_> {
     pub(super) const fn bytes(&self) -> u64 {
         match *self {
             Self::Block { bytes, .. } | Self::More { bytes } => bytes,
+            Self::Behind { edge, end, .. } => end.saturating_sub(edge),
         }
     }
 
     const fn alignment(&self) -> u64 {
         match *self {
             Self::Block { alignment, .. } => alignment,
-            Self::More { .. } => 1,
+            Self::More { .. } | Self::Behind { .. } => 1,
         }
     }
 
@@ -143,6 +153,7 @@ impl Shape {
                     self.single(gaps, bytes, alignment)
                 }
             }
+            Want::Behind { start, edge, end } => self.behind(gaps, start, edge..end),
             Want::More { bytes } => {
                 check(bytes, 1)?;
                 self.more(gaps, bytes)
@@ -217,6 +228,25 @@ impl Shape {
                 first: vec![fill],
                 leanest: None,
             })
+        })
+    }
+
+    /// The beginning of the gap at `wanted.start`, for the block from `start` on.
+    fn behind(self, gaps: &[Range<u64>], start: u64, wanted: Range<u64>) -> Option<Places> {
+        if !self.joins || wanted.is_empty() || self.border_in(start..wanted.end).is_some() {
+            return None;
+        }
+        let gap = gaps.iter().find(|gap| gap.start == wanted.start)?;
+        let need = round_up(wanted.end, self.unit)?;
+        let fill = Fill {
+            start: gap.start,
+            need,
+            end: self.whole_chunks(gap.start, need, gap.end),
+            single: false,
+        };
+        (need <= gap.end).then(|| Places {
+            first: vec![fill],
+            leanest: None,
         })
     }
 

@@ -117,6 +117,12 @@ impl Core {
         extended
     }
 
+    /// Where a range in use begins, and where memory ends behind it, in bytes: only if nothing but free bytes
+    /// lies in between.
+    pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
+        self.ranges.end_of_memory_behind(node)
+    }
+
     /// Gives back what a range in use has beyond `bytes`.
     pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
         self.forget_refusals();

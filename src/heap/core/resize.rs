@@ -1,7 +1,7 @@
 //! Ranges in use that become larger or smaller where they lie.
 
 use super::nodes::{NodeId, State};
-use super::ranges::{GRANULE, MAX_RANGE, Ranges};
+use super::ranges::{GRANULE, LOG_GRANULE, MAX_RANGE, Ranges};
 
 impl Ranges {
     /// Makes a range in use one of at least `bytes` where it lies; whether there is room for that right
@@ -34,6 +34,18 @@ impl Ranges {
             self.nodes.link(next);
         }
         true
+    }
+
+    /// Where a range in use begins, and where memory ends behind it, in bytes: only if nothing but free bytes
+    /// lies in between.
+    pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
+        let this = self.nodes.get(node);
+        let mut next = self.nodes.get(this.next);
+        if next.state == State::Free {
+            next = self.nodes.get(next.next);
+        }
+        // Only the end of a stretch has no bytes.
+        (next.size == 0).then_some((this.start << LOG_GRANULE, next.start << LOG_GRANULE))
     }
 
     /// Gives back what a range in use has beyond `bytes`, which are more than 0.
