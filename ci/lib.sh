@@ -4,9 +4,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # The feature sets that CI builds: everything the package has; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.
-FULL=(--features "cli,cudart,etcd")
-PORTABLE=(--features "cli,cudart")
-BARE=(--no-default-features --features "cuda-13000")
+FULL=(--features "interop,cli,cudart,etcd")
+PORTABLE=(--features "interop,cli,cudart")
+BARE=(--no-default-features)
 
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
 FULL_NEEDS=(

@@ -1,6 +1,6 @@
 //! Memory of this crate in a program that uses cudarc: launched on, copied from, copied to.
 //!
-//! Without a GPU it says so.
+//! `cargo run --features interop --example cudarc-interop`; without a GPU it says so.
 
 use std::process::ExitCode;
 

@@ -43,11 +43,11 @@
 //! # Features
 //! | feature | default | what for |
 //! |---|---|---|
-//! | `cuda-13000` | yes | the CUDA version of cudarc's bindings; choose one of `cuda-12020` … `cuda-13040` |
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
 //! | `allocator-api2` | yes | a heap as the allocator of collections, by allocator-api2's trait |
 //! | `nightly` | no | the same by std's trait; needs a nightly compiler |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
+//! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `cudart` | no | pools through the runtime API as well |
 //! | `exchange` | no | sharing by name, between nodes too: server, client, leases, groups; mutual TLS |
 //! | `certs` | no | making certificates for the exchange |
@@ -76,6 +76,7 @@ mod fork;
 mod guard;
 pub mod heap;
 pub mod host;
+#[cfg(feature = "interop")]
 pub mod interop;
 pub mod kernels;
 pub mod memory;

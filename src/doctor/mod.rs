@@ -17,7 +17,7 @@ pub use prober::{Answer, InProcess, Prober, Tried};
 pub use reason::Reason;
 
 use crate::capability::{self, HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
-use crate::driver::{BINDINGS, CudaVersion, Location};
+use crate::driver::{CudaVersion, Location};
 use crate::host::HostFacts;
 use crate::{Driver, Machine, Topology};
 
@@ -55,8 +55,6 @@ pub struct DriverFacts {
     pub backend: &'static str,
     /// The newest CUDA version that the driver supports.
     pub cuda: Option<CudaVersion>,
-    /// The version of the bindings that this program was built with.
-    pub bindings: CudaVersion,
     /// The driver library's file.
     pub library: Option<String>,
     /// Why it cannot be used.
@@ -165,7 +163,6 @@ impl DriverFacts {
         Self {
             backend: if simulated { "simulated" } else { "cuda" },
             cuda: None,
-            bindings: BINDINGS,
             library: if simulated { None } else { loaded_library() },
             problem: None,
         }

@@ -149,27 +149,3 @@ pub enum PoolApi {
     /// The runtime API: `cudaMemPoolCreate` and its family. Needs the feature `cudart`.
     Runtime,
 }
-
-/// The version of the CUDA bindings that this crate was built with: the highest of the features
-/// `cuda-1xxxx` that are on; 0.0 with none.
-pub const BINDINGS: CudaVersion = CudaVersion({
-    const VERSIONS: [(i32, bool); 12] = [
-        (13040, cfg!(feature = "cuda-13040")),
-        (13030, cfg!(feature = "cuda-13030")),
-        (13020, cfg!(feature = "cuda-13020")),
-        (13010, cfg!(feature = "cuda-13010")),
-        (13000, cfg!(feature = "cuda-13000")),
-        (12090, cfg!(feature = "cuda-12090")),
-        (12080, cfg!(feature = "cuda-12080")),
-        (12060, cfg!(feature = "cuda-12060")),
-        (12050, cfg!(feature = "cuda-12050")),
-        (12040, cfg!(feature = "cuda-12040")),
-        (12030, cfg!(feature = "cuda-12030")),
-        (12020, cfg!(feature = "cuda-12020")),
-    ];
-    let mut i = 0;
-    while i < VERSIONS.len() && !VERSIONS[i].1 {
-        i += 1;
-    }
-    if i < VERSIONS.len() { VERSIONS[i].0 } else { 0 }
-});

@@ -1,5 +1,9 @@
 //! For programs that use [cudarc](https://docs.rs/cudarc): this crate's memory in cudarc's copies
-//! and launches.
+//! and launches. Needs the feature `interop`.
+//!
+//! The program depends on cudarc 0.19 itself and chooses its CUDA version (`cuda-12080`, …) and its linking. This
+//! crate chooses neither: it compiles with every CUDA version of cudarc. Where no crate of the build names a
+//! version, cudarc takes that of `nvcc`, or its newest where there is no `nvcc`.
 //!
 //! - [`DevicePtr`] is a kernel argument: `builder.arg(&buffer.device_ptr())`, kept in a variable.
 //! - [`EgmSlice`] and [`EgmSliceMut`] are memory seen as elements, which cudarc copies from and to

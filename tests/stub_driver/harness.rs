@@ -22,6 +22,7 @@ pub struct Installed {
 enum Content {
     Bytes(&'static [u8]),
     Source(&'static str, Vec<String>),
+    #[cfg(feature = "interop")]
     Link(&'static str),
 }
 
@@ -39,6 +40,7 @@ pub fn cuda() -> Installed {
 }
 
 /// The stub libcuda, also under the name that cudarc looks for first.
+#[cfg(feature = "interop")]
 pub fn cuda_for_cudarc() -> Installed {
     let mut installed = cuda();
     let link = Content::Link("libcuda.so.1");
@@ -84,6 +86,7 @@ impl Installed {
             let library = match content {
                 Content::Bytes(bytes) => Some(bytes.to_vec()),
                 Content::Source(source, flags) => build(source, flags),
+                #[cfg(feature = "interop")]
                 Content::Link(target) => {
                     std::os::unix::fs::symlink(target, path).unwrap();
                     return true;

@@ -7,6 +7,7 @@
 mod abi;
 mod contexts;
 mod harness;
+#[cfg(feature = "interop")]
 mod interop;
 mod open;
 #[cfg(feature = "cli")]

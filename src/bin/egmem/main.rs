@@ -21,23 +21,18 @@ mod topo;
 mod watch;
 
 use std::process::ExitCode;
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser, Subcommand};
 use egmem::Error;
 use egmem::doctor::Reason;
-use egmem::driver::BINDINGS;
 
 /// How long the end waits for a reader of a service's log.
 const LAST: Duration = Duration::from_secs(1);
 
-static VERSION: LazyLock<String> =
-    LazyLock::new(|| format!("{} (CUDA bindings {BINDINGS})", env!("CARGO_PKG_VERSION")));
-
 /// Extended GPU Memory: CPU memory that the CPU and every GPU of the node can use.
 #[derive(Parser, Debug)]
-#[command(name = "egmem", version = VERSION.as_str())]
+#[command(name = "egmem", version)]
 struct Cli {
     /// Log what is done to standard error: -v for steps, -vv for each trial
     #[arg(short, long, global = true, action = ArgAction::Count)]

@@ -117,7 +117,6 @@ fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
         let kind = if module.open { "open" } else { "closed" };
         words.push(format!("kernel module {} ({kind})", module.version));
     }
-    words.push(format!("bindings {}", driver.bindings));
     words.extend(driver.library.clone());
     rows.push(("Driver", words.join(", ")));
     rows

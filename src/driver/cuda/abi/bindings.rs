@@ -1,0 +1,136 @@
+//! Compares `layout` with cudarc's bindings, which are generated from CUDA's headers.
+//!
+//! The crate's own tests compile this file with the CUDA version of the development dependencies,
+//! tests/bindings with any other.
+
+use std::mem::{align_of, offset_of};
+
+use cudarc::driver::sys;
+
+use super::layout::*;
+
+macro_rules! expect_same_layout {
+    ($ours:ty, $theirs:ty $(, $our_field:ident = $their_field:ident)*) => {
+        assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), "size");
+        assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), "alignment");
+        $(assert_eq!(
+            offset_of!($ours, $our_field),
+            offset_of!($theirs, $their_field),
+            stringify!($our_field)
+        );)*
+    };
+}
+
+#[test]
+fn locations_and_accesses_are_laid_out_as_in_cuda() {
+    // Since 13.2 the bindings wrap `id` in an anonymous union. It is the only field after `type_`.
+    expect_same_layout!(MemLocation, sys::CUmemLocation, kind = type_);
+    assert_eq!(
+        (offset_of!(MemLocation, id), size_of::<MemLocation>()),
+        (4, 8)
+    );
+    expect_same_layout!(
+        MemAccessDesc,
+        sys::CUmemAccessDesc,
+        location = location,
+        flags = flags
+    );
+}
+
+#[test]
+fn allocation_properties_are_laid_out_as_in_cuda() {
+    expect_same_layout!(
+        MemAllocationProp,
+        sys::CUmemAllocationProp,
+        kind = type_,
+        requested_handle_types = requestedHandleTypes,
+        location = location,
+        win32_handle_meta_data = win32HandleMetaData,
+        compression_type = allocFlags
+    );
+    type AllocFlags = sys::CUmemAllocationProp_st__bindgen_ty_1;
+    let in_flags = |offset: usize| offset - offset_of!(MemAllocationProp, compression_type);
+    assert_eq!(
+        in_flags(offset_of!(MemAllocationProp, gpu_direct_rdma_capable)),
+        offset_of!(AllocFlags, gpuDirectRDMACapable)
+    );
+    assert_eq!(
+        in_flags(offset_of!(MemAllocationProp, usage)),
+        offset_of!(AllocFlags, usage)
+    );
+}
+
+#[test]
+fn pool_properties_are_laid_out_as_in_cuda() {
+    expect_same_layout!(
+        MemPoolProps,
+        sys::CUmemPoolProps,
+        kind = allocType,
+        handle_types = handleTypes,
+        location = location,
+        win32_security_attributes = win32SecurityAttributes,
+        max_size = maxSize
+    );
+    // Before 12.6 these are the first two of CUDA's reserved bytes.
+    assert_eq!(offset_of!(MemPoolProps, usage), 32);
+}
+
+#[test]
+fn opaque_types_have_cudas_sizes() {
+    expect_same_layout!(Opaque64, sys::CUmemPoolPtrExportData);
+    assert_eq!(size_of::<sys::CUuuid>(), 16);
+    assert_eq!(size_of::<sys::CUmemGenericAllocationHandle>(), 8);
+    assert_eq!(size_of::<sys::CUdeviceptr>(), 8);
+    assert_eq!(size_of::<sys::CUresult>(), 4);
+}
+
+#[test]
+fn numbers_are_cudas() {
+    use sys::{CUevent_flags, CUmemAllocationType, CUmemLocationType, CUstream_flags};
+    let same = [
+        (
+            PINNED,
+            CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
+        ),
+        (
+            LOCATION_DEVICE,
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
+        ),
+        (
+            LOCATION_HOST,
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST as u32,
+        ),
+        (
+            LOCATION_HOST_NUMA,
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32,
+        ),
+        (
+            LOCATION_HOST_NUMA_CURRENT,
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT as u32,
+        ),
+        (
+            DMA_BUF_FD,
+            sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32,
+        ),
+        (
+            STREAM_NON_BLOCKING,
+            CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
+        ),
+        (
+            STREAM_CAPTURE_STATUS_NONE,
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32,
+        ),
+        (EVENT_DEFAULT, CUevent_flags::CU_EVENT_DEFAULT as u32),
+        (
+            EVENT_DISABLE_TIMING,
+            CUevent_flags::CU_EVENT_DISABLE_TIMING as u32,
+        ),
+        (
+            HOST_ALLOC_PORTABLE_DEVICEMAP,
+            sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP,
+        ),
+    ];
+    for (row, (ours, theirs)) in same.into_iter().enumerate() {
+        assert_eq!(ours, theirs, "row {row}");
+    }
+}
