@@ -31,6 +31,8 @@ pub use peer::{MAX_PATTERNS, PeerName, Who};
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;
+#[cfg(feature = "service")]
+pub(crate) use transport::bind;
 
 /// For tests/fuzz alone.
 #[cfg(fuzzing)]

@@ -129,7 +129,8 @@ pub(super) async fn listen(
     Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
 }
 
-fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+/// Listens at an address, with room for many connections that wait to be accepted.
+pub(crate) fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = match real {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
