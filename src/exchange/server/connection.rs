@@ -94,7 +94,8 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
             // What has to be said last: what has been decided before, that leases have ended.
             let writer = &mut connection.writer;
             let telling = async {
-                if answer_done(inner, writer, &mut jobs).await.is_ok() {
+                let ended = link.session.is_dismissed();
+                if ended || answer_done(inner, writer, &mut jobs).await.is_ok() {
                     while let Ok(true) = notify(inner, writer, link, || false).await {}
                 }
             };
@@ -146,7 +147,9 @@ async fn converse(
             () = &mut ended => return Err(End::Server),
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
                 // One that panicked is answered too, were that to happen: its id is not known.
-                if let Ok((id, outcome, _charge)) = done {
+                if let Ok((id, outcome, _charge)) = done
+                    && !session.is_dismissed()
+                {
                     answer(inner, writer, id, outcome).await?;
                 }
             }
@@ -185,7 +188,7 @@ fn excuse(inner: &Inner, late: Duration, before: Duration) -> Option<Duration> {
     (late > inner.heartbeat / 2 && before < most).then(|| late.min(most) + inner.heartbeat)
 }
 
-/// Answers a request at once, or has it answered later.
+/// Answers a request at once, or has it answered later. After the session's end it does neither.
 async fn request(
     inner: &Arc<Inner>,
     writer: &mut FrameWriter,
@@ -193,6 +196,9 @@ async fn request(
     jobs: &mut Jobs,
     frame: Frame,
 ) -> Result<(), End> {
+    if link.session.is_dismissed() {
+        return Ok(());
+    }
     let Frame {
         bytes,
         fds,

@@ -162,6 +162,11 @@ impl Session {
         self.wake.notify_one();
     }
 
+    /// Whether the session has ended before its time: nothing is answered any more.
+    pub fn is_dismissed(&self) -> bool {
+        self.outbox().dismissed.is_some()
+    }
+
     /// Whether that connection is the session's.
     pub fn is_of(&self, connection: u64) -> bool {
         self.outbox().connection == connection

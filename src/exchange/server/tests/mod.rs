@@ -8,6 +8,7 @@ mod fetching;
 mod hostile;
 mod leasing;
 mod naming;
+mod recalling;
 #[cfg(feature = "certs")]
 mod trust;
 

@@ -1,14 +1,12 @@
-//! Sessions whose peers are not trusted or admitted any more, and leases of peers off the list.
+//! Sessions whose peers are not trusted or admitted any more.
 
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use super::*;
 use crate::certs::{Authority, CertRequest, Issued};
-use crate::exchange::server::process::Process;
 use crate::exchange::server::{HolderState, Published};
-use crate::exchange::{Client, LeaseState, PeerName, RemoteBuffer, Tls, TlsPem, Who};
+use crate::exchange::{Client, LeaseState, RemoteBuffer, Tls, TlsPem};
 use crate::{Error, Result};
 
 const DAY: u64 = 86_400;
@@ -259,72 +257,6 @@ async fn a_client_ends_its_connection_when_the_server_is_revoked() {
 }
 
 #[tokio::test]
-async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), short());
-    match raw.notice().await {
-        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
-        other => panic!("{other:?}"),
-    }
-    match raw.notice().await {
-        Event::Ended(ended) => {
-            assert_eq!(ended.lease, granted.lease);
-            assert_eq!(Refusal::from_word(&ended.why.reason), Refusal::Forbidden);
-        }
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(published.importers()[0].state, HolderState::Expired);
-    // The session goes on, without the name.
-    assert_eq!(raw.names("").await, [""; 0]);
-    assert_eq!(server.stats().leases, 0);
-    drop((raw, published));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
-async fn a_peer_back_on_the_list_keeps_its_lease() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), short());
-    published.set_who(Who::only(PeerName::Local));
-    // A lease that is asked back later ends later: by then the first would have ended.
-    let other = server.publish("b", memory(&driver)).now().unwrap();
-    raw.fetch(fetch("b")).await.unwrap();
-    other.set_who_within(Who::nobody(), short());
-    until("the second ends", || {
-        other.importers()[0].state == HolderState::Expired
-    })
-    .await;
-    assert_ne!(published.importers()[0].state, HolderState::Expired);
-    drop((raw, published, other));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
-async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
-    let driver = driver();
-    let server = loopback().start().await.unwrap();
-    let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), LONG);
-    let mut again = raw.resume(&server, Some(vec![granted.lease])).await;
-    match again.notice().await {
-        Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
-        other => panic!("{other:?}"),
-    }
-    drop((raw, again, published));
-    close(server, &driver).await;
-}
-
-#[tokio::test]
 async fn sessions_of_a_peer_are_ended() {
     let served = Served::start(|options| options).await;
     let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
@@ -344,6 +276,26 @@ async fn sessions_of_a_peer_are_ended() {
     assert_eq!(other.names("").await, ["a"]);
     assert_eq!(served.server.end_sessions(&peer), 0);
     drop(other);
+    served.end().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_ready_when_its_session_ends_is_not_sent() {
+    let served = Served::start(|options| options).await;
+    let tls = load(&served.authority, &issue(&served.authority, "peer.test"));
+    let mut raw = served.raw(&tls).await;
+    let wait = Wait {
+        name: "b".into(),
+        ms: 300_000,
+    };
+    raw.send(Ask::Wait(wait)).await;
+    until("it has been read", || served.server.stats().requests == 1).await;
+    // In this one thread the answer is ready before the connection's task runs, and the session has ended.
+    let later = served.server.publish("b", memory(&served.driver)).now();
+    let peer = PeerName::certificate("peer.test").unwrap();
+    assert_eq!(served.server.end_sessions(&peer), 1);
+    dismissed(&mut raw).await;
+    drop(later);
     served.end().await;
 }
 
@@ -372,37 +324,4 @@ async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
     let error = server.set_peers(Peers::same_user().any_user()).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     server.close(LONG).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
-    let driver = driver();
-    let server = loopback().heartbeat(LONG).lease(LONG).start().await;
-    let server = server.unwrap();
-    let names = ["recalled", "dismissed"];
-    let names = names.map(|name| server.publish(name, memory(&driver)).now().unwrap());
-    let mut raw = Raw::open(&server).await;
-    let mut children = Vec::new();
-    for published in &names {
-        let (granted, _) = raw.fetch(fetch(published.name())).await.unwrap();
-        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id()).unwrap();
-        let inner = &server.handle.inner;
-        (inner.state().leases).set_process(granted.lease, process);
-        children.push(child);
-    }
-    let [recalled, dismissed] = &names;
-    let expired = |published: &Published| published.importers()[0].state == HolderState::Expired;
-    recalled.set_who_within(Who::nobody(), Duration::ZERO);
-    until("it is recalled", || expired(recalled)).await;
-    assert_eq!(server.end_sessions(&PeerName::Local), 1);
-    assert!(expired(dismissed));
-    for (mut child, published) in children.into_iter().zip(&names) {
-        assert!(expired(published), "its process runs");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        until("the holder is gone", || published.importers().is_empty()).await;
-    }
-    drop((raw, names));
-    close(server, &driver).await;
 }
