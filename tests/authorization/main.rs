@@ -1,7 +1,8 @@
 //! What a peer without a right sees and changes: nothing. One test for each cell of the table in
 //! docs/security.md.
-#![cfg(feature = "service")]
+#![cfg(all(feature = "service", feature = "certs"))]
 
+mod endings;
 mod groups;
 mod leases;
 mod names;

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use egmem::exchange::protocol::{
     Welcome, decode, encode,
 };
 use egmem::share::BootId;
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
@@ -43,10 +46,21 @@ impl Raw {
     }
 
     /// Connects to a Unix socket, where file descriptors that come are closed.
-    pub fn unix(path: &str) -> Self {
-        let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(patience())).unwrap();
-        Self::over(stream)
+    pub fn unix(path: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(patience()))?;
+        Ok(Self::over(stream))
+    }
+
+    /// Connects to a Unix socket as another user; `None` where this process may not become another one.
+    pub fn unix_as(user: u32, path: &Path) -> Option<io::Result<Self>> {
+        let connect = || {
+            let user = Uid::from_raw(user);
+            // On Linux this changes the calling thread alone.
+            set_thread_res_uid(user, user, user).ok()?;
+            Some(Self::unix(path))
+        };
+        std::thread::scope(|scope| scope.spawn(connect).join().unwrap())
     }
 
     fn over(stream: impl Read + Write + Send + 'static) -> Self {
@@ -95,26 +109,36 @@ impl Raw {
         }
     }
 
+    /// Sends a request, if the connection goes on.
+    pub fn try_send(&mut self, ask: Ask) -> io::Result<()> {
+        let ask = Some(ask);
+        self.write(&encode(&Request { id: ID, ask }))
+    }
+
     /// Sends a request.
     #[track_caller]
     pub fn send(&mut self, ask: Ask) {
-        let ask = Some(ask);
-        self.write(&encode(&Request { id: ID, ask })).unwrap();
+        self.try_send(ask).unwrap();
+    }
+
+    /// The bytes of the answer to the request before, unless the connection ends first.
+    pub fn try_answer_bytes(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            let bytes = self.read()?;
+            match decode(&bytes).unwrap() {
+                FromServer::Notice(notice) => self.events.extend(notice.0),
+                FromServer::Reply(reply) => {
+                    assert_eq!(reply.id, ID);
+                    return Ok(bytes);
+                }
+            }
+        }
     }
 
     /// The bytes of the answer to the request before.
     #[track_caller]
     pub fn answer_bytes(&mut self) -> Vec<u8> {
-        loop {
-            let bytes = self.read().unwrap();
-            match decode(&bytes).unwrap() {
-                FromServer::Notice(notice) => self.events.extend(notice.0),
-                FromServer::Reply(reply) => {
-                    assert_eq!(reply.id, ID);
-                    return bytes;
-                }
-            }
-        }
+        self.try_answer_bytes().unwrap()
     }
 
     /// Asks; the answer's bytes.

@@ -3,8 +3,7 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{
-    Ask, Empty, FromServer, Greeting, List, Release, Request, Secret, Watch, Welcome, decode,
-    encode,
+    Ask, Empty, Greeting, List, Release, Request, Secret, Watch, Welcome, encode,
 };
 
 use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch, granted};
@@ -13,7 +12,7 @@ use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch,
 fn hello_without_a_certificate() {
     let stage = Stage::new();
     let before = stage.snapshot();
-    let mut nobody = stage.connection(None);
+    let mut nobody = stage.connection_with(None);
     assert!(nobody.hello(None).is_err());
     assert_eq!(stage.snapshot(), before);
     stage.end();
@@ -24,7 +23,7 @@ fn ping_before_a_hello() {
     let stage = Stage::new();
     let before = stage.snapshot();
     let ask = Some(Ask::Ping(Empty {}));
-    let mut raw = stage.connection(Some(STRANGER));
+    let mut raw = stage.connection(STRANGER);
     raw.write(&encode(&Request { id: 7, ask })).unwrap();
     assert!(raw.read().is_err(), "the connection ends without a word");
     assert_eq!(stage.snapshot(), before);
@@ -42,7 +41,7 @@ fn known(welcome: Welcome) -> Greeting {
 #[test]
 fn resume_of_a_session_of_others() {
     let stage = Stage::new();
-    let mut owner = stage.connection(Some(OWNER));
+    let mut owner = stage.connection(OWNER);
     let token = owner.welcome(None).session;
     let lease = granted(&mut owner, HandleType::Fabric).lease;
     let before = stage.snapshot();
@@ -54,7 +53,7 @@ fn resume_of_a_session_of_others() {
     let made_up = Secret::new(&vec![0x5a; wrong.expose().len()]).unwrap();
     for peer in [OTHER, STRANGER, OWNER] {
         let resume = |token: &Secret| {
-            let mut raw = stage.connection(Some(peer));
+            let mut raw = stage.connection(peer);
             known(raw.welcome(Some(token.clone())))
         };
         let none = resume(&made_up);
@@ -69,30 +68,6 @@ fn resume_of_a_session_of_others() {
     owner.ping();
     owner.ask(Ask::Release(Release { lease }));
     drop(owner);
-    stage.end();
-}
-
-#[test]
-fn requests_after_the_end_of_a_session() {
-    let stage = Stage::new();
-    let mut other = stage.connection(Some(OTHER));
-    let token = other.welcome(None).session;
-    // It is on no list any more.
-    stage.reload(&[OWNER]);
-    let before = stage.snapshot();
-    let request = Request {
-        id: 7,
-        ask: Some(fetch(HIDDEN, HandleType::Fabric)),
-    };
-    // The connection may have ended already.
-    let _ = other.write(&encode(&request));
-    while let Ok(bytes) = other.read() {
-        let said: FromServer = decode(&bytes).unwrap();
-        assert!(matches!(said, FromServer::Notice(_)), "{said:?}");
-    }
-    let welcome = stage.connection(Some(OTHER)).welcome(Some(token));
-    assert!(!welcome.resumed);
-    assert_eq!(stage.snapshot(), before);
     stage.end();
 }
 

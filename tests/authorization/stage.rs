@@ -1,15 +1,17 @@
 //! A service, an owner that has what others may not, and what of it can be observed.
 
-use std::path::Path;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use egmem::certs::{Authority, CertRequest, Issued};
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Address;
 use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List};
 use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Machine};
-use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
@@ -27,6 +29,11 @@ pub const OTHER: &str = "other.test";
 /// Has a certificate of the authority, and no right.
 pub const STRANGER: &str = "stranger.test";
 
+/// A user besides the service's own who may connect to its Unix sockets.
+pub const USER: u32 = 65534;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// The owner's name, which nobody else may fetch.
 pub const HIDDEN: &str = "owner.test/hidden";
 /// A name as long that does not exist.
@@ -36,8 +43,7 @@ pub struct Stage {
     runtime: Runtime,
     service: Service,
     folder: TempDir,
-    ca: String,
-    issuer: Issuer<'static, KeyPair>,
+    authority: Authority,
 }
 
 /// What a peer could have changed.
@@ -53,18 +59,22 @@ pub struct Snapshot {
 impl Stage {
     /// A service where the owner has created [`HIDDEN`].
     pub fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "test");
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let ca = params.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::new(params, key);
+        let authority = Authority::create("test", 10).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let (cert, key) = certificate(&issuer, "service.test");
-        for (name, text) in [("ca.pem", &ca), ("cert.pem", &cert), ("key.pem", &key)] {
+        let own = issue(&authority, "service.test", DAY);
+        let crl = authority.revoke::<&str>(&[], 1).unwrap();
+        for (name, text) in [
+            ("ca.pem", authority.cert_pem()),
+            ("cert.pem", &own.cert_pem),
+            ("key.pem", &own.key_pem),
+            ("crl.pem", &crl),
+        ] {
             std::fs::write(folder.path().join(name), text).unwrap();
         }
-        let config = configuration(folder.path(), &[OWNER, OTHER]);
+        // The user of the Unix socket looks for it there.
+        let open = Permissions::from_mode(0o711);
+        std::fs::set_permissions(folder.path(), open).unwrap();
+        let config = configuration(folder.path(), &[OWNER, OTHER], &[USER]);
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let runtime = Runtime::new().unwrap();
         let service = runtime.block_on(Service::start(config, &driver)).unwrap();
@@ -72,29 +82,27 @@ impl Stage {
             runtime,
             service,
             folder,
-            ca,
-            issuer,
+            authority,
         };
         let created = stage.peer(OWNER).ask(create(HIDDEN));
         assert!(matches!(created, Answer::Names(_)), "{created:?}");
         stage
     }
 
-    fn config(&self, name: Option<&str>) -> Arc<ClientConfig> {
+    fn config(&self, issued: Option<&Issued>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
-        let ca = CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap();
+        let ca = CertificateDer::from_pem_slice(self.authority.cert_pem().as_bytes()).unwrap();
         roots.add(ca).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = match name {
+        let mut config = match issued {
             None => builder.with_no_client_auth(),
-            Some(name) => {
-                let (cert, key) = certificate(&self.issuer, name);
-                let cert = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
-                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+            Some(issued) => {
+                let cert = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).unwrap();
                 builder.with_client_auth_cert(vec![cert], key).unwrap()
             }
         };
@@ -102,27 +110,41 @@ impl Stage {
         Arc::new(config)
     }
 
-    /// A connection before the hello; without a name it shows no certificate.
-    pub fn connection(&self, name: Option<&str>) -> Raw {
+    /// A certificate of a peer, for so long.
+    pub fn issue(&self, name: &str, lasting: Duration) -> Issued {
+        issue(&self.authority, name, lasting)
+    }
+
+    /// A connection before the hello, which shows this certificate or none.
+    pub fn connection_with(&self, issued: Option<&Issued>) -> Raw {
         let Address::Tcp { host, port } = self.service.addresses().remove(0) else {
             panic!("a TCP address");
         };
-        Raw::tls(&format!("{host}:{port}"), self.config(name))
+        Raw::tls(&format!("{host}:{port}"), self.config(issued))
+    }
+
+    /// A connection before the hello, which shows a new certificate.
+    pub fn connection(&self, name: &str) -> Raw {
+        self.connection_with(Some(&self.issue(name, DAY)))
     }
 
     /// A session of a peer.
     pub fn peer(&self, name: &str) -> Raw {
-        let mut raw = self.connection(Some(name));
+        let mut raw = self.connection(name);
         raw.welcome(None);
         raw
     }
 
     /// A connection to the door, greeted.
     pub fn at_door(&self) -> Raw {
-        let path = self.folder.path().join("door.sock");
-        let mut raw = Raw::unix(path.to_str().unwrap());
+        let mut raw = Raw::unix(&self.path("door.sock")).unwrap();
         raw.welcome(None);
         raw
+    }
+
+    /// A file of the service.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     /// What can be observed now.
@@ -185,12 +207,19 @@ impl Stage {
         assert!(raw.events.is_empty(), "{:?}", raw.events);
     }
 
-    /// Reloads the configuration with these peers on its lists.
-    pub fn reload(&self, who: &[&str]) {
-        let config = configuration(self.folder.path(), who);
+    /// Reloads the configuration with these peers and users on its lists.
+    pub fn reload(&self, who: &[&str], users: &[u32]) {
+        let config = configuration(self.folder.path(), who, users);
         let _context = self.runtime.enter();
         let restart = self.service.reload(config).unwrap();
         assert!(restart.is_empty(), "{restart:?}");
+    }
+
+    /// Reloads with this certificate revoked.
+    pub fn revoke(&self, issued: &Issued) {
+        let crl = self.authority.revoke(&[&issued.cert_pem], 1).unwrap();
+        std::fs::write(self.path("crl.pem"), crl).unwrap();
+        self.reload(&[OWNER, OTHER], &[USER]);
     }
 
     /// Ends the service.
@@ -200,18 +229,20 @@ impl Stage {
     }
 }
 
-/// The configuration, with which those peers may create memory and join groups.
-fn configuration(folder: &Path, who: &[&str]) -> ServiceConfig {
+/// The configuration, with which those peers may create memory and join groups, and those users may connect.
+fn configuration(folder: &Path, who: &[&str], users: &[u32]) -> ServiceConfig {
     let (at, handshake) = (folder.display(), ms(10_000).as_millis());
     let config = format!(
         r#"
-listen = ["tcp://127.0.0.1:0"]
+listen = ["tcp://127.0.0.1:0", "unix:{at}/own.sock"]
 [tls]
 ca = "{at}/ca.pem"
 cert = "{at}/cert.pem"
 key = "{at}/key.pem"
+crl = "{at}/crl.pem"
 [local]
 door = "{at}/door.sock"
+users = {users:?}
 [create]
 who = {who:?}
 [[groups]]
@@ -229,15 +260,9 @@ handshake = {handshake}
     ServiceConfig::from_toml(&config).unwrap()
 }
 
-fn certificate(issuer: &Issuer<'static, KeyPair>, name: &str) -> (String, String) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params.subject_alt_names = vec![
-        SanType::DnsName(name.try_into().unwrap()),
-        SanType::IpAddress([127, 0, 0, 1].into()),
-    ];
-    let cert = params.signed_by(&key, issuer).unwrap();
-    (cert.pem(), key.serialize_pem())
+fn issue(authority: &Authority, name: &str, lasting: Duration) -> Issued {
+    let request = CertRequest::new(name).and("127.0.0.1").lasting(lasting);
+    authority.issue(&request).unwrap()
 }
 
 pub fn create(name: &str) -> Ask {

@@ -2,7 +2,8 @@
 
 const SECURITY: &str = include_str!("../../docs/security.md");
 const PROTOCOL: &str = include_str!("../../docs/protocol.md");
-const TESTS: [&str; 4] = [
+const TESTS: [&str; 5] = [
+    include_str!("endings.rs"),
     include_str!("groups.rs"),
     include_str!("leases.rs"),
     include_str!("names.rs"),
