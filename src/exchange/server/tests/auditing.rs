@@ -171,6 +171,37 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
 }
 
 #[tokio::test]
+async fn recalled_leases_and_dismissed_sessions_are_reported() {
+    let (driver, book) = (driver(), Book::default());
+    let server = book.options().start().await.unwrap();
+    let names = ["a", "b"];
+    let published = names.map(|name| server.publish(name, memory(&driver)).now().unwrap());
+    let mut raw = Raw::open(&server).await;
+    let session = book.one("session_begun").await.session;
+    let (recalled, _) = raw.fetch(fetch("a")).await.unwrap();
+    let (held, _) = raw.fetch(fetch("b")).await.unwrap();
+    let about = |event: Event| (event.outcome, event.session, event.lease, event.name);
+
+    published[0].set_who_within(Who::nobody(), short());
+    let expected = ("ok", session, Some(recalled.lease), Some("a".to_owned()));
+    for event in ["withdrawing", "revoked"] {
+        let found = book.one(event).await;
+        assert_eq!(found.bytes, Some(MIB));
+        assert_eq!(about(found), expected, "{event}");
+    }
+
+    assert_eq!(server.end_sessions(&PeerName::Local), 1);
+    let dismissed = book.one("session_dismissed").await;
+    assert_eq!(dismissed.reason.as_deref(), Some("forbidden"));
+    assert_eq!(about(dismissed), ("ok", session, None, None));
+    let expected = ("ok", session, Some(held.lease), Some("b".to_owned()));
+    assert_eq!(about(book.one("expired").await), expected);
+    assert_eq!(book.one("session_ended").await.session, session);
+    drop((raw, published));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn ranks_that_join_and_leave_a_group_are_reported() {
     let (driver, book) = (driver(), Book::default());
     let options = book.options().groups("*", Who::anyone());
