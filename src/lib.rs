@@ -80,6 +80,7 @@ pub mod host;
 pub mod interop;
 pub mod kernels;
 pub mod memory;
+mod numbers;
 mod per_driver;
 pub mod plain;
 pub mod pool;

@@ -161,7 +161,7 @@ pub struct Identity {
     pub boot: BootId,
     /// The process that made it.
     pub instance: InstanceId,
-    /// Which of the process's memories.
+    /// Which of the process's memories: a number that does not tell how many there are.
     pub allocation: u64,
     /// How often it has changed owners: after each it counts as other memory.
     pub generation: u64,

@@ -1,7 +1,7 @@
 //! Physical memory: created or imported, exported, released.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 
 use super::{Mapping, Reservation};
 use crate::driver::{
@@ -10,6 +10,7 @@ use crate::driver::{
 };
 use crate::explain::explain_create;
 use crate::guard::check_free;
+use crate::numbers::Numbers;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};
@@ -101,9 +102,10 @@ pub struct PhysicalMemory {
     generation: AtomicU64,
 }
 
+/// A number for an identity, which peers are told.
 fn next_allocation() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Relaxed)
+    static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
+    NUMBERS.next()
 }
 
 impl PhysicalMemory {

@@ -309,7 +309,7 @@ impl Inner {
                 return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
             }
             _ => {
-                let number = state.next_number();
+                let number = state.next_session();
                 let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
                 // Every lease may be asked back, and then end.
                 let leases = self.limits.leases_per_peer.saturating_mul(2);

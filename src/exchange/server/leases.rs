@@ -13,6 +13,7 @@ use super::machines::{Machine, Machines};
 use super::process::{HolderProcess, Known, Process};
 use crate::exchange::PeerName;
 use crate::exchange::account::{Charge, shrink};
+use crate::numbers::Numbers;
 
 /// The most expired holders of a publication that are remembered one by one.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -152,7 +153,7 @@ pub(super) struct Leases {
     /// Publications with more expired leases than are to be remembered.
     crowded: BTreeSet<u64>,
     deadlines: BTreeSet<(Instant, u64)>,
-    last: u64,
+    numbers: Numbers,
 }
 
 impl Leases {
@@ -221,8 +222,7 @@ impl Leases {
             return Err(NoLease::Full);
         }
         *of_peer += 1;
-        self.last += 1;
-        let lease = self.last;
+        let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
         holders.live.insert(lease);
@@ -297,7 +297,7 @@ impl Leases {
         lives.then_some(&**entry)
     }
 
-    /// Live leases of the session, in the order of grants.
+    /// Live leases of the session.
     pub fn of_session(&self, session: u64) -> impl Iterator<Item = &Lease> {
         let leases = self.sessions.get(&session).map(|entry| &entry.leases);
         leases
@@ -447,11 +447,15 @@ impl Leases {
         let Some(holders) = self.publications.get(&publication) else {
             return (Vec::new(), 0);
         };
-        let all = holders.live.iter().chain(&holders.expired);
-        let list = all
-            .filter_map(|lease| self.leases.get(lease))
-            .map(|lease| lease.holder.clone());
-        (list.collect(), holders.more + holders.ended)
+        let found = |lease: &u64| Some(self.leases.get(lease)?.holder.clone());
+        let in_order = |leases: &BTreeSet<u64>| {
+            let mut list: Vec<Holder> = leases.iter().filter_map(found).collect();
+            list.sort_by_key(|holder| holder.since);
+            list
+        };
+        let mut list = in_order(&holders.live);
+        list.extend(in_order(&holders.expired));
+        (list, holders.more + holders.ended)
     }
 
     /// How many live leases a publication has.

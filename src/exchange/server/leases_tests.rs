@@ -79,8 +79,8 @@ fn whose_ticket_was_never_redeemed_is_not_doubted() {
     leases.handed(redeemed);
     assert!(leases.is_held(7) && leases.is_held(8), "it may come yet");
     let ended = leases.end(1).unwrap();
-    let told: Vec<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
-    assert_eq!(told, [redeemed, unused]);
+    let told: BTreeSet<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
+    assert_eq!(told, BTreeSet::from([redeemed, unused]));
     assert!(leases.is_held(7) && !leases.is_held(8));
     assert_eq!(leases.live(), 0);
     assert!(leases.release(2, &peer(1), unused).is_none());
@@ -150,9 +150,9 @@ fn what_never_arrived_ends_when_the_session_resumes() {
     leases.open(1, peer(1));
     let had = leases.grant(1, 7, None, now, LIMIT).unwrap();
     let lost = leases.grant(1, 7, None, now, LIMIT).unwrap();
-    let (dropped, unknown) = leases.keep_only(1, &[had, 99]);
+    let (dropped, unknown) = leases.keep_only(1, &[had, u64::MAX]);
     assert_eq!(dropped.len(), 1);
-    assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![99]));
+    assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![u64::MAX]));
     assert_eq!(leases.of_session(1).count(), 1);
 }
 
@@ -178,8 +178,10 @@ fn a_publication_ends_with_all_its_leases() {
 fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let now = Instant::now();
     let mut leases = Leases::default();
+    let since = |session| now + Duration::from_secs(session);
     for session in 0..MAX_EXPIRED as u64 + 5 {
         leases.open(session, peer(1));
+        let now = since(session);
         leases.grant(session, 7, None, now, usize::MAX).unwrap();
         leases.detach(session, now, false);
         leases.expire(now);
@@ -187,6 +189,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     }
     let (list, more) = leases.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
+    assert_eq!(list[0].since, since(5), "the oldest are forgotten");
     assert_eq!(leases.leases.len(), MAX_EXPIRED);
 }
 
@@ -220,11 +223,14 @@ fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
     assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
+/// A lease, its session, its publication, its peer, its state, and since when it is held.
+type NaiveLease = (u64, u64, u64, u32, HolderState, Instant);
+
 /// The same by brute force: a list of sessions and a list of leases.
 #[derive(Default)]
 struct Naive {
     sessions: Vec<(u64, u32, Option<Instant>)>,
-    leases: Vec<(u64, u64, u64, u32, HolderState)>,
+    leases: Vec<NaiveLease>,
 }
 
 #[derive(Clone, Debug)]
@@ -233,8 +239,9 @@ enum Step {
     Attach(u64),
     Detach(u64, u64, bool),
     Grant(u64, u64),
-    Release(u64, u32, u64),
-    KeepOnly(u64, Vec<u64>),
+    /// The lease is the one that was granted so many grants after the first.
+    Release(u64, u32, usize),
+    KeepOnly(u64, Vec<usize>),
     Withdraw(u64),
     Forget(u64),
     Pass(u64),
@@ -247,8 +254,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => session.clone().prop_map(Step::Attach),
         2 => (session.clone(), 1..9_u64, any::<bool>()).prop_map(|(s, t, k)| Step::Detach(s, t, k)),
         5 => (session.clone(), 0..3_u64).prop_map(|(s, p)| Step::Grant(s, p)),
-        3 => (session.clone(), 0..3_u32, 1..30_u64).prop_map(|(s, p, l)| Step::Release(s, p, l)),
-        1 => (session, proptest::collection::vec(1..30_u64, 0..5))
+        3 => (session.clone(), 0..3_u32, 0..30_usize).prop_map(|(s, p, l)| Step::Release(s, p, l)),
+        1 => (session, proptest::collection::vec(0..30_usize, 0..5))
             .prop_map(|(s, l)| Step::KeepOnly(s, l)),
         1 => (0..3_u64).prop_map(Step::Withdraw),
         1 => (0..3_u64).prop_map(Step::Forget),
@@ -265,7 +272,7 @@ impl Naive {
         }
     }
 
-    fn is_live(lease: &(u64, u64, u64, u32, HolderState), session: u64) -> bool {
+    fn is_live(lease: &NaiveLease, session: u64) -> bool {
         lease.1 == session && lease.4 != HolderState::Expired
     }
 }
@@ -277,7 +284,7 @@ proptest! {
         let mut now = Instant::now();
         let mut table = Leases::default();
         let mut naive = Naive::default();
-        let mut last = 0;
+        let mut granted_ever = Vec::new();
         // Sessions' numbers are never used again: each opening is a new one.
         let mut real: [u64; 5] = [u64::MAX; 5];
         let mut next_session = 0;
@@ -319,19 +326,19 @@ proptest! {
                         prop_assert_eq!(granted, Err(NoLease::NoSession));
                         continue;
                     };
-                    let of_peer = |l: &&(u64, u64, u64, u32, HolderState)| {
-                        l.3 == who && l.4 != HolderState::Expired
-                    };
+                    let of_peer = |l: &&NaiveLease| l.3 == who && l.4 != HolderState::Expired;
                     if naive.leases.iter().filter(of_peer).count() >= 4 {
                         prop_assert_eq!(granted, Err(NoLease::Full));
                     } else {
-                        last += 1;
-                        prop_assert_eq!(granted, Ok(last));
-                        naive.leases.push((last, s, publication, who, HolderState::Held));
+                        let lease = granted.unwrap();
+                        prop_assert!(!granted_ever.contains(&lease));
+                        granted_ever.push(lease);
+                        naive.leases.push((lease, s, publication, who, HolderState::Held, now));
                     }
                 }
-                Step::Release(slot, who, lease) => {
+                Step::Release(slot, who, nth) => {
                     let s = real[slot as usize];
+                    let lease = granted_ever.get(nth).copied().unwrap_or(u64::MAX);
                     let found = naive.leases.iter().position(|l| {
                         l.0 == lease && if l.4 == HolderState::Expired { l.3 == who } else { l.1 == s }
                     });
@@ -341,8 +348,9 @@ proptest! {
                         naive.leases.remove(at);
                     }
                 }
-                Step::KeepOnly(slot, mut held) => {
-                    held.sort_unstable();
+                Step::KeepOnly(slot, held) => {
+                    let held = held.iter().filter_map(|&nth| granted_ever.get(nth).copied());
+                    let held: Vec<u64> = held.collect::<BTreeSet<_>>().into_iter().collect();
                     let s = real[slot as usize];
                     let (dropped, unknown) = table.keep_only(s, &held);
                     for lease in held.iter().filter(|l| !unknown.contains(l)) {
@@ -353,9 +361,11 @@ proptest! {
                     prop_assert_eq!(before - naive.leases.len(), dropped.len());
                 }
                 Step::Withdraw(publication) => {
-                    let told = table.withdraw(publication);
+                    let mut told = table.withdraw(publication);
                     let live = naive.leases.iter_mut().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
-                    let expected: Vec<_> = live.map(|l| { l.4 = HolderState::Withdrawing; (l.1, l.0) }).collect();
+                    let mut expected: Vec<_> = live.map(|l| { l.4 = HolderState::Withdrawing; (l.1, l.0) }).collect();
+                    told.sort_unstable();
+                    expected.sort_unstable();
                     prop_assert_eq!(told, expected);
                 }
                 Step::Forget(publication) => {
@@ -377,7 +387,7 @@ proptest! {
             for publication in 0..3 {
                 let order = |state| usize::from(state == HolderState::Expired);
                 let mut expected: Vec<_> = naive.leases.iter().filter(|l| l.2 == publication).collect();
-                expected.sort_by_key(|l| (order(l.4), l.0));
+                expected.sort_by_key(|l| (order(l.4), l.5, l.0));
                 let expected: Vec<_> = expected.iter().map(|l| (l.0, peer(l.3), l.4)).collect();
                 let found = table.holders(publication).0;
                 let found: Vec<_> = found.into_iter().map(|h| (h.lease, h.peer, h.state)).collect();

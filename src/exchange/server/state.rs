@@ -20,6 +20,7 @@ use crate::exchange::PeerName;
 use crate::exchange::account::{Charge, ENTRY, LEASE, Over, shrink};
 use crate::exchange::protocol::{self, Ended, Event, Refused, Withdrawing};
 use crate::exchange::tally::Tally;
+use crate::numbers::Numbers;
 
 /// A refusal: why, for programs and for people.
 pub(super) type No = (Refusal, String);
@@ -65,6 +66,7 @@ pub(super) struct State {
     pub closing: bool,
     pub audit: Arc<Audit>,
     last: u64,
+    session_numbers: Numbers,
 }
 
 impl State {
@@ -76,10 +78,15 @@ impl State {
         }
     }
 
-    /// A number that was never used before, for a session or a publication.
+    /// A number that was never used before, for a connection or a publication. Peers are not told it.
     pub fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last
+    }
+
+    /// The number of a new session, which is part of its token.
+    pub fn next_session(&self) -> u64 {
+        self.session_numbers.next()
     }
 
     /// What is under a name, for a peer that may fetch it.

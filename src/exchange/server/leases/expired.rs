@@ -39,11 +39,13 @@ impl Leases {
             let mut over: Vec<u64> = holders.expired.iter().copied().filter(have_ended).collect();
             holders.expired.retain(|lease| !have_ended(lease));
             holders.ended += over.len();
-            while holders.expired.len() > MAX_EXPIRED
-                && let Some(oldest) = holders.expired.pop_first()
-            {
-                over.push(oldest);
-                holders.more += 1;
+            let mut oldest: Vec<u64> = holders.expired.iter().copied().collect();
+            oldest.sort_by_cached_key(|lease| self.leases.get(lease).map(|l| l.holder.since));
+            oldest.truncate(oldest.len().saturating_sub(MAX_EXPIRED));
+            holders.more += oldest.len();
+            for lease in oldest {
+                holders.expired.remove(&lease);
+                over.push(lease);
             }
             for lease in over {
                 let process = self.leases.remove(&lease).and_then(|entry| entry.process);

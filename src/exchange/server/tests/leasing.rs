@@ -205,6 +205,39 @@ async fn a_refused_request_keeps_no_session() {
     close(server, &driver).await;
 }
 
+/// Numbers from anywhere below 2^52, in no order: a counter's would be sorted and close to each other.
+fn is_scattered(numbers: &[u64]) -> bool {
+    let (least, most) = (numbers.iter().min(), numbers.iter().max());
+    !numbers.is_sorted() && least.unwrap() + (1 << 48) < *most.unwrap()
+}
+
+#[tokio::test]
+async fn numbers_do_not_tell_what_other_sessions_are_granted() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut others = Raw::open(&server).await;
+    let (mut leases, mut sessions, mut allocations) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..32 {
+        others.fetch(fetch("a")).await.unwrap();
+        let name = number.to_string();
+        let own = server.publish(&name, memory(&driver)).now().unwrap();
+        let mut raw = Raw::open(&server).await;
+        let (granted, _) = raw.fetch(fetch(&name)).await.unwrap();
+        leases.push(granted.lease);
+        allocations.push(granted.memory.parts[0].identity.allocation);
+        let token = raw.welcome().session.expose();
+        sessions.push(u64::from_be_bytes(*token.first_chunk().unwrap()));
+        raw.release(granted.lease).await;
+        drop(own);
+    }
+    for numbers in [leases, sessions, allocations] {
+        assert!(is_scattered(&numbers), "{numbers:?}");
+    }
+    drop((others, published));
+    close(server, &driver).await;
+}
+
 #[tokio::test]
 async fn a_session_outlives_its_connection() {
     let driver = driver();
@@ -214,10 +247,10 @@ async fn a_session_outlives_its_connection() {
     let (kept, _) = raw.fetch(fetch("a")).await.unwrap();
     let (lost, _) = raw.fetch(fetch("a")).await.unwrap();
     // The connection before need not have ended: the cut may not have been noticed.
-    let again = raw.resume(&server, Some(vec![kept.lease, 99])).await;
+    let again = raw.resume(&server, Some(vec![kept.lease, u64::MAX])).await;
     assert!(again.welcome().resumed);
     raw.hung_up().await;
-    assert_eq!(again.welcome().ended, [99]);
+    assert_eq!(again.welcome().ended, [u64::MAX]);
     assert_eq!(
         published.importers().len(),
         1,

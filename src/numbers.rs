@@ -1,0 +1,66 @@
+//! Numbers that do not tell how many there are.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Bits of each half of a number: a number stays below 2^52, so that every reader of JSON keeps it.
+const HALF: u32 = 26;
+const MASK: u64 = (1 << HALF) - 1;
+const ROUNDS: u32 = 8;
+
+/// Gives each number below 2^52 once, in an order that only its random keys determine.
+///
+/// Peers are told numbers of leases, sessions and allocations. From a plain counter each peer would learn how
+/// many the others were given. A Feistel network permutes the counter here. Its round function is the keyed hash
+/// of `HashMap` (SipHash), so numbers differ for sure and cannot be put in order without the keys. They are no
+/// secrets: to know one gives no right.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    keys: RandomState,
+    given: AtomicU64,
+}
+
+impl Numbers {
+    /// A number that was not given before.
+    pub fn next(&self) -> u64 {
+        self.permute(self.given.fetch_add(1, Relaxed))
+    }
+
+    fn permute(&self, count: u64) -> u64 {
+        let mut halves = (count >> HALF & MASK, count & MASK);
+        for round in 0..ROUNDS {
+            let mixed = self.keys.hash_one((round, halves.1)) & MASK;
+            halves = (halves.1, halves.0 ^ mixed);
+        }
+        halves.0 << HALF | halves.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_number_comes_twice_and_none_tells_how_many_came_before() {
+        const COUNT: usize = 10_000;
+        let numbers = Numbers::default();
+        let given: Vec<u64> = (0..COUNT).map(|_| numbers.next()).collect();
+        assert_eq!(given.iter().collect::<HashSet<_>>().len(), COUNT);
+        assert!(given.iter().all(|number| *number < 1 << (2 * HALF)));
+        // Half of them are greater than the one before, and half are in each half of the range.
+        let even = |count: usize| (COUNT * 45 / 100..COUNT * 55 / 100).contains(&count);
+        assert!(even(given.windows(2).filter(|two| two[0] < two[1]).count()));
+        for bit in 0..2 * HALF {
+            assert!(even(
+                given
+                    .iter()
+                    .filter(|number| *number >> bit & 1 == 1)
+                    .count()
+            ));
+        }
+        // Others' keys are others.
+        assert_ne!(Numbers::default().next(), given[0]);
+    }
+}
