@@ -88,9 +88,13 @@ impl Error {
                 "there is no host NUMA node {node}; nodes of this machine: {}",
                 list(choices)
             ),
-            Self::NoSuchGpu { gpu, count } => {
-                write!(f, "there is no GPU {gpu}; this machine has {count}")
+            Self::NoSuchGpu { gpu, count: 0 } => {
+                write!(f, "there is no GPU {gpu}; this machine has none")
             }
+            Self::NoSuchGpu { gpu, count } => write!(
+                f,
+                "there is no GPU {gpu}; this machine has {count}, numbered from 0"
+            ),
             Self::InvalidArgument { what, why } => write!(f, "invalid {what}: {why}"),
             Self::OutOfRange { offset, len, size } => write!(
                 f,

@@ -1,5 +1,7 @@
 //! The one error type: what failed, why, and what to do.
 
+#[cfg(test)]
+mod catalogue;
 mod display;
 mod driver;
 mod end;

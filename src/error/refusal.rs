@@ -47,7 +47,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const WORDS: [(Self, &str, &str); 17] = [
+    pub(super) const WORDS: [(Self, &str, &str); 17] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
         (

@@ -100,7 +100,7 @@ impl Error {
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
-                "ask for fewer: of a heap its limit says how many (HeapOptions::limit); or drop what has others"
+                "reserve less (a heap reserves as many as its limit, HeapOptions::limit), or drop other reservations"
             }
             Self::LimitReached { .. } => "raise the limit, or use less",
             Self::Directory { .. } => {
