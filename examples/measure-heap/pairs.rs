@@ -19,12 +19,13 @@ const RESERVE: u64 = 2 << 30;
 const BATCH: Duration = Duration::from_micros(20);
 
 /// The contestants' names, in the order of tables; the heap first.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "egmem heap",
     "HOST_NUMA pool",
     "cudaMallocAsync",
     "cudaHostAlloc",
     "malloc",
+    "egmem heap, no reserve",
 ];
 
 /// Allocates and frees so many blocks, on one thread.
@@ -53,6 +54,10 @@ impl Contestant {
             .limit(2 * reserve)
             .reserve(reserve)
             .build(driver)?;
+        let fresh = Heap::on(place.node)
+            .access_by([Location::Device(gpu)])
+            .limit(2 * reserve)
+            .build(driver)?;
         let pool = Pool::options(place.node)
             .release_threshold(u64::MAX)
             .access_by([Location::Device(gpu)])
@@ -63,6 +68,7 @@ impl Contestant {
             Self::DevicePool(driver.clone(), DefaultPool::keeping(driver, gpu)?),
             Self::HostAlloc(driver.clone(), gpu),
             Self::Malloc,
+            Self::Heap(fresh),
         ])
     }
 
