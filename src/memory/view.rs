@@ -1,77 +1,43 @@
-//! What all memory of this crate has in common, and how the CPU reaches it safely.
+//! The CPU's window on memory that others may write meanwhile.
 
 use std::marker::PhantomData;
 use std::mem::size_of_val;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use crate::driver::{DevicePtr, Driver, Location};
+use super::{check_range, words};
+use crate::driver::{DevicePtr, Location};
 use crate::{Error, Result};
-
-mod sealed {
-    pub trait Sealed {
-        /// Makes work put on `stream` from now on come after the memory's allocation.
-        ///
-        /// # Errors
-        /// The driver's.
-        ///
-        /// # Safety
-        /// `stream` is a live stream of the memory's driver.
-        unsafe fn ready_on(&self, _stream: crate::driver::StreamHandle) -> crate::Result<()> {
-            Ok(())
-        }
-    }
-}
-pub(crate) use sealed::Sealed;
-
-/// Memory with an address in CUDA's unified address space.
-pub trait Memory: Sealed {
-    /// The driver that the memory belongs to.
-    fn driver(&self) -> &Driver;
-    /// The address of the first byte, the same for every GPU and, for host memory, for the CPU.
-    fn device_ptr(&self) -> DevicePtr;
-    /// The usable bytes.
-    fn len(&self) -> u64;
-    /// Where the memory lies.
-    fn location(&self) -> Location;
-
-    /// Whether there are no bytes; memory of this crate always has some.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The address `offset` bytes into the memory, after a check that `len` bytes follow there.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    fn range(&self, offset: u64, len: u64) -> Result<DevicePtr> {
-        check_range(offset, len, self.len())?;
-        Ok(self.device_ptr().add(offset))
-    }
-}
-
-pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
-    match offset.checked_add(len) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(Error::OutOfRange { offset, len, size }),
-    }
-}
 
 /// A window through which the CPU reads and writes memory that others may write meanwhile.
 ///
 /// GPUs, other processes and other threads may share the bytes, so they are never lent as `&[T]`.
-/// Copies go through relaxed atomic accesses of eight aligned bytes each: a concurrent writer can
-/// tear a value, but nothing worse, and bytes beside those written are left alone. Order them against GPU work by synchronising its stream.
+///
+/// # Concurrent writers
+/// Copies access the memory by relaxed atomic accesses of whole words, 8 bytes that are aligned to 8, so
+/// a concurrent writer is no data race:
+/// - An aligned value of 1, 2, 4 or 8 bytes is read and written whole. Larger and unaligned values may
+///   be torn: a reader may see a part of an old and a part of a new value.
+/// - The order in which a copy accesses its words is not specified.
+/// - Bytes beside those written keep what others write to them.
+///
+/// Nothing orders a copy against other threads' copies or against GPU work: synchronise the threads, and
+/// the stream of the GPU's work.
+///
+/// Long copies are assembly on x86-64 and aarch64, which the compiler does not see into. It does what the
+/// loop over `AtomicU64` of other processors does, one aligned access of 8 bytes for each word. The
+/// processors' manuals guarantee that such an access is not split. docs/performance.md compares it with
+/// libc's `memcpy`.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuView<'a> {
-    base: *mut u8,
-    len: u64,
-    writable: bool,
+    pub(super) base: *mut u8,
+    pub(super) len: u64,
+    pub(super) writable: bool,
     memory: PhantomData<&'a ()>,
 }
 
-// SAFETY: all access through the pointer is atomic and bounds-checked; the lifetime keeps it valid.
+// SAFETY: all access through the pointer is atomic, or assembly of the same effect, and bounds-checked;
+// the lifetime keeps it valid.
 unsafe impl Send for CpuView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for CpuView<'_> {}
@@ -120,7 +86,7 @@ impl<'a> CpuView<'a> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let at = self.check_write(offset, bytes.len() as u64)?;
         // SAFETY: the range is inside the window, whose words are mapped and writable for the CPU.
-        unsafe { store(at, bytes) };
+        unsafe { words::store(at, bytes) };
         Ok(())
     }
 
@@ -136,7 +102,7 @@ impl<'a> CpuView<'a> {
         check_range(offset, size_of_val(values) as u64, self.len)?;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         // SAFETY: the range is inside the window, whose words are mapped and readable for the CPU.
-        unsafe { load(self.base.add(offset as usize), bytes) };
+        unsafe { words::load(self.base.add(offset as usize), bytes) };
         Ok(())
     }
 
@@ -165,7 +131,7 @@ impl<'a> CpuView<'a> {
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> Result<()> {
         let at = self.check_write(offset, len)?;
         // SAFETY: the range is inside the window, whose words are mapped and writable for the CPU.
-        unsafe { fill(at, len as usize, byte) };
+        unsafe { words::fill(at, len as usize, byte) };
         Ok(())
     }
 
@@ -194,110 +160,13 @@ impl<'a> CpuView<'a> {
     }
 }
 
-/// The bytes before the first address that is a multiple of 8, of `len` at `at`.
-fn head(at: *const u8, len: usize) -> usize {
-    ((at as usize).wrapping_neg() & 7).min(len)
-}
-
-/// # Safety
-/// `at` is a multiple of 8, and the 8 bytes there are mapped as the caller will use them.
-unsafe fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
-    // SAFETY: aligned and mapped; read-only pages allow relaxed loads of this size.
-    unsafe { &*at.cast::<AtomicU64>() }
-}
-
-/// Changes some bytes of one word and leaves the others to whoever writes them.
-///
-/// # Safety
-/// The bytes lie in one word, which is mapped and writable.
-unsafe fn store_part(at: *mut u8, from: &[u8]) {
-    if from.is_empty() {
-        return;
-    }
-    let skip = at as usize & 7;
-    // SAFETY: the word of `at` starts `skip` bytes before it.
-    let word = unsafe { word(at.sub(skip)) };
-    let _ = word.fetch_update(Relaxed, Relaxed, |old| {
-        let mut bytes = old.to_ne_bytes();
-        bytes[skip..skip + from.len()].copy_from_slice(from);
-        Some(u64::from_ne_bytes(bytes))
-    });
-}
-
-/// # Safety
-/// The bytes lie in one word, which is mapped and readable.
-unsafe fn load_part(at: *mut u8, to: &mut [u8]) {
-    if to.is_empty() {
-        return;
-    }
-    let skip = at as usize & 7;
-    // SAFETY: the word of `at` starts `skip` bytes before it.
-    let bytes = unsafe { word(at.sub(skip)) }.load(Relaxed).to_ne_bytes();
-    to.copy_from_slice(&bytes[skip..skip + to.len()]);
-}
-
-/// # Safety
-/// The words of `at..at + from.len()` are mapped and writable.
-unsafe fn store(at: *mut u8, from: &[u8]) {
-    let (first, rest) = from.split_at(head(at, from.len()));
-    let words = rest.chunks_exact(8);
-    let last = words.remainder();
-    // SAFETY: every word is one of the range; the head ends at a multiple of 8.
-    unsafe {
-        store_part(at, first);
-        let mut at = at.add(first.len());
-        for bytes in words {
-            word(at).store(
-                u64::from_ne_bytes(bytes.try_into().unwrap_or_default()),
-                Relaxed,
-            );
-            at = at.add(8);
-        }
-        store_part(at, last);
-    }
-}
-
-/// # Safety
-/// The words of `at..at + to.len()` are mapped and readable.
-unsafe fn load(at: *mut u8, to: &mut [u8]) {
-    let (first, rest) = to.split_at_mut(head(at, to.len()));
-    let mut words = rest.chunks_exact_mut(8);
-    // SAFETY: as for `store`; only loads are made, so that read-only pages do.
-    unsafe {
-        load_part(at, first);
-        let mut at = at.add(first.len());
-        for bytes in words.by_ref() {
-            bytes.copy_from_slice(&word(at).load(Relaxed).to_ne_bytes());
-            at = at.add(8);
-        }
-        load_part(at, words.into_remainder());
-    }
-}
-
-/// # Safety
-/// The words of `at..at + len` are mapped and writable.
-unsafe fn fill(at: *mut u8, len: usize, byte: u8) {
-    let bytes = [byte; 8];
-    let first = head(at, len);
-    // SAFETY: as for `store`.
-    unsafe {
-        store_part(at, &bytes[..first]);
-        let mut at = at.add(first);
-        for _ in 0..(len - first) / 8 {
-            word(at).store(u64::from_ne_bytes(bytes), Relaxed);
-            at = at.add(8);
-        }
-        store_part(at, &bytes[..(len - first) % 8]);
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn view(words: &mut [u64], writable: bool) -> CpuView<'_> {
+    pub(in crate::memory) fn view(words: &mut [u64], writable: bool) -> CpuView<'_> {
         let base = DevicePtr(words.as_mut_ptr().expose_provenance() as u64);
         // SAFETY: the slice is exclusively borrowed for the view's life, and whole words.
         unsafe { CpuView::new(base, size_of_val(words) as u64, writable) }

@@ -1,0 +1,58 @@
+//! What all memory of this crate has in common, and how the CPU reaches it safely.
+
+mod view;
+mod words;
+
+pub use view::CpuView;
+
+use crate::driver::{DevicePtr, Driver, Location};
+use crate::{Error, Result};
+
+mod sealed {
+    pub trait Sealed {
+        /// Makes work put on `stream` from now on come after the memory's allocation.
+        ///
+        /// # Errors
+        /// The driver's.
+        ///
+        /// # Safety
+        /// `stream` is a live stream of the memory's driver.
+        unsafe fn ready_on(&self, _stream: crate::driver::StreamHandle) -> crate::Result<()> {
+            Ok(())
+        }
+    }
+}
+pub(crate) use sealed::Sealed;
+
+/// Memory with an address in CUDA's unified address space.
+pub trait Memory: Sealed {
+    /// The driver that the memory belongs to.
+    fn driver(&self) -> &Driver;
+    /// The address of the first byte, the same for every GPU and, for host memory, for the CPU.
+    fn device_ptr(&self) -> DevicePtr;
+    /// The usable bytes.
+    fn len(&self) -> u64;
+    /// Where the memory lies.
+    fn location(&self) -> Location;
+
+    /// Whether there are no bytes; memory of this crate always has some.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address `offset` bytes into the memory, after a check that `len` bytes follow there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    fn range(&self, offset: u64, len: u64) -> Result<DevicePtr> {
+        check_range(offset, len, self.len())?;
+        Ok(self.device_ptr().add(offset))
+    }
+}
+
+pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfRange { offset, len, size }),
+    }
+}
