@@ -1,8 +1,10 @@
 //! What all memory of this crate has in common, and how the CPU reaches it safely.
 
+mod parallel;
 mod view;
 mod words;
 
+pub use parallel::ParallelCopy;
 pub use view::CpuView;
 
 use crate::driver::{DevicePtr, Driver, Location};

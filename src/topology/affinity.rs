@@ -101,6 +101,21 @@ impl Topology {
     }
 }
 
+impl Topology {
+    /// The CPUs of a host node that the calling thread may use; none where the topology is not this
+    /// machine's, or where the kernel does not tell.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`].
+    pub(crate) fn usable_cpus(&self, node: NodeId) -> Result<CpuSet> {
+        let cpus = &self.node(node)?.cpus;
+        Ok(match self.live {
+            Live::Kernel => affinity().unwrap_or_default().intersection(cpus),
+            Live::Simulator(_) | Live::Nobody => CpuSet::default(),
+        })
+    }
+}
+
 /// The CPUs that the control group allows this process.
 fn allowed() -> Option<CpuSet> {
     let status = super::kernel::Kernel::here().read("/proc/thread-self/status")?;
@@ -171,6 +186,21 @@ mod tests {
             "{error}"
         );
         assert_eq!(affinity().unwrap(), before);
+    }
+
+    #[test]
+    fn usable_cpus_are_the_nodes_and_the_threads() {
+        let topology = Topology::of_this_machine(&Kernel::here(), Vec::new());
+        let own = affinity().unwrap();
+        for node in topology.nodes() {
+            let usable = topology.usable_cpus(node.id).unwrap();
+            assert_eq!(usable, node.cpus.intersection(&own));
+            if let Some(cpu) = usable.iter().last() {
+                let one = CpuSet::from_iter([cpu]);
+                let _bound = ThreadBinding::to(&one).unwrap();
+                assert_eq!(topology.usable_cpus(node.id).unwrap(), one);
+            }
+        }
     }
 
     #[test]

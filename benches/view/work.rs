@@ -1,0 +1,156 @@
+//! What is measured: one copy or fill by each of the ways.
+
+use std::hint::black_box;
+
+use egmem::memory::{CpuView, ParallelCopy};
+
+/// The library's own module, whose ways of large copies are measured one by one.
+#[cfg(target_arch = "x86_64")]
+#[allow(dead_code, unused_imports)] // The benchmark uses the two of x86-64 alone.
+#[path = "../../src/memory/words/mod.rs"]
+mod words;
+
+/// A way to move bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Write,
+    Read,
+    Fill,
+    LibcWrite,
+    LibcRead,
+    LibcFill,
+    /// By several threads.
+    ParallelWrite,
+    ParallelRead,
+    ParallelFill,
+    /// A string instruction at any size, on x86-64.
+    StringWrite,
+    /// Non-temporal stores at any size of whole blocks, on x86-64.
+    StreamWrite,
+}
+
+impl Work {
+    pub const ALL: [Self; 11] = [
+        Self::LibcWrite,
+        Self::Write,
+        Self::StringWrite,
+        Self::StreamWrite,
+        Self::LibcRead,
+        Self::Read,
+        Self::LibcFill,
+        Self::Fill,
+        Self::ParallelWrite,
+        Self::ParallelRead,
+        Self::ParallelFill,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write_at",
+            Self::Read => "read_at",
+            Self::Fill => "fill",
+            Self::LibcWrite => "memcpy to the view",
+            Self::LibcRead => "memcpy from the view",
+            Self::LibcFill => "memset",
+            Self::ParallelWrite => "parallel write_at",
+            Self::ParallelRead => "parallel read_at",
+            Self::ParallelFill => "parallel fill",
+            Self::StringWrite => "string",
+            Self::StreamWrite => "stream",
+        }
+    }
+
+    /// What does the same: libc's call, or one thread.
+    pub const fn beside(self) -> Self {
+        match self {
+            Self::Write | Self::LibcWrite | Self::StringWrite | Self::StreamWrite => {
+                Self::LibcWrite
+            }
+            Self::Read | Self::LibcRead => Self::LibcRead,
+            Self::Fill | Self::LibcFill => Self::LibcFill,
+            Self::ParallelWrite => Self::Write,
+            Self::ParallelRead => Self::Read,
+            Self::ParallelFill => Self::Fill,
+        }
+    }
+}
+
+/// A view, and private memory of the same size.
+pub struct Ways<'a> {
+    view: CpuView<'a>,
+    own: Vec<u8>,
+    parallel: ParallelCopy,
+}
+
+impl<'a> Ways<'a> {
+    /// All of the memory is touched before anything is measured.
+    pub fn new(view: CpuView<'a>, parallel: ParallelCopy) -> Self {
+        let own = vec![1_u8; view.len() as usize];
+        view.write_at(0, &own).expect("the view is writable");
+        Self {
+            view,
+            own,
+            parallel,
+        }
+    }
+
+    /// Does `work` once, with the first `bytes`.
+    pub fn run(&mut self, work: Work, bytes: usize) {
+        let own = &mut self.own[..bytes];
+        let shared = self.view.as_ptr();
+        match work {
+            Work::Write => self.view.write_at(0, own).expect("a write"),
+            Work::Read => self.view.read_at(0, own).expect("a read"),
+            Work::Fill => self.view.fill(0, bytes as u64, 7).expect("a fill"),
+            Work::ParallelWrite => (self.parallel.write_at(self.view, 0, own)).expect("a write"),
+            Work::ParallelRead => (self.parallel.read_at(self.view, 0, own)).expect("a read"),
+            Work::ParallelFill => {
+                (self.parallel.fill(self.view, 0, bytes as u64, 7)).expect("a fill");
+            }
+            // SAFETY: the view has so many bytes, and nobody else uses them.
+            Work::LibcWrite => unsafe {
+                black_box(libc::memcpy(
+                    shared.cast(),
+                    own.as_ptr().cast(),
+                    black_box(bytes),
+                ));
+            },
+            // SAFETY: as above.
+            Work::LibcRead => unsafe {
+                black_box(libc::memcpy(
+                    own.as_mut_ptr().cast(),
+                    shared.cast(),
+                    black_box(bytes),
+                ));
+            },
+            // SAFETY: as above.
+            Work::LibcFill => unsafe {
+                black_box(libc::memset(shared.cast(), 7, black_box(bytes)));
+            },
+            Work::StringWrite | Work::StreamWrite => large(work, shared, own),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn large(work: Work, shared: *mut u8, own: &[u8]) {
+    use words::x86_64::{BLOCK, stream, string};
+    let streamed = match work {
+        Work::StreamWrite => own.len() & !(BLOCK - 1),
+        _ => 0,
+    };
+    // SAFETY: the view has so many bytes, which begin at a page; all sizes are multiples of 8.
+    unsafe {
+        if streamed > 0 {
+            stream(shared, own.as_ptr(), streamed / BLOCK);
+        }
+        string(
+            shared.add(streamed),
+            own.as_ptr().add(streamed),
+            own.len() - streamed,
+        );
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn large(_: Work, _: *mut u8, _: &[u8]) {}

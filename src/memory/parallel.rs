@@ -1,0 +1,436 @@
+//! Large copies by several threads.
+
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::thread;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::{CpuView, Memory};
+use crate::driver::{Location, NodeId};
+use crate::per_driver::lock;
+use crate::topology::{CpuSet, ThreadBinding, Topology};
+use crate::{Error, Result};
+
+/// One thread for so many bytes: starting it takes about a hundredth of the time of copying them.
+const BYTES_PER_THREAD: u64 = 8 << 20;
+/// What a thread takes at a time, so that the fast ones do more: between these, in multiples of the first.
+const LEAST_PIECE: usize = 2 << 20;
+const MOST_PIECE: usize = 16 << 20;
+/// A thread that copies needs little.
+const STACK: usize = 256 << 10;
+/// Pieces for each thread, within those limits.
+const PIECES_PER_THREAD: usize = 4;
+
+/// Copies and fills by several threads, near the memory's node.
+///
+/// The calling thread and up to [`threads`](Self::threads) less one others share the work, in pieces that
+/// each takes as it gets to them; the others start and end within the call. Less than 16 MiB is left to the
+/// calling thread alone, as [`CpuView`]'s own methods do it.
+///
+/// The guarantees for [concurrent writers](CpuView#concurrent-writers) are those of the view: no word is
+/// split between two threads.
+///
+/// Threads are a help and no condition: where the system refuses to start one, those that run do its work,
+/// and where it refuses to bind one to the node's CPUs, the thread works unbound. Both are logged, at the
+/// level `debug`.
+///
+/// ```
+/// use egmem::memory::ParallelCopy;
+/// use egmem::{Buffer, Driver, Machine, Topology};
+///
+/// let driver = Driver::simulated(Machine::gh200())?;
+/// let topology = Topology::discover(&driver)?;
+/// let buffer = Buffer::near(&driver, 0, 64 << 20)?;
+/// let weights = vec![0.5_f32; 16 << 20];
+/// ParallelCopy::near(&topology, &buffer)?.write_at(buffer.cpu()?, 0, &weights)?;
+/// assert_eq!(buffer.get::<f32>(buffer.len() - 4)?, 0.5);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing by themselves"]
+pub struct ParallelCopy {
+    threads: usize,
+    /// To which the threads are bound; none where it is empty.
+    cpus: CpuSet,
+    /// The bytes of a thread's stack.
+    stack: usize,
+}
+
+impl Default for ParallelCopy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ParallelCopy {
+    /// As many threads as the process may run at once
+    /// ([`available_parallelism`](thread::available_parallelism)), bound to no CPUs.
+    pub fn new() -> Self {
+        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self {
+            threads,
+            cpus: CpuSet::default(),
+            stack: STACK,
+        }
+    }
+
+    /// As many threads as `node` has CPUs that the calling thread may use, bound to them, and no more than
+    /// [`new`](Self::new) takes. Where there are no such CPUs, and where the topology is simulated or of
+    /// another machine, the same as `new`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`].
+    pub fn on(topology: &Topology, node: NodeId) -> Result<Self> {
+        let cpus = topology.usable_cpus(node)?;
+        let any = Self::new();
+        let threads = match cpus.len() {
+            0 => any.threads,
+            count => count.min(any.threads),
+        };
+        Ok(Self {
+            threads,
+            cpus,
+            ..any
+        })
+    }
+
+    /// The same for the node that `memory` lies on; [`new`](Self::new) for memory on no known host node.
+    /// Of memory on several nodes, the first part counts.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`] where the topology is of another machine than the memory.
+    pub fn near(topology: &Topology, memory: &impl Memory) -> Result<Self> {
+        match memory.location() {
+            Location::HostNuma(node) => Self::on(topology, NodeId(node)),
+            _ => Ok(Self::new()),
+        }
+    }
+
+    /// How many threads work at most, the calling one included: 1 or more.
+    pub const fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Copies `values` to `offset` bytes from the start of `view`.
+    ///
+    /// # Errors
+    /// Those of [`CpuView::write_at`], before anything is written; [`Error::InvalidArgument`] for 0 threads.
+    pub fn write_at<T: NoUninit>(
+        &self,
+        view: CpuView<'_>,
+        offset: u64,
+        values: &[T],
+    ) -> Result<()> {
+        let from: &[u8] = bytemuck::cast_slice(values);
+        let to = writable(view, offset, from.len() as u64)?;
+        let Some(cut) = self.cut(&to)? else {
+            return to.write_at(0, from);
+        };
+        let (first, rest) = from.split_at(cut.first);
+        let pieces = std::iter::once(first).chain(rest.chunks(cut.piece));
+        self.run(cut.threads, cut.offsets().zip(pieces), |(at, piece)| {
+            to.write_at(at, piece)
+        })
+    }
+
+    /// Copies from `offset` bytes from the start of `view` into `values`.
+    ///
+    /// # Errors
+    /// Those of [`CpuView::read_at`], before anything is read; [`Error::InvalidArgument`] for 0 threads.
+    pub fn read_at<T: AnyBitPattern + NoUninit>(
+        &self,
+        view: CpuView<'_>,
+        offset: u64,
+        values: &mut [T],
+    ) -> Result<()> {
+        let to: &mut [u8] = bytemuck::cast_slice_mut(values);
+        let from = view.slice(offset, to.len() as u64)?;
+        let Some(cut) = self.cut(&from)? else {
+            return from.read_at(0, to);
+        };
+        let (first, rest) = to.split_at_mut(cut.first);
+        let pieces = std::iter::once(first).chain(rest.chunks_mut(cut.piece));
+        self.run(cut.threads, cut.offsets().zip(pieces), |(at, piece)| {
+            from.read_at(at, piece)
+        })
+    }
+
+    /// Sets `len` bytes of `view` from `offset` on to `byte`.
+    ///
+    /// # Errors
+    /// Those of [`CpuView::fill`], before anything is written; [`Error::InvalidArgument`] for 0 threads.
+    pub fn fill(&self, view: CpuView<'_>, offset: u64, len: u64, byte: u8) -> Result<()> {
+        let to = writable(view, offset, len)?;
+        let Some(cut) = self.cut(&to)? else {
+            return to.fill(0, len, byte);
+        };
+        let ends = cut.offsets().skip(1).map(|end| end.min(len));
+        let pieces = cut.offsets().take_while(|&at| at < len).zip(ends);
+        self.run(cut.threads, pieces, |(at, end)| to.fill(at, end - at, byte))
+    }
+
+    /// How a range is cut into pieces; `None` where one thread is to do it.
+    fn cut(&self, range: &CpuView<'_>) -> Result<Option<Cut>> {
+        let threads = self.threads_for(range.len())?;
+        if threads == 1 {
+            return Ok(None);
+        }
+        let share = range.len() as usize / (threads * PIECES_PER_THREAD);
+        let piece = share.clamp(LEAST_PIECE, MOST_PIECE) & !(LEAST_PIECE - 1);
+        // At most two pieces, and `range` has more than that.
+        let first = piece - range.as_ptr() as usize % LEAST_PIECE;
+        Ok(Some(Cut {
+            threads,
+            first,
+            piece,
+        }))
+    }
+
+    fn threads_for(&self, bytes: u64) -> Result<usize> {
+        if self.threads == 0 {
+            return Err(Error::invalid(
+                "threads",
+                "0 threads cannot copy: ask for 1 or more",
+            ));
+        }
+        let useful = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(usize::MAX);
+        Ok(self.threads.min(useful).max(1))
+    }
+
+    /// Does the work on all pieces, and returns when it is done.
+    fn run<P>(
+        &self,
+        threads: usize,
+        pieces: impl Iterator<Item = P> + Send,
+        work: impl Fn(P) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let pieces = Mutex::new(pieces);
+        let result = Mutex::new(Ok(()));
+        let work_off = || {
+            loop {
+                // A statement of its own, so that the lock is not held while this thread copies.
+                let Some(piece) = lock(&pieces).next() else {
+                    return;
+                };
+                if let Err(error) = work(piece) {
+                    *lock(&result) = Err(error);
+                    return;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                let builder = thread::Builder::new()
+                    .name("egmem-copy".into())
+                    .stack_size(self.stack);
+                let started = builder.spawn_scoped(scope, || {
+                    let _bound = self.bind();
+                    work_off();
+                });
+                if let Err(error) = started {
+                    tracing::debug!(%error, "a thread for a copy cannot be started: fewer do the work");
+                    break;
+                }
+            }
+            work_off();
+        });
+        result
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn bind(&self) -> Option<ThreadBinding> {
+        if self.cpus.is_empty() {
+            return None;
+        }
+        ThreadBinding::to(&self.cpus)
+            .inspect_err(|error| tracing::debug!(%error, "a thread for a copy works unbound"))
+            .ok()
+    }
+}
+
+/// The part of a view, which the CPU may write.
+fn writable(view: CpuView<'_>, offset: u64, len: u64) -> Result<CpuView<'_>> {
+    let part = view.slice(offset, len)?;
+    // An empty write asks whether the view is writable.
+    part.write_at::<u8>(0, &[])?;
+    Ok(part)
+}
+
+/// A first piece that ends at a multiple of [`LEAST_PIECE`], and pieces of one size, the last one less.
+#[derive(Clone, Copy)]
+struct Cut {
+    threads: usize,
+    first: usize,
+    piece: usize,
+}
+
+impl Cut {
+    /// Where the pieces begin, without end.
+    fn offsets(self) -> impl Iterator<Item = u64> + Send {
+        let rest = (0_u64..).map(move |index| (self.first as u64) + index * self.piece as u64);
+        std::iter::once(0).chain(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread::ThreadId;
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::view::tests::view;
+    use crate::{Driver, Machine};
+
+    /// Enough for four threads.
+    const BYTES: usize = 4 * BYTES_PER_THREAD as usize + 1000;
+
+    fn four() -> ParallelCopy {
+        ParallelCopy::new().threads(4)
+    }
+
+    /// Bytes that repeat at no multiple of a piece.
+    fn data(len: usize) -> Vec<u8> {
+        let period: Vec<u8> = (0..251).collect();
+        let mut data = period.repeat(len.div_ceil(period.len()));
+        data.truncate(len);
+        data
+    }
+
+    fn words(bytes: usize) -> Vec<u64> {
+        vec![0; bytes.div_ceil(8)]
+    }
+
+    fn check(copy: &ParallelCopy, offset: usize) {
+        let data = data(BYTES - 2 * offset);
+        let mut memory = words(BYTES);
+        let view = view(&mut memory, true);
+        copy.write_at(view, offset as u64, &data).unwrap();
+        let mut back = vec![0_u8; data.len()];
+        copy.read_at(view, offset as u64, &mut back).unwrap();
+        assert!(
+            back == data,
+            "what was read is not what was written at {offset}"
+        );
+        copy.fill(view, offset as u64 + 1, data.len() as u64 - 2, 9)
+            .unwrap();
+        let all: &[u8] = bytemuck::cast_slice(&memory);
+        assert!(
+            all[..offset]
+                .iter()
+                .chain(&all[BYTES - offset..])
+                .all(|&byte| byte == 0)
+        );
+        let (first, rest) = all[offset..BYTES - offset].split_at(1);
+        let (filled, last) = rest.split_at(rest.len() - 1);
+        assert_eq!((first, last), (&data[..1], &data[data.len() - 1..]));
+        assert!(
+            filled == vec![9; filled.len()],
+            "not all is filled at {offset}"
+        );
+    }
+
+    #[test]
+    fn copies_by_several_threads_are_exact() {
+        for offset in [0, 3, 8] {
+            check(&four(), offset);
+        }
+    }
+
+    #[test]
+    fn where_no_thread_can_be_started_the_caller_does_the_work() {
+        let copy = ParallelCopy {
+            stack: usize::MAX >> 2,
+            ..four()
+        };
+        check(&copy, 3);
+    }
+
+    #[test]
+    fn several_threads_take_pieces() {
+        let seen = Mutex::new(HashSet::<ThreadId>::new());
+        // Each waits for another at its piece, so that no thread can take both. Hang protection.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let work = |_| {
+            lock(&seen).insert(thread::current().id());
+            while lock(&seen).len() < 2 && Instant::now() < deadline {
+                thread::yield_now();
+            }
+            Ok(())
+        };
+        ParallelCopy::new().run(2, 0..2, work).unwrap();
+        assert_eq!(lock(&seen).len(), 2);
+    }
+
+    #[test]
+    fn a_failing_piece_is_told() {
+        let work = |piece| match piece {
+            5 => Err(Error::invalid("piece", "5")),
+            _ => Ok(()),
+        };
+        let error = ParallelCopy::new().run(3, 0..9, work).unwrap_err();
+        assert_eq!(error, Error::invalid("piece", "5"));
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_split_no_word_and_leave_none_out(threads in 2_usize..100, len in 2..40 * BYTES_PER_THREAD, at in 0_u64..1 << 40) {
+            let at = at + 1;
+            let mut none = [];
+            let mut range = view(&mut none, true);
+            range.base = std::ptr::without_provenance_mut(at as usize);
+            range.len = len + 2 * BYTES_PER_THREAD;
+            let cut = ParallelCopy::new().threads(threads).cut(&range).unwrap().unwrap();
+            prop_assert!(cut.threads >= 2 && cut.threads <= threads);
+            let ends = cut.offsets().skip(1).take_while(|&end| end < range.len());
+            let ends: Vec<u64> = ends.collect();
+            prop_assert!(ends.len() >= cut.threads, "{ends:?}");
+            prop_assert!(ends.iter().all(|end| (at + end).is_multiple_of(LEAST_PIECE as u64)));
+        }
+    }
+
+    #[test]
+    fn wrong_requests_change_nothing() {
+        let mut memory = words(32);
+        let view = view(&mut memory, true);
+        let none = ParallelCopy::new().threads(0);
+        let error = none.fill(view, 0, 8, 1).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::InvalidArgument {
+                    what: "threads",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        let error = four().write_at(view, 30, &[1_u8; 3]).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        let error = four().read_at(view, 30, &mut [1_u8; 3]).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        let mut read_only = view;
+        read_only.writable = false;
+        let error = four().write_at(read_only, 0, &[1_u8]).unwrap_err();
+        assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+        assert!(memory.iter().all(|&word| word == 0));
+    }
+
+    #[test]
+    fn nodes_that_are_not_this_machines_bind_no_thread() {
+        let topology = Topology::discover(&Driver::simulated(Machine::gh200()).unwrap()).unwrap();
+        let copy = ParallelCopy::on(&topology, NodeId(0)).unwrap();
+        assert!(
+            copy.cpus.is_empty(),
+            "a simulated node's CPUs are not this machine's"
+        );
+        assert!(copy.threads >= 1);
+        let error = ParallelCopy::on(&topology, NodeId(77)).unwrap_err();
+        assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
+    }
+}
