@@ -1,10 +1,14 @@
 //! What all memory of this crate has in common, and how the CPU reaches it safely.
 
+mod cursor;
 mod parallel;
+mod reach;
 mod view;
 mod words;
 
+pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
+pub use reach::CpuMemory;
 pub use view::CpuView;
 
 use crate::driver::{DevicePtr, Driver, Location};

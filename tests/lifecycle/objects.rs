@@ -1,8 +1,10 @@
 //! Objects of all kinds: which go together, and in what order they go back.
 
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
 use egmem::driver::NodeId;
+use egmem::memory::{CpuMemory, Cursor, ParallelCopy};
 use egmem::plain::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::vmm::{PhysicalMemory, Reservation};
@@ -23,6 +25,7 @@ fn everything_can_be_sent_and_shared() {
     both::<egmem::vmm::Mapping>();
     both::<Buffer>();
     both::<egmem::memory::CpuView<'_>>();
+    both::<(Cursor<Buffer>, ParallelCopy)>();
     both::<(PinnedHost, DeviceMemory)>();
     both::<(Stream, Event)>();
     both::<(egmem::Heap, egmem::Block, egmem::HeapOptions)>();
@@ -94,4 +97,36 @@ pub fn objects_go_back_in_any_order(driver: &Driver) {
         Ok(())
     });
     dropped.unwrap();
+}
+
+/// A function that takes any memory, written through a cursor and read through another.
+fn round_trip(memory: &impl CpuMemory) {
+    let size = memory.cpu().unwrap().len();
+    let mut cursor = Cursor::new(memory);
+    cursor.seek(SeekFrom::End(-6)).unwrap();
+    cursor.write_all(b"end").unwrap();
+    cursor.write_all(b"ing").unwrap();
+    let error = cursor.write_all(b"!").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
+    cursor.set_position(size - 6);
+    let mut text = String::new();
+    cursor.read_to_string(&mut text).unwrap();
+    assert_eq!((&*text, cursor.position()), ("ending", size));
+}
+
+pub fn cursors_read_and_write_any_memory_of_the_cpu(driver: &Driver) {
+    let pinned = PinnedHost::new(driver, 0, 4096).unwrap();
+    round_trip(&pinned);
+    round_trip(&pinned.cpu());
+    let buffer = Buffer::near(driver, 0, MIB).unwrap();
+    round_trip(&buffer.mappings()[0]);
+    round_trip(&Arc::new(buffer));
+    let heap = egmem::Heap::on(node(driver, 0)).build(driver).unwrap();
+    round_trip(&Box::new(
+        heap.allocate(std::alloc::Layout::new::<[u8; 100]>())
+            .unwrap(),
+    ));
+    let stream = Stream::new(driver, 0).unwrap();
+    let pool = Pool::options(node(driver, 0)).create(driver).unwrap();
+    round_trip(&pool.allocate(4096, &stream).unwrap());
 }

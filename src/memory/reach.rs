@@ -1,0 +1,102 @@
+//! Memory that the CPU can reach, whatever it was made by.
+
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::CpuView;
+use crate::Result;
+
+/// Memory with a window for the CPU: for functions that take any of them.
+///
+/// All memory of this crate but that of one GPU alone implements it, and so do references, `Box`, `Rc` and
+/// `Arc`. A type of your own that owns such memory can lend its window on:
+///
+/// ```
+/// use egmem::memory::{CpuMemory, CpuView};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// /// The words' sum.
+/// fn sum(memory: &impl CpuMemory) -> egmem::Result<u64> {
+///     let view = memory.cpu()?;
+///     (0..view.len() / 8).map(|word| view.get::<u64>(word * 8)).sum()
+/// }
+///
+/// struct Weights(Buffer);
+///
+/// impl CpuMemory for Weights {
+///     fn cpu(&self) -> egmem::Result<CpuView<'_>> {
+///         self.0.cpu()?.slice(0, 64)
+///     }
+/// }
+///
+/// let driver = Driver::simulated(Machine::gh200())?;
+/// let weights = Weights(Buffer::near(&driver, 0, 4096)?);
+/// weights.0.put(8, 40_u64)?;
+/// assert_eq!(sum(&weights)?, 40);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+pub trait CpuMemory {
+    /// The CPU's window on the memory. Pool memory waits for the work on its streams first.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the CPU may at least read; for pool
+    /// memory, what work on its streams failed with.
+    fn cpu(&self) -> Result<CpuView<'_>>;
+}
+
+impl CpuMemory for CpuView<'_> {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Ok(*self)
+    }
+}
+
+impl CpuMemory for crate::plain::PinnedHost {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Ok(self.cpu())
+    }
+}
+
+#[cfg(feature = "exchange")]
+impl CpuMemory for crate::exchange::blocking::RemoteBuffer {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        self.deref().cpu()
+    }
+}
+
+/// For types whose own `cpu` does the same.
+macro_rules! lends_a_view {
+    ($($(#[$feature:meta])? $name:ty),* $(,)?) => {$(
+        $(#[$feature])?
+        impl CpuMemory for $name {
+            fn cpu(&self) -> Result<CpuView<'_>> {
+                <$name>::cpu(self)
+            }
+        }
+    )*};
+}
+
+lends_a_view!(
+    crate::vmm::Mapping,
+    crate::Buffer,
+    crate::Block,
+    crate::PoolBuffer,
+    crate::pool::ImportedPoolBuffer,
+    #[cfg(feature = "share")]
+    crate::share::ImportedBuffer,
+    #[cfg(feature = "exchange")]
+    crate::exchange::RemoteBuffer,
+);
+
+/// For pointers to such memory.
+macro_rules! lends_through {
+    ($($pointer:ty),*) => {$(
+        impl<M: CpuMemory + ?Sized> CpuMemory for $pointer {
+            fn cpu(&self) -> Result<CpuView<'_>> {
+                self.deref().cpu()
+            }
+        }
+    )*};
+}
+
+lends_through!(&M, &mut M, Box<M>, Rc<M>, Arc<M>);
