@@ -1,5 +1,7 @@
 //! The common case in one call: memory on a node, mapped and granted.
 
+mod slice;
+
 use std::sync::Arc;
 
 use crate::accessors::cpu_accessors;
@@ -294,37 +296,6 @@ impl Buffer {
     }
 
     cpu_accessors!();
-
-    /// The bytes as a slice.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read.
-    ///
-    /// # Safety
-    /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
-    /// no [`CpuView`] in another thread, no other mapping of the same physical memory.
-    pub unsafe fn as_slice(&self) -> Result<&[u8]> {
-        let view = self.cpu()?;
-        // SAFETY: mapped and readable as `view` shows, initialised by the kernel, at most
-        // `isize::MAX` bytes by `PaddedSize`; unchanged by the caller's word.
-        Ok(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len() as usize) })
-    }
-
-    /// The bytes as a mutable slice.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`] unless the host may read and write.
-    ///
-    /// # Safety
-    /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
-    /// other process, no other mapping of the same physical memory.
-    pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
-        let view = self.cpu()?;
-        // An empty write asks whether the view is writable.
-        view.write_at::<u8>(0, &[])?;
-        // SAFETY: as for `as_slice`, writable as just seen, exclusive by the caller's word.
-        Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
-    }
 
     /// The physical memory, to export it or map it once more: one piece, or one for each share.
     pub fn physical(&self) -> &[PhysicalMemory] {

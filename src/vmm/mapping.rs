@@ -113,6 +113,8 @@ impl Reservation {
             size,
             location: physical.location(),
             host: Access::None,
+            granted_to_gpus: false,
+            mapped: physical.mapped(),
         })
     }
 }
@@ -138,6 +140,10 @@ pub struct Mapping {
     size: PaddedSize,
     location: Location,
     host: Access,
+    /// Whether a GPU was ever granted access, or nearly: work in flight may use what it had.
+    granted_to_gpus: bool,
+    /// The physical memory's count of its mappings.
+    mapped: Arc<()>,
 }
 
 impl Mapping {
@@ -155,6 +161,7 @@ impl Mapping {
             return Ok(());
         }
         let (own, host) = self.in_own_terms(access);
+        self.granted_to_gpus |= names_a_gpu(access);
         let result = self.grant(&own);
         let before = self.host;
         if let Some(host) = host {
@@ -209,6 +216,9 @@ impl Mapping {
         let (own, host) = first.in_own_terms(access);
         if own.is_empty() {
             return Ok(());
+        }
+        for mapping in mappings.iter_mut() {
+            mapping.granted_to_gpus |= names_a_gpu(access);
         }
         // SAFETY: the mappings are exclusively borrowed, so nobody views them; as just checked they
         // are the whole range.
@@ -322,8 +332,11 @@ impl Mapping {
         let this = ManuallyDrop::new(self);
         match give_back(|| this.unmap_once()) {
             Ok(()) => {
-                // SAFETY: `this` is never used or dropped again, so the reference is read out once.
-                drop(unsafe { std::ptr::read(&this.reservation) });
+                // SAFETY: `this` is never used or dropped again, so each field is read out once.
+                unsafe {
+                    drop(std::ptr::read(&this.reservation));
+                    drop(std::ptr::read(&this.mapped));
+                }
                 Ok(())
             }
             Err(error) => Err(Box::new((ManuallyDrop::into_inner(this), error))),
@@ -334,6 +347,11 @@ impl Mapping {
         // SAFETY: the range is owned by `self`, which is at its end; views of it borrow `self` and
         // are gone.
         unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
+    }
+
+    /// Whether any GPU was ever granted access to the mapping.
+    pub(crate) const fn was_granted_to_gpus(&self) -> bool {
+        self.granted_to_gpus
     }
 
     /// The size asked for and the size mapped.
@@ -377,6 +395,12 @@ impl Mapping {
             access: desc.access,
         }
     }
+}
+
+fn names_a_gpu(access: &[AccessDesc]) -> bool {
+    access
+        .iter()
+        .any(|desc| !desc.location.is_host() && desc.access != Access::None)
 }
 
 impl Sealed for Mapping {}

@@ -1,5 +1,6 @@
 //! Physical memory: created or imported, exported, released.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
@@ -74,6 +75,8 @@ impl PhysicalOptions {
             props: self.props,
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
+            mapped: Arc::default(),
+            imported: false,
         })
     }
 
@@ -100,6 +103,9 @@ pub struct PhysicalMemory {
     allocation: u64,
     #[cfg_attr(not(feature = "share"), expect(dead_code))]
     generation: AtomicU64,
+    /// Every mapping that this process makes of it has a clone.
+    mapped: Arc<()>,
+    imported: bool,
 }
 
 /// A number for an identity, which peers are told.
@@ -163,6 +169,8 @@ impl PhysicalMemory {
             props: AllocationProps::at(Location::Host),
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
+            mapped: Arc::default(),
+            imported: true,
         };
         // SAFETY: `memory` keeps the handle alive.
         memory.props = unsafe { driver.mem_properties(handle)? };
@@ -257,10 +265,9 @@ impl PhysicalMemory {
     /// # Errors
     /// The driver's.
     pub fn release(self) -> Result<()> {
-        let this = std::mem::ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
         let result = give_back(|| this.release_once());
-        // SAFETY: `this` is never used or dropped again, so the clone is read out exactly once.
-        drop(unsafe { std::ptr::read(&this.driver) });
+        Self::drop_fields(this);
         result
     }
 
@@ -270,19 +277,39 @@ impl PhysicalMemory {
     /// # Errors
     /// The driver's, and the memory again.
     pub(crate) fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
-        let this = std::mem::ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
         let result = give_back(|| this.release_once());
         match result {
             Err(error) if may_pass(error.code()) => {
-                let kept = Some(std::mem::ManuallyDrop::into_inner(this));
+                let kept = Some(ManuallyDrop::into_inner(this));
                 Err(Box::new((kept, error)))
             }
             result => {
-                // SAFETY: `this` is never used or dropped again, so the clone is read out exactly once.
-                drop(unsafe { std::ptr::read(&this.driver) });
+                Self::drop_fields(this);
                 result.map_err(|error| Box::new((None, error)))
             }
         }
+    }
+
+    /// Drops what the memory owns but the driver's handle.
+    fn drop_fields(this: ManuallyDrop<Self>) {
+        // SAFETY: `this` is never used or dropped again, so each field is read out exactly once.
+        unsafe {
+            drop(std::ptr::read(&this.driver));
+            drop(std::ptr::read(&this.mapped));
+        }
+    }
+
+    /// What every mapping of it keeps.
+    pub(super) fn mapped(&self) -> Arc<()> {
+        Arc::clone(&self.mapped)
+    }
+
+    /// Whether it has one mapping in this process, and can be reached by no other: it is of no handle type, so
+    /// it cannot be exported, and was not imported.
+    pub(crate) fn is_mapped_once_and_private(&self) -> bool {
+        let private = self.props.handle_types == HandleTypes::NONE && !self.imported;
+        private && Arc::strong_count(&self.mapped) == 2
     }
 
     fn release_once(&self) -> Result<()> {

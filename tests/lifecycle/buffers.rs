@@ -1,9 +1,9 @@
 //! Buffers: who is granted what, and that all see the same bytes.
 
-use egmem::driver::{Access, Location, NodeId};
+use egmem::driver::{Access, HandleTypes, Location, NodeId};
 use egmem::proof::Prover;
 use egmem::topology::Placement;
-use egmem::{Buffer, Driver, Error, Memory};
+use egmem::{Buffer, BufferOptions, Driver, Error, Memory};
 
 use crate::{MIB, grace, grant, last, node, nothing_held};
 
@@ -161,4 +161,65 @@ pub fn device_memory_is_shared_with_chosen_peers(driver: &Driver) {
             "{error}"
         );
     }
+}
+
+fn host_alone(driver: &Driver) -> BufferOptions {
+    Buffer::on(node(driver, 0))
+        .access_by([] as [Location; 0])
+        .bytes(MIB)
+}
+
+/// A slice without `unsafe`, as long as nobody else can reach the memory.
+pub fn a_slice_is_lent_only_of_memory_that_the_host_alone_reaches(driver: &Driver) {
+    let refused = |buffer: &mut Buffer, why: &str| {
+        let error = buffer.exclusive_slice().unwrap_err();
+        let found = matches!(
+            &error,
+            Error::InvalidArgument {
+                what: "exclusive slice",
+                ..
+            }
+        );
+        assert!(found && error.to_string().contains(why), "{error}");
+    };
+    let mut buffer = host_alone(driver).allocate(driver).unwrap();
+    let slice = buffer.exclusive_slice().unwrap();
+    assert_eq!(slice.len() as u64, MIB);
+    slice[9] = 7;
+    assert_eq!(buffer.get::<u8>(9).unwrap(), 7);
+
+    let mut again = buffer.physical()[0].map().unwrap();
+    again
+        .set_access(&[grant(Location::Host, Access::ReadWrite)])
+        .unwrap();
+    refused(&mut buffer, "mapped more than once");
+    drop(again);
+    assert_eq!(buffer.exclusive_slice().unwrap()[9], 7);
+
+    let gpu = Location::Device(0);
+    for access in [Access::ReadWrite, Access::None] {
+        buffer.set_access(&[grant(gpu, access)]).unwrap();
+        refused(&mut buffer, "GPU");
+    }
+    let mut by_default = Buffer::near(driver, 0, MIB).unwrap();
+    refused(&mut by_default, "GPU");
+    drop((buffer, by_default));
+    nothing_held(driver);
+}
+
+#[test]
+fn a_slice_of_memory_that_can_be_shared_or_only_read_is_refused() {
+    let driver = &crate::grace();
+    let mut shareable = host_alone(driver)
+        .handle_types(HandleTypes::POSIX_FD)
+        .allocate(driver)
+        .unwrap();
+    let error = shareable.exclusive_slice().unwrap_err();
+    assert!(error.to_string().contains("exported"), "{error}");
+    let mut read_only = host_alone(driver)
+        .access(Location::Host, Access::Read)
+        .allocate(driver)
+        .unwrap();
+    let error = read_only.exclusive_slice().unwrap_err();
+    assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
 }

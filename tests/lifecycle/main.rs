@@ -71,6 +71,7 @@ on_both! {
         a_spread_buffer_is_one_range,
         access_changes_and_reads_back,
         device_memory_is_shared_with_chosen_peers,
+        a_slice_is_lent_only_of_memory_that_the_host_alone_reaches,
     }
     vmm {
         exported_memory_outlives_its_maker,

@@ -1,0 +1,103 @@
+//! A buffer's bytes as a slice of Rust's.
+
+use super::Buffer;
+use crate::memory::Memory;
+use crate::vmm::{Mapping, PhysicalMemory};
+use crate::{Error, Result};
+
+impl Buffer {
+    /// The bytes as a slice.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    ///
+    /// # Safety
+    /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
+    /// no [`CpuView`] in another thread, no other mapping of the same physical memory.
+    pub unsafe fn as_slice(&self) -> Result<&[u8]> {
+        let view = self.cpu()?;
+        // SAFETY: mapped and readable as `view` shows, initialised by the kernel, at most
+        // `isize::MAX` bytes by `PaddedSize`; unchanged by the caller's word.
+        Ok(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len() as usize) })
+    }
+
+    /// The bytes as a mutable slice.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may read and write.
+    ///
+    /// # Safety
+    /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
+    /// other process, no other mapping of the same physical memory. [`exclusive_slice`](Self::exclusive_slice)
+    /// checks that where the host alone may use the memory.
+    pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        let view = self.cpu()?;
+        // An empty write asks whether the view is writable.
+        view.write_at::<u8>(0, &[])?;
+        // SAFETY: as for `as_slice`, writable as just seen, exclusive by the caller's word.
+        Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
+    }
+
+    /// The bytes as a mutable slice, where the types show that nobody else reaches them: the memory is granted to
+    /// the host alone, cannot be shared and is mapped once.
+    ///
+    /// ```
+    /// use egmem::driver::{Access, AccessDesc, Location, NodeId};
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let mut buffer = Buffer::on(NodeId(0))
+    ///     .access_by([] as [Location; 0])
+    ///     .bytes(1 << 20)
+    ///     .allocate(&driver)?;
+    /// buffer.exclusive_slice()?.fill(7); // before a GPU may touch it
+    /// buffer.set_access(&[AccessDesc::new(Location::Device(0), Access::ReadWrite)])?;
+    /// assert!(buffer.exclusive_slice().is_err());
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    ///
+    /// # Why this is safe
+    /// - **Views and safe GPU work** (`CpuView`, `Stream::copy`, `Prover`, cudarc's slices) borrow the buffer, which is
+    ///   borrowed exclusively while the slice lives. So does [`set_access`](Self::set_access).
+    /// - **GPUs** were never granted the memory. Once one was, the slice is refused for good: work in flight may
+    ///   use what was granted when it began.
+    /// - **Other mappings** of the same physical memory are counted, and none is made while the slice lives, for
+    ///   that takes a borrow of [`physical`](Self::physical).
+    /// - **Other processes** cannot import it: memory of no handle type cannot be exported. A child that was
+    ///   forked is refused; a slice must not be used on both sides of a `fork`, which is unsafe for that reason.
+    /// - **Unsafe calls**, such as launches and copies by address, promise that nobody uses the memory meanwhile
+    ///   but through `CpuView`. GPUs that reach the CPU's page tables (Grace-Hopper) are of that kind too: only a
+    ///   launch makes them access memory that they were not granted.
+    ///
+    /// A heap's block has no such method: its chunk is mapped once for all blocks, and GPUs are granted it.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may read and write; [`Error::InvalidArgument`] where the memory
+    /// is or was granted to a GPU, can be shared, is mapped more than once, or is a parent process's.
+    pub fn exclusive_slice(&mut self) -> Result<&mut [u8]> {
+        if let Some(why) = self.why_not_exclusive() {
+            let instead = "use the view from `cpu`, or `as_mut_slice` where the program knows more";
+            return Err(Error::invalid(
+                "exclusive slice",
+                format!("{why}: {instead}"),
+            ));
+        }
+        // SAFETY: as the documentation argues, nobody else can read or write the bytes while `self` is
+        // borrowed exclusively.
+        unsafe { self.as_mut_slice() }
+    }
+
+    fn why_not_exclusive(&self) -> Option<&'static str> {
+        let granted = self.mappings.iter().any(Mapping::was_granted_to_gpus);
+        let own = |memory: &PhysicalMemory| memory.is_mapped_once_and_private();
+        if granted {
+            Some("a GPU is or was granted the memory, and its work may write it")
+        } else if !self.physical.iter().all(own) {
+            Some("the memory can be exported or is mapped more than once")
+        } else if !self.first().driver().is_of_this_process() {
+            Some("the memory is the parent process's")
+        } else {
+            None
+        }
+    }
+}
