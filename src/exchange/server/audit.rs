@@ -4,6 +4,7 @@
 //! Every place that has something to report calls a function of [`Audit`]. docs/service.md has the fields. None
 //! of them is a handle, a ticket, a session's token or a key: [`Event`] has no field that could hold one.
 
+mod asked;
 mod bound;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+pub(super) use self::asked::Asked;
 use self::bound::{Bounds, Kind, Suppressed};
 use super::Inner;
 use super::accept::Link;
@@ -19,7 +21,7 @@ use super::connection::{Content, Outcome};
 use super::publication::Publication;
 use crate::Refusal;
 use crate::exchange::PeerName;
-use crate::exchange::protocol::{Answer, Ask, MAX_NAME};
+use crate::exchange::protocol::Answer;
 use crate::text::bounded;
 
 /// The target of the events that go to `tracing`.
@@ -64,78 +66,6 @@ pub(crate) struct Event {
     /// How many events were not written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-}
-
-/// What a request is about.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Asked {
-    request: &'static str,
-    name: Option<String>,
-    group: Option<String>,
-    rank: Option<u32>,
-    lease: Option<u64>,
-    bytes: Option<u64>,
-}
-
-impl Asked {
-    /// Names are not checked yet here, so they are escaped and cut.
-    pub fn of(inner: &Inner, ask: Option<&Ask>) -> Self {
-        let text = |text: &str| Some(bounded(text, MAX_NAME));
-        let plain = |request| Self {
-            request,
-            ..Self::default()
-        };
-        let named = |request, name: &str, bytes| Self {
-            name: text(name),
-            bytes,
-            ..plain(request)
-        };
-        let group = |request, group: &str| Self {
-            group: text(group),
-            ..plain(request)
-        };
-        let lease = |request, lease| Self {
-            lease: Some(lease),
-            ..plain(request)
-        };
-        match ask {
-            None => plain("unknown"),
-            Some(Ask::Ping(_)) => plain("ping"),
-            Some(Ask::List(_)) => plain("list"),
-            Some(Ask::Watch(_)) => plain("watch"),
-            Some(Ask::Redeem(_)) => plain("redeem"),
-            Some(Ask::Wait(wait)) => named("wait", &wait.name, None),
-            Some(Ask::Fetch(fetch)) => named("fetch", &fetch.name, None),
-            Some(Ask::Create(create)) => named("create", &create.name, Some(create.bytes)),
-            Some(Ask::Delete(delete)) => {
-                let state = inner.state();
-                let found = state.names.get(&delete.name);
-                let found = found.and_then(|id| state.publications.get(id));
-                let bytes = found.map(|found| found.publication.description.len);
-                named("delete", &delete.name, bytes)
-            }
-            Some(Ask::Release(release)) => lease("release", release.lease),
-            Some(Ask::Probe(probe)) => lease("probe", probe.lease),
-            Some(Ask::Join(join)) => Self {
-                rank: Some(join.rank),
-                bytes: join.memory.as_ref().map(|memory| memory.len),
-                ..group("join", &join.group)
-            },
-            Some(Ask::Offer(offer)) => group("offer", &offer.group),
-            Some(Ask::Leave(leave)) => group("leave", &leave.group),
-        }
-    }
-
-    /// The event of such a request that is granted, where that is not reported with its lease.
-    fn granted(&self) -> Option<&'static str> {
-        match self.request {
-            "create" => Some("created"),
-            "delete" => Some("deleted"),
-            "join" => Some("group_joined"),
-            "leave" => Some("group_left"),
-            _ => None,
-        }
-    }
 }
 
 /// Reports events. One for each server.

@@ -1,0 +1,77 @@
+//! What of a request goes into an audit event.
+
+use crate::exchange::protocol::{Ask, MAX_NAME};
+use crate::exchange::server::Inner;
+use crate::text::bounded;
+
+/// What a request is about.
+#[derive(Clone, Debug, Default)]
+pub(in crate::exchange::server) struct Asked {
+    pub(super) request: &'static str,
+    pub(super) name: Option<String>,
+    pub(super) group: Option<String>,
+    pub(super) rank: Option<u32>,
+    pub(super) lease: Option<u64>,
+    pub(super) bytes: Option<u64>,
+}
+
+impl Asked {
+    /// Names are not checked yet here, so they are escaped and cut.
+    pub fn of(inner: &Inner, ask: Option<&Ask>) -> Self {
+        let text = |text: &str| Some(bounded(text, MAX_NAME));
+        let plain = |request| Self {
+            request,
+            ..Self::default()
+        };
+        let named = |request, name: &str, bytes| Self {
+            name: text(name),
+            bytes,
+            ..plain(request)
+        };
+        let group = |request, group: &str| Self {
+            group: text(group),
+            ..plain(request)
+        };
+        let lease = |request, lease| Self {
+            lease: Some(lease),
+            ..plain(request)
+        };
+        match ask {
+            None => plain("unknown"),
+            Some(Ask::Ping(_)) => plain("ping"),
+            Some(Ask::List(_)) => plain("list"),
+            Some(Ask::Watch(_)) => plain("watch"),
+            Some(Ask::Redeem(_)) => plain("redeem"),
+            Some(Ask::Wait(wait)) => named("wait", &wait.name, None),
+            Some(Ask::Fetch(fetch)) => named("fetch", &fetch.name, None),
+            Some(Ask::Create(create)) => named("create", &create.name, Some(create.bytes)),
+            Some(Ask::Delete(delete)) => {
+                let state = inner.state();
+                let found = state.names.get(&delete.name);
+                let found = found.and_then(|id| state.publications.get(id));
+                let bytes = found.map(|found| found.publication.description.len);
+                named("delete", &delete.name, bytes)
+            }
+            Some(Ask::Release(release)) => lease("release", release.lease),
+            Some(Ask::Probe(probe)) => lease("probe", probe.lease),
+            Some(Ask::Join(join)) => Self {
+                rank: Some(join.rank),
+                bytes: join.memory.as_ref().map(|memory| memory.len),
+                ..group("join", &join.group)
+            },
+            Some(Ask::Offer(offer)) => group("offer", &offer.group),
+            Some(Ask::Leave(leave)) => group("leave", &leave.group),
+        }
+    }
+
+    /// The event of such a request that is granted, where that is not reported with its lease.
+    pub(super) fn granted(&self) -> Option<&'static str> {
+        match self.request {
+            "create" => Some("created"),
+            "delete" => Some("deleted"),
+            "join" => Some("group_joined"),
+            "leave" => Some("group_left"),
+            _ => None,
+        }
+    }
+}
