@@ -27,6 +27,15 @@ async fn lost(memory: &RemoteBuffer) -> Error {
     tokio::time::timeout(PATIENCE, lost).await.unwrap()
 }
 
+/// A service where `b.test` may create memory and is on a list, and a client of it.
+async fn serving_b(peers: &Peers, driver: &Driver) -> (ServiceConfig, Service, Client) {
+    let mut config = peers.config(BUFFERS);
+    config.create.as_mut().unwrap().who = who(&["b.test"]);
+    let service = Service::start(config.clone(), driver).await.unwrap();
+    let b = peers.client(&service, "b.test", driver).await;
+    (config, service, b)
+}
+
 fn reason(error: &Error) -> Option<&Refusal> {
     match error {
         Error::Refused { reason, .. } => Some(reason),
@@ -71,10 +80,7 @@ async fn a_reload_ends_sessions_of_peers_on_no_list_and_leases_of_peers_off_a_na
 async fn a_peer_that_another_list_names_keeps_its_session_at_a_reload() {
     let peers = Peers::new();
     let driver = driver();
-    let mut config = peers.config(BUFFERS);
-    config.create.as_mut().unwrap().who = who(&["b.test"]);
-    let service = Service::start(config.clone(), &driver).await.unwrap();
-    let b = peers.client(&service, "b.test", &driver).await;
+    let (mut config, service, b) = serving_b(&peers, &driver).await;
     let session = metric(&service, "egmem_sessions");
     config.buffers[0].who = Who::nobody();
     service.reload(config).unwrap();
@@ -174,10 +180,7 @@ impl<F: Fn() + Send + Sync + 'static> tracing::Subscriber for AtSessionEnd<F> {
 async fn a_dismissed_peer_that_connects_during_the_reload_has_its_new_rights() {
     let peers = Peers::new();
     let driver = driver();
-    let mut config = peers.config(BUFFERS);
-    config.create.as_mut().unwrap().who = who(&["b.test"]);
-    let service = Service::start(config.clone(), &driver).await.unwrap();
-    let b = peers.client(&service, "b.test", &driver).await;
+    let (mut config, service, b) = serving_b(&peers, &driver).await;
     let again = Client::options(service.addresses()[0].clone()).security(peers.tls("b.test"));
     let again = again.timeout(PATIENCE);
     let importer = driver.clone();
