@@ -1,8 +1,10 @@
 //! A client that does everything a client can do with names, at random, and checks all bytes.
 
+mod leaving;
+
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use egmem::driver::HandleType;
 use egmem::exchange::{Client as Connection, CreateOptions, LeaseState, RemoteBuffer, Watch};
@@ -349,71 +351,6 @@ impl Worker {
         self.client.brink(&mut self.rng, "watching");
         if self.rng.u32(..4) == 0 {
             self.watch = None;
-        }
-    }
-
-    /// Drops requests before they are answered.
-    async fn cancel(&mut self, connection: &Connection) {
-        let soon = Duration::from_micros(self.rng.u64(..3000));
-        let name = self.own(connection);
-        let _ = tokio::time::timeout(soon, connection.fetch(&name).go()).await;
-        let soon = Duration::from_micros(self.rng.u64(..3000));
-        self.written.remove(&name);
-        let options = CreateOptions::new(&name, self.rng.u64(4096..MOST));
-        let _ = tokio::time::timeout(soon, connection.create(options)).await;
-        self.client.tally.count("cancelled");
-    }
-
-    /// A lease whose handles are never imported.
-    async fn lease_only(&mut self, connection: &Connection) {
-        let leased = connection.fetch("scratch").lease().await;
-        let leased = self.note("lease", leased);
-        self.client.brink(&mut self.rng, "leased");
-        drop(leased);
-    }
-
-    /// Ends the connection, with or without what is held.
-    async fn leave(&mut self, connection: Connection) {
-        self.watch = None;
-        self.connection = None;
-        if self.rng.bool() {
-            self.held.clear();
-        }
-        connection.close().await;
-        self.held.clear();
-        self.client.tally.count("close");
-    }
-
-    /// Releases everything and deletes its names, so that the service is as if it had never been.
-    async fn clear(&mut self) {
-        self.watch = None;
-        let end = Instant::now() + Duration::from_secs(60);
-        for memory in self.held.drain(..) {
-            let _ = memory.release().await;
-        }
-        loop {
-            if let Some(connection) = self.connect().await {
-                let prefix = self.prefix(&connection);
-                match connection.list(&prefix).await {
-                    Ok(entries) if entries.is_empty() => {
-                        self.connection = None;
-                        connection.close().await;
-                        return;
-                    }
-                    Ok(entries) => {
-                        for entry in entries {
-                            let patience = Duration::from_secs(1);
-                            let _ = connection.delete(entry.name, patience).await;
-                        }
-                    }
-                    Err(_) => self.connection = None,
-                }
-            }
-            if Instant::now() > end {
-                say("violation", "names that cannot be deleted in a minute");
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }
