@@ -18,7 +18,7 @@ use super::round::{Asker, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::exchange::PeerName;
-use crate::exchange::account::Charge;
+use crate::exchange::account::{Charge, shrink};
 use crate::exchange::protocol::{Admission, Answer, Empty, Event, Join, Leave, Offer, Refused};
 use crate::exchange::transport::HeldFd;
 use crate::share::BootId;
@@ -250,6 +250,7 @@ impl Groups {
                 let _ = sender.send(told);
             }
         }
+        shrink(&mut state.waiters);
         drop(state);
         for (session, lost) in news {
             (self.0.notify)(session, Event::Lost(lost));

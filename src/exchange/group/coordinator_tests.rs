@@ -142,3 +142,29 @@ async fn a_lost_member_is_news() {
     };
     assert_eq!((session, lost.ranks), (0, vec![1]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn many_ranks_that_are_gone_leave_no_room_behind() {
+    let (groups, _news) = groups();
+    let mut ranks = tokio::task::JoinSet::new();
+    for rank in 0..1000_u32 {
+        let groups = groups.clone();
+        ranks.spawn(async move {
+            let ask = join(rank, 1024);
+            groups
+                .join(rank.into(), &PEER, boot(), true, ask, None)
+                .await
+        });
+    }
+    let room = || {
+        let state = groups.lock();
+        let waiters = state.waiters.capacity();
+        waiters.max(state.rounds.waiting.capacity())
+    };
+    while groups.lock().waiters.len() < 1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(room() >= 1000);
+    ranks.shutdown().await;
+    assert!(room() <= 128, "{}", room());
+}

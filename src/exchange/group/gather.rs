@@ -59,7 +59,7 @@ impl Rounds {
         }
         self.present.enter(&seat.asker, id);
         self.waiting.insert(waiter, (id, ask.rank));
-        round.seats.insert(ask.rank, seat);
+        round.seats.insert(ask.rank, Box::new(seat));
         if round.seats.len() == round.size as usize {
             self.decide(id, now);
         } else {
@@ -236,7 +236,7 @@ impl Rounds {
                     via,
                     until: now.saturating_add(self.rules.offer),
                 };
-                let handles = round.seats.values().map(Seat::parts).sum::<usize>();
+                let handles = round.seats.values().map(|seat| seat.parts()).sum::<usize>();
                 let agreed = Agreed {
                     round: id,
                     via,

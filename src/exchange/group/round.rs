@@ -167,7 +167,8 @@ pub(super) struct Round {
     /// The group's name.
     pub(super) group: String,
     pub(super) size: u32,
-    pub(super) seats: BTreeMap<u32, Seat>,
+    /// Each by itself: the map has room for eleven at least, and most of a peer's groups may have one.
+    pub(super) seats: BTreeMap<u32, Box<Seat>>,
     pub(super) phase: Phase,
     /// Under what time it is among the deadlines.
     pub(super) scheduled: Option<Duration>,

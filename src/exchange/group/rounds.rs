@@ -16,6 +16,7 @@ use super::rights::Rights;
 use super::round::{Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
 use crate::Refusal;
 use crate::exchange::PeerName;
+use crate::exchange::account::shrink;
 use crate::exchange::protocol::{Admission, Incomplete, Lost, Refused};
 
 /// All rounds of a server.
@@ -57,6 +58,9 @@ impl Rounds {
     /// What is to be told, to waiters and to sessions, since this was last asked.
     #[allow(clippy::type_complexity, reason = "two lists, taken apart at once")]
     pub(super) fn take(&mut self) -> (Vec<(Waiter, Told)>, Vec<(u64, Lost)>) {
+        shrink(&mut self.waiting);
+        shrink(&mut self.rounds);
+        shrink(&mut self.open);
         (
             std::mem::take(&mut self.told),
             std::mem::take(&mut self.news),

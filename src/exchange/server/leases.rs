@@ -74,7 +74,9 @@ pub(super) struct Lease {
 /// A lease, and the charge for it.
 #[derive(Debug)]
 struct Record {
-    lease: Lease,
+    /// By itself, so that the table has short entries: it may have twice as many as there are leases, and
+    /// three times while it grows.
+    lease: Box<Lease>,
     /// Given back when nothing is remembered of the lease any more.
     charge: Option<Charge>,
 }
@@ -243,7 +245,7 @@ impl Leases {
             handed: true,
         };
         let record = Record {
-            lease: new,
+            lease: Box::new(new),
             charge: None,
         };
         self.leases.insert(lease, record);
@@ -415,7 +417,7 @@ impl Leases {
             return None;
         }
         record.holder.state = HolderState::Expired;
-        let record = record.lease.clone();
+        let record = Lease::clone(record);
         lower(&mut self.peers, &record.holder.peer);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
@@ -477,7 +479,7 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<Lease> {
-        let record = self.leases.remove(&lease)?.lease;
+        let record = *self.leases.remove(&lease)?.lease;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {

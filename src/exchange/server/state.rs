@@ -178,6 +178,7 @@ impl State {
     pub fn take_away(&mut self, id: u64) -> Option<Arc<Publication>> {
         self.change(id, |registered| registered.closing = true);
         let publication = self.publications.remove(&id)?.publication;
+        shrink(&mut self.publications);
         self.names.remove(&publication.name, |&held| held == id);
         Some(publication)
     }
