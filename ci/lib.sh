@@ -88,8 +88,9 @@ SLOW_CASES=32
 # processes must meet deadlines are left out: tests with one process run the same code there. So is the
 # one of a library's end, which ThreadSanitizer's own end does not let happen, and so are the longest of
 # those that have neither threads nor memory of a machine. With `threads` so are the programs that have
-# one thread, or start others that have. Programs that measure a server's memory are always left out: the
-# sanitizers' own memory and pace are not what they bound.
+# one thread, or start others that have. Programs that measure a server's memory are always left out: a
+# sanitizer replaces glibc's allocator by one that keeps freed memory, and its own tables are resident too; under
+# an emulator the kernel counts the emulator's pages. The bounds are not about those.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
