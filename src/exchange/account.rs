@@ -4,6 +4,10 @@
 //! it is dropped. At a limit no charge is made: the request is refused with `limit`, or the connection
 //! ends. Sizes are those of the decoded form, rounded up.
 //!
+//! Beside the fixed sizes here and one answer for each connection, a server keeps at most eight bytes for each byte that it received. Decoded
+//! lists are therefore not much longer than their frames ([`Texts`](super::protocol::Texts)), table entries
+//! that a request leaves are short, and names of peers are shared. `tests/exchange_bytes` measures it.
+//!
 //! | kept for a peer | until | bound beside the bytes | charged |
 //! |---|---|---|---|
 //! | a connection: its task, TLS's buffers, the beginning of a frame | its end | `handshakes`, `connections`, `connections_per_peer` | [`CONNECTION`] |
@@ -23,7 +27,7 @@
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
-//! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight` | [`REQUEST`] and its bytes |
+//! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted apart |
 
 use std::collections::HashMap;
@@ -31,7 +35,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::protocol::{Admission, Ask, Event};
+use super::protocol::{Admission, Ask, Create, Event, Join};
 use super::{Limits, PeerName, Who};
 use crate::share::{Description, Part};
 
@@ -221,30 +225,35 @@ pub(crate) fn memory(description: &Description) -> usize {
 
 /// Bytes of a name that was created for a peer: its entry, its access list and its memory's description.
 pub(crate) fn name(who: &Who, description: &Description) -> usize {
-    REQUEST + texts(&who.patterns()) + memory(description)
-}
-
-fn texts(list: &[String]) -> usize {
-    list.iter().map(|text| ENTRY + text.len()).sum()
+    REQUEST + who.patterns().bytes() + memory(description)
 }
 
 /// Bytes that a request keeps while it is answered.
 pub(crate) fn request(ask: &Ask) -> usize {
-    REQUEST
-        + match ask {
-            Ask::Create(create) => texts(&create.peers),
-            Ask::Join(join) => {
-                let admitted = match &join.admission {
-                    Admission::Peers(peers) => texts(peers),
-                    Admission::Secret(_) => ENTRY,
-                    Admission::SamePeer => 0,
-                };
-                admitted + texts(&join.cannot) + join.memory.as_ref().map_or(0, memory)
-            }
-            Ask::Offer(offer) => offer.fabric.len() * 2 * ENTRY,
-            // Names are short, lists of handle types too.
-            _ => 0,
-        }
+    match ask {
+        Ask::Create(ask) => create(ask),
+        Ask::Join(ask) => join(ask),
+        Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
+        // Names are short, lists of handle types too.
+        _ => REQUEST,
+    }
+}
+
+/// Bytes of a request for new memory.
+pub(crate) fn create(ask: &Create) -> usize {
+    REQUEST + ask.peers.bytes()
+}
+
+/// Bytes of a rank that joins.
+pub(crate) fn join(ask: &Join) -> usize {
+    let admitted = match &ask.admission {
+        Admission::Peers(peers) => peers.bytes(),
+        Admission::Secret(_) => ENTRY,
+        Admission::SamePeer => 0,
+    };
+    let reasons = ask.cannot.iter().map(|why| ENTRY + why.len());
+    let reasons: usize = reasons.sum();
+    REQUEST + admitted + reasons + ask.memory.as_ref().map_or(0, memory)
 }
 
 /// Bytes of an event that waits to be told.

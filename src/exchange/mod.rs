@@ -16,6 +16,7 @@ pub mod server;
 mod slow;
 mod spiffe;
 mod tally;
+mod texts;
 pub(crate) mod tls;
 mod transport;
 

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::spiffe;
+use super::texts::Texts;
 use crate::{Error, Result};
 
 /// The most patterns in a [`Who`].
@@ -14,14 +16,16 @@ pub const MAX_PATTERNS: usize = 1024;
 const MAX_DNS: usize = 253;
 /// Shown for [`PeerName::Local`].
 const LOCAL: &str = "local";
+/// Before a user's number.
+const USER: &str = "uid:";
 
-/// A peer, as the transport has proved it.
+/// A peer, as the transport has proved it. A clone shares the name, which may have 2048 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PeerName {
     /// The first DNS name of its certificate, in lower case.
-    Certificate(String),
+    Certificate(Arc<str>),
     /// The SPIFFE id of its certificate: `spiffe://trust-domain/path`. It goes before a DNS name.
-    Spiffe(String),
+    Spiffe(Arc<str>),
     /// The user at the other end of a Unix socket.
     User(u32),
     /// Whoever connects over plain TCP: on the loopback interface, any process of this machine.
@@ -40,7 +44,7 @@ impl PeerName {
             return Err(Error::invalid("peer name", "local is no name"));
         }
         check_dns(&name)?;
-        Ok(Self::Certificate(name))
+        Ok(Self::Certificate(name.into()))
     }
 
     /// The peer with this SPIFFE id, such as `spiffe://cluster.example/ns/team-x/sa/trainer`.
@@ -51,7 +55,7 @@ impl PeerName {
     /// than 2048 bytes.
     pub fn spiffe(id: &str) -> Result<Self> {
         match spiffe::check(id) {
-            Ok(()) => Ok(Self::Spiffe(id.to_owned())),
+            Ok(()) => Ok(Self::Spiffe(id.into())),
             Err(why) => Err(Error::invalid("peer name", why)),
         }
     }
@@ -61,7 +65,7 @@ impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Certificate(name) | Self::Spiffe(name) => f.write_str(name),
-            Self::User(uid) => write!(f, "uid:{uid}"),
+            Self::User(uid) => write!(f, "{USER}{uid}"),
             Self::Local => f.write_str(LOCAL),
         }
     }
@@ -78,7 +82,7 @@ impl FromStr for PeerName {
         if text.starts_with(spiffe::SCHEME) {
             return Self::spiffe(text);
         }
-        match text.strip_prefix("uid:") {
+        match text.strip_prefix(USER) {
             Some(uid) if uid.bytes().all(|byte| byte.is_ascii_digit()) => uid
                 .parse()
                 .map(Self::User)
@@ -101,38 +105,47 @@ fn check_dns(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A pattern for SPIFFE ids below a path, or one peer.
-fn spiffe_or_exact(text: &str) -> Result<Pattern> {
-    let below = text
-        .strip_suffix("/*")
-        .filter(|base| base.starts_with(spiffe::SCHEME));
-    let Some(base) = below else {
-        return Ok(Pattern::Exactly(text.parse()?));
-    };
-    match spiffe::check_any(base) {
-        Ok(_) => Ok(Pattern::Below(format!("{base}/"))),
-        Err(why) => Err(Error::invalid("peer name", why)),
+/// The pattern for every peer.
+const ANYONE: &str = "*";
+
+/// A pattern's normal form: two that admit the same peers by the same rule have the same.
+fn normal(pattern: &str) -> Result<String> {
+    if pattern == ANYONE {
+        return Ok(pattern.into());
+    }
+    if let Some(suffix) = pattern.strip_prefix('*') {
+        check_dns(suffix.strip_prefix('.').unwrap_or(""))?;
+        return Ok(pattern.to_ascii_lowercase());
+    }
+    let below = pattern.strip_suffix("/*");
+    match below.filter(|base| base.starts_with(spiffe::SCHEME)) {
+        None => Ok(pattern.parse::<PeerName>()?.to_string()),
+        Some(base) => match spiffe::check_any(base) {
+            Ok(_) => Ok(pattern.into()),
+            Err(why) => Err(Error::invalid("peer name", why)),
+        },
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Pattern {
-    Anyone,
-    Exactly(PeerName),
-    /// With the dot in front.
-    Suffix(String),
-    /// SPIFFE ids that begin with this, which ends with a slash.
-    Below(String),
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anyone => f.write_str("*"),
-            Self::Exactly(peer) => write!(f, "{peer}"),
-            Self::Suffix(suffix) => write!(f, "*{suffix}"),
-            Self::Below(prefix) => write!(f, "{prefix}*"),
+/// Whether a pattern in its normal form admits the peer. No peer's name has a `*`.
+fn admits(pattern: &str, peer: &PeerName) -> bool {
+    if pattern == ANYONE {
+        return true;
+    }
+    match peer {
+        PeerName::Certificate(name) => match pattern.strip_prefix('*') {
+            Some(suffix) => name.len() > suffix.len() && name.ends_with(suffix),
+            None => **name == *pattern,
+        },
+        PeerName::Spiffe(id) => match pattern.strip_suffix('*') {
+            Some(prefix) => id.len() > prefix.len() && id.starts_with(prefix),
+            None => **id == *pattern,
+        },
+        PeerName::User(uid) => {
+            let user = pattern.strip_prefix(USER).and_then(|uid| uid.parse().ok());
+            user == Some(*uid)
         }
+        PeerName::Local => pattern == LOCAL,
     }
 }
 
@@ -149,17 +162,17 @@ impl fmt::Display for Pattern {
 /// # Ok::<(), egmem::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Who(Vec<Pattern>);
+pub struct Who(Texts);
 
 impl Who {
     /// Every peer that the transport lets in.
     pub fn anyone() -> Self {
-        Self(vec![Pattern::Anyone])
+        Self(Texts::from_iter([ANYONE]))
     }
 
     /// No peer. The default.
     pub const fn nobody() -> Self {
-        Self(Vec::new())
+        Self(Texts::new())
     }
 
     /// The peers that one of these matches: a certificate's name, `*.suffix` for certificates'
@@ -170,64 +183,47 @@ impl Who {
     /// # Errors
     /// [`Error::InvalidArgument`] for anything else, and for more than [`MAX_PATTERNS`].
     pub fn list<S: AsRef<str>>(patterns: impl IntoIterator<Item = S>) -> Result<Self> {
-        let mut list = Vec::new();
-        for pattern in patterns {
-            if list.len() == MAX_PATTERNS {
+        let mut list = Texts::new();
+        for (count, pattern) in patterns.into_iter().enumerate() {
+            if count == MAX_PATTERNS {
                 let why = format!("more than {MAX_PATTERNS}");
                 return Err(Error::invalid("list of peers", why));
             }
-            list.push(match pattern.as_ref() {
-                "*" => Pattern::Anyone,
-                text => match text.strip_prefix('*') {
-                    Some(suffix) => {
-                        let name = suffix.strip_prefix('.').unwrap_or("");
-                        check_dns(name)?;
-                        Pattern::Suffix(suffix.to_ascii_lowercase())
-                    }
-                    None => spiffe_or_exact(text)?,
-                },
-            });
+            list.push(&normal(pattern.as_ref())?);
         }
+        list.shrink();
         Ok(Self(list))
     }
 
     /// This peer alone.
     pub fn only(peer: PeerName) -> Self {
-        Self(vec![Pattern::Exactly(peer)])
+        Self::nobody().and(peer)
     }
 
     /// Whoever this admits, and that peer.
     pub fn and(mut self, peer: PeerName) -> Self {
-        self.0.push(Pattern::Exactly(peer));
+        let name = peer.to_string();
+        // A name that a program made up must not become a pattern.
+        if !name.contains('*') {
+            self.0.push(&name);
+            self.0.shrink();
+        }
         self
     }
 
     /// Whether one of the patterns is `*`.
     pub(super) fn is_anyone(&self) -> bool {
-        self.0.contains(&Pattern::Anyone)
+        self.0.iter().any(|pattern| pattern == ANYONE)
     }
 
     /// The patterns, as [`list`](Self::list) takes them.
-    pub(super) fn patterns(&self) -> Vec<String> {
-        self.0.iter().map(ToString::to_string).collect()
+    pub(super) fn patterns(&self) -> &Texts {
+        &self.0
     }
 
     /// Whether the peer is among them.
     pub fn admits(&self, peer: &PeerName) -> bool {
-        self.0.iter().any(|pattern| match pattern {
-            Pattern::Anyone => true,
-            Pattern::Exactly(one) => one == peer,
-            Pattern::Suffix(suffix) => match peer {
-                PeerName::Certificate(name) => {
-                    name.len() > suffix.len() && name.ends_with(suffix.as_str())
-                }
-                _ => false,
-            },
-            Pattern::Below(prefix) => match peer {
-                PeerName::Spiffe(id) => id.len() > prefix.len() && id.starts_with(prefix.as_str()),
-                _ => false,
-            },
-        })
+        self.0.iter().any(|pattern| admits(pattern, peer))
     }
 }
 
@@ -246,7 +242,7 @@ impl fmt::Display for Who {
 /// As a list of patterns.
 impl Serialize for Who {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.patterns())
+        self.patterns().serialize(serializer)
     }
 }
 
@@ -321,6 +317,8 @@ mod tests {
         assert!(Who::anyone().admits(&PeerName::Local));
         assert!(Who::list(["*"]).unwrap().admits(&cert("x")));
         assert!(!Who::nobody().admits(&PeerName::User(0)));
+        let made_up = PeerName::Certificate("*".into());
+        assert!(!Who::only(made_up).admits(&PeerName::Local));
         assert!(Who::list(["local"]).unwrap().admits(&PeerName::Local));
         assert!(
             Who::only(cert("a"))

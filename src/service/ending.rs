@@ -259,7 +259,7 @@ mod tests {
     use super::super::{Service, ServiceConfig};
     use super::*;
     use crate::driver::{Access, NodeId};
-    use crate::exchange::protocol::Create;
+    use crate::exchange::protocol::{Create, Texts};
     use crate::exchange::server::HolderState;
     use crate::exchange::{Client, Who};
     use crate::{Driver, Error, Machine};
@@ -314,7 +314,7 @@ mod tests {
             name: name.into(),
             bytes,
             node: Some(NodeId(0)),
-            peers: vec![],
+            peers: Texts::new(),
         };
         let any_name = super::super::PrefixConfig {
             peers: Who::anyone(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use egmem::certs::{Authority, CertRequest, Issued};
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Address;
-use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List};
+use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List, Texts};
 use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Machine};
 use rustls::ClientConfig;
@@ -270,7 +270,7 @@ pub fn create(name: &str) -> Ask {
         name: name.into(),
         bytes: 1 << 20,
         node: None,
-        peers: Vec::new(),
+        peers: Texts::new(),
     })
 }
 

@@ -1,5 +1,5 @@
-//! An allocator that counts: unlike the resident set it is the same in each run, under sanitizers and
-//! emulators too, and sees memory that is given back.
+//! An allocator that counts: unlike the resident set it is the same in each run, and sees memory that is
+//! given back.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -59,15 +59,17 @@ pub fn reset() {
     PEAK.store(live(), Relaxed);
 }
 
-/// Pages of this process that are in memory, in bytes; `None` where they say nothing: sanitizers and
-/// emulators have their own beside the program's.
-pub fn resident() -> Option<usize> {
-    let odd = ["EGMEM_TEST_RUNNER", "EGMEM_SANITIZER"];
-    if odd.iter().any(|name| std::env::var_os(name).is_some()) {
-        return None;
-    }
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes << 10)
+/// Bytes of this process's own pages that are in memory: heap and stacks, not programs and memory files.
+pub fn anonymous() -> usize {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Anonymous:"));
+    let kibibytes = line.unwrap().trim().strip_suffix(" kB").unwrap();
+    kibibytes.parse::<usize>().unwrap() << 10
+}
+
+/// Gives all pages back to the kernel on which nothing is allocated.
+pub fn trim() {
+    // SAFETY: it takes the allocator's own locks and touches free memory alone.
+    unsafe { libc::malloc_trim(0) };
 }

@@ -1,26 +1,38 @@
-//! How much memory peers can make a server keep, and what clients take. Servers, clients and floods are
-//! in this process, one test at a time, since its allocations are counted.
+//! How much memory peers can make a server keep, and what clients take. Servers that peers flood are
+//! processes of their own, so that neither the peers' allocations are counted nor those of other tests.
 #![cfg(feature = "exchange")]
 
 mod clients;
+mod conversations;
 mod counting;
-mod flood;
+mod door;
+mod host;
 mod limits;
 mod messages;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod peer;
+#[path = "../exchange_failures/pki.rs"]
+#[expect(dead_code, reason = "for other tests")]
+mod pki;
+#[path = "../common/program.rs"]
+mod program;
+mod setting;
+#[path = "../common/tls.rs"]
+mod tls;
 
 #[global_allocator]
 static COUNTING: counting::Counting = counting::Counting;
 
-/// While this is held no other test allocates.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Not a test of its own: the program starts itself as the servers.
+#[test]
+fn the_server() {
+    if let Ok(setup) = std::env::var(host::SETUP) {
+        host::serve(&serde_json::from_str(&setup).unwrap());
+    }
 }
 
-/// A runtime for the server: the tests themselves block.
+/// A runtime for a test's peers, or for a server: with few threads, since their stacks are resident too.
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
+    builder.worker_threads(2).max_blocking_threads(4);
+    builder.enable_all().build().unwrap()
 }

@@ -1,145 +1,31 @@
 //! Of each message: what a server keeps for it is bounded by what was received, and given back.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use egmem::driver::{Access, HandleType, Location, NodeId};
+use egmem::driver::{Access, HandleType, Location};
 use egmem::exchange::protocol::*;
-use egmem::exchange::server::{Allocate, Allocation, Published};
-use egmem::exchange::{Address, Limits, PeerName, Server, Who};
 use egmem::share::{BootId, Description, Identity, InstanceId, Part};
-use egmem::{Buffer, Driver, Machine, Refusal};
 
-use crate::counting::{live, peak, reset, resident};
-use crate::flood::{PATIENCE, dial, flood, greet, hello, requests, until};
-use crate::{alone, runtime};
+use crate::host::{NAME, NEVER};
+use crate::peer::{framed, requests};
+use crate::setting::{CONNECTIONS, Setting, Transport};
 
-/// A name of the usual length: a lease is of the same size whatever it is.
-const NAME: &str = "job-7/rank:0/weights/layer-12/part-3";
-const CONNECTIONS: usize = 8;
 /// Bytes that are sent on each connection.
-const EACH: usize = 256 << 10;
-/// The most that is kept for a byte that was received,
-const RATIO: usize = 8;
-/// beside so much for each connection with its session,
-const CONNECTION: usize = 64 << 10;
-/// and so much for each request that is being answered.
-const REQUEST: usize = 8 << 10;
-/// What runtime and tables may keep for later.
-const SLACK: usize = 1 << 20;
-
-/// Never answers.
-struct Hesitant;
-
-impl Allocate for Hesitant {
-    fn may_create(&self, _: &PeerName, _: &str) -> Result<(), (Refusal, String)> {
-        Ok(())
-    }
-
-    fn create<'a>(&'a self, _: &'a PeerName, _: &'a Create) -> Allocation<'a> {
-        Box::pin(std::future::pending())
-    }
-
-    fn delete<'a>(&'a self, _: &'a PeerName, _: &'a str, _: Duration) -> Allocation<'a> {
-        Box::pin(std::future::pending())
-    }
-}
-
-struct Setting {
-    runtime: tokio::runtime::Runtime,
-    server: Server,
-    driver: Driver,
-}
-
-impl Setting {
-    fn new() -> Self {
-        let runtime = runtime();
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let mut limits = Limits::default();
-        (limits.frame, limits.handshake) = (PATIENCE, PATIENCE);
-        let server = Server::options()
-            .listen(Address::loopback(0))
-            .allocator(Arc::new(Hesitant))
-            .groups("*", Who::anyone())
-            // Sessions are to end soon after their connections.
-            .heartbeat(Duration::from_secs(1))
-            .lease(Duration::from_secs(2))
-            .limits(limits);
-        let server = runtime.block_on(server.start()).unwrap();
-        let this = Self {
-            runtime,
-            server,
-            driver,
-        };
-        // What is made once.
-        for _ in 0..2 {
-            drop(greet(&this.server, &hello(None, None)));
-            until("gone", || this.server.stats().sessions == 0);
-        }
-        this
-    }
-
-    fn publish(&self) -> Published {
-        let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();
-        let buffer = buffer.allocate(&self.driver).unwrap();
-        let _entered = self.runtime.enter();
-        self.server.publish(NAME, buffer).now().unwrap()
-    }
-
-    /// What the server has read is answered, or waits.
-    fn settle(&self) {
-        let (mut before, mut quiet) = (u64::MAX, 0);
-        until("quiet", || {
-            std::thread::sleep(Duration::from_millis(50));
-            let now = self.server.stats().requests;
-            quiet = match std::mem::replace(&mut before, now) == now {
-                true => quiet + 1,
-                false => 0,
-            };
-            quiet >= 6
-        });
-    }
-
-    /// All that was kept is given back.
-    fn back_to(&self, what: &str, before: usize) {
-        let gone = || {
-            let stats = self.server.stats();
-            (stats.connections, stats.sessions, stats.peer_bytes) == (0, 0, 0)
-        };
-        until(format_args!("{what}: all gone"), gone);
-        until(
-            format_args!("{what}: {before} bytes before, now {}", live()),
-            || live() <= before + SLACK,
-        );
-    }
-
-    /// Floods the server from several sessions at once.
-    fn floods(&self, what: &str, bytes: &[u8]) {
-        let published = self.publish();
-        let hello = hello(None, None);
-        let before = live();
-        let mut streams: Vec<_> = (0..CONNECTIONS)
-            .map(|_| greet(&self.server, &hello).0)
-            .collect();
-        reset();
-        let received = flood(&mut streams, bytes) + CONNECTIONS * hello.len();
-        self.settle();
-        let grown = peak().saturating_sub(before);
-        let kept = self.server.stats().peer_bytes;
-        let each = CONNECTION + REQUEST * Limits::default().requests_in_flight;
-        let most = received * RATIO + CONNECTIONS * each;
-        println!("{what}: {received} received, at most {grown} kept, {kept} charged");
-        assert!(grown <= most, "{what}: {grown} bytes for {received}");
-        drop((streams, published));
-        self.back_to(what, before);
-    }
-}
+const EACH: usize = 128 << 10;
+/// Of requests that may wait: so many do on a connection.
+const WAITING: usize = 64;
 
 fn name(id: u64) -> String {
     format!("{id:0>255}")
 }
 
-fn memory(parts: u64) -> Description {
+fn never(id: u64) -> String {
+    format!("{NEVER}{id:0>240}")
+}
+
+pub fn secret(len: usize) -> Secret {
+    Secret::new(&vec![9; len]).unwrap()
+}
+
+pub fn memory(parts: u64) -> Description {
     let part = |allocation| Part {
         identity: Identity {
             boot: BootId::from_bytes([1; 16]),
@@ -163,7 +49,7 @@ fn join(id: u64) -> Join {
         group: format!("{id}"),
         rank: 0,
         size: 2,
-        admission: Admission::Secret(Secret::new(&[7; 32]).unwrap()),
+        admission: Admission::Secret(secret(32)),
         can: vec![HandleType::Fabric, HandleType::PosixFd],
         cannot: vec!["x".repeat(300); 8],
         memory: Some(memory(40)),
@@ -171,190 +57,178 @@ fn join(id: u64) -> Join {
     }
 }
 
-#[test]
-fn what_is_kept_for_a_message_is_bounded_by_its_bytes() {
-    let _alone = alone();
-    let setting = Setting::new();
-    let secret = |len| Secret::new(&vec![9; len]).unwrap();
-    let create = |id, peer: &str, peers| Create {
-        name: name(id),
+pub fn create(name: String, peer: &str) -> Ask {
+    Ask::Create(Create {
+        name,
         bytes: 1,
         node: None,
-        peers: vec![peer.to_owned(); peers],
-    };
-    type Make<'a> = Box<dyn Fn(u64) -> Ask + 'a>;
-    let all: [(&str, Make<'_>); 16] = [
-        ("ping", Box::new(|_| Ask::Ping(Empty {}))),
-        (
-            "list",
-            Box::new(|id| {
-                Ask::List(List {
-                    prefix: name(id),
-                    after: Some(name(id)),
-                })
-            }),
-        ),
-        (
-            "list after much",
-            Box::new(|_| {
-                Ask::List(List {
-                    prefix: String::new(),
-                    after: Some("x".repeat(EACH)),
-                })
-            }),
-        ),
-        (
-            "wait",
-            Box::new(|id| {
-                Ask::Wait(Wait {
-                    name: name(id),
-                    ms: 600_000,
-                })
-            }),
-        ),
-        (
-            "fetch",
-            Box::new(|_| {
-                Ask::Fetch(Fetch {
-                    name: NAME.into(),
-                    accept: vec![HandleType::Fabric],
-                    access: Access::Read,
-                    probe: false,
-                    instance: None,
-                    owner: None,
-                })
-            }),
-        ),
-        (
-            "redeem",
-            Box::new(|_| Ask::Redeem(Redeem { ticket: secret(64) })),
-        ),
-        ("release", Box::new(|lease| Ask::Release(Release { lease }))),
-        (
-            "probe",
-            Box::new(|lease| {
-                Ask::Probe(Probe {
-                    lease,
-                    wrote: Some(1),
-                })
-            }),
-        ),
-        (
-            "watch",
-            Box::new(|id| Ask::Watch(Watch { prefix: name(id) })),
-        ),
-        (
-            "create",
-            Box::new(|id| {
-                Ask::Create(create(
-                    id,
-                    "a-node-with-a-long-name.rack-17.cluster.test",
-                    1024,
-                ))
-            }),
-        ),
-        (
-            "create for many short names",
-            Box::new(|id| Ask::Create(create(id, "ab", 1024))),
-        ),
-        (
-            "delete",
-            Box::new(|id| {
-                Ask::Delete(Delete {
-                    name: name(id),
-                    ms: 600_000,
-                })
-            }),
-        ),
-        ("join", Box::new(|id| Ask::Join(join(id)))),
-        (
-            "join in vain",
-            Box::new(|id| {
-                Ask::Join(Join {
-                    rank: 2,
-                    ..join(id)
-                })
-            }),
-        ),
-        (
-            "offer",
-            Box::new(|round| {
-                let (group, fabric) = ("g".into(), vec![secret(64); 4096]);
-                Ask::Offer(Offer {
-                    group,
-                    round,
-                    fabric,
-                    first: 0,
-                })
-            }),
-        ),
-        (
-            "leave",
-            Box::new(|round| {
-                Ask::Leave(Leave {
-                    group: name(1),
-                    round,
-                    ms: 600_000,
-                })
-            }),
-        ),
-    ];
-    for (what, ask) in all {
-        setting.floods(what, &requests(EACH, ask));
-    }
-    let unknown = [
-        b"\xa2\x62id\x01\x65dance\x5a\x00\x01\x00\x00".to_vec(),
-        vec![0; 1 << 16],
-    ];
-    let unknown = crate::flood::framed(&unknown.concat());
-    setting.floods("a request of a later version", &unknown.repeat(4));
-    let unfinished = [&(4_u32 << 20).to_be_bytes()[..], &vec![0; EACH]].concat();
-    setting.floods("an unfinished frame", &unfinished);
+        peers: Texts::from_iter([peer; 1024]),
+    })
 }
 
-/// Sessions are resumed with leases that they never had, again and again, by a peer that may do nothing.
-#[test]
-fn a_peer_without_rights_cannot_grow_the_server() {
-    let _alone = alone();
-    let setting = Setting::new();
-    let server = &setting.server;
-    let before = live();
-    let resident_before = resident();
-    let held: Vec<u64> = (1 << 20..(1 << 20) + 45_000).collect();
-    let vain = requests(1, |id| {
+/// A message's name, how many of its requests may wait on a connection, and how it is made.
+type Message = (&'static str, usize, fn(u64) -> Ask);
+
+/// Messages that are answered at once.
+const ANSWERED: &[Message] = &[
+    ("ping", 0, |_| Ask::Ping(Empty {})),
+    ("list", 0, |id| {
+        Ask::List(List {
+            prefix: name(id),
+            after: Some(name(id)),
+        })
+    }),
+    ("list after much", 0, |_| {
+        Ask::List(List {
+            prefix: String::new(),
+            after: Some("x".repeat(EACH)),
+        })
+    }),
+    ("redeem", WAITING, |_| {
+        Ask::Redeem(Redeem { ticket: secret(64) })
+    }),
+    ("release", 0, |lease| {
+        Ask::Release(Release { lease: lease << 40 })
+    }),
+    ("probe", 0, |lease| {
+        Ask::Probe(Probe {
+            lease: lease << 40,
+            wrote: Some(1),
+        })
+    }),
+    ("watch", 0, |id| Ask::Watch(Watch { prefix: name(id) })),
+    ("watch in vain", 0, |_| {
+        Ask::Watch(Watch {
+            prefix: "x".repeat(1000),
+        })
+    }),
+    ("join in vain", WAITING, |id| {
         Ask::Join(Join {
             rank: 2,
             ..join(id)
         })
-    });
-    let new = hello(None, None);
-    let mut received = 0;
-    let mut streams = Vec::new();
-    reset();
-    for _ in 0..16 {
-        let (mut stream, welcome) = greet(server, &new);
-        // It is refused, and keeps no session.
-        received += flood(std::slice::from_mut(&mut stream), &vain);
-        for _ in 0..2 {
-            let again = hello(Some(welcome.session.clone()), Some(held.clone()));
-            let mut stream = dial(server);
-            received += flood(std::slice::from_mut(&mut stream), &again);
-            streams.push(stream);
-        }
-        streams.push(stream);
+    }),
+    ("offer", WAITING, |round| {
+        Ask::Offer(Offer {
+            group: "g".into(),
+            round,
+            fabric: vec![secret(64); 1024],
+            first: 0,
+        })
+    }),
+    ("leave", WAITING, |round| {
+        Ask::Leave(Leave {
+            group: name(1),
+            round,
+            ms: 600_000,
+        })
+    }),
+    ("delete in vain", WAITING, |id| {
+        Ask::Delete(Delete {
+            name: name(id),
+            ms: 600_000,
+        })
+    }),
+];
+
+/// Messages that wait for ever.
+const WAITED_FOR: &[Message] = &[
+    ("wait", WAITING, |id| {
+        Ask::Wait(Wait {
+            name: name(id),
+            ms: 600_000,
+        })
+    }),
+    ("wait for short names", WAITING, |id| {
+        Ask::Wait(Wait {
+            name: format!("{id}"),
+            ms: 600_000,
+        })
+    }),
+    ("create", WAITING, |id| {
+        create(never(id), "a-node-with-a-long-name.rack-17.cluster.test")
+    }),
+    ("create for many short names", WAITING, |id| {
+        create(never(id), "ab")
+    }),
+    ("delete", WAITING, |id| {
+        Ask::Delete(Delete {
+            name: never(id),
+            ms: 600_000,
+        })
+    }),
+    ("join", WAITING, |id| Ask::Join(join(id))),
+    ("join for many short names", WAITING, |id| {
+        let own = format!("uid:{}", rustix::process::getuid().as_raw());
+        let peers = [own.as_str(), "local", "peer.test"].repeat(341);
+        Ask::Join(Join {
+            admission: Admission::Peers(Texts::from_iter(peers)),
+            cannot: Vec::new(),
+            memory: None,
+            ..join(id)
+        })
+    }),
+];
+
+/// The shortest request for a lease: fields with a default are left out.
+fn fetch(id: u64, accept: &str) -> Vec<u8> {
+    let ask = serde_json::json!({"name": NAME, "accept": [accept], "access": "read"});
+    let mut bytes = Vec::new();
+    ciborium::into_writer(&serde_json::json!({"id": id, "fetch": ask}), &mut bytes).unwrap();
+    framed(&bytes)
+}
+
+fn all_messages(transport: Transport) {
+    let mut setting = Setting::new(transport);
+    for (what, waiting, ask) in ANSWERED.iter().chain(WAITED_FOR) {
+        let (bytes, count) = requests(EACH, ask);
+        setting.flood(what, &bytes, count, *waiting);
     }
-    setting.settle();
-    let own = 3 * held.len() * 16;
-    let grown = peak().saturating_sub(before);
-    let most = received * RATIO + streams.len() * CONNECTION + own;
-    assert!(grown <= most, "{grown} bytes for {received}");
-    if let (Some(before), Some(now)) = (resident_before, resident()) {
-        let grown = now.saturating_sub(before);
-        assert!(
-            grown <= most + (64 << 20),
-            "{grown} resident bytes for {received}"
-        );
-    }
-    drop(streams);
-    setting.back_to("resumed in vain", before + 2 * held.len() * 8);
+    leases(&mut setting);
+    let unknown = [
+        b"\xa2\x62id\x01\x65dance\x5a\x00\x01\x00\x00".to_vec(),
+        vec![0; 1 << 16],
+    ];
+    let unknown = framed(&unknown.concat());
+    setting.flood("a request of a later version", &unknown.repeat(2), 2, 0);
+    let unfinished = [&(4_u32 << 20).to_be_bytes()[..], &vec![0; EACH]].concat();
+    setting.flood("an unfinished frame", &unfinished, 0, 0);
+    // Closed at the first.
+    let short = [&4_u32.to_be_bytes()[..], b"\x83\x01\x02\x03"].concat();
+    setting.flood("no request", &short.repeat(1000), 0, 0);
+}
+
+/// A lease stays when its request is answered: nothing beside the ratio is allowed for it.
+fn leases(setting: &mut Setting) {
+    let count = (EACH / fetch(1000, "fabric").len()) as u64;
+    let bytes: Vec<u8> = (1..=count).flat_map(|id| fetch(id, "fabric")).collect();
+    let now = setting.flood("fetch", &bytes, count, 0);
+    // Until the driver has exported the memory requests wait, and some are refused.
+    let refused = CONNECTIONS as u64 * count - now.leases;
+    assert!(refused < count, "{now:?}");
+    // A ticket each over TCP, of which a peer has 1024; fds over a Unix socket.
+    let bytes: Vec<u8> = (1..=200).flat_map(|id| fetch(id, "posix_fd")).collect();
+    let now = setting.flood("fetch for fds", &bytes, 200, WAITING);
+    assert!(now.leases > 200, "{now:?}");
+}
+
+#[test]
+fn what_is_kept_for_a_message_is_bounded_over_tcp() {
+    all_messages(Transport::Tcp);
+}
+
+#[test]
+fn what_is_kept_for_a_message_is_bounded_over_tls() {
+    all_messages(Transport::Tls);
+}
+
+#[test]
+fn what_is_kept_for_a_message_is_bounded_over_a_unix_socket() {
+    all_messages(Transport::Unix);
+}
+
+/// What is kept has the name of its peer, which may be long: it is shared, not copied.
+#[test]
+fn a_lease_of_a_peer_with_a_long_name_is_no_bigger() {
+    leases(&mut Setting::new(Transport::LongName));
 }

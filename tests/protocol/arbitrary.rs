@@ -9,6 +9,10 @@ use proptest::collection::{btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
 
+fn handle() -> impl Strategy<Value = Secret> {
+    vec(any::<u8>(), 64).prop_map(|bytes| Secret::new(&bytes).expect("64 bytes"))
+}
+
 fn secret() -> impl Strategy<Value = Secret> {
     vec(any::<u8>(), 0..=MAX_SECRET).prop_map(|bytes| Secret::new(&bytes).expect("short enough"))
 }
@@ -166,10 +170,14 @@ pub fn greeting() -> impl Strategy<Value = Greeting> {
     ]
 }
 
+fn texts() -> impl Strategy<Value = Texts> {
+    vec(text(), 0..3).prop_map(Texts::from_iter)
+}
+
 fn join() -> impl Strategy<Value = Join> {
     let admission = prop_oneof![
         Just(Admission::SamePeer),
-        vec(text(), 0..3).prop_map(Admission::Peers),
+        texts().prop_map(Admission::Peers),
         secret().prop_map(Admission::Secret),
     ];
     let first = (
@@ -202,8 +210,8 @@ fn ask() -> impl Strategy<Value = Ask> {
         of(instance()),
         of(owner()),
     );
-    let create = (text(), any::<u64>(), of(any::<i32>()), vec(text(), 0..3));
-    let offer = (text(), any::<u64>(), vec(secret(), 0..3), any::<u32>());
+    let create = (text(), any::<u64>(), of(any::<i32>()), texts());
+    let offer = (text(), any::<u64>(), vec(handle(), 0..3), any::<u32>());
     prop_oneof![
         Just(Ask::Ping(Empty {})),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),

@@ -140,7 +140,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 name: name(),
                 bytes: 1 << 30,
                 node: Some(NodeId(1)),
-                peers: vec!["*.cluster".into(), "uid:1000".into()],
+                peers: Texts::from_iter(["*.cluster", "uid:1000"]),
             }),
         ),
         (
@@ -186,7 +186,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 group: "job-7".into(),
                 rank: 0,
                 size: 2,
-                admission: Admission::Peers(vec!["*.cluster".into(), "uid:1000".into()]),
+                admission: Admission::Peers(Texts::from_iter(["*.cluster", "uid:1000"])),
                 can: vec![HandleType::Fabric],
                 cannot: Vec::new(),
                 memory: None,

@@ -21,6 +21,8 @@ mod role;
 mod run;
 mod service;
 mod table;
+#[path = "../common/tls.rs"]
+mod tls;
 mod trend;
 mod worker;
 

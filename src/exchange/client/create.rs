@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Client;
 use crate::driver::{Location, NodeId};
 use crate::exchange::Owner;
-use crate::exchange::protocol::{Answer, Ask, Create, Entry, List};
+use crate::exchange::protocol::{Answer, Ask, Create, Entry, List, Texts};
 use crate::{Error, Mismatch, Refusal, Result};
 
 /// New memory that a client asks an allocator service for. See [`Client::create`].
@@ -26,7 +26,7 @@ impl CreateOptions {
                 name: name.into(),
                 bytes,
                 node: None,
-                peers: Vec::new(),
+                peers: Texts::new(),
             },
             timeout: Duration::from_secs(300),
         }
@@ -40,7 +40,7 @@ impl CreateOptions {
 
     /// Lets another peer fetch it: the name of its certificate, `uid:1000`, or `*` for all.
     pub fn share_with(mut self, peer: impl Into<String>) -> Self {
-        self.create.peers.push(peer.into());
+        self.create.peers.push(&peer.into());
         self
     }
 

@@ -443,7 +443,9 @@ impl Leased {
 /// Under whose name imports of this server's memory are shared: only a proved one.
 fn origin(server: &PeerName) -> Option<Origin> {
     match server {
-        PeerName::Certificate(name) | PeerName::Spiffe(name) => Some(Origin::Peer(name.clone())),
+        PeerName::Certificate(name) | PeerName::Spiffe(name) => {
+            Some(Origin::Peer(name.to_string()))
+        }
         PeerName::User(uid) => Some(Origin::User(*uid)),
         _ => None,
     }

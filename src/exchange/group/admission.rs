@@ -33,7 +33,7 @@ impl Admission {
     pub(super) fn message(&self) -> protocol::Admission {
         match self {
             Self::SamePeer => protocol::Admission::SamePeer,
-            Self::Peers(who) => protocol::Admission::Peers(who.patterns()),
+            Self::Peers(who) => protocol::Admission::Peers(who.patterns().clone()),
             Self::Secret(secret) => protocol::Admission::Secret(secret.0.clone()),
         }
     }

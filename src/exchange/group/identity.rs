@@ -4,7 +4,7 @@ use ring::hmac;
 
 use super::round::refused;
 use crate::driver::random;
-use crate::exchange::protocol::{Admission, Refused};
+use crate::exchange::protocol::{Admission, Refused, Texts};
 use crate::exchange::{PeerName, Who};
 use crate::{Error, Refusal, Result};
 
@@ -65,7 +65,10 @@ impl Keys {
                 add(peer.to_string().as_bytes());
             }
             Admission::Peers(list) => {
-                let patterns = normal(list, peer)?;
+                let who = admitted(list, peer)?;
+                let mut patterns: Vec<&str> = who.patterns().iter().collect();
+                patterns.sort_unstable();
+                patterns.dedup();
                 add(b"peers");
                 patterns.iter().for_each(|pattern| add(pattern.as_bytes()));
             }
@@ -106,8 +109,8 @@ impl Keys {
     }
 }
 
-/// The list's normal form: sorted, each pattern once.
-fn normal(list: &[String], peer: &PeerName) -> Result<Vec<String>, Refused> {
+/// The peers of a list that admits `peer` itself.
+fn admitted(list: &Texts, peer: &PeerName) -> Result<Who, Refused> {
     let invalid = |why: String| refused(Refusal::Invalid, why);
     let who = Who::list(list).map_err(|error| invalid(error.to_string()))?;
     if who.is_anyone() {
@@ -118,10 +121,7 @@ fn normal(list: &[String], peer: &PeerName) -> Result<Vec<String>, Refused> {
         let why = format!("the list of peers does not match {peer}, as which this rank joins");
         return Err(refused(Refusal::Forbidden, why));
     }
-    let mut patterns = who.patterns();
-    patterns.sort_unstable();
-    patterns.dedup();
-    Ok(patterns)
+    Ok(who)
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     use crate::exchange::protocol::Secret;
 
     fn peers(list: &[&str]) -> Admission {
-        Admission::Peers(list.iter().map(|&peer| peer.to_owned()).collect())
+        Admission::Peers(Texts::from_iter(list))
     }
 
     fn secret(byte: u8, len: usize) -> Admission {

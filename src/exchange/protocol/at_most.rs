@@ -6,7 +6,32 @@ use std::marker::PhantomData;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::MAX_LISTED;
+use super::{MAX_LISTED, Secret};
+use crate::share::MAX_PARTS;
+
+/// Bytes of a fabric handle.
+const HANDLE: usize = 64;
+
+/// Reads the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
+///
+/// A secret of no bytes is one byte of a frame and 24 in memory; one of a handle's length takes no more
+/// than twice its bytes.
+pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(try_from = "Secret")]
+    struct Handle(Secret);
+    impl TryFrom<Secret> for Handle {
+        type Error = String;
+        fn try_from(secret: Secret) -> Result<Self, String> {
+            match secret.expose().len() {
+                HANDLE => Ok(Self(secret)),
+                len => Err(format!("a fabric handle of {len} bytes, not {HANDLE}")),
+            }
+        }
+    }
+    let all = at_most::<D, Handle, MAX_PARTS>(deserializer)?;
+    Ok(all.into_iter().map(|handle| handle.0).collect())
+}
 
 /// Reads a list of at most `N`, for `#[serde(deserialize_with)]`.
 ///
@@ -91,7 +116,7 @@ pub(super) fn some_leases<'de, D: Deserializer<'de>>(
 mod tests {
     use crate::exchange::protocol::{
         Admission, Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret,
-        VERSION, decode, encode,
+        Texts, VERSION, decode, encode,
     };
     use crate::share::MAX_PARTS;
 
@@ -105,18 +130,19 @@ mod tests {
 
     #[test]
     fn lists_are_as_long_as_anybody_needs_and_no_longer() {
-        let offer = |count| Offer {
+        let offer_of = |len, count| Offer {
             group: "g".into(),
             round: 1,
-            fabric: vec![Secret::new(&[]).unwrap(); count],
+            fabric: vec![Secret::new(&vec![0; len]).unwrap(); count],
             first: 0,
         };
         let create = |count| Create {
             name: "n".into(),
             bytes: 1,
             node: None,
-            peers: vec![String::new(); count],
+            peers: Texts::from_iter(vec![""; count]),
         };
+        let offer = |count| offer_of(64, count);
         let join = |count| Join {
             group: "g".into(),
             rank: 0,
@@ -128,6 +154,7 @@ mod tests {
             ms: 1,
         };
         assert!(reads(Ask::Offer(offer(MAX_PARTS))) && !reads(Ask::Offer(offer(MAX_PARTS + 1))));
+        assert!(!reads(Ask::Offer(offer_of(63, 1))) && !reads(Ask::Offer(offer_of(0, 1))));
         assert!(reads(Ask::Create(create(1024))) && !reads(Ask::Create(create(1025))));
         assert!(reads(Ask::Join(join(64))) && !reads(Ask::Join(join(65))));
     }

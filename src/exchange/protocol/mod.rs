@@ -15,3 +15,5 @@ pub use codec::{decode, encode};
 pub use message::*;
 pub use name::{check_name, check_prefix};
 pub use secret::{MAX_SECRET, Secret};
+
+pub use crate::exchange::texts::{Iter as TextsIter, Texts};

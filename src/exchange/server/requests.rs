@@ -292,7 +292,7 @@ impl Inner {
 
     fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
         // For the rank, as long as it is in the group.
-        let kept = account::request(&Ask::Join(ask.clone()));
+        let kept = account::join(&ask);
         let charge = match link.session.account().charge(kept) {
             Ok(charge) => Arc::new(charge),
             Err(reached) => return Step::Now(Err(over(reached))),
@@ -327,7 +327,7 @@ impl Inner {
             let peer = &link.session.peer;
             // For the allocator's copy of the request. The name is charged for when it is published, which may
             // happen after this future was dropped.
-            let kept = account::request(&Ask::Create(ask.clone()));
+            let kept = account::create(&ask);
             let _charge = link.session.account().charge(kept).map_err(over)?;
             let create = allocator.create(peer, &ask);
             (tokio::time::timeout(inner.limits.wait, create).await)

@@ -217,7 +217,7 @@ impl Tls {
     /// What the certificate of the server at `host` must be for, unless a SPIFFE id is expected.
     pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
         let name = match &self.expect {
-            Some(PeerName::Certificate(name)) => name,
+            Some(PeerName::Certificate(name)) => &**name,
             _ => host,
         };
         ServerName::try_from(name.to_owned())

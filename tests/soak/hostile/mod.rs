@@ -14,8 +14,9 @@ use rustls::ClientConfig;
 
 use crate::journal::Journal;
 use crate::pki::{Files, Pki};
-use crate::raw::{self, Raw};
+use crate::raw::Raw;
 use crate::service::Service;
+use crate::tls::tls_config;
 
 /// A service as a hostile peer knows it.
 #[derive(Clone)]
@@ -50,11 +51,11 @@ pub const MALLORY: &str = "mallory.test";
 
 impl Arms {
     pub fn new(pki: &Pki, other: &Pki) -> Self {
-        let config = |files: &Files| raw::tls_config(pki.ca(), Some(files));
+        let config = |files: &Files| tls_config(pki.ca(), Some(files));
         Self {
             mallory: config(&pki.issue(MALLORY)),
             strangers: vec![
-                raw::tls_config(pki.ca(), None),
+                tls_config(pki.ca(), None),
                 config(&pki.expired("expired.test")),
                 config(&other.issue("stranger.test")),
             ],

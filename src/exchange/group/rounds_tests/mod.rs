@@ -9,7 +9,7 @@ use crate::driver::HandleType;
 use crate::driver::{Access, Location};
 use crate::exchange::Who;
 use crate::exchange::group::round::Asker;
-use crate::exchange::protocol::{Join, Leave, Offer, Secret};
+use crate::exchange::protocol::{Join, Leave, Offer, Secret, Texts};
 use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
 

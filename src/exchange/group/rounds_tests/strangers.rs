@@ -56,7 +56,7 @@ fn a_join_that_does_not_fit_ends_no_round() {
 fn a_rank_with_another_admission_is_in_another_group() {
     let mut story = Story::new(Rules::default());
     let round = agreed(&mut story);
-    let list = ["node", "other", "third"].map(String::from).to_vec();
+    let list = Texts::from_iter(["node", "other", "third"]);
     for (session, admission) in [
         (10, secret(8)),
         (11, Admission::SamePeer),
@@ -83,7 +83,7 @@ fn a_rank_with_another_admission_is_in_another_group() {
 fn ranks_of_one_list_come_together_in_whatever_order_they_write_it() {
     let mut story = Story::new(Rules::default());
     let join = |rank, list: [&str; 2]| Join {
-        admission: Admission::Peers(list.map(String::from).to_vec()),
+        admission: Admission::Peers(Texts::from_iter(list)),
         ..ask(rank, 2)
     };
     let first = story.join(at(0), 0, join(0, ["node", "other"]));

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
-use crate::exchange::Owner;
-use crate::exchange::protocol::Secret;
-use crate::exchange::protocol::at_most::at_most;
-use crate::share::{Description, InstanceId, MAX_PARTS};
+use crate::exchange::protocol::at_most::{at_most, handles};
+use crate::exchange::protocol::{Secret, Texts};
+use crate::exchange::texts::texts;
+use crate::exchange::{MAX_PATTERNS, Owner};
+use crate::share::{Description, InstanceId};
 
 /// A client's request. Many may be on their way; answers come in any order.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,8 +149,8 @@ pub struct Create {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// Which peers may fetch it besides its maker: names of certificates, `uid:1000`, or `*`.
-    #[serde(default, deserialize_with = "at_most::<_, _, 1024>")]
-    pub peers: Vec<String>,
+    #[serde(default, deserialize_with = "texts::<_, MAX_PATTERNS>")]
+    pub peers: Texts,
 }
 
 /// See [`Ask::Delete`].
@@ -197,7 +198,7 @@ pub enum Admission {
     SamePeer,
     /// The peers that this list matches, as in [`Create::peers`] but without `*`; the joining peer
     /// must be one of them. The order is of no importance.
-    Peers(#[serde(deserialize_with = "at_most::<_, _, 1024>")] Vec<String>),
+    Peers(#[serde(deserialize_with = "texts::<_, MAX_PATTERNS>")] Texts),
     /// Peers that know this secret of 16 to 64 bytes.
     Secret(Secret),
 }
@@ -209,9 +210,9 @@ pub struct Offer {
     pub group: String,
     /// The round that [`Agreed`](super::Agreed) named.
     pub round: u64,
-    /// The handles of this rank's memory, one for each part: empty without memory, and for fds,
+    /// The handles of this rank's memory, 64 bytes each, one for each part: empty without memory, and for fds,
     /// which come with the frame.
-    #[serde(default, deserialize_with = "at_most::<_, _, MAX_PARTS>")]
+    #[serde(default, deserialize_with = "handles")]
     pub fabric: Vec<Secret>,
     /// The first rank to answer with. Members that do not fit into a frame are asked for by the
     /// same request once more, without handles, with the first rank that has not come yet.

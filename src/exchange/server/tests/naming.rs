@@ -184,7 +184,7 @@ fn create(name: &str, bytes: u64) -> Ask {
         name: name.into(),
         bytes,
         node: None,
-        peers: vec![],
+        peers: Texts::new(),
     })
 }
 

@@ -1,0 +1,202 @@
+//! Lists of texts in one piece of memory.
+
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, SeqAccess, Visitor};
+use serde::{Deserializer, Serialize, Serializer};
+
+/// Bits of a length in each byte before a text: lengths are ASCII, so that the whole is text too.
+const BITS: u32 = 6;
+/// Set in all bytes of a length but the last.
+const MORE: u8 = 1 << BITS;
+
+/// A list of texts, in a few bytes more than the texts themselves have.
+///
+/// A peer chooses how many texts it sends and how short they are. As `String`s they would take 24 bytes
+/// each and an allocation, for two bytes of a frame.
+///
+/// ```
+/// use egmem::exchange::protocol::Texts;
+///
+/// let texts = Texts::from_iter(["uid:1000", "*.cluster"]);
+/// assert_eq!(texts.iter().collect::<Vec<_>>(), ["uid:1000", "*.cluster"]);
+/// ```
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Texts(String);
+
+impl Texts {
+    /// No texts.
+    pub const fn new() -> Self {
+        Self(String::new())
+    }
+
+    /// Adds a text to the end.
+    pub fn push(&mut self, text: &str) {
+        let mut len = text.len();
+        while len >= usize::from(MORE) {
+            self.0.push(char::from(len as u8 & (MORE - 1) | MORE));
+            len >>= BITS;
+        }
+        self.0.push(char::from(len as u8));
+        self.0.push_str(text);
+    }
+
+    /// The texts, in their order.
+    pub fn iter(&self) -> Iter<'_> {
+        Iter(&self.0)
+    }
+
+    /// How many texts there are.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of memory that the list has.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.capacity()
+    }
+
+    /// Gives back memory beyond what the texts need.
+    pub(crate) fn shrink(&mut self) {
+        self.0.shrink_to_fit();
+    }
+}
+
+/// The texts of a list: see [`Texts::iter`].
+#[derive(Clone)]
+pub struct Iter<'a>(&'a str);
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let last = self.0.bytes().position(|byte| byte & MORE == 0)?;
+        let (len, rest) = self.0.split_at_checked(last + 1)?;
+        let len = len
+            .bytes()
+            .rev()
+            .fold(0, |len, byte| len << BITS | usize::from(byte & (MORE - 1)));
+        let (text, rest) = rest.split_at_checked(len)?;
+        self.0 = rest;
+        Some(text)
+    }
+}
+
+impl<'a> IntoIterator for &'a Texts {
+    type Item = &'a str;
+    type IntoIter = Iter<'a>;
+
+    fn into_iter(self) -> Iter<'a> {
+        self.iter()
+    }
+}
+
+impl<S: AsRef<str>> FromIterator<S> for Texts {
+    fn from_iter<I: IntoIterator<Item = S>>(texts: I) -> Self {
+        let mut all = Self::new();
+        texts.into_iter().for_each(|text| all.push(text.as_ref()));
+        all.shrink();
+        all
+    }
+}
+
+impl fmt::Debug for Texts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self).finish()
+    }
+}
+
+/// As a list of a known length, which CBOR wants.
+impl Serialize for Texts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeSeq;
+        let mut list = serializer.serialize_seq(Some(self.len()))?;
+        self.iter()
+            .try_for_each(|text| list.serialize_element(text))?;
+        list.end()
+    }
+}
+
+/// Reads a list of at most `N`, for `#[serde(deserialize_with)]`.
+pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
+    deserializer: D,
+) -> Result<Texts, D::Error> {
+    struct List<const N: usize>;
+    impl<'de, const N: usize> Visitor<'de> for List<N> {
+        type Value = Texts;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {N} texts")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
+            let (mut all, mut count) = (Texts::new(), 0);
+            while list.next_element_seed(Next(&mut all))?.is_some() {
+                count += 1;
+                if count > N {
+                    return Err(de::Error::invalid_length(count, &self));
+                }
+            }
+            all.shrink();
+            Ok(all)
+        }
+    }
+    deserializer.deserialize_seq(List::<N>)
+}
+
+/// Reads a text to the end of a list.
+struct Next<'a>(&'a mut Texts);
+
+impl<'de> DeserializeSeed<'de> for Next<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Next<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
+        self.0.push(text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn short_texts_take_little_more_than_their_bytes() {
+        let texts = Texts::from_iter(["ab"; 1024]);
+        assert_eq!((texts.len(), texts.bytes()), (1024, 3 * 1024));
+        assert_eq!(Texts::from_iter([""; 1024]).bytes(), 1024);
+        assert!(Texts::new().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn texts_of_any_length_read_back(
+            texts in vec(prop_oneof!["\\PC{0,80}", (0_usize..70_000).prop_map(|len| "ü".repeat(len))], 0..9)
+        ) {
+            let list = Texts::from_iter(&texts);
+            prop_assert_eq!(list.iter().collect::<Vec<_>>(), texts.iter().collect::<Vec<_>>());
+            prop_assert_eq!(list.len(), texts.len());
+            let bytes: usize = texts.iter().map(|text| text.len() + 4).sum();
+            prop_assert!(list.bytes() <= bytes);
+        }
+    }
+}
