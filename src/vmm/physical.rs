@@ -1,7 +1,9 @@
 //! Physical memory: created or imported, exported, released.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+#[cfg(feature = "share")]
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 
 use super::{Mapping, Reservation};
