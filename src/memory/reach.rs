@@ -81,6 +81,7 @@ lends_a_view!(
     crate::Buffer,
     crate::Block,
     crate::PoolBuffer,
+    #[cfg(feature = "share")]
     crate::pool::ImportedPoolBuffer,
     #[cfg(feature = "share")]
     crate::share::ImportedBuffer,
