@@ -13,7 +13,7 @@ impl Buffer {
     ///
     /// # Safety
     /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
-    /// no [`CpuView`] in another thread, no other mapping of the same physical memory.
+    /// no [`CpuView`](crate::memory::CpuView) in another thread, no other mapping of the same physical memory.
     pub unsafe fn as_slice(&self) -> Result<&[u8]> {
         let view = self.cpu()?;
         // SAFETY: mapped and readable as `view` shows, initialised by the kernel, at most
