@@ -25,8 +25,8 @@ use crate::{Error, Result};
 /// the stream of the GPU's work.
 ///
 /// Long copies are assembly on x86-64 and aarch64, which the compiler does not see into. It does what the
-/// loop over `AtomicU64` of other processors does, one aligned access of 8 bytes for each word. The
-/// processors' manuals guarantee that such an access is not split. docs/performance.md compares it with
+/// loop over `AtomicU64` of other processors does, one aligned access for each word or
+/// pair of words. The processors' manuals guarantee that such an access is not split. docs/performance.md compares it with
 /// libc's `memcpy`.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuView<'a> {

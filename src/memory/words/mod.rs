@@ -13,10 +13,11 @@
 //! nothing of an assembly block but its operands, so the block must have an effect that Rust code could
 //! have had. Each block here has the effect of the loop of the same name in `portable`, in some order of
 //! the words, which relaxed accesses leave open:
-//! - The processor accesses each word of the shared side once, by an aligned access of 8 bytes, which
-//!   the manuals say is never split: Intel SDM volume 3, "Guaranteed Atomic Operations", for each step of
-//!   a string instruction as for each plain or non-temporal move; AMD APM volume 2, "Access Atomicity";
-//!   Arm ARM, "Requirements for single-copy atomicity", for each register of a pair.
+//! - The processor accesses each word of the shared side once, by an aligned access of 8 bytes, or of 16 by
+//!   VMOVDQA, which holds two words. The manuals say that such an access is never split: Intel SDM volume 3,
+//!   "Guaranteed Atomic Operations", for each step of a string instruction as for each plain or non-temporal
+//!   move, and of 16 bytes where there is AVX; AMD APM volume 2, "Access Atomicity", the same; Arm ARM,
+//!   "Requirements for single-copy atomicity", for each register of a pair.
 //! - Non-temporal stores are the only ones that a later store may overtake on x86-64. A block with such
 //!   stores ends with SFENCE, so that a release store by Rust code after the block orders them.
 //!

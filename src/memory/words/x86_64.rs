@@ -1,6 +1,9 @@
-//! x86-64: string instructions of 8 bytes a step, and non-temporal stores for large copies on Intel.
+//! x86-64: string instructions of 8 bytes a step, non-temporal stores for large copies on Intel, and pairs of
+//! words for loads.
 //!
 //! The module beside this says why the assembly is sound.
+
+mod wide;
 
 use std::arch::asm;
 use std::sync::OnceLock;
@@ -26,8 +29,22 @@ pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
     // SAFETY: the caller's promise, for both parts; the first is a multiple of 8 bytes.
     unsafe {
         portable::store_words(to, short);
-        copy_words(to.add(short.len()), long.as_ptr(), long.len());
+        let to = to.add(short.len());
+        // It begins at a line, or has no bytes.
+        let pairs = match is_just_ahead(to, long.as_ptr()) && wide::is_there() {
+            true => wide::store(to, long),
+            false => 0,
+        };
+        let long = &long[pairs..];
+        copy_words(to.add(pairs), long.as_ptr(), long.len());
     }
+}
+
+/// Whether string instructions are slow: where a store comes just after a load in the low bits of their
+/// addresses, the processor takes the one for what the other needs.
+fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
+    let ahead = (to as usize).wrapping_sub(from as usize) & (PAGE - 1);
+    (1..LINE).contains(&ahead)
 }
 
 /// Loads whole words.
@@ -35,6 +52,10 @@ pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
 /// # Safety
 /// As for [`portable::load_words`].
 pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
+    if to.len() >= STRING_FROM && wide::is_there() {
+        // SAFETY: the caller's promise.
+        return unsafe { wide::load(from, to) };
+    }
     let (short, long) = to.split_at_mut(short_part(to.as_ptr(), to.len()));
     // SAFETY: the caller's promise, for both parts; the first is a multiple of 8 bytes.
     unsafe {
@@ -178,5 +199,23 @@ mod tests {
         let copied = 2 * BLOCK / WORD;
         assert_eq!(to[..copied], from[..copied]);
         assert!(to[copied..].iter().all(|&word| word == 0));
+    }
+
+    #[test]
+    fn stores_just_ahead_of_their_source_are_exact() {
+        const LEN: usize = STRING_FROM + 3 * LINE + WORD;
+        let data: Vec<u8> = (0..2 * PAGE + LEN).map(|at| (at ^ at >> 8) as u8).collect();
+        for ahead in 1..LINE {
+            let mut to = vec![0_u64; LEN / WORD + 1];
+            let at: *mut u8 = to.as_mut_ptr().cast();
+            let start = (at as usize).wrapping_sub(ahead + data.as_ptr() as usize) & (PAGE - 1);
+            let from = &data[start..start + LEN];
+            assert!(is_just_ahead(at, from.as_ptr()));
+            // SAFETY: `to` has the words of `from` and one more.
+            unsafe { store_words(at, from) };
+            let stored: &[u8] = bytemuck::cast_slice(&to);
+            assert_eq!(stored[..LEN], *from);
+            assert_eq!(to[LEN / WORD], 0);
+        }
     }
 }
