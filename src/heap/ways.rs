@@ -225,12 +225,10 @@ impl Shared {
     /// the core. Others keep it, so that they need not take turns at the core for each block.
     #[inline]
     fn keep_large(&self, local: &mut Local, size: u32, extent: Extent) {
-        let node = extent.node;
-        let freed = self
-            .core
-            .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
-        if freed.is_some() {
-            return;
+        let most = self.large_budget;
+        let kept = self.core.is_crowded() && u64::from(size) <= most.min(MAX_LARGE / GRANULE);
+        if !kept {
+            return self.send_large(local, size, extent.node);
         }
         let Local {
             large,
@@ -238,16 +236,26 @@ impl Shared {
             kept,
             ..
         } = local;
-        let most = self.large_budget;
-        if u64::from(size) > most.min(MAX_LARGE / GRANULE) {
+        let new = large.put(size, extent, most, kept, |size, node| {
             medium.pass_on(size, node);
-        } else if !large.put(size, extent, most, kept, |size, node| {
-            medium.pass_on(size, node)
-        }) {
+        });
+        if !new {
             self.note_strays(1);
         }
         if !medium.leaving().is_empty() {
             self.send_ranges(local);
+        }
+    }
+
+    /// Gives a block back that no cache keeps.
+    #[inline]
+    fn send_large(&self, local: &mut Local, size: u32, node: NodeId) {
+        let freed = self
+            .core
+            .try_with(&mut local.visitor, |core| self.give_range(core, node));
+        if freed.is_none() {
+            local.medium.pass_on(size, node);
+            self.send(Load::Ranges(local.medium.take_leaving()));
         }
     }
 

@@ -130,6 +130,10 @@ fn large_blocks_are_kept_only_while_threads_share_the_core() {
     let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
     heap.reserve(64 * MIB).unwrap();
     let cycle = |heap: &Heap, bytes| drop(heap.allocate(layout(bytes)).unwrap());
+    cycle(&heap, MIB);
+    assert_eq!(heap.stats().cached, 0, "there is no other thread");
+    // Blocks above 4 MiB always come from the core.
+    std::thread::scope(|scope| scope.spawn(|| cycle(&heap, 8 * MIB)).join().unwrap());
     for bytes in [256 << 10, MIB, 4 * MIB] {
         drop(heap.allocate(layout(64 * MIB)).unwrap()); // takes what threads keep
         cycle(&heap, bytes);

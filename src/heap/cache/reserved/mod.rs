@@ -53,6 +53,8 @@ pub(in crate::heap) struct Reserved<T> {
     /// For whom it is reserved; 0: nobody. Written under `turn`.
     visitor: AtomicU64,
     fence: Fence,
+    /// A hint, written under `turn`: the last two visitors were not the same, and none came [`FIRST`] times since.
+    crowded: AtomicBool,
     turn: Mutex<Turn>,
     value: UnsafeCell<T>,
 }
@@ -71,6 +73,9 @@ struct Turn {
     needed: u32,
     /// How often others turned away.
     turned_away: u32,
+    /// The last visitor that waited for its turn, and how often in a row. Turns of others do not count.
+    visitor: u64,
+    visits: u32,
 }
 
 impl<T> Reserved<T> {
@@ -83,12 +88,15 @@ impl<T> Reserved<T> {
         Self {
             visitor: AtomicU64::new(0),
             fence,
+            crowded: AtomicBool::new(false),
             turn: Mutex::new(Turn {
                 owner: None,
                 last: 0,
                 streak: 0,
                 needed,
                 turned_away: 0,
+                visitor: 0,
+                visits: 0,
             }),
             value: UnsafeCell::new(value),
         }
@@ -140,6 +148,27 @@ impl<T> Reserved<T> {
         let value = self.value.get_mut();
         // SAFETY: as above.
         Some(f(unsafe { value.deref() }))
+    }
+
+    /// Whether several visitors use it in turn; it may have changed since.
+    #[inline]
+    pub(in crate::heap) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+
+    /// Notes a visitor's turn.
+    fn note(&self, turn: &mut Turn, visitor: &Visitor) {
+        if turn.visitor != visitor.name {
+            let first = turn.visitor == 0;
+            (turn.visitor, turn.visits) = (visitor.name, 0);
+            if !first {
+                self.crowded.store(true, Ordering::Relaxed);
+            }
+        }
+        turn.visits = turn.visits.saturating_add(1);
+        if turn.visits == FIRST {
+            self.crowded.store(false, Ordering::Relaxed);
+        }
     }
 
     /// The way of who has it reserved.
@@ -212,6 +241,9 @@ impl<T> Reserved<T> {
             turn.needed = (turn.needed * 2).min(MOST);
             turn.turned_away = 0;
             turn.last = 0;
+        }
+        if let Some(visitor) = visitor {
+            self.note(&mut turn, visitor);
         }
         let name = visitor.map_or(0, |visitor| visitor.name);
         if turn.last != name {

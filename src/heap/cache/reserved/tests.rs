@@ -114,3 +114,22 @@ fn a_panic_inside_leaves_it_usable() {
     assert_eq!(owner(&value), visitor.name);
     assert_eq!(*value.lock(), 1);
 }
+
+#[test]
+fn it_is_crowded_while_visitors_take_turns() {
+    let lock = Reserved::new(0);
+    let (mut one, mut other) = (Visitor::new(), Visitor::new());
+    let visit = |visitor: &mut Visitor| lock.with(visitor, |value| *value += 1);
+    visit(&mut one);
+    drop(lock.lock());
+    visit(&mut one);
+    assert!(!lock.is_crowded(), "there was one visitor");
+    visit(&mut other);
+    assert!(lock.is_crowded());
+    (1..FIRST - 1).for_each(|_| visit(&mut other));
+    assert!(lock.is_crowded());
+    visit(&mut other);
+    assert!(!lock.is_crowded(), "the other is gone");
+    visit(&mut one);
+    assert!(lock.is_crowded());
+}
