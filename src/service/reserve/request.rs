@@ -224,9 +224,10 @@ impl<P: Clone + Eq> Shared<P> {
             let mut state = self.state();
             for chunk in chunks {
                 let bytes = chunk.bytes();
-                let Err((chunk, why)) = self.keep(&mut state, chunk) else {
+                let Err(unkept) = self.keep(&mut state, chunk) else {
                     continue;
                 };
+                let (chunk, why) = *unkept;
                 match why {
                     Discard::Tainted => &self.counters.discarded_tainted_bytes,
                     Discard::Policy => &self.counters.discarded_policy_bytes,
@@ -245,11 +246,15 @@ impl<P: Clone + Eq> Shared<P> {
     ///
     /// # Errors
     /// The chunk, where its past or the plan says that it goes back to the driver.
-    fn keep(&self, state: &mut State<P>, mut chunk: Chunk<P>) -> Result<(), (Chunk<P>, Discard)> {
+    fn keep(
+        &self,
+        state: &mut State<P>,
+        mut chunk: Chunk<P>,
+    ) -> Result<(), Box<(Chunk<P>, Discard)>> {
         let (plan, bytes) = (&self.plan, chunk.bytes());
         let owner = match chunk.past.verdict(plan.reuse) {
-            Verdict::Discard(why) => return Err((chunk, why)),
-            _ if state.stop => return Err((chunk, Discard::Policy)),
+            Verdict::Discard(why) => return Err(Box::new((chunk, why))),
+            _ if state.stop => return Err(Box::new((chunk, Discard::Policy))),
             Verdict::ScrubFor(owner) => Some(owner),
             Verdict::AsItIs | Verdict::ScrubForAnyone => None,
         };
@@ -258,7 +263,7 @@ impl<P: Clone + Eq> Shared<P> {
             None => (state.warm_soon(), plan.target.max(plan.keep)),
         };
         if there + bytes > most {
-            return Err((chunk, Discard::Policy));
+            return Err(Box::new((chunk, Discard::Policy)));
         }
         if owner.is_none() && chunk.past == Past::Fresh {
             chunk.charge = None;
