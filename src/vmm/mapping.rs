@@ -4,6 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::PhysicalMemory;
+use super::physical::Origin;
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::memory::{CpuView, Memory, Sealed, check_range};
@@ -143,7 +144,7 @@ pub struct Mapping {
     /// Whether a GPU was ever granted access, or nearly: work in flight may use what it had.
     granted_to_gpus: bool,
     /// The physical memory's count of its mappings.
-    mapped: Arc<()>,
+    mapped: Arc<Origin>,
 }
 
 impl Mapping {

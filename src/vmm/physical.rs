@@ -1,9 +1,9 @@
 //! Physical memory: created or imported, exported, released.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::AtomicU64;
 #[cfg(feature = "share")]
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock};
 
 use super::{Mapping, Reservation};
@@ -77,8 +77,7 @@ impl PhysicalOptions {
             props: self.props,
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
-            mapped: Arc::default(),
-            imported: false,
+            mapped: Arc::new(Origin::Created),
         })
     }
 
@@ -89,6 +88,13 @@ impl PhysicalOptions {
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         Granularity::new(driver.mem_granularity(&self.props, self.kind)?)
     }
+}
+
+/// How this process came by physical memory.
+#[derive(Debug)]
+pub(super) enum Origin {
+    Created,
+    Imported,
 }
 
 /// Physical memory on a host NUMA node or a GPU, released when dropped.
@@ -106,8 +112,7 @@ pub struct PhysicalMemory {
     #[cfg_attr(not(feature = "share"), expect(dead_code))]
     generation: AtomicU64,
     /// Every mapping that this process makes of it has a clone.
-    mapped: Arc<()>,
-    imported: bool,
+    mapped: Arc<Origin>,
 }
 
 /// A number for an identity, which peers are told.
@@ -171,8 +176,7 @@ impl PhysicalMemory {
             props: AllocationProps::at(Location::Host),
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
-            mapped: Arc::default(),
-            imported: true,
+            mapped: Arc::new(Origin::Imported),
         };
         // SAFETY: `memory` keeps the handle alive.
         memory.props = unsafe { driver.mem_properties(handle)? };
@@ -303,15 +307,19 @@ impl PhysicalMemory {
     }
 
     /// What every mapping of it keeps.
-    pub(super) fn mapped(&self) -> Arc<()> {
+    pub(super) fn mapped(&self) -> Arc<Origin> {
         Arc::clone(&self.mapped)
     }
 
     /// Whether it has one mapping in this process, and can be reached by no other: it is of no handle type, so
     /// it cannot be exported, and was not imported.
     pub(crate) fn is_mapped_once_and_private(&self) -> bool {
-        let private = self.props.handle_types == HandleTypes::NONE && !self.imported;
-        private && Arc::strong_count(&self.mapped) == 2
+        let created = matches!(*self.mapped, Origin::Created);
+        let private = created && self.props.handle_types == HandleTypes::NONE;
+        let once = private && Arc::strong_count(&self.mapped) == 2;
+        // What other threads did through mappings that they have dropped comes before what the caller does.
+        fence(Acquire);
+        once
     }
 
     fn release_once(&self) -> Result<()> {
