@@ -8,7 +8,7 @@ use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
@@ -328,7 +328,11 @@ impl Buffer {
     }
 }
 
-impl Sealed for Buffer {}
+impl Sealed for Buffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        gpu_access_of_neighbours(&self.mappings, gpu, offset, len)
+    }
+}
 
 impl Memory for Buffer {
     fn driver(&self) -> &Driver {

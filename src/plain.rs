@@ -2,9 +2,9 @@
 //!
 //! For comparison with EGM, and for the other end of copies.
 
-use crate::driver::{DevicePtr, Driver, Location};
+use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -100,8 +100,6 @@ impl Drop for DeviceMemory {
 
 macro_rules! memory {
     ($name:ident, $location:expr) => {
-        impl Sealed for $name {}
-
         impl Memory for $name {
             fn driver(&self) -> &Driver {
                 &self.driver
@@ -118,6 +116,24 @@ macro_rules! memory {
             }
         }
     };
+}
+
+impl Sealed for PinnedHost {
+    /// Portable and mapped for every GPU.
+    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(Access::ReadWrite)
+    }
+}
+
+impl Sealed for DeviceMemory {
+    /// This crate enables no peer access, so kernels of other GPUs have none.
+    fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(match engine {
+            Engine::Copy => Access::ReadWrite,
+            Engine::Kernel if gpu == self.device => Access::ReadWrite,
+            Engine::Kernel => Access::None,
+        })
+    }
 }
 
 memory!(PinnedHost, |_| Location::Host);

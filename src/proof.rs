@@ -2,9 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::driver::{DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle};
+use crate::driver::{
+    Access, DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle,
+};
 use crate::kernels::{self, pattern};
-use crate::memory::{CpuView, Memory};
+use crate::memory::{CpuView, Engine, Memory, expect_gpu_access};
 use crate::plain::PinnedHost;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
@@ -75,10 +77,11 @@ impl Prover {
     /// another, the CPU checks that. The memory's bytes are overwritten.
     ///
     /// # Errors
-    /// [`Error::WrongBytes`] naming who read them and where; [`Error::ContextLost`] if the GPU has
-    /// no access; [`Error::InvalidArgument`] for memory that does not begin at a multiple of 8.
+    /// [`Error::WrongBytes`] naming who read them and where; [`Error::NotAccessible`] if the CPU or the GPU
+    /// may not read and write, before any byte is written; [`Error::InvalidArgument`] for memory that does not begin at a multiple of 8.
     pub fn prove(&self, memory: &impl Memory, cpu: &CpuView<'_>, seed: u64) -> Result<()> {
         let next = !seed;
+        self.expect_access(memory, Access::ReadWrite)?;
         write_pattern(cpu, seed)?;
         if let Err(error) = self.check_rewrite(memory, seed, next) {
             return Err(match error {
@@ -103,8 +106,10 @@ impl Prover {
     ///
     /// # Errors
     /// [`Error::WrongBytes`], its `found` unknown (0) for memory the CPU cannot reach;
-    /// [`Error::ContextLost`] if the GPU has no access.
+    /// [`Error::NotAccessible`] if the GPU may not read and write; [`Error::InvalidArgument`] as for
+    /// [`prove`](Self::prove).
     pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
+        self.expect_access(memory, Access::ReadWrite)?;
         let _reporting = self.reporting();
         self.report.cpu().write_at(0, &[u64::MAX, 0])?;
         let args = [
@@ -134,8 +139,10 @@ impl Prover {
     /// The GPU writes the pattern of `seed`.
     ///
     /// # Errors
-    /// [`Error::ContextLost`] if the GPU has no access.
+    /// [`Error::NotAccessible`] if the GPU may not write; [`Error::InvalidArgument`] as for
+    /// [`prove`](Self::prove).
     pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
+        self.expect_access(memory, Access::ReadWrite)?;
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         unsafe { self.launch_write(memory, seed) }.and(self.stream.finish())
@@ -144,8 +151,10 @@ impl Prover {
     /// The GPU reads all words; the result is their exclusive or.
     ///
     /// # Errors
-    /// [`Error::ContextLost`] if the GPU has no access.
+    /// [`Error::NotAccessible`] if the GPU may not read; [`Error::InvalidArgument`] as for
+    /// [`prove`](Self::prove).
     pub fn read(&self, memory: &impl Memory) -> Result<u64> {
+        self.expect_access(memory, Access::Read)?;
         let _reporting = self.reporting();
         self.report.cpu().put(0, 0_u64)?;
         self.wait_for_allocation(memory)?;
@@ -194,6 +203,12 @@ impl Prover {
     /// The stream that the kernels run on.
     pub const fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    fn expect_access(&self, memory: &impl Memory, need: Access) -> Result<()> {
+        self.driver.expect_same(memory.driver(), "memory")?;
+        let by = (self.stream.device(), Engine::Kernel);
+        expect_gpu_access(memory, by, (0, memory.len()), need)
     }
 
     fn wait_for_allocation(&self, memory: &impl Memory) -> Result<()> {

@@ -3,9 +3,9 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use crate::driver::{Access, Code, DevicePtr, Driver, EventHandle, Location, StreamHandle};
+use crate::driver::{Access, Code, DevicePtr, Driver, EventHandle, StreamHandle};
 use crate::explain::name_missing_gpu;
-use crate::memory::Memory;
+use crate::memory::{Engine, Memory, expect_gpu_access};
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -166,9 +166,9 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, and for a
-    /// [borrowed](Self::borrowed) stream that is being captured into a graph. Where the GPU lacks access to
-    /// either memory, [`Error::NotAccessible`] if the driver reports that at once, else
-    /// [`Error::ContextLost`].
+    /// [borrowed](Self::borrowed) stream that is being captured into a graph; [`Error::NotAccessible`] where
+    /// the GPU may not write the destination or not read the source; what earlier work on the stream failed
+    /// with.
     pub fn copy(
         &self,
         to: &impl Memory,
@@ -185,6 +185,9 @@ impl Stream {
             return Ok(());
         }
         self.expect_no_capture()?;
+        let by = (self.device(), Engine::Copy);
+        expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
+        expect_gpu_access(from, by, (from_offset, bytes), Access::Read)?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe {
             to.ready_on(self.handle())?;
@@ -192,9 +195,7 @@ impl Stream {
         }
         // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
         let put = unsafe { self.copy_async(dst, src, bytes) };
-        let uses = [(dst, Access::ReadWrite), (src, Access::Read)];
-        put.map_err(|error| self.name_no_access(error, &uses))
-            .and(self.finish())
+        put.and(self.finish())
     }
 
     /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
@@ -208,26 +209,13 @@ impl Stream {
             return Ok(());
         }
         self.expect_no_capture()?;
+        let by = (self.device(), Engine::Copy);
+        expect_gpu_access(to, by, (offset, bytes), Access::ReadWrite)?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe { to.ready_on(self.handle())? };
         // SAFETY: the range is borrowed until the work is done, which is before this returns.
         let put = unsafe { self.memset_async(dst, byte, bytes) };
-        put.map_err(|error| self.name_no_access(error, &[(dst, Access::ReadWrite)]))
-            .and(self.finish())
-    }
-
-    /// Drivers say INVALID_VALUE of addresses that the GPU was not granted. Pools' do not tell who was.
-    fn name_no_access(&self, error: Error, uses: &[(DevicePtr, Access)]) -> Error {
-        if error.code() != Some(Code::INVALID_VALUE) {
-            return error;
-        }
-        let who = Location::Device(self.device());
-        let lacks = uses.iter().find_map(|&(ptr, need)| {
-            let flags = self.driver().mem_get_access(who, ptr).ok()?;
-            let have = Access::from_flags(flags)?;
-            (have < need).then_some(Error::NotAccessible { who, have, need })
-        });
-        lacks.unwrap_or(error)
+        put.and(self.finish())
     }
 
     /// Puts a copy on the stream.

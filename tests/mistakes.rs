@@ -66,10 +66,10 @@ fn a_lost_context_is_told_once() {
         .bytes(MIB)
         .allocate(&driver)
         .unwrap();
-    let error = Stream::new(&driver, 1)
-        .unwrap()
-        .fill(&buffer, 0, 8, 1)
-        .unwrap_err();
+    let stream = Stream::new(&driver, 1).unwrap();
+    // SAFETY: the memory outlives the work, which faults.
+    unsafe { stream.memset_async(buffer.device_ptr(), 1, 8) }.unwrap();
+    let error = stream.synchronize().unwrap_err();
     let words = Explained(&error).to_string();
     assert_eq!(words.matches("ILLEGAL_ADDRESS").count(), 1, "{words}");
 }

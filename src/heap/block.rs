@@ -8,7 +8,8 @@ use super::piece::Piece;
 use super::shared::Shared;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::explain::name_missing;
+use crate::memory::{CpuView, Engine, Memory, Sealed};
 use crate::{Error, Event, Result, Stream};
 
 /// Memory from a [`Heap`](super::Heap), given back when dropped.
@@ -219,7 +220,18 @@ impl fmt::Debug for Block {
     }
 }
 
-impl Sealed for Block {}
+impl Sealed for Block {
+    /// All chunks of a heap are granted alike, and for good, so the first byte tells of all.
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        let driver = &self.heap().driver;
+        let who = Location::Device(gpu);
+        let flags = driver
+            .mem_get_access(who, self.device_ptr())
+            .map_err(|error| name_missing(driver, error, who))?;
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+    }
+}
 
 impl Memory for Block {
     fn driver(&self) -> &Driver {

@@ -11,7 +11,7 @@ use cudarc::driver::{
 };
 
 use crate::driver::{Access, DevicePtr, Location};
-use crate::memory::Memory;
+use crate::memory::{Engine, Memory, expect_gpu_access};
 use crate::{Error, Result};
 
 /// Memory of this crate as elements `T`, for cudarc to read: a source of its copies.
@@ -65,18 +65,13 @@ impl Raw {
                 format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
             ));
         }
-        let who = Location::Device(stream.context().ordinal() as i32);
-        match memory.driver().mem_get_access(who, ptr) {
-            Ok(flags) => {
-                let have = Access::from_flags(flags).unwrap_or_default();
-                if have < need {
-                    return Err(Error::NotAccessible { who, have, need });
-                }
-            }
-            // Memory of a pool has no access of its own to ask for. It must be there by now, for
-            // cudarc may use the slice on other streams too.
+        let gpu = stream.context().ordinal() as i32;
+        expect_gpu_access(memory, (gpu, Engine::Copy), (0, memory.len()), need)?;
+        let mapped = memory.driver().mem_get_access(Location::Device(gpu), ptr);
+        if !mapped.is_ok_and(|flags| flags != 0) {
+            // Memory of a pool must be there by now, for cudarc may use the slice on other streams too.
             // SAFETY: cudarc's stream is live while borrowed.
-            Err(_) => unsafe { memory.driver().stream_synchronize(stream.into())? },
+            unsafe { memory.driver().stream_synchronize(stream.into())? }
         }
         Ok(Self {
             ptr,

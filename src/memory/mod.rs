@@ -1,6 +1,7 @@
 //! What all memory of this crate has in common, and how the CPU reaches it safely.
 
 mod cursor;
+mod gpu;
 mod parallel;
 mod reach;
 mod view;
@@ -15,7 +16,20 @@ use crate::driver::{DevicePtr, Driver, Location};
 use crate::{Error, Result};
 
 mod sealed {
+    pub use super::gpu::Engine;
+    use crate::Result;
+    use crate::driver::{Access, StreamHandle};
+
     pub trait Sealed {
+        /// Returns what `engine` of GPU `gpu` may do with `len` bytes from `offset` on: the least over the range.
+        ///
+        /// The driver is asked about mappings (`cuMemGetAccess`) and pools (`cuMemPoolGetAccess`), because unsafe
+        /// code can change their grants. Memory whose access is fixed at allocation is answered from its type.
+        ///
+        /// # Errors
+        /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
+        fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access>;
+
         /// Makes work put on `stream` from now on come after the memory's allocation.
         ///
         /// # Errors
@@ -23,12 +37,13 @@ mod sealed {
         ///
         /// # Safety
         /// `stream` is a live stream of the memory's driver.
-        unsafe fn ready_on(&self, _stream: crate::driver::StreamHandle) -> crate::Result<()> {
+        unsafe fn ready_on(&self, _stream: StreamHandle) -> Result<()> {
             Ok(())
         }
     }
 }
-pub(crate) use sealed::Sealed;
+pub(crate) use gpu::{expect_gpu_access, gpu_access_of_neighbours};
+pub(crate) use sealed::{Engine, Sealed};
 
 /// Memory with an address in CUDA's unified address space.
 pub trait Memory: Sealed {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed};
 use crate::stream::{Event, Stream};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
@@ -123,6 +123,10 @@ impl PoolBuffer {
 }
 
 impl Sealed for PoolBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.pool().access(Location::Device(gpu))
+    }
+
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
         if stream == self.stream.handle() {
             return Ok(());

@@ -10,7 +10,7 @@ use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed};
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log, log_lost};
 use crate::{Error, Result};
@@ -309,7 +309,11 @@ impl ImportedPoolBuffer {
     }
 }
 
-impl Sealed for ImportedPoolBuffer {}
+impl Sealed for ImportedPoolBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.pool().access(Location::Device(gpu))
+    }
+}
 
 impl Memory for ImportedPoolBuffer {
     fn driver(&self) -> &Driver {

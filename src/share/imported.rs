@@ -8,7 +8,7 @@ use super::{Description, MAX_PARTS};
 use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
 
 /// Imported memory at one range of addresses.
@@ -183,7 +183,11 @@ impl ImportedBuffer {
     }
 }
 
-impl Sealed for ImportedBuffer {}
+impl Sealed for ImportedBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        gpu_access_of_neighbours(self.mappings(), gpu, self.start() + offset, len)
+    }
+}
 
 impl Memory for ImportedBuffer {
     fn driver(&self) -> &Driver {

@@ -1,6 +1,7 @@
 //! Memory's life through the public API: rules of access, any drop order, nothing left behind.
 
 mod buffers;
+mod grants;
 mod objects;
 mod pools;
 mod streams;
@@ -51,12 +52,12 @@ fn nothing_held(driver: &Driver) {
 
 /// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
 macro_rules! on_both {
-    ($($module:ident { $($name:ident,)* })*) => {
+    ($($module:ident { $($(#[$cfg:meta])* $name:ident,)* })*) => {
         mod simulated {
-            $($(#[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
+            $($($(#[$cfg])* #[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
         }
         mod cuda {
-            $($(#[test] fn $name() {
+            $($($(#[$cfg])* #[test] fn $name() {
                 if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
             })*)*
         }
@@ -72,6 +73,17 @@ on_both! {
         access_changes_and_reads_back,
         device_memory_is_shared_with_chosen_peers,
         a_slice_is_lent_only_of_memory_that_the_host_alone_reaches,
+    }
+    grants {
+        a_gpu_that_may_only_read_is_refused_writes,
+        a_gpu_without_access_is_refused_reads,
+        each_part_of_a_spread_buffer_counts,
+        access_that_was_changed_counts,
+        blocks_of_a_heap_keep_to_its_grants,
+        #[cfg(feature = "share")]
+        imported_memory_keeps_to_the_importers_grants,
+        kernels_keep_to_a_pools_grants,
+        kernels_leave_plain_memory_of_other_gpus_alone,
     }
     vmm {
         exported_memory_outlives_its_maker,

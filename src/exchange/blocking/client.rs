@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::Background;
 use crate::Result;
-use crate::driver::{DevicePtr, Driver, Location};
+use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::exchange::protocol::Entry;
 use crate::exchange::{self, ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
-use crate::memory::{Memory, Sealed};
+use crate::memory::{Engine, Memory, Sealed};
 use crate::share::InstanceId;
 
 /// A connection to an exchange server. See [`exchange::Client`].
@@ -184,7 +184,11 @@ impl Deref for RemoteBuffer {
     }
 }
 
-impl Sealed for RemoteBuffer {}
+impl Sealed for RemoteBuffer {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        self.remote.gpu_access(gpu, engine, offset, len)
+    }
+}
 
 impl Memory for RemoteBuffer {
     fn driver(&self) -> &Driver {

@@ -10,7 +10,7 @@ use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::exchange::protocol::{Answer, Ask, Probe, Probed};
-use crate::memory::{Memory, Sealed};
+use crate::memory::{Engine, Memory, Sealed};
 use crate::plain::PinnedHost;
 use crate::share::ImportedBuffer;
 use crate::{Error, Refusal, Result, Stream};
@@ -237,7 +237,11 @@ fn get(memory: &ImportedBuffer, at: u64, by: By) -> Result<u64> {
 /// Imported memory with its padding.
 struct Padded<'a>(&'a ImportedBuffer);
 
-impl Sealed for Padded<'_> {}
+impl Sealed for Padded<'_> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        self.0.gpu_access(gpu, engine, offset, len)
+    }
+}
 
 impl Memory for Padded<'_> {
     fn driver(&self) -> &Driver {

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::exchange::Owner;
-use crate::memory::{CpuView, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed};
 use crate::share::{Description, ImportedBuffer};
 
 /// Another process's memory, mapped here, with a lease on it: the exporter knows that this process
@@ -165,7 +165,11 @@ impl RemoteBuffer {
     }
 }
 
-impl Sealed for RemoteBuffer {}
+impl Sealed for RemoteBuffer {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        self.memory.gpu_access(gpu, engine, offset, len)
+    }
+}
 
 impl Memory for RemoteBuffer {
     fn driver(&self) -> &Driver {

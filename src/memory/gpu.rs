@@ -1,0 +1,57 @@
+//! What GPUs may do with memory, asked before a safe call gives them work.
+
+use super::Memory;
+use crate::driver::{Access, Location};
+use crate::vmm::Mapping;
+use crate::{Error, Result};
+
+/// The part of a GPU that accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Copies and fills. They reach memory of every GPU that `cuMemAlloc` allocated, with or without peer access.
+    Copy,
+    /// Kernels. They reach another GPU's memory only where that GPU was granted to theirs.
+    Kernel,
+}
+
+/// Refuses a range that `engine` of GPU `gpu` lacks the access `need` to: the GPU would lose its context there.
+///
+/// # Errors
+/// [`Error::NotAccessible`]; those of [`gpu_access`](super::Sealed::gpu_access).
+pub(crate) fn expect_gpu_access(
+    memory: &impl Memory,
+    (gpu, engine): (i32, Engine),
+    (offset, len): (u64, u64),
+    need: Access,
+) -> Result<()> {
+    let have = memory.gpu_access(gpu, engine, offset, len)?;
+    if have < need {
+        let who = Location::Device(gpu);
+        return Err(Error::NotAccessible { who, have, need });
+    }
+    Ok(())
+}
+
+/// Returns the least access of GPU `gpu` to the mappings that lie side by side and hold `len` bytes from
+/// `offset` on.
+///
+/// # Errors
+/// As [`Mapping::access`](crate::vmm::Mapping::access).
+pub(crate) fn gpu_access_of_neighbours(
+    mappings: &[Mapping],
+    gpu: i32,
+    offset: u64,
+    len: u64,
+) -> Result<Access> {
+    let end = offset.saturating_add(len);
+    let mut least = Access::ReadWrite;
+    let mut start = 0;
+    for mapping in mappings {
+        let next = start + mapping.size().padded();
+        if start < end && offset < next {
+            least = least.min(mapping.access(Location::Device(gpu))?);
+        }
+        start = next;
+    }
+    Ok(least)
+}
