@@ -101,7 +101,7 @@ select_tests() {
         case ${1:-}:$name in
             *:exchange_bytes | *:soak) ;;
             ?*:exchange_failures | ?*:serve_cli) ;;
-            threads:cli | threads:cycles | threads:demo | threads:demo_parts) ;;
+            threads:cli | threads:cli_errors | threads:cycles | threads:demo | threads:demo_parts) ;;
             threads:fault_sweep | threads:mistakes | threads:protocol | threads:replay) ;;
             threads:topology | threads:topology_xml | threads:trace) ;;
             *) TESTS+=(--test "$name") ;;

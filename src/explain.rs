@@ -119,6 +119,7 @@ pub(crate) fn name_missing(driver: &Driver, error: Error, location: Location) ->
             {
                 Error::NoSuchNode {
                     node: NodeId(node),
+                    gpu: topology.gpu_with_memory(NodeId(node)),
                     choices: topology.node_ids(),
                 }
             }
@@ -236,6 +237,7 @@ mod tests {
         }
         let other = Error::NoSuchNode {
             node: NodeId(9),
+            gpu: None,
             choices: vec![],
         };
         let driver = Driver::from_backend(Arc::new(Version(13000)));

@@ -103,7 +103,9 @@ pub use allocator_api2;
 pub use buffer::{Buffer, BufferOptions};
 pub use driver::Driver;
 pub use driver::sim::Machine;
-pub use error::{DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result};
+pub use error::{
+    Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
+};
 pub use heap::{Block, Heap, HeapOptions};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};

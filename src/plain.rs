@@ -10,7 +10,11 @@ use crate::{Error, Result};
 
 fn not_empty(bytes: u64) -> Result<()> {
     match bytes {
-        0 => Err(Error::invalid("size", "0 bytes cannot be allocated")),
+        0 => Err(Error::invalid_of(
+            "size",
+            "0 bytes cannot be allocated",
+            "1 byte or more",
+        )),
         _ => Ok(()),
     }
 }

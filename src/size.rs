@@ -74,7 +74,11 @@ impl PaddedSize {
     pub fn new(requested: u64, granularity: Granularity) -> Result<Self> {
         let unit = granularity.bytes();
         if requested == 0 {
-            return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+            return Err(Error::invalid_of(
+                "size",
+                "0 bytes cannot be allocated",
+                "1 byte or more",
+            ));
         }
         match requested.checked_next_multiple_of(unit) {
             Some(padded) if padded <= isize::MAX as u64 => Ok(Self { requested, padded }),

@@ -217,6 +217,7 @@ fn what_is_not_there_is_named_with_what_is() {
             support(Location::HostNuma(node)),
             Support::No(Error::NoSuchNode {
                 node: NodeId(node),
+                gpu: (node == 4).then_some(0),
                 choices: (0..4).map(NodeId).collect(),
             })
         );

@@ -49,7 +49,8 @@ fn a_node_that_does_not_exist_is_named_with_the_choices() {
     let driver = quad();
     let nodes = vec![NodeId(0), NodeId(1), NodeId(2), NodeId(3)];
     let missing = Error::NoSuchNode {
-        node: NodeId(4), // GPU 0's memory
+        node: NodeId(4),
+        gpu: Some(0),
         choices: nodes,
     };
     let buffer = Buffer::on(NodeId(4)).bytes(MIB).allocate(&driver);

@@ -81,6 +81,7 @@ fn links_and_memory_nodes_of_the_presets() {
         error,
         Error::NoSuchNode {
             node: NodeId(4),
+            gpu: Some(0),
             choices: quad.node_ids()
         }
     );

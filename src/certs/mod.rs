@@ -60,8 +60,12 @@ fn wrong(what: &str, detail: impl fmt::Display) -> Error {
 
 fn check_days(days: u32) -> Result<()> {
     if !(1..=MAX_DAYS).contains(&days) {
-        let why = format!("{days} days, not 1 to {MAX_DAYS}");
-        return Err(Error::invalid("validity", why));
+        let why = format!("{days} days");
+        return Err(Error::invalid_of(
+            "validity",
+            why,
+            format!("1 to {MAX_DAYS} days"),
+        ));
     }
     Ok(())
 }

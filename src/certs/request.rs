@@ -104,7 +104,7 @@ impl CertRequest {
         for more in &self.more {
             params.subject_alt_names.push(match more.parse::<IpAddr>() {
                 Ok(ip) => SanType::IpAddress(ip),
-                Err(_) => dns(&PeerName::certificate(more)?.to_string())?,
+                Err(_) => dns(&further(more)?)?,
             });
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -132,6 +132,23 @@ impl CertRequest {
             .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
         Ok(params)
     }
+}
+
+/// A further DNS name. One whose last label is a number is a mistyped IP address: no DNS name has such
+/// a label (RFC 3696).
+fn further(name: &str) -> Result<String> {
+    let why = match name.rsplit('.').next() {
+        Some(last) if last.bytes().all(|byte| byte.is_ascii_digit()) => "is no IP address",
+        _ => match PeerName::certificate(name) {
+            Ok(own) => return Ok(own.to_string()),
+            Err(_) => "is no DNS name",
+        },
+    };
+    Err(Error::invalid_of(
+        "further name",
+        format!("'{name}' {why}"),
+        "a DNS name, an IPv4 address (four numbers of 0 to 255) or an IPv6 address",
+    ))
 }
 
 fn check_lasting(days: u32, lasting: Option<std::time::Duration>) -> Result<Duration> {

@@ -1,10 +1,11 @@
 //! Every error with an example: the test compares their texts with tests/data/errors.txt.
 
 use std::fmt::Write;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{DriverError, End, Error, Mismatch, NoRoom, Refusal};
+use super::{Distrust, DriverError, End, Error, Mismatch, NoRoom, Refusal, Unreachable};
 use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
 use crate::heap::debug::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 
@@ -30,13 +31,13 @@ variants!(Errors: Error {
     NoDriver, DriverTooOld, MissingLibrary, MissingSymbol, Driver, NoImexChannel, PlatformUnsupported,
     TooManyReferences, OutOfMemory, NodeTooFull, NodesTooFull, NodeUnknown, NoSuchNode, NoSuchGpu,
     InvalidArgument, OutOfRange, NotAccessible, ContextLost, WrongBytes, ProbeDied, System, Topology,
-    NotTrusted, Insecure, Tls, Refused, Mismatched, PeerLost, Protocol, TimedOut, StillHeld, Stale, Import,
+    NotTrusted, Insecure, Tls, Refused, Mismatched, Unreachable, PeerLost, Protocol, TimedOut, StillHeld, Stale, Import,
     DataPlane, NoCommonHandle, RanksMissing, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
 });
 
 struct Refusals;
 variants!(Refusals: Refusal {
-    NotFound, Forbidden, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
+    NotFound, Forbidden, ReadOnly, Configured, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
     NoCommonHandle, Expired, Stale, NoMemory, TimedOut, Internal, Other,
 });
 
@@ -45,6 +46,12 @@ variants!(NoRooms: NoRoom { Limit, Fragments, Alignment, Share, SoftLimit });
 
 struct Mismatches;
 variants!(Mismatches: Mismatch { Owner, Size, Node });
+
+struct Distrusts;
+variants!(Distrusts: Distrust { User, Name, Validity, Revoked, Authority, RevocationList, Certificate, ByPeer });
+
+struct Unreachables;
+variants!(Unreachables: Unreachable { NobodyListens, NoSocket, Denied, UnknownHost, Network });
 
 struct Ends;
 variants!(Ends: End { Here, There, Between });
@@ -124,6 +131,12 @@ fn of_the_machine() -> Vec<Error> {
         },
         Error::NoSuchNode {
             node: NodeId(7),
+            gpu: None,
+            choices: choices(),
+        },
+        Error::NoSuchNode {
+            node: NodeId(4),
+            gpu: Some(0),
             choices: choices(),
         },
         Error::NoSuchGpu { gpu: 4, count: 4 },
@@ -136,10 +149,6 @@ fn of_the_machine() -> Vec<Error> {
             what: "VMM on node 0 with GPU 0".into(),
             how: "signal 11 (SIGSEGV)".into(),
         },
-        Error::System {
-            what: "/run/egmem/egmem.sock".into(),
-            detail: "Permission denied (os error 13)".into(),
-        },
         Error::Topology {
             detail: "/sys/devices/system/node/online holds 'x'".into(),
         },
@@ -148,7 +157,36 @@ fn of_the_machine() -> Vec<Error> {
             source: failed(Call::MemAddressReserve, Code::OUT_OF_MEMORY),
         },
     ]);
+    errors.extend(of_the_system());
     errors
+}
+
+/// One error of each kind whose remedy is its own, and one of another.
+fn of_the_system() -> Vec<Error> {
+    [
+        (ErrorKind::NotFound, "cannot read ca.pem"),
+        (ErrorKind::PermissionDenied, "/run/egmem/egmem.sock"),
+        (ErrorKind::AddrInUse, "listening at tcp://10.0.3.7:7740"),
+        (
+            ErrorKind::AddrNotAvailable,
+            "listening at tcp://10.9.9.9:7740",
+        ),
+        (ErrorKind::AlreadyExists, "cannot make node1.pem"),
+        (ErrorKind::IsADirectory, "cannot read /etc/egmem"),
+        (ErrorKind::NotADirectory, "cannot read ca.pem/ca.pem"),
+        (ErrorKind::StorageFull, "cannot write trace.svg"),
+        (ErrorKind::QuotaExceeded, "cannot write trace.svg"),
+        (ErrorKind::ReadOnlyFilesystem, "cannot write /usr/trace.svg"),
+        (ErrorKind::OutOfMemory, "cannot start a thread"),
+        (ErrorKind::InvalidData, "cannot read egmem.toml"),
+        (ErrorKind::Other, "socketpair"),
+    ]
+    .map(|(kind, what)| Error::System {
+        what: what.into(),
+        kind,
+        detail: kind.to_string(),
+    })
+    .into()
 }
 
 fn damage() -> DamageReport {
@@ -197,7 +235,11 @@ fn of_memory() -> Vec<Error> {
         largest_free: 2 << 20,
     };
     let mut errors = vec![
-        Error::invalid("size", "it is 0"),
+        Error::invalid_of("size", "it is 0", "1 byte or more"),
+        Error::invalid(
+            "publication",
+            "it was withdrawn, which gave its memory back",
+        ),
         Error::OutOfRange {
             offset: 4096,
             len: 8,
@@ -235,15 +277,71 @@ fn of_memory() -> Vec<Error> {
     errors
 }
 
+/// Errors of a peer that is not reached or not trusted.
+fn of_connecting(peer: &str) -> Vec<Error> {
+    let distrusts = [
+        (Distrust::User, "user 1001 is not on the list"),
+        (
+            Distrust::Name,
+            "its certificate is for node-a, not for 10.0.3.7",
+        ),
+        (Distrust::Validity, "its certificate has expired"),
+        (Distrust::Revoked, "its certificate is revoked"),
+        (
+            Distrust::Authority,
+            "its certificate is not of an authority that is trusted here",
+        ),
+        (
+            Distrust::RevocationList,
+            "the revocation list here has expired",
+        ),
+        (Distrust::Certificate, "no TLS 1.3 with it"),
+        (
+            Distrust::ByPeer,
+            "it does not trust this process: the certificate is revoked",
+        ),
+    ];
+    let causes: Vec<_> = distrusts
+        .iter()
+        .map(|(cause, _)| Distrusts::of(cause))
+        .collect();
+    assert_eq!(causes, Distrusts::ALL, "examples of NotTrusted");
+    let unreachables = [
+        (
+            Unreachable::NobodyListens,
+            "Connection refused (os error 111)",
+        ),
+        (
+            Unreachable::NoSocket,
+            "No such file or directory (os error 2)",
+        ),
+        (Unreachable::Denied, "Permission denied (os error 13)"),
+        (Unreachable::UnknownHost, "Name or service not known"),
+        (Unreachable::Network, "No route to host (os error 113)"),
+    ];
+    let causes: Vec<_> = unreachables
+        .iter()
+        .map(|(cause, _)| Unreachables::of(cause))
+        .collect();
+    assert_eq!(causes, Unreachables::ALL, "examples of Unreachable");
+    let distrusted = distrusts.map(|(cause, why)| Error::NotTrusted {
+        peer: peer.into(),
+        cause,
+        why: why.into(),
+    });
+    let unreached = unreachables.map(|(cause, why)| Error::Unreachable {
+        peer: peer.into(),
+        cause,
+        why: why.into(),
+    });
+    distrusted.into_iter().chain(unreached).collect()
+}
+
 /// Errors between processes: trust, connections, what peers said.
 fn of_peers() -> Vec<Error> {
     let peer = || "node-a (10.0.3.7:7740)".to_owned();
     let name = || "weights".to_owned();
     let mut errors = vec![
-        Error::NotTrusted {
-            peer: peer(),
-            why: "its certificate expired 2026-11-01".into(),
-        },
         Error::Insecure {
             address: "10.0.3.7:7740".into(),
         },
@@ -281,7 +379,12 @@ fn of_peers() -> Vec<Error> {
         },
         Error::RanksMissing {
             group: "job-7".into(),
-            missing: vec![2, 3],
+            missing: vec![1],
+            size: 2,
+        },
+        Error::RanksMissing {
+            group: "job-7".into(),
+            missing: vec![1, 3],
             size: 4,
         },
         Error::Directory {
@@ -310,6 +413,7 @@ fn of_peers() -> Vec<Error> {
         peer: peer(),
         what: Box::new(what),
     }));
+    errors.extend(of_connecting(&peer()));
     let ends = [End::Here, End::There, End::Between];
     let places: Vec<_> = ends.iter().map(Ends::of).collect();
     assert_eq!(places, Ends::ALL, "examples of Import");

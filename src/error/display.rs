@@ -83,9 +83,18 @@ impl Error {
                 "the host NUMA node of GPU {gpu} is unknown; nodes of this machine: {}",
                 list(choices)
             ),
-            Self::NoSuchNode { node, choices } => write!(
+            Self::NoSuchNode {
+                node,
+                gpu: Some(gpu),
+                choices,
+            } => write!(
                 f,
-                "there is no host NUMA node {node}; nodes of this machine: {}",
+                "NUMA node {node} is GPU {gpu}'s own memory, not a host node; host nodes there are: {}",
+                list(choices)
+            ),
+            Self::NoSuchNode { node, choices, .. } => write!(
+                f,
+                "there is no host NUMA node {node}; host nodes there are: {}",
                 list(choices)
             ),
             Self::NoSuchGpu { gpu, count: 0 } => {
@@ -95,7 +104,10 @@ impl Error {
                 f,
                 "there is no GPU {gpu}; this machine has {count}, numbered from 0"
             ),
-            Self::InvalidArgument { what, why } => write!(f, "invalid {what}: {why}"),
+            Self::InvalidArgument { what, why, valid } => match valid {
+                Some(valid) => write!(f, "invalid {what}: {why}; valid: {valid}"),
+                None => write!(f, "invalid {what}: {why}"),
+            },
             Self::OutOfRange { offset, len, size } => write!(
                 f,
                 "range of {len} bytes at offset {offset} is outside memory of {size} bytes"
@@ -117,9 +129,9 @@ impl Error {
                 "wrong bytes at offset {offset}: {found:#018x} instead of {expected:#018x} ({by})"
             ),
             Self::ProbeDied { what, how } => write!(f, "the probe of {what} died: {how}"),
-            Self::System { what, detail } => write!(f, "{what}: {detail}"),
+            Self::System { what, detail, .. } => write!(f, "{what}: {detail}"),
             Self::Topology { detail } => write!(f, "topology: {detail}"),
-            Self::NotTrusted { peer, why } => write!(f, "{peer} is not trusted: {why}"),
+            Self::NotTrusted { peer, why, .. } => write!(f, "{peer} is not trusted: {why}"),
             Self::Insecure { address } => write!(
                 f,
                 "{address} is not on this machine, and the connection would be without TLS"
@@ -138,6 +150,7 @@ impl Error {
             Self::Mismatched { name, peer, what } => {
                 write!(f, "'{name}' of {peer} does not match: {what}")
             }
+            Self::Unreachable { peer, why, .. } => write!(f, "cannot connect to {peer}: {why}"),
             Self::PeerLost { peer, why } => write!(f, "{peer} is lost: {why}"),
             Self::Protocol { peer, detail } => write!(f, "{peer} breaks the protocol: {detail}"),
             Self::TimedOut { what, after } => write!(f, "{what} took longer than {after:?}"),
@@ -162,11 +175,7 @@ impl Error {
                 group,
                 missing,
                 size,
-            } => write!(
-                f,
-                "group {group}: ranks {} of {size} are missing",
-                ranks(missing)
-            ),
+            } => write!(f, "group {group}: {} missing", ranks(missing, *size)),
             Self::HeapDamaged { report } => write!(f, "{report}"),
             Self::HeapFull {
                 requested,
@@ -206,16 +215,13 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::text::is_unsafe;
-    use crate::{End, Error, Explained, Refusal};
+    use crate::{Distrust, End, Error, Explained, Refusal, Unreachable};
 
     /// Errors of every kind that holds a text from elsewhere.
     fn all(t: &str) -> Vec<Error> {
         let s = || t.to_owned();
         let list = || vec![s(), s()];
-        let system = || Error::System {
-            what: s(),
-            detail: s(),
-        };
+        let system = || Error::failed(s(), s());
         vec![
             Error::NoDriver { detail: s() },
             Error::MissingLibrary {
@@ -231,6 +237,13 @@ mod tests {
             Error::Topology { detail: s() },
             Error::NotTrusted {
                 peer: s(),
+                cause: Distrust::Name,
+                why: s(),
+            },
+            Error::invalid_of("argument", t, t),
+            Error::Unreachable {
+                peer: s(),
+                cause: Unreachable::Network,
                 why: s(),
             },
             Error::Insecure { address: s() },

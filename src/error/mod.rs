@@ -3,22 +3,27 @@
 #[cfg(test)]
 mod catalogue;
 mod display;
+mod distrust;
 mod driver;
 mod end;
 mod mismatch;
 mod refusal;
 mod remedy;
 mod room;
+mod unreachable;
 mod words;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use distrust::Distrust;
 pub use driver::DriverError;
 pub use end::End;
 pub use mismatch::Mismatch;
 pub use refusal::Refusal;
 pub use room::NoRoom;
+pub use unreachable::Unreachable;
 pub use words::Explained;
 
 use crate::driver::{Access, CudaVersion, Location, NodeId};
@@ -122,7 +127,9 @@ pub enum Error {
     NoSuchNode {
         /// The node asked for.
         node: NodeId,
-        /// The nodes there are.
+        /// The GPU whose own memory has this id, where one has.
+        gpu: Option<i32>,
+        /// The host nodes there are.
         choices: Vec<NodeId>,
     },
     /// There is no such GPU.
@@ -138,6 +145,8 @@ pub enum Error {
         what: &'static str,
         /// What is wrong with it.
         why: String,
+        /// The valid range or the valid values, where they can be said in short.
+        valid: Option<String>,
     },
     /// A range reaches beyond the memory it is in.
     OutOfRange {
@@ -186,6 +195,8 @@ pub enum Error {
     System {
         /// What was tried.
         what: String,
+        /// What kind of error it is; [`ErrorKind::Other`] where the system gave none.
+        kind: ErrorKind,
         /// The system's words.
         detail: String,
     },
@@ -198,6 +209,8 @@ pub enum Error {
     NotTrusted {
         /// The peer: an address, a process, a certificate's name.
         peer: String,
+        /// What is wrong with it, for programs.
+        cause: Distrust,
         /// What is wrong with it.
         why: String,
     },
@@ -233,7 +246,16 @@ pub enum Error {
         /// In what it differs.
         what: Box<Mismatch>,
     },
-    /// A peer is gone, silent, or cannot be reached.
+    /// No connection to a peer was established.
+    Unreachable {
+        /// The peer's address.
+        peer: String,
+        /// Why not, for programs.
+        cause: Unreachable,
+        /// What happened.
+        why: String,
+    },
+    /// A peer that was connected is gone, silent, or cannot be reached any more.
     PeerLost {
         /// The peer.
         peer: String,
@@ -358,6 +380,20 @@ impl Error {
         Self::InvalidArgument {
             what,
             why: why.into(),
+            valid: None,
+        }
+    }
+
+    /// An argument that cannot be right, with the valid range or the valid values.
+    pub fn invalid_of(
+        what: &'static str,
+        why: impl Into<String>,
+        valid: impl Into<String>,
+    ) -> Self {
+        Self::InvalidArgument {
+            what,
+            why: why.into(),
+            valid: Some(valid.into()),
         }
     }
 
@@ -365,7 +401,29 @@ impl Error {
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
         Self::System {
             what: what.into(),
+            kind: error.kind(),
             detail: error.to_string(),
+        }
+    }
+
+    /// A failure beside the operating system, such as of a thread.
+    pub(crate) fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::System {
+            what: what.into(),
+            kind: ErrorKind::Other,
+            detail: detail.into(),
+        }
+    }
+
+    /// An error of a connection that was there before, after an attempt to connect anew.
+    #[cfg_attr(
+        not(feature = "exchange"),
+        allow(dead_code, reason = "the exchange connects anew")
+    )]
+    pub(crate) fn of_reconnecting(self) -> Self {
+        match self {
+            Self::Unreachable { peer, why, .. } => Self::PeerLost { peer, why },
+            other => other,
         }
     }
 }

@@ -12,6 +12,10 @@ pub enum Refusal {
     NotFound,
     /// The peer's identity is not on the list.
     Forbidden,
+    /// The memory may only be read.
+    ReadOnly,
+    /// The service's configuration has made the name, so no request deletes it.
+    Configured,
     /// The peer's certificate is not trusted any more.
     NotTrusted,
     /// The peer does not know the request.
@@ -47,9 +51,15 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    pub(super) const WORDS: [(Self, &str, &str); 17] = [
+    pub(super) const WORDS: [(Self, &str, &str); 19] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
+        (Self::ReadOnly, "read_only", "it may only be read"),
+        (
+            Self::Configured,
+            "configured",
+            "the service's configuration has made it",
+        ),
         (
             Self::NotTrusted,
             "not_trusted",

@@ -1,5 +1,7 @@
 //! What to do about an error.
 
+use std::io::ErrorKind;
+
 use super::{End, Error, Refusal};
 use crate::driver::Code;
 
@@ -57,19 +59,18 @@ impl Error {
             Self::ProbeDied { .. } => {
                 "if the driver crashed, update it, and keep to the paths that work"
             }
-            Self::NotTrusted { .. } => {
-                "run both ends as the same user, or list the peer's user or certificate name in the \
-                 other's policy; certificates come from one authority (`egmem certs`) and expire"
-            }
+            Self::NotTrusted { cause, .. } => cause.remedy(),
+            Self::Unreachable { cause, .. } => cause.remedy(),
             Self::Insecure { .. } => {
-                "give certificates (`egmem certs init`, `egmem certs issue`), or insist on plain TCP by name"
+                "give certificates (`egmem certs init`, `egmem certs issue`), or allow plain TCP, which \
+                 everybody on the way can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
+                 Security::PlainAnywhere"
             }
             Self::Tls { .. } => "check the file's path, form, owner and dates",
             Self::Refused { reason, .. } => remedy_for_refusal(reason),
             Self::Mismatched { what, .. } => what.remedy(),
             Self::PeerLost { .. } => {
-                "check that the peer runs, that it listens there and that the network lets its port through; \
-                 what was imported from it before stays mapped until dropped, but nobody else looks after its \
+                "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but nobody else looks after its \
                  bytes"
             }
             Self::Protocol { .. } => {
@@ -96,7 +97,7 @@ impl Error {
                 "give every node an IMEX channel of one domain, or keep to the processes of one machine"
             }
             Self::RanksMissing { .. } => {
-                "check that those ranks have started, with the same group, size and address"
+                "check that each missing rank has started, with the same group, size and address"
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
@@ -107,10 +108,12 @@ impl Error {
                 "check the directory's address and credentials; exporters can be asked directly meanwhile"
             }
             Self::Driver(source) => remedy_for(source.code),
-            Self::InvalidArgument { .. } | Self::OutOfRange { .. } => "correct the argument",
-            Self::System { .. } => {
-                "check that it is there, its owner and mode, and this process's limits (ulimit -a)"
+            Self::InvalidArgument { valid: Some(_), .. } => "correct the argument",
+            Self::InvalidArgument { valid: None, .. } => {
+                "change what the message names, or the call, option or key that it came from"
             }
+            Self::OutOfRange { .. } => "keep offset and length together within the memory's size",
+            Self::System { kind, .. } => remedy_for_system(*kind),
             Self::Topology { .. } => {
                 "check /sys/devices/system/node, or the description that was given instead"
             }
@@ -118,9 +121,36 @@ impl Error {
     }
 }
 
+fn remedy_for_system(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "check the path: it, or a folder above it, is not there",
+        ErrorKind::PermissionDenied => "check the owner and mode, or run as a user who may",
+        ErrorKind::AddrInUse => {
+            "choose another address, or end the program that listens there (ss -ltnp and ss -lxp show it)"
+        }
+        ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address lists them)",
+        ErrorKind::AlreadyExists => "remove it, or choose another path",
+        ErrorKind::IsADirectory => "name a file, not a folder",
+        ErrorKind::NotADirectory => "check the path: a part before its end is a file",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "free space on that file system, or choose another"
+        }
+        ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written",
+        ErrorKind::OutOfMemory => "free memory of this machine",
+        ErrorKind::InvalidData => "check the file: its content is not what it should be",
+        _ => "check that it is there, its owner and mode, and this process's limits (ulimit -a)",
+    }
+}
+
 fn remedy_for_refusal(reason: &Refusal) -> &'static str {
     match reason {
         Refusal::NotFound => "check the name with `egmem ls`, or wait for it",
+        Refusal::ReadOnly => {
+            "fetch it read-only (`--read-only`), or have its owner publish it read-write"
+        }
+        Refusal::Configured => {
+            "remove its [[buffer]] from the service's configuration and restart the service"
+        }
         Refusal::Forbidden => "have this peer's certificate name or user put on the other's list",
         Refusal::Unsupported | Refusal::Version => "update the older of the two",
         Refusal::Limit | Refusal::Quota => {
@@ -135,7 +165,8 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::NoMemory => "ask for less, or for another node",
         Refusal::TimedOut => "try again, or wait longer",
         Refusal::NotTrusted => "renew this process's certificate and load it again",
-        Refusal::Invalid | Refusal::Internal | Refusal::Other(_) => "see the peer's log",
+        Refusal::Invalid => "correct what the message says of the request",
+        Refusal::Internal | Refusal::Other(_) => "see the peer's log",
     }
 }
 

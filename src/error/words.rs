@@ -13,7 +13,8 @@ pub(super) fn list(nodes: &[NodeId]) -> String {
         .join(", ")
 }
 
-pub(super) fn ranks(missing: &[u32]) -> String {
+/// `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
+pub(super) fn ranks(missing: &[u32], size: u32) -> String {
     const SHOWN: usize = 16;
     let mut text = missing
         .iter()
@@ -24,7 +25,10 @@ pub(super) fn ranks(missing: &[u32]) -> String {
     if missing.len() > SHOWN {
         text += &format!(" and {} more", missing.len() - SHOWN);
     }
-    text
+    match missing {
+        [_] => format!("rank {text} of {size} is"),
+        _ => format!("ranks {text} of {size} are"),
+    }
 }
 
 /// An error with its remedy, for people: `{error}; {remedy}`.

@@ -66,12 +66,8 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |why: &str| {
-            Error::invalid(
-                "address",
-                format!("{why}: tcp://host:port, host:port or unix:/path is expected"),
-            )
-        };
+        let wrong =
+            |why: &str| Error::invalid_of("address", why, "tcp://host:port, host:port, unix:/path");
         if let Some(path) = text.strip_prefix("unix:") {
             // As in other URLs, two slashes would begin a host; further ones say no more than one.
             let path = match path.trim_start_matches('/') {

@@ -100,7 +100,11 @@ fn check_dns(name: &str) -> Result<()> {
         (1..=63).contains(&label.len()) && label.bytes().all(good)
     };
     if name.len() > MAX_DNS || !name.split('.').all(label) {
-        return Err(Error::invalid("peer name", "it is no DNS name"));
+        return Err(Error::invalid_of(
+            "peer name",
+            "it is no DNS name",
+            "labels of 1 to 63 letters, digits, '-' and '_' with dots between, 253 bytes at most",
+        ));
     }
     Ok(())
 }

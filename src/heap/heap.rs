@@ -138,7 +138,11 @@ impl Heap {
         place: &'static std::panic::Location<'static>,
     ) -> Result<Piece> {
         if bytes == 0 {
-            return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+            return Err(Error::invalid_of(
+                "size",
+                "0 bytes cannot be allocated",
+                "1 byte or more",
+            ));
         }
         self.shared.allocate_slowly(bytes, align, place)
     }

@@ -13,8 +13,12 @@ impl Shared {
     /// Refuses a block that no memory would do for.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
         if bytes > MAX_RANGE {
-            let why = format!("a block has no more than {MAX_RANGE} bytes, not {bytes}");
-            return Err(Error::invalid("size", why));
+            let why = format!("it is {bytes} bytes");
+            return Err(Error::invalid_of(
+                "size",
+                why,
+                format!("at most {MAX_RANGE} bytes"),
+            ));
         }
         if bytes > self.limit {
             return Err(self.full(NoRoom::Limit, bytes, align));

@@ -364,7 +364,7 @@ mod tests {
         let first = import(&pools[0]).unwrap();
         for pool in &pools {
             let error = import(pool).unwrap_err();
-            let found = matches!(&error, Error::InvalidArgument { what: "pool allocation", why }
+            let found = matches!(&error, Error::InvalidArgument { what: "pool allocation", why, .. }
                 if why.contains("free it before"));
             assert!(found, "{error}");
         }

@@ -103,7 +103,11 @@ impl Pool {
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.0.driver.expect_same(stream.driver(), "stream")?;
         if bytes == 0 {
-            return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+            return Err(Error::invalid_of(
+                "size",
+                "0 bytes cannot be allocated",
+                "1 byte or more",
+            ));
         }
         if !self.0.overcommit {
             check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;

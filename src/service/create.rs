@@ -79,11 +79,9 @@ impl State {
         check_name(&ask.name).map_err(invalid)?;
         let others = Who::list(&ask.peers).map_err(invalid)?;
         let node = ask.node.or(preferred).or_else(|| self.best_node());
-        let reserve = node.and_then(|node| self.nodes.get(&node)).ok_or_else(|| {
-            let nodes: Vec<_> = self.nodes.keys().map(NodeId::to_string).collect();
-            let why = format!("there is no such node; there are {}", nodes.join(", "));
-            (Refusal::Invalid, why)
-        })?;
+        let reserve = node
+            .and_then(|node| self.nodes.get(&node))
+            .ok_or_else(|| (Refusal::Invalid, no_such_node(node, self.nodes.keys())))?;
         let wanted = Wanted {
             name: &ask.name,
             bytes: ask.bytes,
@@ -132,6 +130,7 @@ impl State {
             .get(&wanted.node)
             .ok_or_else(|| Error::NoSuchNode {
                 node: wanted.node,
+                gpu: None,
                 choices: self.nodes.keys().copied().collect(),
             })?;
         let padded = reserve.padded(wanted.bytes)?;
@@ -327,6 +326,20 @@ fn refused(wanted: &Wanted<'_>, reason: Refusal, detail: &str) -> Error {
         what: format!("to create {}", wanted.name),
         reason,
         detail: detail.into(),
+    }
+}
+
+/// Which node is not there and which are, for people.
+fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId>) -> String {
+    let nodes: Vec<_> = nodes.map(NodeId::to_string).collect();
+    let there = match &nodes[..] {
+        [] => "on no node".to_owned(),
+        [node] => format!("on node {node} alone"),
+        nodes => format!("on nodes {}", nodes.join(", ")),
+    };
+    match node {
+        Some(node) => format!("this service has no node {node}, it makes memory {there}"),
+        None => format!("this service makes memory {there}"),
     }
 }
 

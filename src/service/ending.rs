@@ -31,19 +31,21 @@ impl State {
         name: &str,
         wait: Duration,
     ) -> Result<(), No> {
-        let named = {
-            let table = lock(&self.table);
-            match table.names.get(name) {
-                Some(Entry::There(named)) if named.owner.as_ref() == Some(peer) => {
-                    Arc::clone(named)
-                }
-                // To whom a name is not shown it does not exist; whose it is not, is not told.
-                _ => {
-                    return Err((
-                        Refusal::NotFound,
-                        "this peer has created no such name".into(),
-                    ));
-                }
+        let there = match lock(&self.table).names.get(name) {
+            Some(Entry::There(named)) => Some(Arc::clone(named)),
+            _ => None,
+        };
+        let named = match there {
+            Some(named) if named.owner.as_ref() == Some(peer) => named,
+            Some(named) if named.owner.is_none() && named.is_shown_to(peer) => {
+                return Err((Refusal::Configured, "no request deletes it".into()));
+            }
+            // To whom a name is not shown it does not exist; whose it is not, is not told.
+            _ => {
+                return Err((
+                    Refusal::NotFound,
+                    "this peer has created no such name".into(),
+                ));
             }
         };
         if let Some(directory) = &*lock(&self.directory) {

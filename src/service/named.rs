@@ -43,6 +43,12 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// Whether this peer may see the name.
+    pub fn is_shown_to(&self, peer: &PeerName) -> bool {
+        let published = lock(&self.published).clone();
+        published.is_some_and(|published| published.is_shown_to(peer))
+    }
+
     /// Waits until nobody holds it. Not if somebody may still have it mapped and says nothing any
     /// more: then it returns false.
     pub async fn withdraw(&self, mut wait: Duration) -> bool {

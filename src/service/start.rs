@@ -80,12 +80,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|error| {
-            Err(Error::System {
-                what: what.into(),
-                detail: error.to_string(),
-            })
-        })
+        .unwrap_or_else(|error| Err(Error::failed(what, error.to_string())))
 }
 
 pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Service> {
@@ -253,6 +248,7 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
         true => Ok(node),
         false => Err(Error::NoSuchNode {
             node,
+            gpu: topology.gpu_with_memory(node),
             choices: topology.nodes().iter().map(|known| known.id).collect(),
         }),
     };

@@ -63,7 +63,7 @@ impl Channel {
     /// Connects to a [`Listener`](super::Listener)'s socket at `path`, if it is of a process that `peers` admits.
     ///
     /// # Errors
-    /// [`Error::PeerLost`] where nobody listens, [`Error::NotTrusted`], [`Error::TimedOut`], the
+    /// [`Error::Unreachable`] where nobody listens, [`Error::NotTrusted`], [`Error::TimedOut`], the
     /// system's.
     pub fn connect(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
         Self::new(

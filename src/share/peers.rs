@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Error, Result};
+use crate::{Distrust, Error, Result};
 
 /// Who made the other end of a Unix socket's connection. Source: unix(7), `SO_PEERCRED`.
 ///
@@ -84,6 +84,7 @@ impl Peers {
             true => Ok(()),
             false => Err(Error::NotTrusted {
                 peer: peer.to_string(),
+                cause: Distrust::User,
                 why: format!("user {} is not on the list", peer.uid),
             }),
         }

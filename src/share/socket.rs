@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::Peers;
 use super::socket_lock::SocketLock;
 use crate::fork::Generation;
-use crate::{Error, Result};
+use crate::{Error, Result, Unreachable};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -130,7 +130,7 @@ fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
 /// A connection to the socket at `path`.
 ///
 /// # Errors
-/// [`Error::TimedOut`] where nobody accepts within `timeout`; [`Error::PeerLost`] where nobody
+/// [`Error::TimedOut`] where nobody accepts within `timeout`; [`Error::Unreachable`] where nobody
 /// listens.
 pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
@@ -144,10 +144,14 @@ pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
             what: format!("connecting to {}", path.display()),
             after: timeout,
         }),
-        Err(error) => Err(Error::PeerLost {
-            peer: path.display().to_string(),
-            why: io::Error::from(error).to_string(),
-        }),
+        Err(error) => {
+            let error = io::Error::from(error);
+            Err(Error::Unreachable {
+                peer: path.display().to_string(),
+                cause: Unreachable::of(error.kind()),
+                why: error.to_string(),
+            })
+        }
     }
 }
 
@@ -195,7 +199,13 @@ mod tests {
         assert_eq!(rustix::net::accept(&first).unwrap_err(), Errno::WOULDBLOCK);
         // As after a crash: closed, with the file still there.
         drop(first);
-        assert!(matches!(connect(&path, SHORT), Err(Error::PeerLost { .. })));
+        assert!(matches!(
+            connect(&path, SHORT),
+            Err(Error::Unreachable {
+                cause: Unreachable::NoSocket | Unreachable::NobodyListens,
+                ..
+            })
+        ));
         let (_second, _second_file) = listen(&path, &peers).unwrap();
         // The first one's file is gone; it leaves the second one's alone.
         drop(first_file);

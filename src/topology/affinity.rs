@@ -33,14 +33,14 @@ impl ThreadBinding {
         let what = || format!("binding the thread to CPUs {cpus}");
         let earlier = affinity().map_err(|error| Error::system(what(), &error))?;
         set_affinity(cpus).map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => Error::System {
-                what: what(),
-                detail: format!(
+            Some(libc::EINVAL) => Error::failed(
+                what(),
+                format!(
                     "this process may use none of them, only CPUs {}: its control group \
                      (cpuset) must allow more",
                     allowed().unwrap_or_else(|| earlier.clone())
                 ),
-            },
+            ),
             _ => Error::system(what(), &error),
         })?;
         Ok(Self {

@@ -33,18 +33,23 @@ impl Topology {
             topology.refresh_free();
             return Ok(topology);
         }
-        let kernel = Kernel::here();
-        #[cfg(feature = "hwloc")]
-        match hwloc::Machine::here() {
-            Ok(machine) => return Ok(Self::with_hwloc(&machine, &kernel, gpus)),
-            Err(error) => tracing::warn!(%error, "the topology is read without hwloc"),
-        }
-        Ok(Self::of_this_machine(&kernel, gpus))
+        Ok(Self::here(gpus))
     }
 
     /// The host nodes of this machine alone, with no GPU: for where there is no driver to ask.
     pub fn of_host() -> Self {
-        Self::of_this_machine(&Kernel::here(), Vec::new())
+        Self::here(Vec::new())
+    }
+
+    /// This machine with these GPUs.
+    fn here(gpus: Vec<Gpu>) -> Self {
+        let kernel = Kernel::here();
+        #[cfg(feature = "hwloc")]
+        match hwloc::Machine::here() {
+            Ok(machine) => return Self::with_hwloc(&machine, &kernel, gpus),
+            Err(error) => tracing::warn!(%error, "the topology is read without hwloc"),
+        }
+        Self::of_this_machine(&kernel, gpus)
     }
 
     pub(super) fn of_this_machine(kernel: &Kernel, mut gpus: Vec<Gpu>) -> Self {

@@ -128,8 +128,15 @@ impl Topology {
         let found = self.nodes.iter().find(|node| node.id == id);
         found.ok_or_else(|| Error::NoSuchNode {
             node: id,
+            gpu: self.gpu_with_memory(id),
             choices: self.node_ids(),
         })
+    }
+
+    /// The GPU whose own memory is this NUMA node.
+    pub(crate) fn gpu_with_memory(&self, id: NodeId) -> Option<i32> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.memory_node == Some(id))?;
+        Some(gpu.ordinal)
     }
 
     /// The ids of the host nodes, rising.

@@ -12,12 +12,21 @@ impl fmt::Display for Topology {
 }
 
 impl Topology {
+    /// The source, without the driver where that has told of no GPU.
+    fn told_by(&self) -> String {
+        match (self.source, self.gpus.is_empty()) {
+            (TopologySource::Hwloc, true) => "hwloc".into(),
+            (TopologySource::Kernel, true) => "the kernel".into(),
+            (source, _) => source.to_string(),
+        }
+    }
+
     /// The text picture that [`Display`](fmt::Display) shows: a line for each host node, its GPUs
     /// below it, then the distances between nodes. It ends with a line break.
     pub fn to_text(&self) -> String {
         let mut out = self.headline();
         if self.source != TopologySource::Simulated {
-            out.push_str(&format!(" (told by {})", self.source));
+            out.push_str(&format!(" (told by {})", self.told_by()));
         }
         out.push('\n');
         let nodes: Vec<Vec<String>> = self.nodes.iter().map(node_cells).collect();

@@ -42,8 +42,9 @@ impl ReservationOptions {
     /// [`Error::OutOfAddresses`] where the address space has no such hole; the driver's.
     pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
         if self.alignment != 0 {
-            Granularity::new(self.alignment)
-                .map_err(|_| Error::invalid("alignment", "it must be a power of two"))?;
+            Granularity::new(self.alignment).map_err(|_| {
+                Error::invalid_of("alignment", "it is no power of two", "a power of two")
+            })?;
         }
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
         let start = driver

@@ -80,7 +80,7 @@ async fn fixed_exporters_are_all_asked_and_a_dead_one_hides_nothing() {
     buffer.release().await.unwrap();
     // The dead one might have it.
     let error = with_dead.fetch("y").await.unwrap_err();
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 
     let living = finder(Directory::fixed([a, b]).unwrap(), &driver);
     let error = living.fetch("y").await.unwrap_err();

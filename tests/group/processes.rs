@@ -276,7 +276,7 @@ fn a_rank_killed_between_joining_and_offering_fails_all_alike() {
     assert!(word.contains("Agreed"), "{word}");
     drop(bad);
     let words: Vec<_> = ranks.iter_mut().map(Rank::says).collect();
-    assert_eq!(words, vec!["group job: ranks 3 of 4 are missing"; 3]);
+    assert_eq!(words, vec!["group job: rank 3 of 4 is missing"; 3]);
     for rank in ranks {
         rank.end();
     }

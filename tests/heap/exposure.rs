@@ -48,7 +48,7 @@ mod shared {
             assert!(HeapBox::try_new_in(1_u8, &heap).is_err());
             assert!(HeapBox::try_new_in((), &heap).is_ok(), "it has no bytes");
             let error = heap.check_collections().unwrap_err();
-            let told = matches!(&error, Error::InvalidArgument { what: "heap", why } if why.contains("shareable"));
+            let told = matches!(&error, Error::InvalidArgument { what: "heap", why, .. } if why.contains("shareable"));
             assert!(told, "{error}");
             assert_eq!(heap.stats().live_blocks, 0);
             imported.fill(0x41).unwrap();

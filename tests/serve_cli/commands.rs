@@ -204,11 +204,14 @@ fn deletion_asks_the_holders_and_says_what_came_of_it() {
     assert_eq!(names(&service.ls()), ["scratch", "weights"]);
 
     // What is gone, and what this peer did not have made, it cannot delete.
-    for name in ["mine", "weights"] {
+    for (name, why) in [
+        ("mine", "created no such name"),
+        ("weights", "configuration"),
+    ] {
         let (code, _, errors) = delete(&[name]);
         assert_eq!(code, Some(1), "{errors}");
         assert!(
-            errors.contains("created no such name") && errors.contains("what to do"),
+            errors.contains(why) && errors.contains("what to do"),
             "{errors}"
         );
     }

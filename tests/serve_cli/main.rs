@@ -5,6 +5,7 @@ mod audit;
 mod certs;
 mod commands;
 mod configuration;
+mod errors;
 mod harness;
 mod hostile;
 mod leases;

@@ -72,7 +72,10 @@ async fn quotas_are_each_peers_own_and_what_cannot_be_is_refused() {
         "{nowhere}"
     );
     // The configuration's own names are nobody's to delete.
-    assert_eq!(refused(b.delete("kept", PATIENCE).await), Refusal::NotFound);
+    assert_eq!(
+        refused(b.delete("kept", PATIENCE).await),
+        Refusal::Configured
+    );
     let kept = b.fetch("kept").go().await.unwrap();
     assert_eq!(kept.description().access, Access::Read);
     kept.release().await.unwrap();

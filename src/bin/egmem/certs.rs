@@ -60,7 +60,7 @@ struct Issue {
     #[arg(value_name = "NAME")]
     name: String,
     /// More names and addresses at which it is reached: node1, 10.0.0.1
-    #[arg(long, value_name = "DNS|IP")]
+    #[arg(long, value_name = "DNS|IP,…", value_delimiter = ',')]
     san: Vec<String>,
     /// A SPIFFE id, spiffe://trust-domain/path: it is the peer's name then, and NAME one more
     #[arg(long, value_name = "ID")]
@@ -149,9 +149,10 @@ impl Issue {
 fn file_stem(name: &str) -> Result<&str> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if name.is_empty() || name.starts_with(['.', '-']) || !name.chars().all(fits) || name == CA {
-        return Err(Error::invalid(
+        return Err(Error::invalid_of(
             "name",
-            format!("'{name}' is no DNS name of letters, digits, '-' and '.'"),
+            format!("'{name}' names no file and no peer"),
+            "letters, digits, '-', '_' and '.', not first '-' or '.', not 'ca'",
         ));
     }
     Ok(name)
@@ -160,6 +161,13 @@ fn file_stem(name: &str) -> Result<&str> {
 /// The authority in a folder.
 fn authority(folder: &Path) -> Result<Authority> {
     let (cert, key) = (folder.join("ca.pem"), folder.join("ca.key"));
+    if !cert.exists() {
+        return Err(Error::invalid_of(
+            "--ca",
+            format!("there is no ca.pem in '{}'", folder.display()),
+            "the folder that `egmem certs init --out` wrote ca.pem and ca.key to",
+        ));
+    }
     Authority::load(&read(&cert)?, &read_key(&key)?)
 }
 

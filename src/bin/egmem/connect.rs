@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use egmem::exchange::protocol::check_name;
 use egmem::exchange::{Address, Client, Security, Tls, TlsFiles};
 use egmem::share::Peers;
 use egmem::{Driver, Error, Machine, Result};
@@ -124,6 +125,14 @@ pub fn default_address() -> Result<Address> {
                 ),
             ))
         }
+    }
+}
+
+/// A name of memory, for clap.
+pub fn name(text: &str) -> std::result::Result<String, String> {
+    match check_name(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
     }
 }
 

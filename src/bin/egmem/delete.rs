@@ -7,7 +7,7 @@ use clap::Args;
 use egmem::exchange::Address;
 use egmem::{Error, Refusal, Result};
 
-use crate::connect::{Connect, block_on};
+use crate::connect::{self, Connect, block_on};
 use crate::output::{complain, print};
 
 /// Somebody held it when the time was over.
@@ -20,7 +20,7 @@ pub struct Delete {
     #[arg(value_name = "ADDRESS")]
     address: Address,
     /// The memory's name
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = connect::name)]
     name: String,
     /// Wait so many seconds for its holders to release it; they are asked to at once. The service
     /// may wait less

@@ -14,7 +14,7 @@ use egmem::size::Bytes;
 use egmem::{Driver, Error, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::connect::{Connect, block_on};
+use crate::connect::{self, Connect, block_on};
 use crate::output::print;
 use crate::source::Source;
 
@@ -28,7 +28,7 @@ pub struct Fetch {
     #[arg(value_name = "ADDRESS")]
     address: Address,
     /// The memory's name
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = connect::name)]
     name: String,
     /// Create the memory, or take what this peer created there before with the same size and node; it
     /// stays when this program has ended

@@ -52,9 +52,10 @@ impl Serve {
         let text = std::fs::read_to_string(&self.config)
             .map_err(|error| Error::system(format!("cannot read {path}"), &error))?;
         ServiceConfig::from_toml(&text).map_err(|error| match error {
-            Error::InvalidArgument { what, why } => Error::InvalidArgument {
+            Error::InvalidArgument { what, why, valid } => Error::InvalidArgument {
                 what,
                 why: format!("{path}: {why}"),
+                valid,
             },
             other => other,
         })

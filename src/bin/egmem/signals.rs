@@ -93,6 +93,7 @@ impl Signals {
             .map_err(|error| Error::system("cannot start a thread", &error))?;
         let gone = |_| Error::System {
             what: "waiting for signals".into(),
+            kind: std::io::ErrorKind::Other,
             detail: "its thread has ended".into(),
         };
         is_ready.recv().map_err(gone)??;

@@ -34,10 +34,14 @@ fn read_machine(name: &std::ffi::OsStr) -> Result<Machine> {
     if path.extension().is_none_or(|extension| extension != "json") {
         return Machine::preset(&name.to_string_lossy());
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))?;
-    serde_json::from_str(&text).map_err(|error| Error::InvalidArgument {
-        what: "machine description",
-        why: format!("{}: {error}", path.display()),
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let why = format!("{} cannot be read: {error}", path.display());
+        Error::invalid("machine description", why)
+    })?;
+    serde_json::from_str(&text).map_err(|error| {
+        Error::invalid(
+            "machine description",
+            format!("{}: {error}", path.display()),
+        )
     })
 }

@@ -12,10 +12,10 @@ use crate::{Error, Result};
 /// negative number.
 pub(super) unsafe fn take(call: Call, fd: RawFd) -> Result<OwnedFd> {
     if fd < 0 {
-        return Err(Error::System {
-            what: call.name().into(),
-            detail: format!("the driver reports success, but its file descriptor is {fd}"),
-        });
+        return Err(Error::failed(
+            call.name(),
+            format!("the driver reports success, but its file descriptor is {fd}"),
+        ));
     }
     // SAFETY: the fd is not −1, open and nobody else's (this function's contract).
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -214,7 +214,7 @@ impl FetchOptions {
                 Ok(answered) => break answered,
                 // It may be to read alone.
                 Err(Error::Refused {
-                    reason: Refusal::Forbidden,
+                    reason: Refusal::ReadOnly,
                     ..
                 }) if self.access.is_none() && access == Access::ReadWrite => {
                     access = Access::Read;

@@ -90,6 +90,7 @@ pub(crate) const fn may_pass(error: &Error) -> bool {
     matches!(
         error,
         Error::PeerLost { .. }
+            | Error::Unreachable { .. }
             | Error::TimedOut { .. }
             | Error::Refused {
                 reason: Closing | Limit,

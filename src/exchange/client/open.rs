@@ -94,10 +94,7 @@ pub(super) async fn elsewhere<T: Send + 'static>(
         Ok(done) => Ok(done),
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(error) => Err(Error::System {
-                what: "work on another thread".into(),
-                detail: error.to_string(),
-            }),
+            Err(error) => Err(Error::failed("work on another thread", error.to_string())),
         },
     }
 }

@@ -159,7 +159,7 @@ impl ClientOptions {
     /// The client's work is done by a task on the runtime that this is called in.
     ///
     /// # Errors
-    /// [`Error::PeerLost`] where nobody listens, [`Error::TimedOut`], [`Error::NotTrusted`] where
+    /// [`Error::Unreachable`] where nobody listens, [`Error::TimedOut`], [`Error::NotTrusted`] where
     /// either end refuses the other's certificate or user, [`Error::Insecure`] for another machine's
     /// address without TLS, [`Error::Refused`] by the server, [`Error::Protocol`] where something
     /// else answers.
@@ -208,10 +208,7 @@ impl ClientOptions {
         // Driver calls, which may take long.
         tokio::task::spawn_blocking(move || importable(&driver))
             .await
-            .map_err(|error| Error::System {
-                what: "trying fabric handles".into(),
-                detail: error.to_string(),
-            })
+            .map_err(|error| Error::failed("trying fabric handles", error.to_string()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::exchange::protocol::{Ask, Refused};
 use crate::text::bounded;
-use crate::{Error, Refusal};
+use crate::{Distrust, Error, Refusal};
 
 /// The longest text that is taken over from a peer, in bytes.
 const LONGEST: usize = 255;
@@ -36,6 +36,7 @@ pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
     match Refusal::from_word(&tidy(&why.reason)) {
         Refusal::NotTrusted => Error::NotTrusted {
             peer: peer.into(),
+            cause: Distrust::ByPeer,
             why: format!(
                 "it does not trust this process any more: {}",
                 tidy(&why.detail)

@@ -6,9 +6,9 @@ use std::time::SystemTime;
 use tokio::time::sleep;
 
 use super::session::Session;
-use crate::Error;
 use crate::exchange::Security;
 use crate::exchange::tls::{Credential, Tls, WALL_CLOCK};
+use crate::{Distrust, Error};
 
 /// Waits until the server's certificate does not hold any more, or this process has another one to
 /// show and nobody waits for an answer. Returns why the connection is to end.
@@ -26,7 +26,11 @@ pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>
         if reloaded || expired {
             if let Err(why) = tls.verify(&credential, now) {
                 let peer = session.peer();
-                return Error::NotTrusted { peer, why };
+                return Error::NotTrusted {
+                    peer,
+                    cause: Distrust::Certificate,
+                    why,
+                };
             }
             due = credential.next_expiry(now);
         }

@@ -231,7 +231,9 @@ impl Finder {
             fetch.go().await
         };
         let fetched = fetched.await;
-        if let Err(Error::PeerLost { .. } | Error::TimedOut { .. }) = &fetched {
+        if let Err(Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. }) =
+            &fetched
+        {
             self.forget(exporter);
         }
         fetched
@@ -244,7 +246,10 @@ impl Finder {
             let (finder, name) = (self.clone(), name.to_owned());
             asked.spawn(async move {
                 let has = finder.has(&name, &exporter).await;
-                if let Err(Error::PeerLost { .. } | Error::TimedOut { .. }) = &has {
+                if let Err(
+                    Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. },
+                ) = &has
+                {
                     finder.forget(&exporter);
                 }
                 has
@@ -296,6 +301,7 @@ impl Finder {
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::PeerLost { .. }
+        | Error::Unreachable { .. }
         | Error::TimedOut { .. }
         | Error::Stale { .. }
         | Error::Directory { .. } => true,

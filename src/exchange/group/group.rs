@@ -272,10 +272,7 @@ impl Group {
         if let Some(hosted) = self.hosted.take() {
             hosted.close().await;
         }
-        unmapped.map_err(|error| Error::System {
-            what: "unmapping".into(),
-            detail: error.to_string(),
-        })?;
+        unmapped.map_err(|error| Error::failed("unmapping", error.to_string()))?;
         match answer? {
             Answer::Done(_) => Ok(self.memory.clone()),
             Answer::Incomplete(why) => {

@@ -117,10 +117,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| Error::System {
-            what: "work on another thread".into(),
-            detail: error.to_string(),
-        })
+        .map_err(|error| Error::failed("work on another thread", error.to_string()))
 }
 
 #[cfg(test)]

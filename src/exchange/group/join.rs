@@ -25,19 +25,26 @@ const SLACK: Duration = Duration::from_secs(5);
 /// The pause before asking again over a connection that broke.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The valid ranks, for people.
+fn ranks(size: u32) -> String {
+    match size.checked_sub(1) {
+        None => "none of a group of size 0".into(),
+        Some(0) => "rank 0".into(),
+        Some(last) => format!("ranks 0 to {last}"),
+    }
+}
+
 pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
     check_name(&options.name)?;
     if options.rank >= options.size {
-        let why = format!("rank {} of {}", options.rank, options.size);
-        return Err(Error::invalid("rank", why));
+        let why = format!("it is {} of {}", options.rank, options.size);
+        return Err(Error::invalid_of("rank", why, ranks(options.size)));
     }
     if let Host::Rank(host) = options.host
         && host >= options.size
     {
-        return Err(Error::invalid(
-            "host",
-            format!("rank {host} of {}", options.size),
-        ));
+        let why = format!("it is rank {host} of {}", options.size);
+        return Err(Error::invalid_of("host", why, ranks(options.size)));
     }
     let until = deadline(options.deadline);
     let hosted = match options.host {
@@ -94,13 +101,14 @@ async fn connect(
     let client = dial(address).patient(true).connect(driver).await;
     let client = client.map_err(|error| match (options.host, &error) {
         // Whoever should have started the server has not come.
-        (Host::Rank(host), Error::PeerLost { .. } | Error::TimedOut { .. }) => {
-            Error::RanksMissing {
-                group: options.name.clone(),
-                missing: vec![host],
-                size: options.size,
-            }
-        }
+        (
+            Host::Rank(host),
+            Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. },
+        ) => Error::RanksMissing {
+            group: options.name.clone(),
+            missing: vec![host],
+            size: options.size,
+        },
         _ => error,
     })?;
     if client.passes_fds() || client.boot() != BootId::current()? {

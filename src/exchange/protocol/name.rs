@@ -3,6 +3,9 @@
 use super::MAX_NAME;
 use crate::{Error, Result};
 
+/// For people; a test compares it with MAX_NAME.
+const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
+
 /// Checks a name of memory or of a group: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
 ///
 /// ```
@@ -17,7 +20,7 @@ use crate::{Error, Result};
 /// [`Error::InvalidArgument`] that says what is wrong with it, without the name.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::invalid("name", "it is empty"));
+        return Err(Error::invalid_of("name", "it is empty", VALID));
     }
     check_prefix(name)
 }
@@ -28,14 +31,14 @@ pub fn check_name(name: &str) -> Result<()> {
 /// As [`check_name`].
 pub fn check_prefix(prefix: &str) -> Result<()> {
     if prefix.len() > MAX_NAME {
-        let why = format!("it has {} bytes, at most {MAX_NAME} go", prefix.len());
-        return Err(Error::invalid("name", why));
+        let why = format!("it has {} bytes", prefix.len());
+        return Err(Error::invalid_of("name", why, VALID));
     }
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:".contains(&byte);
     match prefix.bytes().position(|byte| !good(byte)) {
         Some(at) => {
-            let why = format!("byte {at} is none of A–Z a–z 0–9 . _ - / :");
-            Err(Error::invalid("name", why))
+            let why = format!("byte {at} may not be in a name");
+            Err(Error::invalid_of("name", why, VALID))
         }
         None => Ok(()),
     }

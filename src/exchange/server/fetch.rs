@@ -150,7 +150,7 @@ impl Inner {
         }
         if ask.access > publication.access() {
             let detail = format!("{} is the most that there is", publication.access());
-            return Err((Refusal::Forbidden, detail));
+            return Err((Refusal::ReadOnly, detail));
         }
         Ok(publication)
     }

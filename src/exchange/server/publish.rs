@@ -202,6 +202,12 @@ impl Published {
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Whether this peer may see the name.
+    #[cfg(feature = "service")]
+    pub(crate) fn is_shown_to(&self, peer: &crate::exchange::PeerName) -> bool {
+        self.inner.state().find(self.name(), peer).is_some()
+    }
+
     /// Changes who may import it. Peers that hold it and may not import it any more are asked to
     /// release it, and have the time of a lease to do so: see [`set_who_within`](Self::set_who_within).
     pub fn set_who(&self, who: Who) {

@@ -4,7 +4,8 @@ use std::io;
 
 use rustls::{AlertDescription, CertificateError};
 
-use crate::Error;
+use super::spiffe::OtherName;
+use crate::{Distrust, Error};
 
 /// An input or output error of a connection: TLS's own, where there is one within.
 pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
@@ -22,11 +23,17 @@ pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
 /// end of the handshake that the server does not want its certificate.
 pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     use rustls::Error as Tls;
-    let why = match error {
-        Tls::InvalidCertificate(reason) => certificate(reason),
-        Tls::NoCertificatesPresented => "it presents no certificate".into(),
+    let (cause, why) = match error {
+        Tls::InvalidCertificate(reason) => (cause(reason), certificate(reason)),
+        Tls::NoCertificatesPresented => {
+            let why = "it presents no certificate".into();
+            (Distrust::Certificate, why)
+        }
         Tls::AlertReceived(alert) => match blame(*alert) {
-            Some(why) => format!("it does not trust this process: {why}"),
+            Some(why) => {
+                let why = format!("it does not trust this process: {why}");
+                (Distrust::ByPeer, why)
+            }
             None => {
                 return Error::Protocol {
                     peer: peer.into(),
@@ -34,8 +41,14 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
                 };
             }
         },
-        Tls::PeerIncompatible(_) => format!("no TLS 1.3 with it: {error}"),
-        Tls::NoApplicationProtocol => "it does not speak egmem/1".into(),
+        Tls::PeerIncompatible(_) => {
+            let why = format!("no TLS 1.3 with it: {error}");
+            (Distrust::Certificate, why)
+        }
+        Tls::NoApplicationProtocol => {
+            let why = "it does not speak egmem/1".into();
+            (Distrust::Certificate, why)
+        }
         _ => {
             return Error::Protocol {
                 peer: peer.into(),
@@ -45,7 +58,41 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     };
     Error::NotTrusted {
         peer: peer.into(),
+        cause,
         why,
+    }
+}
+
+/// The same for programs.
+fn cause(reason: &CertificateError) -> Distrust {
+    use CertificateError as Bad;
+    match reason {
+        Bad::Expired
+        | Bad::ExpiredContext { .. }
+        | Bad::NotValidYet
+        | Bad::NotValidYetContext { .. } => Distrust::Validity,
+        Bad::Revoked => Distrust::Revoked,
+        Bad::UnknownIssuer | Bad::BadSignature => Distrust::Authority,
+        Bad::ExpiredRevocationList
+        | Bad::ExpiredRevocationListContext { .. }
+        | Bad::UnknownRevocationStatus => Distrust::RevocationList,
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => Distrust::Name,
+        Bad::Other(other) if other.0.is::<OtherName>() => Distrust::Name,
+        _ => Distrust::Certificate,
+    }
+}
+
+/// The names of a certificate in words, from rustls' debug texts such as `DnsName("node-a")`.
+fn names(presented: &[String]) -> String {
+    let plain = |name: &String| {
+        let inner = name
+            .split_once('(')
+            .and_then(|(_, rest)| rest.strip_suffix(')'));
+        inner.unwrap_or(name).trim_matches('"').to_owned()
+    };
+    match presented {
+        [] => "no name".into(),
+        names => names.iter().map(plain).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -64,8 +111,18 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
         Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
             "the revocation list here has expired".into()
         }
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => {
-            format!("its certificate is for another name: {reason}")
+        Bad::NotValidForNameContext {
+            expected,
+            presented,
+        } => format!(
+            "its certificate is for {}, not for {}",
+            names(presented),
+            expected.to_str()
+        ),
+        Bad::Other(other) if other.0.is::<OtherName>() => other.0.to_string(),
+        Bad::NotValidForName => "its certificate is for another name".into(),
+        Bad::UnknownRevocationStatus => {
+            "no revocation list here is of its certificate's authority".into()
         }
         Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
             "its certificate is not for this end of a connection".into()

@@ -26,7 +26,7 @@ pub(crate) use load::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
 use super::PeerName;
-use crate::{Error, Result};
+use crate::{Distrust, Error, Result};
 use load::{Loaded, Texts};
 
 /// The protocol's name for TLS's negotiation of protocols (RFC 7301).
@@ -309,6 +309,7 @@ pub(crate) fn proved(
         })
         .map_err(|why| Error::NotTrusted {
             peer: peer.into(),
+            cause: Distrust::Certificate,
             why,
         })
 }

@@ -1,5 +1,6 @@
 //! Servers that are expected to have a SPIFFE id, whatever their address is.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -55,7 +56,11 @@ impl ServerCertVerifier for Verifier {
             .map_err(|error| rustls::Error::from(of_webpki(error)))?;
         match load::peer_name(Some(end_entity)) {
             Ok(name) if name == self.id => Ok(ServerCertVerified::assertion()),
-            _ => Err(CertificateError::NotValidForName.into()),
+            Ok(name) => {
+                let why = format!("its certificate is for {name}, not for {}", self.id);
+                Err(CertificateError::Other(OtherError(Arc::new(OtherName(why)))).into())
+            }
+            Err(_) => Err(CertificateError::NotValidForName.into()),
         }
     }
 
@@ -81,6 +86,18 @@ impl ServerCertVerifier for Verifier {
         self.algorithms.supported_schemes()
     }
 }
+
+/// A server with another name than the expected SPIFFE id.
+#[derive(Debug)]
+pub(super) struct OtherName(String);
+
+impl fmt::Display for OtherName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OtherName {}
 
 /// webpki's error as rustls names it.
 fn of_webpki(error: webpki::Error) -> CertificateError {

@@ -68,7 +68,7 @@ impl Listening {
     ///
     /// # Errors
     /// [`Error::Insecure`], [`Error::Tls`] where the certificate is not for servers,
-    /// [`Error::System`], [`Error::PeerLost`] where the name cannot be looked up.
+    /// [`Error::System`], [`Error::Unreachable`] where the name cannot be looked up.
     pub(crate) async fn bind(
         address: &Address,
         security: &Security,

@@ -31,7 +31,7 @@ use tokio_rustls::TlsConnector;
 use super::tls::{self, Credential, End, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
-use crate::{Error, Result};
+use crate::{Error, Result, Unreachable};
 use stream::{Reading, Writing};
 
 /// How connections over TCP are protected. Unix sockets need none: the kernel says who connects,
@@ -131,10 +131,16 @@ impl Unconnected {
             io::ErrorKind::NotFound => path,
             _ => false,
         };
-        Self {
-            error: tls::explain(remote, "connecting", error),
-            nobody,
-        }
+        let cause = match error.kind() {
+            io::ErrorKind::NotFound if !path => Unreachable::Network,
+            kind => Unreachable::of(kind),
+        };
+        let error = Error::Unreachable {
+            peer: remote.into(),
+            cause,
+            why: error.to_string(),
+        };
+        Self { error, nobody }
     }
 }
 
@@ -157,7 +163,7 @@ impl From<Unconnected> for Error {
 /// be one of `peers`.
 ///
 /// # Errors
-/// [`Error::PeerLost`] where nobody listens, [`Error::TimedOut`], [`Error::Insecure`],
+/// [`Error::Unreachable`] where nobody listens, [`Error::TimedOut`], [`Error::Insecure`],
 /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::Tls`].
 pub(crate) async fn connect(
     address: &Address,

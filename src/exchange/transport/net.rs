@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{Security, Unconnected};
 use crate::exchange::{Address, Limits};
-use crate::{Error, Result};
+use crate::{Error, Result, Unreachable};
 
 /// How many connections wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
 const BACKLOG: u32 = 4096;
@@ -46,16 +46,17 @@ pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()
 }
 
 async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketAddr>> {
-    let lost = |why: String| Error::PeerLost {
+    let unknown = |why: String| Error::Unreachable {
         peer: address.to_string(),
+        cause: Unreachable::UnknownHost,
         why,
     };
     let found: Vec<_> = lookup_host((host, port))
         .await
-        .map_err(|error| lost(format!("looking up its name: {error}")))?
+        .map_err(|error| unknown(format!("looking up its name: {error}")))?
         .collect();
     if found.is_empty() {
-        return Err(lost("its name has no address".into()));
+        return Err(unknown("its name has no address".into()));
     }
     Ok(found)
 }

@@ -285,7 +285,10 @@ async fn where_nobody_listens_the_peer_is_lost() {
         let error = connect(&address, &Security::Plain, &peers, &quick())
             .await
             .unwrap_err();
-        assert!(matches!(error.error, Error::PeerLost { .. }), "{error:?}");
+        assert!(
+            matches!(error.error, Error::Unreachable { .. }),
+            "{error:?}"
+        );
         assert!(error.nobody, "{error:?}");
     }
     // Where there is something, and it is no listener that can be reached, that is not known.

@@ -339,11 +339,15 @@ impl Shape {
 
 fn check(bytes: u64, alignment: u64) -> Result<()> {
     if bytes == 0 {
-        return Err(Error::invalid("size", "0 bytes cannot be allocated"));
+        return Err(Error::invalid_of(
+            "size",
+            "0 bytes cannot be allocated",
+            "1 byte or more",
+        ));
     }
     if !alignment.is_power_of_two() {
         let why = format!("{alignment} is no power of two");
-        return Err(Error::invalid("alignment", why));
+        return Err(Error::invalid_of("alignment", why, "a power of two"));
     }
     Ok(())
 }

@@ -67,8 +67,8 @@ impl Entrant {
                     true => "",
                     false => "; the feature \"compare\" adds more",
                 };
-                let why = format!("{name:?}: this build has {}{more}", names.join(", "));
-                Error::invalid("allocator", why)
+                let why = format!("{name:?} is not in this build{more}");
+                Error::invalid_of("allocator", why, names.join(", "))
             })
         };
         names.iter().map(find).collect()

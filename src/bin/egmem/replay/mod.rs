@@ -117,8 +117,8 @@ impl Replay {
             return Err(Error::invalid("trace", why));
         }
         let script = Script::new(&trace, self.align as usize).ok_or_else(|| {
-            let why = format!("{} is no power of two up to 1 GiB", self.align);
-            Error::invalid("alignment", why)
+            let why = format!("{} is not valid", self.align);
+            Error::invalid_of("alignment", why, "a power of two, 1 to 1073741824 bytes")
         })?;
         let room = self.room(&trace)?;
         let setting = Setting {
@@ -178,7 +178,11 @@ impl Replay {
     fn room(&self, trace: &Trace) -> Result<Room> {
         let align = u64::from(self.align);
         let capacity = match self.capacity {
-            Some(Bytes(0)) => Err(Error::invalid("capacity", "0 bytes hold no block")),
+            Some(Bytes(0)) => Err(Error::invalid_of(
+                "capacity",
+                "0 bytes hold no block",
+                "1 byte or more",
+            )),
             Some(Bytes(wanted)) => Ok(wanted),
             None => Ok(plenty(trace, align)),
         }?;

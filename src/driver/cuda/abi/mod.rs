@@ -32,10 +32,10 @@ impl MemLocation {
             LOCATION_HOST => Ok(Location::Host),
             LOCATION_HOST_NUMA => Ok(Location::HostNuma(self.id)),
             LOCATION_HOST_NUMA_CURRENT => Ok(Location::HostNumaCurrent),
-            kind => Err(Error::System {
-                what: call.name().into(),
-                detail: format!("the driver names a location type unknown here: {kind}"),
-            }),
+            kind => Err(Error::failed(
+                call.name(),
+                format!("the driver names a location type unknown here: {kind}"),
+            )),
         }
     }
 }

@@ -54,7 +54,8 @@ impl Session {
     /// leases with it: there is no need to wait for their end.
     pub(in crate::exchange::client) fn still_down(&self, why: Unconnected) {
         let mut state = self.lock();
-        state.link = Link::Down(why);
+        let error = why.error.of_reconnecting();
+        state.link = Link::Down(Unconnected { error, ..why });
         self.lose_if_gone(&state);
     }
 

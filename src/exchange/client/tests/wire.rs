@@ -177,10 +177,10 @@ async fn nobody_there_is_told_at_once_or_waited_for() {
     let (options, late) = (fake.options(), fake.options());
     drop(fake);
     let error = expect_err(within(options.connect(&driver)).await);
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     let error = expect_err(within(late.patient(true).timeout(soon(100)).connect(&driver)).await);
     assert!(
-        matches!(error, Error::PeerLost { .. } | Error::TimedOut { .. }),
+        matches!(error, Error::Unreachable { .. } | Error::TimedOut { .. }),
         "{error}"
     );
 }

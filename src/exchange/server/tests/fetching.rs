@@ -101,7 +101,7 @@ async fn what_cannot_be_is_refused_with_the_reason() {
     };
     for (ask, refusal) in [
         (fetch("b"), Refusal::NotFound),
-        (fetch("a"), Refusal::Forbidden),
+        (fetch("a"), Refusal::ReadOnly),
         (fetch("a b"), Refusal::Invalid),
         (
             Fetch {

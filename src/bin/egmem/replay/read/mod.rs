@@ -30,7 +30,7 @@ pub struct Bad {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
     /// Fewer columns than the header says, or than there must be.
-    #[error("{found} columns where {want} are needed: Thread,Time,Action,Pointer,Size,Stream")]
+    #[error("{found} {}, at least {want} are needed for Action, Pointer and Size", if *found == 1 { "column" } else { "columns" })]
     Columns {
         /// How many there are.
         found: usize,

@@ -1,0 +1,57 @@
+//! Why a peer is not trusted.
+
+/// Why a peer is not trusted, or does not trust this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Distrust {
+    /// Its process runs as a user who is not on the list.
+    User,
+    /// Its certificate has other names than the one expected.
+    Name,
+    /// Its certificate is expired, or not valid yet.
+    Validity,
+    /// Its certificate is revoked.
+    Revoked,
+    /// No authority that is trusted here has issued its certificate.
+    Authority,
+    /// The revocation list here has expired, or does not cover its certificate.
+    RevocationList,
+    /// Something else about its certificate, or about TLS.
+    Certificate,
+    /// The peer does not trust this process.
+    ByPeer,
+}
+
+impl Distrust {
+    pub(super) const fn remedy(self) -> &'static str {
+        match self {
+            Self::User => {
+                "run both ends as the same user, or list the peer's user: `--server-user` and \
+                 `share::Peers` for a server's, `[local] users` of `egmem serve` for a client's"
+            }
+            Self::Name => {
+                "connect by a name that the certificate has, expect one of them (`--expect-peer`, \
+                 Tls::expect_peer), or issue it anew for the expected name (`egmem certs issue --san`)"
+            }
+            Self::Validity => {
+                "renew the certificate (`egmem certs renew`) and load it, or set the clocks right"
+            }
+            Self::Revoked => {
+                "issue another certificate (`egmem certs issue`): this one stays revoked"
+            }
+            Self::Authority => {
+                "give both ends certificates of one authority (`egmem certs issue`), and its ca.pem"
+            }
+            Self::RevocationList => {
+                "renew the authority's revocation list (`egmem certs revoke`) and load it"
+            }
+            Self::Certificate => {
+                "compare the certificate (`egmem certs show`) with what this end asks of it"
+            }
+            Self::ByPeer => {
+                "check this process's certificate (`egmem certs show`): authority, validity, revocation; \
+                 the peer's log says more"
+            }
+        }
+    }
+}

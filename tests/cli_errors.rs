@@ -1,0 +1,159 @@
+//! What the command line says to do when something fails: it depends on the cause.
+#![cfg(feature = "cli")]
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn run(args: &[&str]) -> Output {
+    egmem(args).output().unwrap()
+}
+
+fn egmem(args: &[&str]) -> Command {
+    let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+    let program =
+        std::env::var("EGMEM_TEST_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_egmem").into());
+    let mut words = runner.split_whitespace().chain([program.as_str()]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args(args).stdin(Stdio::null());
+    for name in ["RUST_LOG", "EGMEM_CA", "EGMEM_CERT", "EGMEM_KEY"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Fails with this status, says each of `words`, and none of `never`.
+#[track_caller]
+fn expect(output: &Output, status: i32, words: &[&str], never: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+    for word in never {
+        assert!(!text.contains(word), "{word:?} is in: {text}");
+    }
+}
+
+fn replay(log: &str, args: &[&str]) -> Output {
+    let mut child = egmem(&["replay", "-", "--allocators", "heap", "--repeat", "1"])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _ = child.stdin.take().unwrap().write_all(log.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_first_connection_that_fails_is_no_lost_peer() {
+    let lost = ["is lost", "stays mapped"];
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}", taken.local_addr().unwrap());
+    drop(taken);
+    let words = [
+        "cannot connect to tcp://127.0.0.1:",
+        "refused",
+        "nobody listens there",
+    ];
+    expect(&run(&["ls", &address]), 1, &words, &lost);
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", text(&folder.path().join("no.sock")));
+    let words = ["cannot connect to unix:", "no socket is there"];
+    expect(&run(&["ls", &address]), 1, &words, &lost);
+}
+
+#[test]
+fn a_network_address_without_certificates_names_the_option() {
+    let output = run(&["ls", "tcp://192.0.2.1:7740"]);
+    expect(&output, 1, &["--plain-anywhere", "certs issue"], &[]);
+}
+
+#[test]
+fn a_gpus_own_memory_is_no_host_node() {
+    let log = "1,2,allocate,0x100,100,0\n1,3,free,0x100,100,0\n";
+    let output = replay(log, &["--sim", "gh200x4", "--node", "4"]);
+    let words = ["node 4 is GPU 0's own memory", "0, 1, 2, 3"];
+    expect(&output, 1, &words, &[]);
+    let output = replay(log, &["--sim", "gh200x4", "--node", "99"]);
+    expect(
+        &output,
+        1,
+        &["there is no host NUMA node 99"],
+        &["own memory"],
+    );
+}
+
+#[test]
+fn a_short_line_says_how_many_columns_are_needed_for_what() {
+    let output = replay(
+        "Thread,Time,Action,Pointer,Size,Stream\n1,2,allocate\n",
+        &[],
+    );
+    let words = ["line 2: 3 columns, at least 5 are needed for Action, Pointer and Size"];
+    expect(&output, 2, &words, &["correct the argument"]);
+}
+
+#[test]
+fn certificates_are_for_names_that_can_be_and_authorities_that_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().join("ca");
+    let issue = |args: &[&str]| run(&[&["certs", "issue"], args].concat());
+    let words = ["no ca.pem in", "certs init"];
+    expect(
+        &issue(&["node1", "--ca", text(&at)]),
+        2,
+        &words,
+        &["ulimit"],
+    );
+    assert!(run(&["certs", "init", "--out", text(&at)]).status.success());
+    let wrong = issue(&["node1", "--ca", text(&at), "--san", "300.1.1.1"]);
+    let words = [
+        "'300.1.1.1' is no IP address",
+        "0 to 255",
+        "correct the argument",
+    ];
+    expect(&wrong, 2, &words, &[]);
+    assert!(!at.join("node1.pem").exists());
+    let list = issue(&["node1", "--ca", text(&at), "--san", "a.test,10.0.0.1"]);
+    expect(&list, 0, &[], &[]);
+    let shown = run(&["certs", "show", text(&at.join("node1.pem"))]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.contains("a.test") && shown.contains("10.0.0.1"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_name_that_cannot_be_is_refused_before_it_is_sent() {
+    for command in ["fetch", "delete"] {
+        let output = run(&[command, "unix:/nowhere/egmem.sock", "a b"]);
+        let words = ["byte 1 may not be in a name", "1 to 255 of"];
+        expect(&output, 2, &words, &["peer's log"]);
+    }
+}
+
+/// Where a driver is, GPUs are told of as well.
+#[test]
+fn without_a_driver_topo_still_asks_hwloc() {
+    let output = egmem(&["topo"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    if !String::from_utf8_lossy(&output.stderr).contains("no CUDA driver") {
+        return eprintln!("SKIPPED: there is a driver");
+    }
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let source = match cfg!(feature = "hwloc") {
+        true => "(told by hwloc)",
+        false => "(told by the kernel)",
+    };
+    assert!(shown.contains(source), "{shown}");
+}
