@@ -1,10 +1,12 @@
 //! Every recorded trace, replayed on the simulated machine that it was recorded on the likes of.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 
 use egmem::trace::{Line, Outcome, Report, Runner, compare};
 use egmem::{Driver, Machine};
+use flate2::read::GzDecoder;
 
 fn data() -> PathBuf {
     match std::env::var_os("EGMEM_TEST_DATA") {
@@ -31,29 +33,44 @@ fn the_h200x8_preset_answers_as_the_recorded_machines_did() {
     let mut files: Vec<_> = fs::read_dir(data())
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "jsonl")
-        })
+        .filter(|path| is_recording(path))
         .collect();
     files.sort();
-    let recorded: usize = files.iter().map(replay).sum();
+    let recorded: usize = files.iter().map(|file| replay(file)).sum();
     assert!(!files.is_empty(), "no recording in {}", data().display());
     assert!(
-        recorded >= 200,
+        recorded >= 2000,
         "only {recorded} sequences of 50 operations or more are from a real driver"
     );
 }
 
+fn is_recording(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with(".jsonl") || name.ends_with(".jsonl.gz")
+}
+
+/// The lines of a recording, which may be packed by gzip.
+fn lines(path: &Path) -> Box<dyn Iterator<Item = String>> {
+    let file = File::open(path).unwrap();
+    match path.extension().is_some_and(|extension| extension == "gz") {
+        true => Box::new(
+            BufReader::new(GzDecoder::new(file))
+                .lines()
+                .map(Result::unwrap),
+        ),
+        false => Box::new(BufReader::new(file).lines().map(Result::unwrap)),
+    }
+}
+
 /// How many sequences of 50 operations or more are from a real driver.
-fn replay(file: &PathBuf) -> usize {
+fn replay(file: &Path) -> usize {
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let mut runner = Runner::new(&driver);
     let mut report = Report::default();
     let (mut sequences, mut called, mut operations) = (0, 0, 0);
     let (mut real, mut long) = (false, 0);
-    for line in fs::read_to_string(file).unwrap().lines() {
-        match serde_json::from_str(line).unwrap() {
+    for line in lines(file) {
+        match serde_json::from_str(&line).unwrap() {
             Line::Header(header) => {
                 assert_eq!(header.format, 1);
                 real = header.backend == "cuda";

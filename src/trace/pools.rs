@@ -65,9 +65,13 @@ impl Run<'_> {
                 let handle = self.pool(pool)?;
                 // SAFETY: the pool is this run's own and no work on it is under way.
                 let result = unsafe { calls.pool_set_access(handle, access) };
-                if result.is_ok() {
-                    let grants = &mut self.state.pools.get_mut(&pool)?.access;
-                    access.iter().for_each(|desc| grants.set(*desc));
+                let grants = &mut self.state.pools.get_mut(&pool)?.access;
+                for desc in access {
+                    // A call that fails may have changed what it came to before.
+                    match result.is_ok() {
+                        true => grants.set(*desc),
+                        false => grants.limit(*desc),
+                    }
                 }
                 done(result)
             }

@@ -35,7 +35,22 @@ pub(super) struct Mapping {
 pub(super) struct Range {
     pub base: DevicePtr,
     pub size: u64,
+    /// What `base` is a multiple of, whatever addresses the driver had left.
+    pub alignment: u64,
     pub mappings: Vec<Mapping>,
+}
+
+/// Reservations up to this size fit behind any address that a driver gives out.
+const FITS_ANYWHERE: u64 = 1 << 30;
+
+impl Range {
+    /// Whether the place where the driver put this range decides how it answers a reservation with
+    /// the range's address as a hint: another driver's answer proves nothing then.
+    pub fn decides(&self, size: u64, alignment: u64) -> bool {
+        let by_alignment = alignment.is_power_of_two() && alignment > self.alignment;
+        // The search goes from the hint upwards.
+        by_alignment || size > FITS_ANYWHERE
+    }
 }
 
 #[derive(Debug)]
@@ -89,6 +104,17 @@ impl Grants {
         }
     }
 
+    /// Notes a grant that failed, of which a part may have been made: nobody is sure to have more than
+    /// before, nor more than it says.
+    pub fn limit(&mut self, desc: AccessDesc) {
+        let host = desc.location.is_host();
+        let same =
+            |old: &AccessDesc| old.location == desc.location || (host && old.location.is_host());
+        for old in self.0.iter_mut().filter(|old| same(old)) {
+            old.access = old.access.min(desc.access);
+        }
+    }
+
     pub fn allow(&self, who: Location, need: Access) -> bool {
         self.0
             .iter()
@@ -112,6 +138,8 @@ pub(super) struct State {
     pub events: BTreeMap<Slot, (EventHandle, i32)>,
 }
 
+/// Device memory above this size begins at a page of 2 MiB.
+const OWN_PAGES: u64 = 1 << 20;
 /// The first page is never anybody's memory.
 const NOWHERE: u64 = 4096;
 
@@ -126,6 +154,15 @@ impl State {
             Memory::Nowhere => (DevicePtr(0), NOWHERE),
         };
         (end <= size).then(|| base.add(at.offset))
+    }
+
+    /// Whether memory is so small that it shares pages with other allocations of the process, and begins
+    /// where those leave room.
+    pub fn shares_pages(&self, at: Addr) -> bool {
+        match at.of {
+            Memory::Plain(slot) => self.plain.get(&slot).is_some_and(|p| p.size <= OWN_PAGES),
+            _ => false,
+        }
     }
 
     /// The same, if `who` is known to have the access that it `need`s to all of the bytes. Reading

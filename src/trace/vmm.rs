@@ -49,9 +49,13 @@ impl Run<'_> {
                 // SAFETY: `own_range` says that the bytes are in this run's own reservation, or on
                 // the first page, which the driver refuses; nothing uses them during the call.
                 let result = unsafe { self.driver.mem_set_access(ptr, size, access) };
-                if result.is_ok() {
-                    for mapping in self.overlapping(at, size) {
-                        access.iter().for_each(|desc| mapping.access.set(*desc));
+                for mapping in self.overlapping(at, size) {
+                    for desc in access {
+                        // A call that fails may have changed what it came to before.
+                        match result.is_ok() {
+                            true => mapping.access.set(*desc),
+                            false => mapping.access.limit(*desc),
+                        }
                     }
                 }
                 done(result)
@@ -118,6 +122,9 @@ impl Run<'_> {
             }
             Op::DmaBuf { at, size } => {
                 let ptr = self.state.address(at, size)?;
+                if self.state.shares_pages(at) {
+                    return None;
+                }
                 // SAFETY: nothing is written through the fd, which is closed at once.
                 done(unsafe { self.driver.mem_dma_buf(ptr, size) })
             }
@@ -185,7 +192,13 @@ impl Run<'_> {
 
     fn reserve(&mut self, out: Slot, size: u64, alignment: u64, hint: Option<Slot>) -> Step {
         let hint = match hint {
-            Some(slot) => self.state.ranges.get(&slot)?.base.0,
+            Some(slot) => {
+                let hinted = self.state.ranges.get(&slot)?;
+                if hinted.decides(size, alignment) {
+                    return None;
+                }
+                hinted.base.0
+            }
             None => 0,
         };
         let base = self.driver.mem_address_reserve(size, alignment, hint);
@@ -193,6 +206,7 @@ impl Run<'_> {
             let range = Range {
                 base,
                 size,
+                alignment: alignment.max(2 << 20),
                 mappings: Vec::new(),
             };
             self.state.ranges.insert(out, range);

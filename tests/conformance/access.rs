@@ -21,8 +21,7 @@ pub fn set_access_to_host_and_device_reads_back_as_3(ctx: &Ctx) {
     assert_eq!(ctx.mem_get_access(HOST, memory.ptr).unwrap(), 3);
 }
 
-/// Nothing is granted at first; what is granted can be taken back. HOST is the least that GPU 0 or
-/// the CPU has, leaving out who has nothing; a node is the CPU.
+/// Nothing is granted at first; what is granted can be taken back. A node is the CPU.
 pub fn access_starts_with_none_and_can_be_taken_back(ctx: &Ctx) {
     let memory = Mapped::new(ctx, AllocationProps::at(ctx.home()), MIB2, &[]);
     let flags = |location| ctx.mem_get_access(location, memory.ptr).unwrap();

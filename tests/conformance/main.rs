@@ -7,6 +7,7 @@
 mod access;
 mod attributes;
 mod context;
+mod details;
 mod harness;
 mod kernels;
 mod mapping;
@@ -141,6 +142,19 @@ cases! {
         the_default_pool_is_the_same_object,
         malloc_async_draws_from_the_devices_pool,
         cuda_device_set_mem_pool_refuses_host_pools_where_the_driver_does,
+    }
+    details {
+        host_access_is_that_of_cpu_or_gpu_0_changed_last,
+        a_failed_grant_leaves_what_came_before_it,
+        a_grant_to_nobody_changes_nothing,
+        a_pointer_is_asked_about_for_gpu_0,
+        range_start_of_host_pool_memory_is_an_offset,
+        a_pool_fills_the_smallest_hole_first,
+        pool_grants_are_checked_in_order,
+        a_hint_is_where_the_search_for_addresses_starts,
+        dma_bufs_of_device_memory,
+        an_allocation_ends_with_its_last_byte,
+        a_grant_stops_at_one_reference_too_many,
     }
     context {
         no_call_changes_the_current_context,

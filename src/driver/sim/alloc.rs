@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::GRANULARITY;
 use super::memory::Purpose;
 use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail};
@@ -64,7 +65,7 @@ impl State {
             return fail(Code::OUT_OF_MEMORY);
         };
         let memory = self.new_memory(Purpose::Physical, location, HandleTypes::NONE, len)?;
-        let range = Range::reserve(len, 0, 0).map_err(exhausted)?;
+        let range = Range::reserve(len, 0).map_err(exhausted)?;
         let start = range.start();
         range
             .place(start, len, memory.file(), 0, host)
@@ -123,7 +124,13 @@ impl State {
         Ok((free, self.machine.gpus[index].memory))
     }
 
+    /// What holds an address. Behind the last byte that was asked for there is nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
+        self.find_region(ptr)
+            .filter(|found| ptr.0 - found.start < found.size)
+    }
+
+    fn find_region(&self, ptr: DevicePtr) -> Option<Found<'_>> {
         let (start, region) = self.region(ptr.0)?;
         let whole = |location, device, handle_types| Found {
             start,
@@ -175,24 +182,39 @@ impl State {
         };
         Ok(match attribute {
             PointerAttribute::MemoryType => 2 - u64::from(host),
-            PointerAttribute::DevicePointer if !self.any_gpu_reaches(found.region) => {
+            PointerAttribute::DevicePointer if !self.first_gpu_reaches(found.region) => {
                 return fail(Code::INVALID_VALUE);
             }
             PointerAttribute::DevicePointer => ptr.0,
             PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
             PointerAttribute::DeviceOrdinal => found.device as u64,
-            PointerAttribute::RangeStartAddr => reservation.map_or(found.start, Range::start),
+            PointerAttribute::RangeStartAddr => match reservation {
+                Some(range) => range.start(),
+                None => self.offset_in_block(&found).unwrap_or(found.start),
+            },
             PointerAttribute::RangeSize => reservation.map_or(found.size, Range::len),
             PointerAttribute::Mapped => 1,
             PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
         })
     }
 
+    /// Measured: of a host pool's memory the driver tells no address, but where the memory lies in the
+    /// pool's block.
+    fn offset_in_block(&self, found: &Found<'_>) -> Option<u64> {
+        let Kind::Chunk { pool } = found.region.kind else {
+            return None;
+        };
+        let pool = self.pools.get(&pool)?;
+        let chunk = pool.live.get(&found.start)?.chunk;
+        let own = pool.location.is_host() && !pool.imported;
+        own.then(|| (found.start - chunk) % self.machine.pool_chunk)
+    }
+
     pub(super) fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
         let Some(found) = self
             .find(ptr)
-            .filter(|found| self.any_gpu_reaches(found.region))
+            .filter(|found| self.first_gpu_reaches(found.region))
         else {
             return fail(Code::NOT_FOUND);
         };
@@ -205,14 +227,14 @@ impl State {
         Ok((DevicePtr(base), found.size))
     }
 
-    /// Stands for a DMA-BUF: an fd that keeps the memory.
+    /// Stands for a DMA-BUF: an fd that keeps the memory at `ptr`.
     pub(super) fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
         let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
+        let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
         match self.find(ptr) {
             Some(found)
-                if !found.location.is_host()
-                    && (size > 0 && whole_pages(size) && whole_pages(ptr.0))
-                    && size <= found.size - (ptr.0 - found.start) =>
+                if (size > 0 && whole_pages(size) && whole_pages(ptr.0))
+                    && self.exports_to(&found, ptr.0, end) =>
             {
                 let file = found.region.memory.file();
                 file.as_fd().try_clone_to_owned().map_err(exhausted)
@@ -221,10 +243,47 @@ impl State {
         }
     }
 
-    /// Whether any GPU may access a region.
-    fn any_gpu_reaches(&self, region: &Region) -> bool {
-        (0..self.machine.gpus.len() as i32)
-            .any(|device| self.access(region, device) != Access::None)
+    /// Whether a DMA-BUF of what a pointer lies in can be of `start..end`.
+    fn exports_to(&self, found: &Found<'_>, start: u64, end: u64) -> bool {
+        if found.location.is_host() {
+            return false;
+        }
+        match found.region.kind {
+            // On through the device memory that is mapped behind it.
+            Kind::Mapping { .. } => self.is_device_memory(start, end),
+            // Up to the end of its last page.
+            Kind::Device { size, .. } => end - found.start <= size.next_multiple_of(GRANULARITY),
+            // Memory that shares a block with other memory: from the block's start alone.
+            Kind::Chunk { .. } => {
+                let block = self.region(start);
+                block.is_some_and(|(at, block)| at == start && end - start <= block.len)
+            }
+            Kind::Host { .. } => false,
+        }
+    }
+
+    /// Whether device memory is mapped everywhere in a range, in one reservation.
+    fn is_device_memory(&self, start: u64, end: u64) -> bool {
+        let mut at = start;
+        while at < end {
+            match self.region(at) {
+                Some((
+                    start,
+                    Region {
+                        len,
+                        kind: Kind::Mapping { physical, .. },
+                        ..
+                    },
+                )) if !physical.location.is_host() => at = start + len,
+                _ => return false,
+            }
+        }
+        self.reservation(start, end - start).is_some()
+    }
+
+    /// Whether GPU 0 may access a region: the seam asks about pointers in its context.
+    fn first_gpu_reaches(&self, region: &Region) -> bool {
+        !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
     }
 
     fn host_reaches(&self, region: &Region) -> bool {

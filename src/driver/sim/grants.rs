@@ -29,6 +29,8 @@ impl State {
         }
     }
 
+    /// Grants mapping by mapping, and of each mapping location by location: what fails leaves what was
+    /// granted before it.
     pub(super) fn mem_set_access(
         &mut self,
         ptr: DevicePtr,
@@ -36,105 +38,75 @@ impl State {
         descs: &[AccessDesc],
     ) -> Answer<()> {
         let starts = self.whole_mappings(ptr, size)?;
-        // Devices that do not exist come before what cannot be granted.
+        // Locations that do not exist come before what cannot be granted.
         let unknown = |desc: &AccessDesc| match desc.location {
             Location::Device(device) => self.device(device).is_err(),
+            Location::HostNumaCurrent => true,
             _ => false,
         };
         if descs.is_empty() || descs.iter().any(unknown) {
             return fail(Code::INVALID_VALUE);
         }
-        for start in &starts {
-            let location = match &self.regions[start].kind {
-                Kind::Mapping { physical, .. } => physical.location,
-                _ => return fail(Code::INVALID_VALUE),
-            };
-            for desc in descs {
-                self.check_grant(desc, location)?;
-            }
-        }
-        let host = descs.iter().rev().find(|desc| desc.location.is_host());
-        if let Some(desc) = host {
-            let counted = self.count_cpu(&starts, desc.access)?;
-            self.protect(&starts, desc.access)?;
-            self.keep_counted(counted);
-        }
         for start in starts {
-            if let Some(region) = self.regions.get_mut(&start)
-                && let Kind::Mapping { devices, .. } = &mut region.kind
-            {
-                for desc in descs {
-                    if let Location::Device(device) = desc.location {
-                        devices[device as usize] = desc.access;
-                    }
-                }
+            for desc in descs {
+                self.grant(start, desc)?;
             }
         }
         Ok(())
     }
 
-    /// Counts the CPU mappings that a grant to the host makes, by their starts; where one of them
-    /// would be too many, none. `None` for what is a CPU mapping no more.
-    fn count_cpu(&self, starts: &[u64], access: Access) -> Answer<Vec<(u64, Option<Counted>)>> {
-        let limit = self.machine.memory_references;
-        let mut changes = Vec::new();
-        for &start in starts {
-            let Some(Region {
-                memory,
-                kind: Kind::Mapping { counted, .. },
-                ..
-            }) = self.regions.get(&start)
-            else {
-                continue;
-            };
-            match (access, counted) {
-                (Access::None, _) => changes.push((start, None)),
-                (_, Some(_)) => {}
-                (_, None) => {
-                    let counted = Counted::within(memory, limit).ok_or(Code::INVALID_VALUE)?;
-                    changes.push((start, Some(counted)));
-                }
-            }
-        }
-        Ok(changes)
-    }
-
-    fn keep_counted(&mut self, changes: Vec<(u64, Option<Counted>)>) {
-        for (start, change) in changes {
-            if let Some(region) = self.regions.get_mut(&start)
-                && let Kind::Mapping { counted, .. } = &mut region.kind
-            {
-                *counted = change;
-            }
-        }
-    }
-
-    /// Changes what the CPU may do with mappings: all of them or, where the kernel refuses, none.
-    fn protect(&mut self, starts: &[u64], access: Access) -> Answer<()> {
-        let set = |state: &mut Self, start: u64, access: Access| {
-            let len = state.regions.get(&start).map_or(0, |region| region.len);
-            let range = state.reservation(start, len).ok_or(Code::INVALID_VALUE)?;
-            range.protect(start, len, access).map_err(exhausted)?;
-            let mut before = access;
-            if let Some(region) = state.regions.get_mut(&start)
-                && let Kind::Mapping { host, .. } = &mut region.kind
-            {
-                before = std::mem::replace(host, access);
-            }
-            Ok(before)
+    /// Grants one location access to the mapping at `start`.
+    fn grant(&mut self, start: u64, desc: &AccessDesc) -> Answer<()> {
+        let Some(Region {
+            len,
+            memory,
+            kind: Kind::Mapping {
+                physical, counted, ..
+            },
+            ..
+        }) = self.regions.get(&start)
+        else {
+            return fail(Code::INVALID_VALUE);
         };
-        let mut done = Vec::new();
-        for &start in starts {
-            match set(self, start, access) {
-                Ok(before) => done.push((start, before)),
-                Err(failure) => {
-                    for (start, before) in done {
-                        let _ = set(self, start, before);
-                    }
-                    return Err(failure);
-                }
+        self.check_grant(desc, physical.location)?;
+        let is_host = desc.location.is_host();
+        let mut new_count = None;
+        if is_host {
+            if desc.access != Access::None && counted.is_none() {
+                let limit = self.machine.memory_references;
+                new_count = Some(Counted::within(memory, limit).ok_or(Code::INVALID_VALUE)?);
+            }
+            let range = self.reservation(start, *len).ok_or(Code::INVALID_VALUE)?;
+            range.protect(start, *len, desc.access).map_err(exhausted)?;
+        }
+        let Some(Region {
+            kind:
+                Kind::Mapping {
+                    host,
+                    host_newer,
+                    counted,
+                    devices,
+                    ..
+                },
+            ..
+        }) = self.regions.get_mut(&start)
+        else {
+            return fail(Code::INVALID_VALUE);
+        };
+        if is_host {
+            match desc.access {
+                Access::None => *counted = None,
+                _ => *counted = counted.take().or(new_count),
             }
         }
+        let (access, is_first) = match desc.location {
+            Location::Device(device) => (&mut devices[device as usize], device == 0),
+            _ => (host, false),
+        };
+        if *access != desc.access && (is_host || is_first) {
+            *host_newer = is_host;
+        }
+        *access = desc.access;
         Ok(())
     }
 
@@ -173,19 +145,25 @@ impl State {
             return fail(Code::INVALID_DEVICE);
         }
         match region.map(|(_, region)| &region.kind) {
-            Some(Kind::Mapping { host, devices, .. }) => {
+            Some(Kind::Mapping {
+                host,
+                host_newer,
+                devices,
+                ..
+            }) => {
                 let access = match location {
                     Location::Device(device) => devices[device as usize],
                     Location::HostNuma(_) | Location::HostNumaCurrent => *host,
-                    // HOST is not the CPU here: the least that GPU 0 and the CPU were granted.
-                    Location::Host => devices
-                        .iter()
-                        .take(1)
-                        .chain([host])
-                        .copied()
-                        .filter(|&access| access != Access::None)
-                        .min()
-                        .unwrap_or(Access::None),
+                    // HOST is not the CPU here: it is the CPU or GPU 0, whichever was granted what it
+                    // has last.
+                    Location::Host => {
+                        let first = devices.first().copied().unwrap_or(Access::None);
+                        match (*host, first) {
+                            (Access::None, access) | (access, Access::None) => access,
+                            (host, _) if *host_newer => host,
+                            (_, first) => first,
+                        }
+                    }
                 };
                 Ok(access.flags().into())
             }

@@ -22,10 +22,18 @@ impl FreeRanges {
         Some(start)
     }
 
-    /// Takes `len` bytes at the lowest multiple of `alignment` where they are free.
-    pub(super) fn take_aligned(&mut self, len: u64, alignment: u64) -> Option<u64> {
+    /// The free ranges of at least `len` bytes: start and length.
+    pub(super) fn fitting(&self, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.0
+            .iter()
+            .map(|(&start, &have)| (start, have))
+            .filter(move |&(_, have)| have >= len)
+    }
+
+    /// Takes `len` bytes at the lowest multiple of `alignment` from `from` on where they are free.
+    pub(super) fn take_aligned(&mut self, len: u64, alignment: u64, from: u64) -> Option<u64> {
         let start = self.0.iter().find_map(|(&start, &have)| {
-            let at = start.checked_next_multiple_of(alignment)?;
+            let at = start.max(from).checked_next_multiple_of(alignment)?;
             (have.checked_sub(at - start)? >= len).then_some(at)
         })?;
         self.take_at(start, len).then_some(start)
@@ -80,13 +88,13 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_map_of_single_units(
-            steps in prop::collection::vec((any::<bool>(), 1_u64..20, 0_u32..5), 0..80),
+            steps in prop::collection::vec((any::<bool>(), 1_u64..20, 0_u32..5, 0_u64..40), 0..80),
         ) {
             const UNITS: u64 = 64;
             let mut ranges = FreeRanges::whole(0, UNITS);
             let mut model = vec![true; UNITS as usize];
             let mut taken: Vec<(u64, u64)> = Vec::new();
-            for (give, len, shift) in steps {
+            for (give, len, shift, from) in steps {
                 if give && !taken.is_empty() {
                     let (start, len) = taken.swap_remove(len as usize % taken.len());
                     ranges.give(start, len);
@@ -97,10 +105,11 @@ mod tests {
                     let fits = (0..)
                         .step_by(alignment as usize)
                         .take_while(|at| at + len <= UNITS)
+                        .filter(|&at| shift == 4 || at >= from)
                         .find(|&at| model[at as usize..(at + len) as usize].iter().all(|&u| u));
                     let start = match shift {
                         4 => ranges.take(len),
-                        _ => ranges.take_aligned(len, alignment),
+                        _ => ranges.take_aligned(len, alignment, from),
                     };
                     prop_assert_eq!(start, fits);
                     if let Some(start) = start {

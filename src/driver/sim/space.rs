@@ -9,6 +9,11 @@ use super::GRANULARITY;
 use super::window::{Freed, Window};
 use crate::driver::Access;
 
+/// Below this address Linux lets nobody map anything (`vm.mmap_min_addr`).
+const LOWEST: u64 = 64 << 10;
+/// The end of a process's addresses: 47 bits, on x86-64 and of what CUDA gives out.
+const HIGHEST: u64 = 1 << 47;
+
 /// A reserved range of addresses, given back when dropped, whatever was placed in it.
 #[derive(Debug)]
 pub(super) struct Range {
@@ -21,19 +26,9 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// Reserves `len` bytes that nobody may touch, at a multiple of `alignment`, at `hint` if that
-    /// is not 0 and is free.
-    pub(super) fn reserve(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
+    /// Reserves `len` bytes that nobody may touch, at a multiple of `alignment`.
+    pub(super) fn reserve(len: u64, alignment: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
-        if hint != 0
-            && hint.is_multiple_of(alignment)
-            && let Ok(start) = anonymous(hint, len, libc::MAP_FIXED_NOREPLACE)
-        {
-            let range = Self::own(start, len);
-            if start == hint {
-                return Ok(range);
-            } // A kernel before 4.17 takes the flag for a hint.
-        }
         let whole = len
             .checked_add(alignment)
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
@@ -44,6 +39,28 @@ impl Range {
             drop(Self::own(cut, bytes));
         }
         Ok(Self::own(start, len))
+    }
+
+    /// The same at the lowest such address from `hint` on where nothing is.
+    pub(super) fn reserve_from(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
+        let alignment = alignment.max(GRANULARITY);
+        for gap in gaps(hint)? {
+            let Some(start) = gap.start.max(hint).checked_next_multiple_of(alignment) else {
+                break;
+            };
+            let fits = start.checked_add(len).is_some_and(|end| end <= gap.end);
+            if !fits {
+                continue;
+            }
+            // Another thread may have been faster, and a kernel before 4.17 takes the flag for a hint.
+            if let Ok(at) = anonymous(start, len, libc::MAP_FIXED_NOREPLACE) {
+                let range = Self::own(at, len);
+                if at == start {
+                    return Ok(range);
+                }
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::ENOMEM))
     }
 
     fn own(start: u64, len: u64) -> Self {
@@ -146,6 +163,25 @@ impl Drop for Range {
     }
 }
 
+/// The addresses of the process that end behind `from` and have nothing in them, in order.
+fn gaps(from: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let mapped = maps.lines().filter_map(|line| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some((number(start)?, number(end)?))
+    });
+    let mut gaps = Vec::new();
+    let mut at = LOWEST;
+    for (start, end) in mapped.chain([(HIGHEST, u64::MAX)]) {
+        if start > at.max(from) {
+            gaps.push(at..start.min(HIGHEST));
+        }
+        at = at.max(end);
+    }
+    Ok(gaps)
+}
+
 fn anonymous(start: u64, len: u64, flags: i32) -> io::Result<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
     // SAFETY: without MAP_FIXED nothing that exists is replaced; with it, the caller owns the
@@ -176,19 +212,23 @@ mod tests {
     #[test]
     fn alignment_and_hint_are_kept() {
         for shift in [12, 21, 30, 32] {
-            let range = Range::reserve(2 << 20, 1 << shift, 0).unwrap();
+            let range = Range::reserve(2 << 20, 1 << shift).unwrap();
             assert!(range.start().is_multiple_of((1 << shift).max(GRANULARITY)));
         }
-        let free = Range::reserve(4 << 20, 0, 0).unwrap().start();
-        let range = Range::reserve(2 << 20, 0, free).unwrap();
+        let free = Range::reserve(4 << 20, 0).unwrap().start();
+        let range = Range::reserve_from(2 << 20, 0, free).unwrap();
         assert_eq!(range.start(), free);
-        let other = Range::reserve(2 << 20, 0, free).unwrap();
-        assert_ne!(other.start(), free);
+        let above = Range::reserve_from(2 << 20, 0, free).unwrap();
+        assert!(above.start() >= free + (2 << 20));
+        let aligned = Range::reserve_from(2 << 20, 1 << 30, free).unwrap();
+        assert!(aligned.start() > free && aligned.start().is_multiple_of(1 << 30));
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
-        assert!(Range::reserve(1 << 62, 0, 0).is_err());
-        assert!(Range::reserve(u64::MAX - 4095, 1 << 30, 0).is_err());
+        assert!(Range::reserve(1 << 62, 0).is_err());
+        assert!(Range::reserve(u64::MAX - 4095, 1 << 30).is_err());
+        assert!(Range::reserve_from(1 << 46, 0, HIGHEST - (1 << 46) + GRANULARITY).is_err());
+        assert!(Range::reserve_from(GRANULARITY, 0, HIGHEST).is_err());
     }
 }

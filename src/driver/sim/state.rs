@@ -79,6 +79,8 @@ pub(super) enum Kind {
     Mapping {
         physical: Arc<Physical>,
         host: Access,
+        /// Whether the host's access was changed after GPU 0's.
+        host_newer: bool,
         /// Where the host has access.
         counted: Option<Counted>,
         devices: Box<[Access]>,

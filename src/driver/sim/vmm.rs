@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
+use super::GRANULARITY;
 use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail, is_granular};
 use super::window::Window;
 use crate::driver::{Access, Code, DevicePtr, PhysicalHandle};
-
-/// Reservations of this size were refused where the hint's addresses were taken: 1 TiB, which is
-/// to be had without a hint.
-const NEAR_HINT: u64 = 1 << 40;
 
 impl State {
     pub(super) fn mem_address_reserve(
@@ -21,7 +18,7 @@ impl State {
         if !is_granular(size) || (alignment != 0 && !alignment.is_power_of_two()) {
             return fail(Code::INVALID_VALUE);
         }
-        if alignment != 0 && !hint.is_multiple_of(alignment) {
+        if !hint.is_multiple_of(alignment.max(GRANULARITY)) {
             return fail(Code::INVALID_VALUE);
         }
         let range = self.find_addresses(size, alignment, hint)?;
@@ -37,20 +34,14 @@ impl State {
         }
         let take = |hint| self.window.as_ref()?.take(size, alignment, hint);
         if hint != 0 {
-            if let Some(range) = take(hint) {
-                return Ok(range);
-            }
-            let range = Range::reserve(size, alignment, hint).map_err(exhausted)?;
-            return match range.start() == hint {
-                true => Ok(range),
-                // A hint that is taken keeps the search near it, where so much is never free.
-                false if size >= NEAR_HINT => fail(Code::OUT_OF_MEMORY),
-                false => Ok(take(0).unwrap_or(range)),
+            return match take(hint) {
+                Some(range) => Ok(range),
+                None => Range::reserve_from(size, alignment, hint).map_err(exhausted),
             };
         }
         match take(0) {
             Some(range) => Ok(range),
-            None => Range::reserve(size, alignment, 0).map_err(exhausted),
+            None => Range::reserve(size, alignment).map_err(exhausted),
         }
     }
 
@@ -100,6 +91,7 @@ impl State {
             kind: Kind::Mapping {
                 physical,
                 host: Access::None,
+                host_newer: false,
                 counted: None,
                 devices: self.nobody(),
             },

@@ -11,8 +11,7 @@ use crate::{Error, Result};
 /// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// `packed`: from the lowest address on. The real driver packs its reservations so, which shows where an
-    /// address decides about a call (a hint's alignment).
+    /// `packed`: from the lowest address on, without room between them. A hint is where the search starts.
     #[default]
     Packed,
     /// `guarded`: with addresses on both sides that nobody may touch, so that an access beyond an end faults.
@@ -73,7 +72,7 @@ impl Places {
     fn take_guarded(&mut self, len: u64, alignment: u64, hint: u64) -> Option<Freed> {
         let whole = len.checked_add(alignment.checked_mul(2)?)?;
         let before = match hint {
-            0 => self.free.take_aligned(whole, alignment)?,
+            0 => self.free.take_aligned(whole, alignment, 0)?,
             _ => {
                 let before = hint.checked_sub(alignment)?;
                 self.free.take_at(before, whole).then_some(before)?
@@ -98,6 +97,9 @@ impl Places {
 const WINDOW: u64 = 64 << 30;
 /// The same with guards: for reservations that need a window of their own otherwise, too.
 const GUARDED_WINDOW: u64 = 1 << 40;
+/// Where in its window the first reservation lies: the real driver's is at 12 GiB and 32 MiB, so an alignment
+/// of more than that is not met by chance.
+const FIRST: u64 = 32 << 20;
 /// The alignment of a window.
 const WINDOW_ALIGNMENT: u64 = 1 << 30;
 
@@ -108,9 +110,9 @@ impl Window {
             Placement::Packed => WINDOW,
             Placement::Guarded => GUARDED_WINDOW,
         };
-        let all = Range::reserve(bytes, WINDOW_ALIGNMENT, 0)?;
+        let all = Range::reserve(bytes, WINDOW_ALIGNMENT)?;
         let places = Mutex::new(Places {
-            free: FreeRanges::whole(all.start, all.len),
+            free: FreeRanges::whole(all.start + FIRST, all.len - FIRST),
             freed: Vec::new(),
         });
         Ok(Self {
@@ -124,17 +126,16 @@ impl Window {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a free range, or the one at `hint` if that is not 0; `None`: no room.
+    /// Takes a free range, the lowest from `hint` on. `None`: there is no room in the window, or the hint
+    /// is not in it, or a guarded range cannot be exactly there.
     pub(super) fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
         let alignment = alignment.max(GRANULARITY);
         let mut places = self.places();
         let place = match (self.placement, hint) {
-            (Placement::Packed, 0) => {
-                Self::unguarded(places.free.take_aligned(len, alignment)?, len)
+            (Placement::Packed, _) if hint == 0 || self.all.contains(hint, 0) => {
+                Self::unguarded(places.free.take_aligned(len, alignment, hint)?, len)
             }
-            (Placement::Packed, _) => {
-                Self::unguarded(places.free.take_at(hint, len).then_some(hint)?, len)
-            }
+            (Placement::Packed, _) => return None,
             (Placement::Guarded, 0) => places
                 .reuse(len, alignment)
                 .or_else(|| places.take_guarded(len, alignment, 0))
@@ -186,12 +187,22 @@ mod tests {
         let third = window.take(2 << 20, 0, 0).unwrap();
         assert_eq!(third.start() - first.start(), 6 << 20);
         let at = first.start();
-        assert!(window.take(2 << 20, 0, at).is_none());
-        drop(first);
+        assert!(!at.is_multiple_of(WINDOW_ALIGNMENT));
+        // The search goes upwards from the hint.
+        let above = window.take(2 << 20, 0, at).unwrap();
+        assert_eq!(above.start(), second.start() + second.len());
+        drop((first, above));
         assert_eq!(window.take(2 << 20, 0, at).unwrap().start(), at);
-        assert!(window.take(WINDOW, 0, 0).is_none());
-        drop((second, third));
-        assert!(window.take(WINDOW, 0, 0).is_some());
+        let above = window.take(2 << 20, 0, at + (4 << 20)).unwrap();
+        assert_eq!(above.start(), at + (4 << 20));
+        assert!(
+            window
+                .take(2 << 20, 0, window.all.start - (2 << 20))
+                .is_none()
+        );
+        assert!(window.take(WINDOW - FIRST, 0, 0).is_none());
+        drop((second, third, above));
+        assert!(window.take(WINDOW - FIRST, 0, 0).is_some());
     }
 
     /// Whether the kernel can read a byte there.
@@ -230,6 +241,7 @@ mod tests {
         let again = take(2 << 20, 0);
         drop((again, larger, second));
         // All of it but for its two guards.
-        assert!(window.take(GUARDED_WINDOW - (4 << 20), 0, 0).is_some());
+        let whole = GUARDED_WINDOW - FIRST - (4 << 20);
+        assert!(window.take(whole, 0, 0).is_some());
     }
 }

@@ -36,7 +36,7 @@ impl State {
             return fail(Code::OUT_OF_MEMORY);
         }
         let charge = self.charge(location, len)?;
-        let range = Range::reserve(len, 0, 0).map_err(exhausted)?;
+        let range = Range::reserve(len, 0).map_err(exhausted)?;
         let start = range.start();
         let pool = self.pool(handle)?;
         let hole = pool.holes.take(len);

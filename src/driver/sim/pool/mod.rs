@@ -185,12 +185,18 @@ impl Pool {
             })
     }
 
+    /// Takes the smallest free part that is large enough; what was never used comes last.
     fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
-        self.chunks.iter_mut().find_map(|(&chunk, it)| {
-            let start = it.free.take(len)?;
-            Some((start, Allocation { chunk, len, size }))
-        })
+        let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
+            let end = chunk + it.range.len();
+            let part = move |(start, have)| (start + have == end, have, start, chunk);
+            it.free.fitting(len).map(part)
+        });
+        let (_, _, start, chunk) = parts.min()?;
+        let free = &mut self.chunks.get_mut(&chunk)?.free;
+        let allocation = Allocation { chunk, len, size };
+        free.take_at(start, len).then_some((start, allocation))
     }
 
     /// Takes from what was freed earlier in the same order.

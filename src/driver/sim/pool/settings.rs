@@ -47,13 +47,19 @@ impl State {
         descs: &[AccessDesc],
     ) -> Answer<()> {
         let location = self.pool(handle)?.location;
-        if descs.is_empty() {
-            return fail(Code::INVALID_VALUE);
-        }
         for desc in descs {
             self.check_pool_grant(desc, location)?;
-            if desc.location == location && desc.access == Access::None {
-                return fail(Code::INVALID_VALUE);
+        }
+        let of_no_node = |desc: &AccessDesc| desc.location == Location::HostNumaCurrent;
+        if descs.iter().any(of_no_node) {
+            return fail(Code::INVALID_VALUE);
+        }
+        for desc in descs.iter().filter(|desc| desc.access == Access::None) {
+            if desc.location == location && !location.is_host() {
+                return fail(Code::INVALID_DEVICE);
+            }
+            if desc.location.is_host() {
+                return fail(Code::NOT_SUPPORTED);
             }
         }
         let pool = self.pool(handle)?;
@@ -75,10 +81,11 @@ impl State {
         Ok(())
     }
 
-    /// Pools can be written by who may read them, and the host keeps its own pools.
+    /// Checks that a location exists and can be granted a pool's memory: pools grant reading and writing
+    /// together.
     fn check_pool_grant(&self, desc: &AccessDesc, location: Location) -> Answer<()> {
-        let takes_from_host = desc.location.is_host() && desc.access == Access::None;
-        if desc.access == Access::Read || takes_from_host {
+        let host_of_device = desc.location.is_host() && !location.is_host();
+        if desc.access == Access::Read || (host_of_device && desc.access == Access::None) {
             return fail(Code::NOT_SUPPORTED);
         }
         if let Location::Device(device) = desc.location {

@@ -140,7 +140,7 @@ impl State {
             Location::Device(_) => Access::None,
             _ => Access::ReadWrite,
         };
-        let range = Range::reserve(whole, 0, 0).map_err(exhausted)?;
+        let range = Range::reserve(whole, 0).map_err(exhausted)?;
         let chunk = range.start();
         range
             .place(chunk, whole, pool.memory.file(), first, host)
