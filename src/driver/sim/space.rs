@@ -11,8 +11,12 @@ use crate::driver::Access;
 
 /// Below this address Linux lets nobody map anything (`vm.mmap_min_addr`).
 const LOWEST: u64 = 64 << 10;
-/// The end of a process's addresses: 47 bits, on x86-64 and of what CUDA gives out.
-const HIGHEST: u64 = 1 << 47;
+/// The end of the addresses that Linux gives a process by itself.
+const HIGHEST: u64 = if cfg!(target_arch = "x86_64") {
+    1 << 47
+} else {
+    1 << 48
+};
 
 /// A reserved range of addresses, given back when dropped, whatever was placed in it.
 #[derive(Debug)]
