@@ -274,8 +274,19 @@ async fn a_server_that_is_another_is_refused() {
         }))
         .unwrap();
     let (_, client) = meet(&elsewhere, &us).await;
-    let error = client.unwrap_err().to_string();
-    assert!(error.contains("another name"), "{error}");
+    let error = client.unwrap_err();
+    let why = "its certificate is for elsewhere.test, not for 127.0.0.1";
+    assert!(error.to_string().contains(why), "{error}");
+    assert!(
+        matches!(
+            &error,
+            Error::NotTrusted {
+                cause: Distrust::Name,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     // Unless that is the name that is expected.
     let expects = us.clone().expect_peer("elsewhere.test").unwrap();
     let (_, client) = meet(&elsewhere, &expects).await;
