@@ -54,7 +54,7 @@ impl Driver {
     ///
     /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between addresses that
     /// nobody may touch, and what is freed is used again at once for the next reservation of its size, so that
-    /// accesses beyond an end, and many after a free, fault. The default is `packed`, as the real driver does it.
+    /// accesses beyond an end, and many after a free, fault. The default is `packed`: without room between them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where the description contradicts itself, and for another value of
