@@ -376,3 +376,120 @@ fn the_version_is_the_packages() {
     let version = concat!("egmem ", env!("CARGO_PKG_VERSION"), "\n");
     assert_eq!(stdout(&output), version);
 }
+
+#[test]
+fn every_help_tells_the_exit_status_and_the_log() {
+    let commands = [
+        "doctor",
+        "topo",
+        "serve",
+        "ls",
+        "fetch",
+        "delete",
+        "watch",
+        "replay",
+        "certs",
+        "certs init",
+        "certs issue",
+        "certs show",
+        "certs renew",
+        "certs revoke",
+        "completions",
+        "man",
+    ];
+    for command in commands.into_iter().chain([""]) {
+        let words: Vec<_> = command.split_whitespace().chain(["--help"]).collect();
+        let output = egmem(&words).output().unwrap();
+        assert_eq!(status(&output), 0, "{command}");
+        let text = stdout(&output)
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert!(text.contains("RUST_LOG"), "{command}: {text}");
+        for word in ["Exit status: 0 ", "1 ", "2 for wrong "] {
+            assert!(text.contains(word), "{command}: {word:?}: {text}");
+        }
+        assert_eq!(text.matches("Exit status").count(), 1, "{command}: {text}");
+    }
+}
+
+#[test]
+fn a_description_that_cannot_be_read_is_wrong_usage_everywhere() {
+    for command in [&["doctor"][..], &["topo"]] {
+        let sim = ["--sim", "/nonexistent/machine.json"];
+        let output = egmem(&[command, &sim].concat()).output().unwrap();
+        assert_eq!(status(&output), 2, "{command:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn shells_complete_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = egmem(&["completions", shell]).output().unwrap();
+        assert_eq!(status(&output), 0, "{shell}: {}", stderr(&output));
+        let script = stdout(&output);
+        for word in ["egmem", "doctor", "expect-peer"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    assert_eq!(status(&egmem(&["completions", "tcl"]).output().unwrap()), 2);
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("man1");
+    let output = egmem(&["man", "--out", out.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let page = |name: &str| std::fs::read_to_string(out.join(format!("{name}.1"))).unwrap();
+    assert!(page("egmem").contains(".TH egmem 1"), "{}", page("egmem"));
+    let issue = page("egmem-certs-issue");
+    assert!(
+        issue.contains("san") && issue.contains("Exit status"),
+        "{issue}"
+    );
+    assert!(!out.join("egmem-probe.1").exists());
+    // Once more, over those.
+    assert_eq!(
+        status(
+            &egmem(&["man", "--out", out.to_str().unwrap()])
+                .output()
+                .unwrap()
+        ),
+        0
+    );
+}
+
+#[test]
+fn serve_finds_the_users_configuration_and_then_says_where_it_looked() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = || {
+        egmem(&["serve", "--check"])
+            .env("XDG_CONFIG_HOME", folder.path())
+            .output()
+            .unwrap()
+    };
+    let own = folder.path().join("egmem/egmem.toml");
+    if !std::path::Path::new("/etc/egmem/egmem.toml").exists() {
+        let output = check();
+        assert_eq!(status(&output), 2);
+        let text = stderr(&output);
+        for word in [
+            own.to_str().unwrap(),
+            "/etc/egmem/egmem.toml",
+            "--config FILE",
+        ] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+    std::fs::create_dir(folder.path().join("egmem")).unwrap();
+    std::fs::write(&own, "listen = [\"unix:/run/egmem/egmem.sock\"]\n").unwrap();
+    let output = check();
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    std::fs::write(&own, "nonsense = 1\n").unwrap();
+    let output = check();
+    assert_eq!(status(&output), 2);
+    assert!(stderr(&output).contains(own.to_str().unwrap()));
+}

@@ -68,7 +68,7 @@ fn every_preset_proves_every_pair_by_both_paths() {
         let gpus = report["gpus"].as_array().expect("gpus");
         assert!(!gpus.is_empty(), "{preset}");
         for (index, gpu) in gpus.iter().enumerate() {
-            assert_eq!(gpu["index"], index);
+            assert_eq!(gpu["ordinal"], index);
             assert!(
                 gpu["name"].is_string() && gpu["host_numa"].is_i64(),
                 "{gpu}"
@@ -83,7 +83,7 @@ fn every_preset_proves_every_pair_by_both_paths() {
                         .iter()
                         .filter(|proof| {
                             proof["node"] == node["id"]
-                                && proof["gpu"] == gpu["index"]
+                                && proof["gpu"] == gpu["ordinal"]
                                 && proof["path"] == path
                         })
                         .collect();
@@ -121,7 +121,7 @@ fn people_are_told_first_that_it_is_simulated_and_see_no_rate() {
     );
     assert!(text.contains("verified"), "{text}");
     assert!(
-        stderr(&output).contains("nothing was measured"),
+        stderr(&output).contains("--plot draws nothing: a simulator"),
         "{}",
         stderr(&output)
     );
@@ -199,7 +199,7 @@ fn gpus_are_chosen_by_ordinal_and_an_absent_one_is_refused() {
         values.dedup();
         values
     };
-    assert_eq!(of("gpus", "index"), [1, 3]);
+    assert_eq!(of("gpus", "ordinal"), [1, 3]);
     assert_eq!(of("proofs", "gpu"), [1, 3]);
     assert_eq!(of("proofs", "node"), [0, 1, 2, 3]);
 

@@ -120,12 +120,12 @@ pub fn gpus(topology: &Topology, selected: &[i32]) -> Vec<report::Gpu> {
         .iter()
         .filter(|gpu| selected.contains(&gpu.ordinal))
         .map(|gpu| report::Gpu {
-            index: gpu.ordinal,
+            ordinal: gpu.ordinal,
             name: gpu.name.clone(),
             pci_bus_id: gpu.pci_bus_id.clone(),
             memory: gpu.memory,
             host_numa: gpu.host_node().ok().map(|node| node.0),
-            memory_numa: gpu.memory_node.map(|node| node.0),
+            memory_node: gpu.memory_node.map(|node| node.0),
             coherent: gpu.coherent,
             link: gpu.link.to_string(),
         })

@@ -114,7 +114,12 @@ fn run(args: &Args) -> Result<bool> {
     if let Some(folder) = &args.plot {
         match &report.bandwidth {
             Some(bandwidth) => plot(folder, bandwidth, &report)?,
-            None => eprintln!("egm-demo: --plot: nothing was measured, so nothing is drawn"),
+            None if driver.is_simulated() => {
+                eprintln!(
+                    "egm-demo: --plot draws nothing: a simulator has no bandwidth to measure"
+                );
+            }
+            None => eprintln!("egm-demo: --plot draws nothing: nothing was measured"),
         }
     }
 

@@ -55,14 +55,14 @@ pub struct Node {
 #[derive(Debug, Serialize)]
 pub struct Gpu {
     /// The CUDA ordinal.
-    pub index: i32,
+    pub ordinal: i32,
     pub name: String,
     pub pci_bus_id: String,
     pub memory: u64,
     /// Its host NUMA node; null where nobody knows it.
     pub host_numa: Option<i32>,
     /// The NUMA node that its own memory forms, on coherent machines.
-    pub memory_numa: Option<i32>,
+    pub memory_node: Option<i32>,
     pub coherent: bool,
     pub link: String,
 }

@@ -56,12 +56,12 @@ pub fn gpus(gpus: &[Gpu]) -> Table {
     let node = |id: Option<i32>, none: &str| id.map_or(none.to_owned(), |id| id.to_string());
     for gpu in gpus {
         table.add_row([
-            gpu.index.to_string(),
+            gpu.ordinal.to_string(),
             gpu.name.clone(),
             gpu.pci_bus_id.clone(),
             Bytes(gpu.memory).to_string(),
             node(gpu.host_numa, "unknown"),
-            node(gpu.memory_numa, "–"),
+            node(gpu.memory_node, "–"),
             format!(
                 "{}{}",
                 gpu.link,

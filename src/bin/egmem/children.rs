@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -13,9 +13,8 @@ use egmem::Error;
 use egmem::capability::{Path, Trial};
 use egmem::doctor::{Answer, Prober, Reason};
 use egmem::driver::HandleTypes;
-use egmem::text::escape;
 
-use crate::output::complain_painted;
+use crate::output::progress;
 use crate::probe::MARK;
 
 /// Tries each batch in a child; after a crash, what is left of it each in a child of its own.
@@ -30,9 +29,9 @@ pub struct Children {
 
 impl Prober for Children {
     fn open(&mut self) -> Result<(), Reason> {
-        self.progress("opening the driver");
+        progress("opening the driver");
         let run = self.run(&[]);
-        self.progress("");
+        progress("");
         match run.problem {
             None => Ok(()),
             Some(problem) => Err(problem.reason("the driver")),
@@ -41,7 +40,7 @@ impl Prober for Children {
 
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
         if let Some(Trial { location, path, .. }) = trials.first() {
-            self.progress(&format!("trying {path} memory on {location}"));
+            progress(&format!("trying {path} memory on {location}"));
         }
         let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
         let fresh: Vec<Trial> = fresh.collect();
@@ -58,7 +57,7 @@ impl Prober for Children {
                 false => answered.next().unwrap_or_else(|| self.try_alone(trial)),
             })
             .collect();
-        self.progress("");
+        progress("");
         answers
     }
 }
@@ -125,13 +124,6 @@ impl Children {
         match child.end(self.patience)? {
             status if status.success() => Ok(()),
             status => Err(child.died(status)),
-        }
-    }
-
-    /// Tells a waiting person what takes so long.
-    fn progress(&self, text: &str) {
-        if std::io::stderr().is_terminal() {
-            complain_painted(&format!("\r\x1b[2K{}", escape(text)));
         }
     }
 }

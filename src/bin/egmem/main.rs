@@ -6,6 +6,7 @@ mod connect;
 mod delete;
 mod doctor;
 mod fetch;
+mod help;
 mod host;
 mod log;
 mod ls;
@@ -23,7 +24,7 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use egmem::Error;
 use egmem::doctor::Reason;
 
@@ -52,7 +53,7 @@ enum Command {
     /// Run this node's allocator service: memory that stays while its users come and go
     ///
     /// SIGTERM or SIGINT drains it, a second one ends it at once, SIGHUP reads certificates and lists
-    /// of peers again. Exit status: 0 drained, 1 failed, 2 for a wrong configuration or usage, 3 if
+    /// of peers again. Exit status: 0 drained, 1 failed, 2 for wrong usage or a wrong configuration, 3 if
     /// memory was still held when the drain's time was over, 143 or 130 if a second signal (SIGTERM,
     /// SIGINT) ended it at once.
     Serve(serve::Serve),
@@ -74,30 +75,42 @@ enum Command {
     Replay(replay::Replay),
     /// Make certificates: an authority of one's own, and from it one for each node and user
     Certs(certs::Certs),
+    /// Print a script that completes this program's commands and options in a shell
+    ///
+    /// For example: egmem completions bash > /etc/bash_completion.d/egmem
+    Completions(help::Completions),
+    /// Write manual pages: egmem.1 and one for each command
+    Man(help::Man),
     /// Try capabilities for a parent `egmem doctor`, so that a crash takes no more along
     #[command(hide = true)]
     Probe(probe::Probe),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let command = help::complete(Cli::command());
+    let cli = match Cli::from_arg_matches(&command.clone().get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
     let service = matches!(cli.command, Command::Serve(_));
     if let Err(error) = log::start(cli.verbose, service) {
         output::complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
         return ExitCode::FAILURE;
     }
-    // Doctor reports what is wrong with the machine, so what fails it is how it was called.
-    let (done, failure) = match &cli.command {
-        Command::Doctor(doctor) => (doctor.run(cli.verbose), 2),
-        Command::Topo(topo) => (topo.run().map(|()| ExitCode::SUCCESS), 1),
-        Command::Serve(serve) => (serve.run(), 1),
-        Command::Ls(ls) => (ls.run().map(|()| ExitCode::SUCCESS), 1),
-        Command::Fetch(fetch) => (fetch.run().map(|()| ExitCode::SUCCESS), 1),
-        Command::Delete(delete) => (delete.run(), 1),
-        Command::Watch(watch) => (watch.run().map(|()| ExitCode::SUCCESS), 1),
-        Command::Replay(replay) => (replay.run(), 1),
-        Command::Certs(certs) => (certs.run().map(|()| ExitCode::SUCCESS), 1),
-        Command::Probe(probe) => (probe.run().map(|()| ExitCode::SUCCESS), 1),
+    let success = |()| ExitCode::SUCCESS;
+    let done = match &cli.command {
+        Command::Doctor(doctor) => doctor.run(cli.verbose),
+        Command::Topo(topo) => topo.run().map(success),
+        Command::Serve(serve) => serve.run(),
+        Command::Ls(ls) => ls.run().map(success),
+        Command::Fetch(fetch) => fetch.run().map(success),
+        Command::Delete(delete) => delete.run(),
+        Command::Watch(watch) => watch.run().map(success),
+        Command::Replay(replay) => replay.run(),
+        Command::Certs(certs) => certs.run().map(success),
+        Command::Completions(completions) => completions.run(command).map(success),
+        Command::Man(man) => man.run(command).map(success),
+        Command::Probe(probe) => probe.run().map(success),
     };
     let status = done.unwrap_or_else(|error| {
         let reason = Reason::from(&error);
@@ -107,7 +120,7 @@ fn main() -> ExitCode {
         ));
         match error {
             Error::InvalidArgument { .. } => ExitCode::from(2),
-            _ => ExitCode::from(failure),
+            _ => ExitCode::FAILURE,
         }
     });
     log::flush(LAST);

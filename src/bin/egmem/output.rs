@@ -1,8 +1,8 @@
 //! Standard output, and who no longer listens to it.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
-use egmem::text::{escape_json, escape_lines};
+use egmem::text::{escape, escape_json, escape_lines};
 use egmem::{Error, Result};
 
 use crate::log;
@@ -42,6 +42,13 @@ pub fn complain(text: &str) {
 /// Writes `text` as it is to standard error.
 pub fn complain_painted(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Shows on a terminal what is being done, in place of what was shown before; "" clears it.
+pub fn progress(text: &str) {
+    if io::stderr().is_terminal() {
+        complain_painted(&format!("\r\x1b[2K{}", escape(text)));
+    }
 }
 
 /// Writes `value` to standard output as JSON.

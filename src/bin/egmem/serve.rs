@@ -1,6 +1,6 @@
 //! `egmem serve`: a node's allocator service, until it is told to end.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -16,12 +16,16 @@ use crate::source::Source;
 /// Holders had not released everything when the drain's time was over.
 const STILL_HELD: u8 = 3;
 
+/// The configuration below a folder for configurations.
+const CONFIG: &str = "egmem/egmem.toml";
+
 /// `egmem serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// What to do, in TOML: docs/service.md explains the keys
+    /// What to do, in TOML: docs/service.md explains the keys. By default egmem/egmem.toml below
+    /// XDG_CONFIG_HOME (or ~/.config), else /etc/egmem/egmem.toml
     #[arg(long, short, value_name = "FILE")]
-    config: PathBuf,
+    config: Option<PathBuf>,
     /// Read and check the configuration, and no more
     #[arg(long)]
     check: bool,
@@ -32,7 +36,8 @@ pub struct Serve {
 impl Serve {
     /// Serves until a signal.
     pub fn run(&self) -> Result<ExitCode> {
-        let config = self.read()?;
+        let path = self.config.clone().map_or_else(default_config, Ok)?;
+        let config = read(&path)?;
         if self.check {
             print("the configuration is good\n")?;
             return Ok(ExitCode::SUCCESS);
@@ -44,26 +49,13 @@ impl Serve {
             .enable_all()
             .build()
             .map_err(|error| Error::system("cannot start a runtime", &error))?
-            .block_on(self.serve(config, &driver, signals))
-    }
-
-    fn read(&self) -> Result<ServiceConfig> {
-        let path = self.config.display();
-        let text = std::fs::read_to_string(&self.config)
-            .map_err(|error| Error::system(format!("cannot read {path}"), &error))?;
-        ServiceConfig::from_toml(&text).map_err(|error| match error {
-            Error::InvalidArgument { what, why, valid } => Error::InvalidArgument {
-                what,
-                why: format!("{path}: {why}"),
-                valid,
-            },
-            other => other,
-        })
+            .block_on(self.serve(&path, config, &driver, signals))
     }
 
     /// Takes the signals: once it is done nobody listens, and the next ends the process.
     async fn serve(
         &self,
+        path: &Path,
         config: ServiceConfig,
         driver: &Driver,
         mut signals: Signals,
@@ -101,7 +93,7 @@ impl Serve {
                         break;
                     }
                     notify_reloading();
-                    match self.read().and_then(|config| {
+                    match read(path).and_then(|config| {
                         deadline = config.drain.deadline;
                         service.reload(config)
                     }) {
@@ -134,6 +126,44 @@ impl Serve {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The configuration where none is named: the user's own if there is one, else the system's.
+fn default_config() -> Result<PathBuf> {
+    let from_env = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let home = || from_env("HOME").map(|home| home.join(".config"));
+    let own = from_env("XDG_CONFIG_HOME").or_else(home);
+    let folders = own.into_iter().chain([PathBuf::from("/etc")]);
+    let files: Vec<_> = folders.map(|folder| folder.join(CONFIG)).collect();
+    match files.iter().find(|file| file.exists()) {
+        Some(file) => Ok(file.clone()),
+        None => {
+            let tried: Vec<_> = files
+                .iter()
+                .map(|file| file.display().to_string())
+                .collect();
+            let why = format!("none is given, and there is none at {}", tried.join(" or "));
+            Err(Error::invalid_of("configuration", why, "--config FILE"))
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<ServiceConfig> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::system(format!("cannot read {shown}"), &error))?;
+    ServiceConfig::from_toml(&text).map_err(|error| match error {
+        Error::InvalidArgument { what, why, valid } => Error::InvalidArgument {
+            what,
+            why: format!("{shown}: {why}"),
+            valid,
+        },
+        other => other,
+    })
 }
 
 /// Tells systemd, where it listens (NOTIFY_SOCKET).

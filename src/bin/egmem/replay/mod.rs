@@ -28,7 +28,7 @@ use self::play::Script;
 use self::read::Reading;
 use self::report::Report;
 use self::trace::Trace;
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, print, print_json, progress};
 use crate::source::Source;
 
 /// `egmem replay`
@@ -135,8 +135,16 @@ impl Replay {
                 .transpose()?,
         };
         let mut report = Report::new(path, &trace, self, &setting);
-        for entrant in entrants {
-            report.results.push(entrant.replay(&script, &setting)?);
+        let count = entrants.len();
+        for (at, entrant) in entrants.into_iter().enumerate() {
+            progress(&format!(
+                "replaying {} ({} of {count})",
+                entrant.name(),
+                at + 1
+            ));
+            let result = entrant.replay(&script, &setting);
+            progress("");
+            report.results.push(result?);
         }
         if let Some(path) = &self.plot {
             write(path, &plot::draw(&report, &trace))?;
