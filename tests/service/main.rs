@@ -176,11 +176,9 @@ fn only_byte(memory: &RemoteBuffer) -> u8 {
 
 fn allocations(memory: &RemoteBuffer) -> Vec<(u64, u64)> {
     let parts = memory.description().parts.iter();
-    let mut all: Vec<_> = parts
+    parts
         .map(|part| (part.identity.allocation, part.identity.generation))
-        .collect();
-    all.sort_unstable();
-    all
+        .collect()
 }
 
 /// A metric's value, summed over its labels.
