@@ -8,7 +8,9 @@ use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
-use crate::memory::{CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours};
+use crate::memory::{
+    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, is_read_only_for_cpu,
+};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
@@ -331,6 +333,10 @@ impl Buffer {
 impl Sealed for Buffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         gpu_access_of_neighbours(&self.mappings, gpu, offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        is_read_only_for_cpu(&self.mappings, offset, len)
     }
 }
 

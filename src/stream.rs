@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::driver::{Access, Code, DevicePtr, Driver, EventHandle, StreamHandle};
 use crate::explain::name_missing_gpu;
-use crate::memory::{Engine, Memory, expect_gpu_access};
+use crate::memory::{Engine, Memory, expect_gpu_access, expect_no_cpu_fault};
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -167,8 +167,9 @@ impl Stream {
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, and for a
     /// [borrowed](Self::borrowed) stream that is being captured into a graph; [`Error::NotAccessible`] where
-    /// the GPU may not write the destination or not read the source; what earlier work on the stream failed
-    /// with.
+    /// the GPU may not write the destination or not read the source, and where the source is host memory and the
+    /// CPU may read the destination but not write it (the driver makes such copies with the CPU); what earlier
+    /// work on the stream failed with.
     pub fn copy(
         &self,
         to: &impl Memory,
@@ -188,6 +189,7 @@ impl Stream {
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
         expect_gpu_access(from, by, (from_offset, bytes), Access::Read)?;
+        expect_no_cpu_fault(to, (to_offset, bytes), from)?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe {
             to.ready_on(self.handle())?;

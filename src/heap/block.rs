@@ -231,6 +231,10 @@ impl Sealed for Block {
         Access::from_flags(flags)
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
+
+    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
+        self.heap().host == Access::Read
+    }
 }
 
 impl Memory for Block {

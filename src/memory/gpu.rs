@@ -32,6 +32,37 @@ pub(crate) fn expect_gpu_access(
     Ok(())
 }
 
+/// Refuses a copy that the driver would make with the CPU and that would end the process: between two host
+/// memories, to one that the CPU may only read (docs/driver-behaviour.md, "Traps").
+///
+/// # Errors
+/// [`Error::NotAccessible`].
+pub(crate) fn expect_no_cpu_fault(
+    to: &impl Memory,
+    (offset, len): (u64, u64),
+    from: &impl Memory,
+) -> Result<()> {
+    if from.location().is_host() && to.is_read_only_for_cpu(offset, len) {
+        return Err(Error::NotAccessible {
+            who: Location::Host,
+            have: Access::Read,
+            need: Access::ReadWrite,
+        });
+    }
+    Ok(())
+}
+
+/// Returns whether the CPU may read some of the `len` bytes from `offset` on, and not write them, in mappings that
+/// lie side by side.
+pub(crate) fn is_read_only_for_cpu(mappings: &[Mapping], offset: u64, len: u64) -> bool {
+    let mut start = 0;
+    mappings.iter().any(|mapping| {
+        let (first, next) = (start, start + mapping.size().padded());
+        start = next;
+        first < offset.saturating_add(len) && offset < next && mapping.host() == Access::Read
+    })
+}
+
 /// Returns the least access of GPU `gpu` to the mappings that lie side by side and hold `len` bytes from
 /// `offset` on.
 ///

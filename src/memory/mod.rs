@@ -30,6 +30,11 @@ mod sealed {
         /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
         fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access>;
 
+        /// Returns whether the CPU may read some of `len` bytes from `offset` on, and not write them.
+        fn is_read_only_for_cpu(&self, _offset: u64, _len: u64) -> bool {
+            false
+        }
+
         /// Makes work put on `stream` from now on come after the memory's allocation.
         ///
         /// # Errors
@@ -42,7 +47,9 @@ mod sealed {
         }
     }
 }
-pub(crate) use gpu::{expect_gpu_access, gpu_access_of_neighbours};
+pub(crate) use gpu::{
+    expect_gpu_access, expect_no_cpu_fault, gpu_access_of_neighbours, is_read_only_for_cpu,
+};
 pub(crate) use sealed::{Engine, Sealed};
 
 /// Memory with an address in CUDA's unified address space.

@@ -8,7 +8,9 @@ use super::{Description, MAX_PARTS};
 use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours};
+use crate::memory::{
+    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, is_read_only_for_cpu,
+};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
 
 /// Imported memory at one range of addresses.
@@ -186,6 +188,10 @@ impl ImportedBuffer {
 impl Sealed for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         gpu_access_of_neighbours(self.mappings(), gpu, self.start() + offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        is_read_only_for_cpu(self.mappings(), self.start() + offset, len)
     }
 }
 

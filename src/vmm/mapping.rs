@@ -296,6 +296,11 @@ impl Mapping {
         Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
     }
 
+    /// What the CPU may do, as last granted through this mapping.
+    pub(crate) const fn host(&self) -> Access {
+        self.host
+    }
+
     /// The CPU's window on all of the mapping, padding included.
     #[cfg(feature = "share")]
     pub(crate) fn padded_cpu(&self) -> Result<CpuView<'_>> {
@@ -408,6 +413,10 @@ fn names_a_gpu(access: &[AccessDesc]) -> bool {
 impl Sealed for Mapping {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         self.access(Location::Device(gpu))
+    }
+
+    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
+        self.host == Access::Read
     }
 }
 

@@ -157,6 +157,40 @@ pub fn blocks_of_a_heap_keep_to_its_grants(driver: &Driver) {
     }
 }
 
+/// The driver makes a copy between two host memories with the CPU, which faults where it may not write.
+pub fn a_copy_that_the_cpu_would_fault_at_is_refused(driver: &Driver) {
+    let gpu = Gpu::last(driver);
+    let node = node(driver, gpu.gpu);
+    let buffer = Buffer::on(node)
+        .access(Location::Device(gpu.gpu), Access::ReadWrite)
+        .access(Location::Host, Access::Read)
+        .bytes(MIB)
+        .allocate(driver)
+        .unwrap();
+    let heap = Heap::on(node)
+        .access(Location::Device(gpu.gpu), Access::ReadWrite)
+        .access(Location::Host, Access::Read)
+        .build(driver)
+        .unwrap();
+    let layout = Layout::from_size_align(64 << 10, 256).unwrap();
+    let block = heap.allocate(layout).unwrap();
+    let refused = |result: Result<()>| {
+        let (have, need) = (Access::Read, Access::ReadWrite);
+        let who = Location::Host;
+        assert_eq!(result, Err(Error::NotAccessible { who, have, need }));
+    };
+    refused(gpu.stream.copy(&buffer, 0, &gpu.own, 0, 8));
+    refused(gpu.stream.copy(&buffer.mappings()[0], 0, &gpu.own, 0, 8));
+    refused(gpu.stream.copy(&block, 0, &gpu.own, 0, 8));
+    // What a GPU copies or fills, the CPU does not write.
+    let device = DeviceMemory::new(driver, gpu.gpu, MIB).unwrap();
+    gpu.stream.fill(&device, 0, 8, 7).unwrap();
+    gpu.stream.copy(&buffer, 0, &device, 0, 8).unwrap();
+    gpu.stream.copy(&block, 0, &device, 0, 8).unwrap();
+    gpu.prover.write(&buffer, 1).unwrap();
+    gpu.lives();
+}
+
 #[cfg(feature = "share")]
 pub fn imported_memory_keeps_to_the_importers_grants(driver: &Driver) {
     use egmem::driver::{HandleType, HandleTypes};

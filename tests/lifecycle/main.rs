@@ -79,6 +79,7 @@ on_both! {
         a_gpu_without_access_is_refused_reads,
         each_part_of_a_spread_buffer_counts,
         access_that_was_changed_counts,
+        a_copy_that_the_cpu_would_fault_at_is_refused,
         blocks_of_a_heap_keep_to_its_grants,
         #[cfg(feature = "share")]
         imported_memory_keeps_to_the_importers_grants,

@@ -188,6 +188,10 @@ impl Sealed for RemoteBuffer {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.remote.gpu_access(gpu, engine, offset, len)
     }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.remote.is_read_only_for_cpu(offset, len)
+    }
 }
 
 impl Memory for RemoteBuffer {

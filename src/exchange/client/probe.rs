@@ -241,6 +241,10 @@ impl Sealed for Padded<'_> {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.0.gpu_access(gpu, engine, offset, len)
     }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.0.is_read_only_for_cpu(offset, len)
+    }
 }
 
 impl Memory for Padded<'_> {
