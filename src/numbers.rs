@@ -3,12 +3,14 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bits of each half of a number: a number stays below 2^52, so that every reader of JSON keeps it.
-const HALF: u32 = 26;
+/// Bits of each half of the part that is permuted: with 32 bits in all, a number takes 5 bytes of CBOR, and a client
+/// lists tens of thousands of leases in its hello.
+const HALF: u32 = 16;
 const MASK: u64 = (1 << HALF) - 1;
 const ROUNDS: u32 = 8;
 
-/// Gives each number below 2^52 once, in an order that only its random keys determine.
+/// Gives each number once: those below 2^32 first, in an order that only its random keys determine, then as many
+/// above them in the same order.
 ///
 /// Peers are told numbers of leases, sessions and allocations. From a plain counter each peer would learn how
 /// many the others were given. A Feistel network permutes the counter here. Its round function is the keyed hash
@@ -32,7 +34,7 @@ impl Numbers {
             let mixed = self.keys.hash_one((round, halves.1)) & MASK;
             halves = (halves.1, halves.0 ^ mixed);
         }
-        halves.0 << HALF | halves.1
+        count >> (2 * HALF) << (2 * HALF) | halves.0 << HALF | halves.1
     }
 }
 
@@ -60,6 +62,8 @@ mod tests {
                     .count()
             ));
         }
+        let next = numbers.permute((1 << 32) + 7);
+        assert_eq!(next, (1 << 32) + numbers.permute(7));
         // Others' keys are others.
         assert_ne!(Numbers::default().next(), given[0]);
     }
