@@ -83,7 +83,8 @@ impl<'de> Deserialize<'de> for Ascending {
                 if announced > MAX_LISTED {
                     return Err(de::Error::invalid_length(announced, &self));
                 }
-                let mut all = Vec::with_capacity(announced);
+                // A few bytes announce any length: no memory is taken for numbers that did not come.
+                let mut all = Vec::with_capacity(announced.min(1024));
                 while let Some(one) = list.next_element::<u64>()? {
                     if all.last().is_some_and(|last| *last >= one) {
                         return Err(de::Error::custom("numbers out of order"));
