@@ -95,13 +95,18 @@ impl Shared {
     /// handle.
     #[cold]
     fn grow_behind(&self, node: NodeId, bytes: u64) -> bool {
+        // Growth elsewhere holds the lock for as long as the driver takes: most blocks need not wait for it.
+        let possible = !self.exportable
+            && bytes <= MAX_RANGE
+            && !self.closed.load(Relaxed)
+            && self.core().end_of_memory_behind(node).is_some();
+        if !possible {
+            return false;
+        }
         let mut guard = lock(&self.backing);
         let Some(backing) = guard.as_mut() else {
             return false;
         };
-        if self.closed.load(Relaxed) || bytes > MAX_RANGE {
-            return false;
-        }
         // Nobody adds memory meanwhile. Others may still take bytes that are free behind the block.
         let Some((start, edge)) = self.core().end_of_memory_behind(node) else {
             return false;
