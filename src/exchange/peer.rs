@@ -207,8 +207,9 @@ impl Who {
     /// Whoever this admits, and that peer.
     pub fn and(mut self, peer: PeerName) -> Self {
         let name = peer.to_string();
-        // A name that a program made up must not become a pattern.
-        if !name.contains('*') {
+        // A name that a program made up must become neither a pattern nor another peer's name.
+        let others = name.parse::<PeerName>().is_ok_and(|named| named != peer);
+        if !name.contains('*') && !others {
             self.0.push(&name);
             self.0.shrink();
         }
@@ -260,6 +261,16 @@ impl<'de> Deserialize<'de> for Who {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_made_up_name_becomes_no_pattern_and_no_other_peer() {
+        for name in ["*", "a*.test", "local", "uid:0", "spiffe://a.test/b"] {
+            let who = Who::only(PeerName::Certificate(name.into()));
+            assert!(who.0.iter().next().is_none(), "{name}");
+        }
+        assert!(Who::only(cert("a.test")).admits(&cert("a.test")));
+        assert!(Who::only(PeerName::User(0)).admits(&PeerName::User(0)));
+    }
 
     fn cert(name: &str) -> PeerName {
         PeerName::certificate(name).unwrap()
