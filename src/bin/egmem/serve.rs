@@ -140,6 +140,11 @@ fn default_config() -> Result<PathBuf> {
     let folders = own.into_iter().chain([PathBuf::from("/etc")]);
     let files: Vec<_> = folders.map(|folder| folder.join(CONFIG)).collect();
     match files.iter().find(|file| file.exists()) {
+        // sudo may keep another user's HOME, and that user's file must not decide what root serves.
+        Some(file) if !is_ours(file) => {
+            let why = format!("{} belongs to another user", file.display());
+            Err(Error::invalid_of("configuration", why, "--config FILE"))
+        }
         Some(file) => Ok(file.clone()),
         None => {
             let tried: Vec<_> = files
@@ -150,6 +155,15 @@ fn default_config() -> Result<PathBuf> {
             Err(Error::invalid_of("configuration", why, "--config FILE"))
         }
     }
+}
+
+/// Whether a file belongs to this user or to root. One that cannot be looked at is left to who reads it.
+fn is_ours(file: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    let this = rustix::process::geteuid().as_raw();
+    file.metadata()
+        .map_or(true, |data| [0, this].contains(&data.uid()))
 }
 
 fn read(path: &Path) -> Result<ServiceConfig> {
