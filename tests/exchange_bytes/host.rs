@@ -123,6 +123,9 @@ impl Maker {
 
 /// Serves until standard input ends, and looks where a line asks for it.
 pub fn serve(setup: &Setup) {
+    // A huge page would count as 2 MiB as soon as one byte of it is touched.
+    // SAFETY: it changes only by which pages the kernel backs this process's memory.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     let runtime = runtime();
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable();

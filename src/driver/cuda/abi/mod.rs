@@ -2,7 +2,7 @@
 //!
 //! A driver newer than CUDA's headers may write a value that their enums lack. In a closed Rust enum
 //! that is undefined behaviour; an integer holds any value. The test `bindings` compares layouts and
-//! numbers with those of CUDA's headers; ci/bindings runs it for several CUDA versions.
+//! numbers with those of CUDA's headers; ci/cudarc runs it for several CUDA versions.
 
 #[cfg(test)]
 mod bindings;
