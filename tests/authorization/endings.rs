@@ -7,6 +7,7 @@ use egmem::driver::HandleType;
 use egmem::exchange::protocol::{Answer, Ask, Event, Greeting, Secret, Watch};
 
 use crate::raw::{Raw, answer};
+use crate::requests;
 use crate::stage::{HIDDEN, OTHER, OWNER, Stage, USER, fetch};
 
 fn fetch_hidden() -> Ask {
@@ -22,8 +23,15 @@ fn dismissed(raw: &mut Raw, word: &str) {
         [Event::Dismissed(why)] => assert_eq!(why.reason, word),
         other => panic!("{other:?}"),
     }
-    // The connection may have ended for writing, too.
-    let _ = raw.try_send(fetch_hidden());
+    let all = requests::all(&requests::Target {
+        name: HIDDEN,
+        lease: 1,
+        group: "job/hidden",
+    });
+    for ask in all {
+        // The connection may have ended for writing, too.
+        let _ = raw.try_send(ask);
+    }
     assert!(raw.read().is_err());
 }
 

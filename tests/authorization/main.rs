@@ -7,6 +7,7 @@ mod groups;
 mod leases;
 mod names;
 mod raw;
+mod requests;
 mod sessions;
 #[path = "../../src/exchange/slow.rs"]
 mod slow;

@@ -2,11 +2,10 @@
 //! own; the door is for tickets alone.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{
-    Ask, Empty, Greeting, List, Release, Request, Secret, Watch, Welcome, encode,
-};
+use egmem::exchange::protocol::{Ask, Empty, Greeting, Release, Request, Secret, Welcome, encode};
 
-use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, create, fetch, granted};
+use crate::requests;
+use crate::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, granted};
 
 #[test]
 fn hello_without_a_certificate() {
@@ -74,27 +73,20 @@ fn resume_of_a_session_of_others() {
 #[test]
 fn other_requests_at_the_door() {
     let stage = Stage::new();
+    let mut owner = stage.peer(OWNER);
+    let lease = granted(&mut owner, HandleType::Fabric).lease;
     let raw = &mut stage.at_door();
     raw.ping();
-    let list = |prefix: &str| {
-        let prefix = prefix.into();
-        Ask::List(List {
-            prefix,
-            after: None,
-        })
-    };
-    let watch = |prefix: &str| {
-        let prefix = prefix.into();
-        Ask::Watch(Watch { prefix })
-    };
-    let fabric = HandleType::Fabric;
-    for (hidden, absent) in [
-        (fetch(HIDDEN, fabric), fetch(ABSENT, fabric)),
-        (create(HIDDEN), create(ABSENT)),
-        (list("owner.test/hid"), list("owner.test/abs")),
-        (watch("owner.test/hid"), watch("owner.test/abs")),
-    ] {
-        stage.nothing_comes_of(raw, hidden, absent, "unsupported");
+    let of = |name, lease, group| requests::all(&requests::Target { name, lease, group });
+    let exist = of(HIDDEN, lease, "job/hidden");
+    let absent = of(ABSENT, u64::MAX, "job/absent");
+    for (exists, absent) in exist.into_iter().zip(absent) {
+        // What the door is for.
+        if !matches!(exists, Ask::Redeem(_)) {
+            stage.nothing_comes_of(raw, exists, absent, "unsupported");
+        }
     }
+    owner.ask(Ask::Release(Release { lease }));
+    drop(owner);
     stage.end();
 }

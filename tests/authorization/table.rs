@@ -51,6 +51,14 @@ fn every_message_has_a_row() {
     let table = rows(SECURITY, "\n## Authorization\n");
     let requests = rows(PROTOCOL, "\n## Requests and replies\n");
     assert!(requests.len() > 10, "{requests:?}");
+    // Tests of all requests send one of each but pings.
+    let target = crate::requests::Target {
+        name: "",
+        lease: 0,
+        group: "",
+    };
+    let sent = crate::requests::all(&target).len();
+    assert_eq!(sent + 1, requests.len(), "tests/authorization/requests.rs");
     let greetings = ["hello", "resume"].into_iter();
     for message in requests.iter().map(|row| word(row[0])).chain(greetings) {
         let mut found = table.iter().filter(|row| word(row[0]) == message);
