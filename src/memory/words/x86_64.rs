@@ -52,8 +52,7 @@ fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
 /// # Safety
 /// As for [`portable::load_words`].
 pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
-    let past_the_caches = to.len() >= STREAM_FROM && is_faster_past_the_caches();
-    if to.len() >= STRING_FROM && !past_the_caches && wide::is_there() {
+    if to.len() >= STRING_FROM && wide::is_there() {
         // SAFETY: the caller's promise.
         return unsafe { wide::load(from, to) };
     }
