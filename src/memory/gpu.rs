@@ -52,15 +52,21 @@ pub(crate) fn expect_no_cpu_fault(
     Ok(())
 }
 
+/// Returns those of the mappings that lie side by side which hold some of the `len` bytes from `offset` on.
+fn holding(mappings: &[Mapping], offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
+    let end = offset.saturating_add(len);
+    let mut next = 0;
+    mappings.iter().filter(move |mapping| {
+        let start = next;
+        next += mapping.size().padded();
+        start < end && offset < next
+    })
+}
+
 /// Returns whether the CPU may read some of the `len` bytes from `offset` on, and not write them, in mappings that
 /// lie side by side.
 pub(crate) fn is_read_only_for_cpu(mappings: &[Mapping], offset: u64, len: u64) -> bool {
-    let mut start = 0;
-    mappings.iter().any(|mapping| {
-        let (first, next) = (start, start + mapping.size().padded());
-        start = next;
-        first < offset.saturating_add(len) && offset < next && mapping.host() == Access::Read
-    })
+    holding(mappings, offset, len).any(|mapping| mapping.host() == Access::Read)
 }
 
 /// Returns the least access of GPU `gpu` to the mappings that lie side by side and hold `len` bytes from
@@ -74,15 +80,7 @@ pub(crate) fn gpu_access_of_neighbours(
     offset: u64,
     len: u64,
 ) -> Result<Access> {
-    let end = offset.saturating_add(len);
-    let mut least = Access::ReadWrite;
-    let mut start = 0;
-    for mapping in mappings {
-        let next = start + mapping.size().padded();
-        if start < end && offset < next {
-            least = least.min(mapping.access(Location::Device(gpu))?);
-        }
-        start = next;
-    }
-    Ok(least)
+    holding(mappings, offset, len).try_fold(Access::ReadWrite, |least, mapping| {
+        Ok(least.min(mapping.access(Location::Device(gpu))?))
+    })
 }

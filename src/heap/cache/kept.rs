@@ -6,8 +6,9 @@ use super::Magazine;
 use crate::heap::classes::{CLASSES, Class};
 
 /// An upper bound of a cache's contents: by a bit for each size class that may have blocks, one for larger
-/// blocks within the budget, and one for those beyond it. Bits are set before blocks come, on cold paths alone, and reset when the core has all of them, so a
-/// block that is in a cache when somebody begins to read is never missed.
+/// blocks within the budget, and one for those beyond it. Bits are set before blocks come, on cold paths alone,
+/// and reset when the core has all of them, so a block that is in a cache when somebody begins to read is never
+/// missed.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Kept(AtomicU64);
 
