@@ -54,7 +54,6 @@
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
 //! | `cli` | no | the command line `egmem` |
-//! | `compare` | no | nothing in the library: other allocators, for `egmem replay` and the benchmark of the heap |
 //!
 //! # Non-goals
 //! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
@@ -94,7 +93,6 @@ pub mod stream;
 mod teardown;
 pub mod text;
 pub mod topology;
-pub mod trace;
 pub mod vmm;
 
 /// The crate whose `Allocator` a [`Heap`] is: its `Vec` and `Box`, of the version that fits.

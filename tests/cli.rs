@@ -387,7 +387,6 @@ fn every_help_tells_the_exit_status_and_the_log() {
         "fetch",
         "delete",
         "watch",
-        "replay",
         "certs",
         "certs init",
         "certs issue",

@@ -1,7 +1,6 @@
 //! What the command line says to do when something fails: it depends on the cause.
 #![cfg(feature = "cli")]
 
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -35,18 +34,6 @@ fn expect(output: &Output, status: i32, words: &[&str], never: &[&str]) {
     }
 }
 
-fn replay(log: &str, args: &[&str]) -> Output {
-    let mut child = egmem(&["replay", "-", "--allocators", "heap", "--repeat", "1"])
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let _ = child.stdin.take().unwrap().write_all(log.as_bytes());
-    child.wait_with_output().unwrap()
-}
-
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
@@ -73,31 +60,6 @@ fn a_first_connection_that_fails_is_no_lost_peer() {
 fn a_network_address_without_certificates_names_the_option() {
     let output = run(&["ls", "tcp://192.0.2.1:7740"]);
     expect(&output, 1, &["--plain-anywhere", "certs issue"], &[]);
-}
-
-#[test]
-fn a_gpus_own_memory_is_no_host_node() {
-    let log = "1,2,allocate,0x100,100,0\n1,3,free,0x100,100,0\n";
-    let output = replay(log, &["--sim", "gh200x4", "--node", "4"]);
-    let words = ["node 4 is GPU 0's own memory", "0, 1, 2, 3"];
-    expect(&output, 1, &words, &[]);
-    let output = replay(log, &["--sim", "gh200x4", "--node", "99"]);
-    expect(
-        &output,
-        1,
-        &["there is no host NUMA node 99"],
-        &["own memory"],
-    );
-}
-
-#[test]
-fn a_short_line_says_how_many_columns_are_needed_for_what() {
-    let output = replay(
-        "Thread,Time,Action,Pointer,Size,Stream\n1,2,allocate\n",
-        &[],
-    );
-    let words = ["line 2: 3 columns, at least 5 are needed for Action, Pointer and Size"];
-    expect(&output, 2, &words, &["correct the argument"]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use egmem::trace::{Line, Outcome, Report, Runner, compare};
 use egmem::{Driver, Machine};
+use egmem_trace::{Line, Outcome, Report, Runner, compare};
 use flate2::read::GzDecoder;
 
 fn data() -> PathBuf {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egmem::driver::Call;
-use egmem::trace::{
+use egmem::{Driver, Machine};
+use egmem_trace::{
     Addr, Memory, Op, Outcome, Record, Recorded, Sequence, Shape, Value, compare, generate, run,
 };
-use egmem::{Driver, Machine};
 
 const SHAPE: Shape = Shape {
     len: 64,

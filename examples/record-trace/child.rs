@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use egmem::trace::{Outcome, Recorded, Runner};
+use egmem_trace::{Outcome, Recorded, Runner};
 
 use super::{Args, Result, open, sequence};
 

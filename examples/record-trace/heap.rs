@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use egmem::driver::sim::Sim;
 use egmem::driver::*;
 use egmem::share::{ImportOptions, ImportedBuffer, Shared};
-use egmem::trace::{Addr, Memory, Op, Sequence, Slot, Source};
 use egmem::{Block, Heap, Machine, Result, Stream};
+use egmem_trace::{Addr, Memory, Op, Sequence, Slot, Source};
 
 const MIB: u64 = 1 << 20;
 /// The words at a chunk's start that the GPU writes and checks.

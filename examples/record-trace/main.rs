@@ -21,8 +21,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use egmem::trace::{Sequence, Shape, generate};
 use egmem::{Driver, Machine};
+use egmem_trace::{Sequence, Shape, generate};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use egmem::trace::{Crash, Header, Line, Recorded};
+use egmem_trace::{Crash, Header, Line, Recorded};
 
 use super::{Args, Result, open, sequence};
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use egmem::trace::{Crash, Line, Report, Runner, compare};
+use egmem_trace::{Crash, Line, Report, Runner, compare};
 use flate2::read::GzDecoder;
 
 use super::{Args, Result, open};

@@ -1,7 +1,7 @@
 //! The caller's current CUDA context stays as it was.
 
 use egmem::driver::StreamHandle;
-use egmem::trace::{Runner, Shape, generate};
+use egmem_trace::{Runner, Shape, generate};
 
 use crate::harness::Ctx;
 use crate::raw::Pools;

@@ -14,10 +14,10 @@ mod names;
 mod output;
 mod probe;
 mod render;
-mod replay;
 mod serve;
 mod signals;
 mod source;
+mod stdio;
 mod topo;
 mod watch;
 
@@ -69,10 +69,6 @@ enum Command {
     ///
     /// It says when the server goes away, waits for it, and goes on.
     Watch(watch::Watch),
-    /// Replay a log of allocations on the heap and other allocators: time, space, pictures
-    ///
-    /// Exit status: 0 replayed, 1 failed, 2 for wrong usage or a log that cannot be read.
-    Replay(replay::Replay),
     /// Make certificates: an authority of one's own, and from it one for each node and user
     Certs(certs::Certs),
     /// Print a script that completes this program's commands and options in a shell
@@ -106,7 +102,6 @@ fn main() -> ExitCode {
         Command::Fetch(fetch) => fetch.run().map(success),
         Command::Delete(delete) => delete.run(),
         Command::Watch(watch) => watch.run().map(success),
-        Command::Replay(replay) => replay.run(),
         Command::Certs(certs) => certs.run().map(success),
         Command::Completions(completions) => completions.run(command).map(success),
         Command::Man(man) => man.run(command).map(success),

@@ -1,0 +1,3 @@
+//! Allocators that the program `replay` and the benchmark "heap" set beside egmem's heap.
+
+pub mod contestants;

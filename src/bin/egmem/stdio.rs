@@ -1,0 +1,46 @@
+//! Standard output and standard error, for this program and for `replay` (benches/replay), which includes this file.
+
+use std::io::{self, IsTerminal, Write};
+
+use egmem::text::{escape, escape_json, escape_lines};
+use egmem::{Error, Result};
+
+/// Writes `text` to standard output, with controls escaped but for line feeds and tabs. A reader that
+/// has gone away (`egmem topo | head -1`) is no error.
+pub fn print(text: &str) -> Result<()> {
+    print_while_read(text).map(drop)
+}
+
+/// The same, for what has no end of its own; `false` when the reader has gone away.
+pub fn print_while_read(text: &str) -> Result<bool> {
+    print_painted(&escape_lines(text))
+}
+
+/// Writes `text` as it is: its colours are this program's, and all else in it has been escaped.
+pub fn print_painted(text: &str) -> Result<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::system("cannot write to standard output", &error)),
+    }
+}
+
+/// Writes `text` as it is to standard error.
+pub fn complain_painted(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Shows on a terminal what is being done, in place of what was shown before; "" clears it.
+pub fn progress(text: &str) {
+    if io::stderr().is_terminal() {
+        complain_painted(&format!("\r\x1b[2K{}", escape(text)));
+    }
+}
+
+/// Writes `value` to standard output as JSON.
+pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Error::invalid("report", error.to_string()))?;
+    print(&(escape_json(&text) + "\n"))
+}
