@@ -4,12 +4,6 @@ use std::hint::black_box;
 
 use egmem::memory::{CpuView, ParallelCopy};
 
-/// The library's own module, whose ways of large copies are measured one by one.
-#[cfg(target_arch = "x86_64")]
-#[allow(dead_code, unused_imports)] // The benchmark uses the two of x86-64 alone.
-#[path = "../../src/memory/words/mod.rs"]
-mod words;
-
 /// A way to move bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -23,18 +17,12 @@ pub enum Work {
     ParallelWrite,
     ParallelRead,
     ParallelFill,
-    /// A string instruction at any size, on x86-64.
-    StringWrite,
-    /// Non-temporal stores at any size of whole blocks, on x86-64.
-    StreamWrite,
 }
 
 impl Work {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 9] = [
         Self::LibcWrite,
         Self::Write,
-        Self::StringWrite,
-        Self::StreamWrite,
         Self::LibcRead,
         Self::Read,
         Self::LibcFill,
@@ -55,17 +43,13 @@ impl Work {
             Self::ParallelWrite => "parallel write_at",
             Self::ParallelRead => "parallel read_at",
             Self::ParallelFill => "parallel fill",
-            Self::StringWrite => "string",
-            Self::StreamWrite => "stream",
         }
     }
 
     /// What does the same: libc's call, or one thread.
     pub const fn beside(self) -> Self {
         match self {
-            Self::Write | Self::LibcWrite | Self::StringWrite | Self::StreamWrite => {
-                Self::LibcWrite
-            }
+            Self::Write | Self::LibcWrite => Self::LibcWrite,
             Self::Read | Self::LibcRead => Self::LibcRead,
             Self::Fill | Self::LibcFill => Self::LibcFill,
             Self::ParallelWrite => Self::Write,
@@ -127,30 +111,6 @@ impl<'a> Ways<'a> {
             Work::LibcFill => unsafe {
                 black_box(libc::memset(shared.cast(), 7, black_box(bytes)));
             },
-            Work::StringWrite | Work::StreamWrite => large(work, shared, own),
         }
     }
 }
-
-#[cfg(target_arch = "x86_64")]
-fn large(work: Work, shared: *mut u8, own: &[u8]) {
-    use words::x86_64::{BLOCK, stream, string};
-    let streamed = match work {
-        Work::StreamWrite => own.len() & !(BLOCK - 1),
-        _ => 0,
-    };
-    // SAFETY: the view has so many bytes, which begin at a page; all sizes are multiples of 8.
-    unsafe {
-        if streamed > 0 {
-            stream(shared, own.as_ptr(), streamed / BLOCK);
-        }
-        string(
-            shared.add(streamed),
-            own.as_ptr().add(streamed),
-            own.len() - streamed,
-        );
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn large(_: Work, _: *mut u8, _: &[u8]) {}

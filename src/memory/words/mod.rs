@@ -31,7 +31,7 @@
 mod aarch64;
 mod portable;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-pub(crate) mod x86_64;
+mod x86_64;
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 use aarch64::{fill_words, load_words, store_words};

@@ -1,24 +1,34 @@
-//! x86-64: string instructions of 8 bytes a step, non-temporal stores for large copies on Intel, and pairs of
-//! words for loads.
+//! x86-64: string instructions of 8 bytes a step, and pairs of words for large copies and where string
+//! instructions are slow.
 //!
 //! The module beside this says why the assembly is sound.
 
-mod wide;
+mod moves;
 
-use std::arch::asm;
 use std::sync::OnceLock;
 
 use super::{WORD, portable};
+use moves::{BLOCK, ROUND};
 
 /// From how many bytes on a string instruction is faster than a loop, its start included.
 const STRING_FROM: usize = 512;
-/// From how many bytes on a copy goes past the caches, where the processor gains by that.
+/// From how many bytes on a copy goes past the caches.
 const STREAM_FROM: usize = 16 << 20;
-/// The bytes of a page, and of the pages that a large copy works on side by side.
+/// The bytes of a page.
 const PAGE: usize = 4 << 10;
-pub(crate) const BLOCK: usize = 4 * PAGE;
-/// String instructions are fast where the destination is a multiple of this.
+/// Copies are fast where the destination is a multiple of this.
 const LINE: usize = 64;
+/// The bytes of a pair of words.
+const PAIR: usize = 16;
+
+/// How the bulk of a copy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    String,
+    Pairs,
+    /// Pairs that go past the caches.
+    Blocks,
+}
 
 /// Stores whole words.
 ///
@@ -26,25 +36,14 @@ const LINE: usize = 64;
 /// As for [`portable::store_words`].
 pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
     let (short, long) = from.split_at(short_part(to, from.len()));
-    // SAFETY: the caller's promise, for both parts; the first is a multiple of 8 bytes.
+    // SAFETY: the caller's promise, for each part. The second begins at a line of `to`, if it has any bytes.
     unsafe {
         portable::store_words(to, short);
         let to = to.add(short.len());
-        // It begins at a line, or has no bytes.
-        let pairs = match is_just_ahead(to, long.as_ptr()) && wide::is_there() {
-            true => wide::store(to, long),
-            false => 0,
-        };
-        let long = &long[pairs..];
-        copy_words(to.add(pairs), long.as_ptr(), long.len());
+        let method = method(to, long.as_ptr(), long.len());
+        let moves = (moves::store_pairs as Move, moves::store_blocks as Move);
+        copy(method, moves, to, long.as_ptr(), long.len());
     }
-}
-
-/// Whether string instructions are slow: where a store comes just after a load in the low bits of their
-/// addresses, the processor takes the one for what the other needs.
-fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
-    let ahead = (to as usize).wrapping_sub(from as usize) & (PAGE - 1);
-    (1..LINE).contains(&ahead)
 }
 
 /// Loads whole words.
@@ -52,15 +51,23 @@ fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
 /// # Safety
 /// As for [`portable::load_words`].
 pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
-    if to.len() >= STRING_FROM && wide::is_there() {
-        // SAFETY: the caller's promise.
-        return unsafe { wide::load(from, to) };
+    let mut method = method(to.as_ptr(), from, to.len());
+    // Blocks and pairs of both sides begin together only where the sides lie alike.
+    if method == Method::Blocks && !(to.as_ptr() as usize ^ from as usize).is_multiple_of(PAIR) {
+        method = Method::String;
     }
-    let (short, long) = to.split_at_mut(short_part(to.as_ptr(), to.len()));
-    // SAFETY: the caller's promise, for both parts; the first is a multiple of 8 bytes.
+    let short = match method {
+        Method::Pairs => up_to(PAIR, from, to.len()),
+        _ => short_part(to.as_ptr(), to.len()),
+    };
+    let (short, long) = to.split_at_mut(short);
+    // SAFETY: the caller's promise, for each part. The second begins at a pair of `from` where the method
+    // needs that, and then at a line of `to`, too, for blocks.
     unsafe {
         portable::load_words(from, short);
-        copy_words(long.as_mut_ptr(), from.add(short.len()), long.len());
+        let moves = (moves::load_pairs as Move, moves::load_blocks as Move);
+        let from = from.add(short.len());
+        copy(method, moves, long.as_mut_ptr(), from, long.len());
     }
 }
 
@@ -70,110 +77,52 @@ pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
 /// As for [`portable::fill_words`].
 pub(super) unsafe fn fill_words(to: *mut u8, words: usize, value: u64) {
     let short = short_part(to, words * WORD) / WORD;
-    // SAFETY: the caller's promise, for both parts. The assembly stores `value` to each word after the
-    // short part; the direction flag is clear at the start of an assembly block.
+    // SAFETY: the caller's promise, for both parts.
     unsafe {
         portable::fill_words(to, short, value);
         if short < words {
-            asm!(
-                "rep stosq",
-                inout("rdi") to.add(short * WORD) => _,
-                inout("rcx") words - short => _,
-                in("rax") value,
-                options(nostack, preserves_flags),
-            );
+            moves::string_fill(to.add(short * WORD), words - short, value);
         }
     }
 }
 
-/// How many of `bytes`, a multiple of 8, are moved by a loop: all of a few, else those before the next
+/// Returns how many of `bytes`, a multiple of 8, are moved by a loop: all of a few, else those before the next
 /// line of the destination.
 fn short_part(to: *const u8, bytes: usize) -> usize {
     match bytes < STRING_FROM {
         true => bytes,
-        false => (to as usize).wrapping_neg() & (LINE - 1) & !(WORD - 1),
+        false => up_to(LINE, to, bytes),
     }
 }
 
-/// # Safety
-/// `bytes` is a multiple of 8. So many are readable at `from` and writable at `to`, and the ranges do not
-/// overlap. The side that is shared begins at a multiple of 8; the other is the caller's alone.
-unsafe fn copy_words(to: *mut u8, from: *const u8, bytes: usize) {
-    let streamed = match bytes >= STREAM_FROM && is_faster_past_the_caches() {
-        true => bytes & !(BLOCK - 1),
-        false => 0,
-    };
-    // SAFETY: the two parts are all of the range; the first is a multiple of `BLOCK`.
-    unsafe {
-        if streamed > 0 {
-            stream(to, from, streamed / BLOCK);
-        }
-        if streamed < bytes {
-            string(to.add(streamed), from.add(streamed), bytes - streamed);
-        }
+/// Returns the bytes of whole words before the next multiple of `unit`, of `bytes` at `at`.
+fn up_to(unit: usize, at: *const u8, bytes: usize) -> usize {
+    ((at as usize).wrapping_neg() & (unit - 1) & !(WORD - 1)).min(bytes)
+}
+
+/// Chooses how `bytes` bytes are copied. Few bytes are a string's, which then has none to move.
+fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
+    if bytes < STRING_FROM || !moves::has_pairs() {
+        Method::String
+    } else if bytes >= STREAM_FROM {
+        Method::Blocks
+    } else if is_just_ahead(to, from) && !is_intel() {
+        Method::Pairs
+    } else {
+        Method::String
     }
 }
 
-/// # Safety
-/// As for [`copy_words`].
-pub(crate) unsafe fn string(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the instruction moves each word once; the direction flag is clear at the start of an
-    // assembly block.
-    unsafe {
-        asm!(
-            "rep movsq",
-            inout("rdi") to => _,
-            inout("rsi") from => _,
-            inout("rcx") bytes / WORD => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Copies `blocks` times four pages, a line of each at a time: the processor fetches ahead within each page.
+/// Returns whether string instructions are slow except on Intel's processors: a store comes just after a
+/// load in the low bits of their addresses, and the processor takes the one for what the other needs.
 ///
-/// # Safety
-/// As for [`copy_words`], `blocks` is at least 1.
-pub(crate) unsafe fn stream(to: *mut u8, from: *const u8, blocks: usize) {
-    // SAFETY: the block moves each word once, and orders its stores before those that follow. Prefetches
-    // beyond the source's end do not fault.
-    unsafe {
-        asm!(
-            "2:",
-            "mov {lines:e}, 64",
-            "3:",
-            ".irp page, 0, 4096, 8192, 12288",
-            "prefetcht0 [{from} + \\page + 512]",
-            ".irp at, 0, 16, 32, 48",
-            "mov {a}, [{from} + \\page + \\at]",
-            "mov {b}, [{from} + \\page + \\at + 8]",
-            "movnti [{to} + \\page + \\at], {a}",
-            "movnti [{to} + \\page + \\at + 8], {b}",
-            ".endr",
-            ".endr",
-            "add {from}, 64",
-            "add {to}, 64",
-            "dec {lines:e}",
-            "jnz 3b",
-            "add {from}, 12288",
-            "add {to}, 12288",
-            "dec {blocks}",
-            "jnz 2b",
-            "sfence",
-            to = inout(reg) to => _,
-            from = inout(reg) from => _,
-            blocks = inout(reg) blocks => _,
-            lines = out(reg) _,
-            a = out(reg) _,
-            b = out(reg) _,
-            options(nostack),
-        );
-    }
+/// What the C library allocates for large memory lies 16 bytes behind a page, so a copy from a page is one.
+fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
+    let ahead = (to as usize).wrapping_sub(from as usize) & (PAGE - 1);
+    (1..LINE).contains(&ahead)
 }
 
-/// Whether large copies are to use non-temporal stores: on Intel, as its own and libc's copies do. AMD's
-/// string instructions go past the caches by themselves, and are faster there (docs/performance.md).
-fn is_faster_past_the_caches() -> bool {
+fn is_intel() -> bool {
     static INTEL: OnceLock<bool> = OnceLock::new();
     *INTEL.get_or_init(|| {
         // SAFETY: every x86-64 processor has the instruction. (Later compilers need no `unsafe` here.)
@@ -186,36 +135,84 @@ fn is_faster_past_the_caches() -> bool {
     })
 }
 
+/// Moves so many rounds or blocks.
+type Move = unsafe fn(*mut u8, *const u8, usize);
+
+/// Copies by pairs or blocks, which `moves` are, and the rest by a string instruction.
+///
+/// # Safety
+/// As for [`moves::string`]; where the method is one of `moves`, also as for that.
+unsafe fn copy(
+    method: Method,
+    (pairs, blocks): (Move, Move),
+    to: *mut u8,
+    from: *const u8,
+    bytes: usize,
+) {
+    let (moves, unit) = match method {
+        Method::String => (pairs, usize::MAX),
+        Method::Pairs => (pairs, ROUND),
+        Method::Blocks => (blocks, BLOCK),
+    };
+    let count = bytes / unit;
+    // SAFETY: the caller's promise, for both parts of the range; both are multiples of 8.
+    unsafe {
+        let moved = match count {
+            0 => 0,
+            _ => {
+                moves(to, from, count);
+                count * unit
+            }
+        };
+        if moved < bytes {
+            moves::string(to.add(moved), from.add(moved), bytes - moved);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn copies_past_the_caches_are_exact() {
-        let from: Vec<u64> = (1..=(3 * BLOCK / WORD) as u64).collect();
-        let mut to = vec![0_u64; from.len()];
-        // SAFETY: both have three blocks, and the last of `to` is left.
-        unsafe { stream(to.as_mut_ptr().cast(), from.as_ptr().cast(), 2) };
-        let copied = 2 * BLOCK / WORD;
-        assert_eq!(to[..copied], from[..copied]);
-        assert!(to[copied..].iter().all(|&word| word == 0));
+    /// Loads and stores `len` bytes between places that many bytes behind a page.
+    fn check(len: usize, shared: usize, own: usize) {
+        let data: Vec<u64> = (0..(len + 2 * PAGE) as u64 / 8)
+            .map(|n| n * 0x0101_0101_0203)
+            .collect();
+        let data: &[u8] = bytemuck::cast_slice(&data);
+        let behind =
+            |at: *const u8, offset: usize| ((at as usize).wrapping_neg() & (PAGE - 1)) + offset;
+        let from = &data[behind(data.as_ptr(), own)..][..len];
+        let mut memory = vec![0_u64; data.len() / 8];
+        let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        let start = behind(memory.as_ptr(), shared);
+        // SAFETY: so many bytes are there, whole words, which only this thread uses.
+        unsafe { store_words(memory[start..].as_mut_ptr(), from) };
+        assert!(memory[start..start + len] == *from);
+        assert!(memory[..start].iter().all(|&byte| byte == 0));
+        assert!(memory[start + len..].iter().all(|&byte| byte == 0));
+
+        let mut back = vec![0_u8; data.len()];
+        let at = behind(back.as_ptr(), own);
+        // SAFETY: as above.
+        unsafe { load_words(memory[start..].as_mut_ptr(), &mut back[at..at + len]) };
+        assert!(back[at..at + len] == *from);
+        assert!(back[..at].iter().all(|&byte| byte == 0));
+        assert!(back[at + len..].iter().all(|&byte| byte == 0));
     }
 
     #[test]
-    fn stores_just_ahead_of_their_source_are_exact() {
-        const LEN: usize = STRING_FROM + 3 * LINE + WORD;
-        let data: Vec<u8> = (0..2 * PAGE + LEN).map(|at| (at ^ at >> 8) as u8).collect();
-        for ahead in 1..LINE {
-            let mut to = vec![0_u64; LEN / WORD + 1];
-            let at: *mut u8 = to.as_mut_ptr().cast();
-            let start = (at as usize).wrapping_sub(ahead + data.as_ptr() as usize) & (PAGE - 1);
-            let from = &data[start..start + LEN];
-            assert!(is_just_ahead(at, from.as_ptr()));
-            // SAFETY: `to` has the words of `from` and one more.
-            unsafe { store_words(at, from) };
-            let stored: &[u8] = bytemuck::cast_slice(&to);
-            assert_eq!(stored[..LEN], *from);
-            assert_eq!(to[LEN / WORD], 0);
+    fn copies_are_exact_wherever_the_sides_lie() {
+        for own in (0..=LINE + WORD).chain([PAGE - 16]) {
+            check(STRING_FROM + 3 * LINE + WORD, 0, own);
+            check(STRING_FROM + 3 * LINE + WORD, 24, own);
+        }
+    }
+
+    #[test]
+    fn large_copies_are_exact_wherever_the_sides_lie() {
+        for own in [0, 16, 24, 3] {
+            check(STREAM_FROM + BLOCK + 2 * LINE + WORD, 8, own);
         }
     }
 }

@@ -1,0 +1,252 @@
+//! The assembly: string instructions, and pairs of words by AVX.
+//!
+//! A pair is 16 bytes that are aligned to 16 on the shared side. Processors with AVX do not split such an
+//! access.
+
+use std::arch::asm;
+
+use super::super::WORD;
+
+/// The bytes that [`load_pairs`] and [`store_pairs`] move at a time.
+pub(super) const ROUND: usize = 128;
+/// The bytes that [`load_blocks`] and [`store_blocks`] move at a time: four pages.
+pub(super) const BLOCK: usize = 16 << 10;
+
+/// Returns whether the processor has the instructions for pairs.
+pub(super) fn has_pairs() -> bool {
+    std::is_x86_feature_detected!("avx")
+}
+
+/// Moves words by a string instruction.
+///
+/// # Safety
+/// `bytes` is a multiple of 8. So many are readable at `from` and writable at `to`, and the ranges do not
+/// overlap. The side that is shared begins at a multiple of 8; the other is the caller's alone.
+pub(super) unsafe fn string(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: the instruction moves each word once; the direction flag is clear at the start of an
+    // assembly block.
+    unsafe {
+        asm!(
+            "rep movsq",
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            inout("rcx") bytes / WORD => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Sets words to `value` by a string instruction.
+///
+/// # Safety
+/// `to` is a multiple of 8, and `words` words are writable there.
+pub(super) unsafe fn string_fill(to: *mut u8, words: usize, value: u64) {
+    // SAFETY: the instruction stores each word once; the direction flag is clear at the start of an
+    // assembly block.
+    unsafe {
+        asm!(
+            "rep stosq",
+            inout("rdi") to => _,
+            inout("rcx") words => _,
+            in("rax") value,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+macro_rules! pairs {
+    ($(#[$doc:meta])* $name:ident, $load:literal, $store:literal) => {
+        $(#[$doc])*
+        pub(super) unsafe fn $name(to: *mut u8, from: *const u8, rounds: usize) {
+            if rounds == 0 {
+                return;
+            }
+            // SAFETY: the block accesses each pair of the shared side once, aligned, and only the two ranges.
+            unsafe {
+                asm!(
+                    "2:",
+                    concat!($load, " xmm0, [rsi]"),
+                    concat!($load, " xmm1, [rsi + 16]"),
+                    concat!($load, " xmm2, [rsi + 32]"),
+                    concat!($load, " xmm3, [rsi + 48]"),
+                    concat!($load, " xmm4, [rsi + 64]"),
+                    concat!($load, " xmm5, [rsi + 80]"),
+                    concat!($load, " xmm6, [rsi + 96]"),
+                    concat!($load, " xmm7, [rsi + 112]"),
+                    concat!($store, " [rdi], xmm0"),
+                    concat!($store, " [rdi + 16], xmm1"),
+                    concat!($store, " [rdi + 32], xmm2"),
+                    concat!($store, " [rdi + 48], xmm3"),
+                    concat!($store, " [rdi + 64], xmm4"),
+                    concat!($store, " [rdi + 80], xmm5"),
+                    concat!($store, " [rdi + 96], xmm6"),
+                    concat!($store, " [rdi + 112], xmm7"),
+                    "add rsi, 128",
+                    "add rdi, 128",
+                    "dec rcx",
+                    "jnz 2b",
+                    inout("rdi") to => _,
+                    inout("rsi") from => _,
+                    inout("rcx") rounds => _,
+                    clobber_abi("C"),
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+pairs! {
+    /// Loads pairs of words.
+    ///
+    /// # Safety
+    /// As for [`string`], of `rounds` times [`ROUND`] bytes; `from`, which is shared, is a multiple of 16.
+    /// The processor [has pairs](has_pairs).
+    load_pairs, "vmovdqa", "vmovdqu"
+}
+
+pairs! {
+    /// Stores pairs of words.
+    ///
+    /// # Safety
+    /// As for [`load_pairs`]; `to`, which is shared, is the multiple of 16.
+    store_pairs, "vmovdqu", "vmovdqa"
+}
+
+/// Loads pairs of words and stores them past the caches, 256 bytes of each of four pages in turn: the
+/// processor prefetches within a page.
+///
+/// # Safety
+/// As for [`load_pairs`], of `blocks` times [`BLOCK`] bytes; `to` is a multiple of 16, too.
+pub(super) unsafe fn load_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+    if blocks == 0 {
+        return;
+    }
+    // SAFETY: the block loads each pair once, aligned, and accesses only the two ranges. SFENCE orders the
+    // non-temporal stores before those that follow.
+    unsafe {
+        asm!(
+            "2:",
+            "mov edx, 16",
+            "3:",
+            ".irp at, 0, 128, 4096, 4224, 8192, 8320, 12288, 12416",
+            "vmovdqa xmm0, [rsi + \\at]",
+            "vmovdqa xmm1, [rsi + \\at + 16]",
+            "vmovdqa xmm2, [rsi + \\at + 32]",
+            "vmovdqa xmm3, [rsi + \\at + 48]",
+            "vmovdqa xmm4, [rsi + \\at + 64]",
+            "vmovdqa xmm5, [rsi + \\at + 80]",
+            "vmovdqa xmm6, [rsi + \\at + 96]",
+            "vmovdqa xmm7, [rsi + \\at + 112]",
+            "vmovntdq [rdi + \\at], xmm0",
+            "vmovntdq [rdi + \\at + 16], xmm1",
+            "vmovntdq [rdi + \\at + 32], xmm2",
+            "vmovntdq [rdi + \\at + 48], xmm3",
+            "vmovntdq [rdi + \\at + 64], xmm4",
+            "vmovntdq [rdi + \\at + 80], xmm5",
+            "vmovntdq [rdi + \\at + 96], xmm6",
+            "vmovntdq [rdi + \\at + 112], xmm7",
+            ".endr",
+            "add rsi, 256",
+            "add rdi, 256",
+            "dec edx",
+            "jnz 3b",
+            "add rsi, 12288",
+            "add rdi, 12288",
+            "dec rcx",
+            "jnz 2b",
+            "sfence",
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            inout("rcx") blocks => _,
+            clobber_abi("C"),
+            options(nostack),
+        );
+    }
+}
+
+/// Stores words past the caches, in the order of [`load_blocks`]. The manuals do not say that the
+/// non-temporal store of a pair is not split, so each stores a word.
+///
+/// # Safety
+/// As for [`string`], of `blocks` times [`BLOCK`] bytes; `to` is the side that is shared.
+pub(super) unsafe fn store_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+    if blocks == 0 {
+        return;
+    }
+    // SAFETY: as for `load_blocks`; each word is stored once.
+    unsafe {
+        asm!(
+            "2:",
+            "mov edx, 16",
+            "3:",
+            ".irp page, 0, 4096, 8192, 12288",
+            ".irp at, 0, 32, 64, 96, 128, 160, 192, 224",
+            "mov rax, [rsi + \\page + \\at]",
+            "mov r8, [rsi + \\page + \\at + 8]",
+            "mov r9, [rsi + \\page + \\at + 16]",
+            "mov r10, [rsi + \\page + \\at + 24]",
+            "movnti [rdi + \\page + \\at], rax",
+            "movnti [rdi + \\page + \\at + 8], r8",
+            "movnti [rdi + \\page + \\at + 16], r9",
+            "movnti [rdi + \\page + \\at + 24], r10",
+            ".endr",
+            ".endr",
+            "add rsi, 256",
+            "add rdi, 256",
+            "dec edx",
+            "jnz 3b",
+            "add rsi, 12288",
+            "add rdi, 12288",
+            "dec rcx",
+            "jnz 2b",
+            "sfence",
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            inout("rcx") blocks => _,
+            clobber_abi("C"),
+            options(nostack),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Move = unsafe fn(*mut u8, *const u8, usize);
+
+    /// Moves `count` times `unit` bytes between ranges that begin `to` and `from` bytes behind a line, and
+    /// looks at them and the bytes beside them.
+    fn check(moves: Move, (unit, count): (usize, usize), to: usize, from: usize) {
+        let len = unit * count;
+        let data: Vec<u64> = (0..(len + 128) as u64 / 8)
+            .map(|n| n * 0x0101_0101_0203)
+            .collect();
+        let mut memory = vec![u64::MAX; data.len()];
+        let lead = |at: *const u64| (at as usize).wrapping_neg() & 63;
+        let from = &bytemuck::cast_slice::<_, u8>(&data)[lead(data.as_ptr()) + from..][..len];
+        let start = lead(memory.as_ptr()) + to;
+        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        // SAFETY: both ranges have so many bytes, which only this thread uses, and begin as is asked for.
+        unsafe { moves(all[start..].as_mut_ptr(), from.as_ptr(), count) };
+        assert_eq!(all[start..start + len], *from);
+        let beside = all[..start].iter().chain(&all[start + len..]);
+        assert!(beside.into_iter().all(|&byte| byte == 0xff));
+    }
+
+    #[test]
+    fn pairs_and_blocks_are_exact() {
+        if !has_pairs() {
+            return;
+        }
+        for count in [0, 1, 3] {
+            for own in [0, 1, 16, 24] {
+                check(load_pairs, (ROUND, count), own, 48);
+                check(store_pairs, (ROUND, count), 48, own);
+                check(store_blocks, (BLOCK, count), 0, own);
+            }
+            check(load_blocks, (BLOCK, count), 0, 48);
+        }
+    }
+}
