@@ -9,7 +9,8 @@ use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::memory::{
-    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, is_read_only_for_cpu,
+    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, impl_cpu_memory,
+    is_read_only_for_cpu,
 };
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
@@ -86,7 +87,8 @@ impl BufferOptions {
     fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
         let mut types = self.handle_types;
         if self.shareable {
-            types |= crate::share::best_handle_types(driver, location)?.handle_types;
+            types |=
+                crate::capability::shareable::best_handle_types(driver, location)?.handle_types;
         }
         Ok(types)
     }
@@ -329,6 +331,8 @@ impl Buffer {
         false
     }
 }
+
+impl_cpu_memory!(Buffer);
 
 impl Sealed for Buffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {

@@ -4,7 +4,7 @@
 
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::memory::{CpuView, Engine, Memory, Sealed};
+use crate::memory::{CpuMemory, CpuView, Engine, Memory, Sealed};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -120,6 +120,12 @@ macro_rules! memory {
             }
         }
     };
+}
+
+impl CpuMemory for PinnedHost {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Ok(self.cpu())
+    }
 }
 
 impl Sealed for PinnedHost {

@@ -8,6 +8,8 @@
 mod cache;
 mod hint;
 mod imex;
+#[cfg(feature = "share")]
+pub(crate) mod shareable;
 mod trial;
 
 use serde::{Deserialize, Serialize};

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
+use super::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 use super::{Distrust, DriverError, End, Error, Mismatch, NoRoom, Refusal, Unreachable};
 use crate::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
-use crate::heap::debug::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 
 const LISTING: &str = "tests/data/errors.txt";
 /// Where set, the test writes the listing instead of comparing it.

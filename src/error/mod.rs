@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod catalogue;
+mod damage;
 mod display;
 mod distrust;
 mod driver;
@@ -17,6 +18,8 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use damage::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
+pub(crate) use damage::{blocks, bytes};
 pub use distrust::Distrust;
 pub use driver::DriverError;
 pub use end::End;
@@ -327,7 +330,7 @@ pub enum Error {
     /// A heap in debug mode has found damage.
     HeapDamaged {
         /// What was found.
-        report: Box<crate::heap::debug::DamageReport>,
+        report: Box<DamageReport>,
     },
     /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are of the
     /// moment in which it gave up: then it had taken back all that threads keep, but for a block above the

@@ -9,7 +9,7 @@ use super::shared::Shared;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing;
-use crate::memory::{CpuView, Engine, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::{Error, Event, Result, Stream};
 
 /// Memory from a [`Heap`](super::Heap), given back when dropped.
@@ -219,6 +219,8 @@ impl fmt::Debug for Block {
             .finish()
     }
 }
+
+impl_cpu_memory!(Block);
 
 impl Sealed for Block {
     /// All chunks of a heap are granted alike, and for good, so the first byte tells of all.

@@ -10,6 +10,7 @@ mod words;
 pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;
+pub(crate) use reach::impl_cpu_memory;
 pub use view::CpuView;
 
 use crate::driver::{DevicePtr, Driver, Location};

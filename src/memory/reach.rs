@@ -51,43 +51,17 @@ impl CpuMemory for CpuView<'_> {
     }
 }
 
-impl CpuMemory for crate::plain::PinnedHost {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        Ok(self.cpu())
-    }
-}
-
-#[cfg(feature = "exchange")]
-impl CpuMemory for crate::exchange::blocking::RemoteBuffer {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        self.deref().cpu()
-    }
-}
-
-/// For types whose own `cpu` does the same.
-macro_rules! lends_a_view {
-    ($($(#[$feature:meta])? $name:ty),* $(,)?) => {$(
-        $(#[$feature])?
-        impl CpuMemory for $name {
-            fn cpu(&self) -> Result<CpuView<'_>> {
+/// Implements [`CpuMemory`] for a type whose own `cpu` lends the window.
+macro_rules! impl_cpu_memory {
+    ($name:ty) => {
+        impl $crate::memory::CpuMemory for $name {
+            fn cpu(&self) -> $crate::Result<$crate::memory::CpuView<'_>> {
                 <$name>::cpu(self)
             }
         }
-    )*};
+    };
 }
-
-lends_a_view!(
-    crate::vmm::Mapping,
-    crate::Buffer,
-    crate::Block,
-    crate::PoolBuffer,
-    #[cfg(feature = "share")]
-    crate::pool::ImportedPoolBuffer,
-    #[cfg(feature = "share")]
-    crate::share::ImportedBuffer,
-    #[cfg(feature = "exchange")]
-    crate::exchange::RemoteBuffer,
-);
+pub(crate) use impl_cpu_memory;
 
 /// For pointers to such memory.
 macro_rules! lends_through {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
-use crate::memory::{CpuView, Engine, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::stream::{Event, Stream};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
@@ -121,6 +121,8 @@ impl PoolBuffer {
         freed.and(ordered)
     }
 }
+
+impl_cpu_memory!(PoolBuffer);
 
 impl Sealed for PoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {

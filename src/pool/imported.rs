@@ -10,7 +10,7 @@ use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
-use crate::memory::{CpuView, Engine, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log, log_lost};
 use crate::{Error, Result};
@@ -308,6 +308,8 @@ impl ImportedPoolBuffer {
         freed
     }
 }
+
+impl_cpu_memory!(ImportedPoolBuffer);
 
 impl Sealed for ImportedPoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {

@@ -9,7 +9,8 @@ use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{
-    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, is_read_only_for_cpu,
+    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, impl_cpu_memory,
+    is_read_only_for_cpu,
 };
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
 
@@ -184,6 +185,8 @@ impl ImportedBuffer {
         false
     }
 }
+
+impl_cpu_memory!(ImportedBuffer);
 
 impl Sealed for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {

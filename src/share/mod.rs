@@ -21,7 +21,6 @@ mod description;
 mod exports;
 pub(crate) mod fd;
 mod frame;
-mod identity;
 mod import;
 mod imported;
 mod imports;
@@ -39,7 +38,6 @@ mod view;
 pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};
 pub(crate) use exports::{Exports, Holds};
-pub use identity::{BootId, Identity, InstanceId};
 pub use import::ImportOptions;
 pub use imported::ImportedBuffer;
 pub use imports::Origin;
@@ -47,7 +45,10 @@ pub use listener::Listener;
 pub use offer::Offer;
 pub use peers::{Credentials, Peers};
 pub use pools::LentPoolBuffer;
-pub use shared::{Shareable, Shared, best_handle_types};
+pub use shared::Shared;
+
+pub use crate::capability::shareable::{Shareable, best_handle_types};
+pub use crate::vmm::identity::{BootId, Identity, InstanceId};
 
 /// For tests/fuzz alone.
 #[cfg(fuzzing)]

@@ -7,7 +7,7 @@ use super::PhysicalMemory;
 use super::physical::Origin;
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
-use crate::memory::{CpuView, Engine, Memory, Sealed, check_range};
+use crate::memory::{CpuView, Engine, Memory, Sealed, check_range, impl_cpu_memory};
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
@@ -409,6 +409,8 @@ fn names_a_gpu(access: &[AccessDesc]) -> bool {
         .iter()
         .any(|desc| !desc.location.is_host() && desc.access != Access::None)
 }
+
+impl_cpu_memory!(Mapping);
 
 impl Sealed for Mapping {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {

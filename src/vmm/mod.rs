@@ -9,6 +9,8 @@
 //! Each type gives back what it holds when dropped, in any order: a mapping keeps the physical
 //! memory alive in the driver and its reservation by reference.
 
+#[cfg(feature = "share")]
+pub(crate) mod identity;
 mod mapping;
 mod physical;
 

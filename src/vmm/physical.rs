@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock};
 
+#[cfg(feature = "share")]
+use super::identity::{BootId, Identity, InstanceId};
 use super::{Mapping, Reservation};
 use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
@@ -246,10 +248,10 @@ impl PhysicalMemory {
     /// # Errors
     /// [`Error::System`] where the kernel does not tell the machine's boot id.
     #[cfg(feature = "share")]
-    pub fn identity(&self) -> Result<crate::share::Identity> {
-        Ok(crate::share::Identity {
-            boot: crate::share::BootId::current()?,
-            instance: crate::share::InstanceId::current()?,
+    pub fn identity(&self) -> Result<Identity> {
+        Ok(Identity {
+            boot: BootId::current()?,
+            instance: InstanceId::current()?,
             allocation: self.allocation,
             generation: self.generation.load(Relaxed),
         })

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::exchange::protocol::Entry;
 use crate::exchange::{self, ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
-use crate::memory::{Engine, Memory, Sealed};
+use crate::memory::{CpuMemory, CpuView, Engine, Memory, Sealed};
 use crate::share::InstanceId;
 
 /// A connection to an exchange server. See [`exchange::Client`].
@@ -181,6 +181,12 @@ impl Deref for RemoteBuffer {
 
     fn deref(&self) -> &Self::Target {
         &self.remote
+    }
+}
+
+impl CpuMemory for RemoteBuffer {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        (**self).cpu()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::exchange::Owner;
-use crate::memory::{CpuView, Engine, Memory, Sealed};
+use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::share::{Description, ImportedBuffer};
 
 /// Another process's memory, mapped here, with a lease on it: the exporter knows that this process
@@ -164,6 +164,8 @@ impl RemoteBuffer {
         false
     }
 }
+
+impl_cpu_memory!(RemoteBuffer);
 
 impl Sealed for RemoteBuffer {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {

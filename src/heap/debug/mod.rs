@@ -60,11 +60,10 @@ mod trace;
 mod watch;
 
 pub use options::DebugOptions;
-pub use report::{
-    BlockInfo, Damage, DamageKind, DamageReport, LeakReport, Leaks, Seen, WrongBytes,
-};
-pub use site::Site;
+pub use report::{LeakReport, Leaks};
 
-pub(super) use report::blocks;
+pub use crate::error::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
+
+pub(super) use crate::error::blocks;
 pub(super) use site::Origin;
 pub(super) use watch::Watch;

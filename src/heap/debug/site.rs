@@ -1,45 +1,11 @@
 //! Where in the program something was done, and by which thread.
 
 use std::backtrace::Backtrace;
-use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::trace::program_part;
-
-/// Where in the program something was done, and by which thread.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Site {
-    /// The call's file, line and column, as `src/main.rs:10:5`. Not known of a drop, nor where GPU work
-    /// or the heap itself is the reason; a collection's is within the collection.
-    pub place: Option<String>,
-    /// The thread's name, or its number where it has none.
-    pub thread: String,
-    /// Whether it is a collection's memory: `place` is within the collection, and only `backtrace` tells
-    /// whose that is.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub in_collection: bool,
-    /// How the program came there, if [that was wanted](super::DebugOptions::backtraces), without what this
-    /// library and the thread's begin add to it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backtrace: Option<String>,
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.place {
-            write!(f, "at {place} ")?;
-        }
-        write!(f, "by thread {}", self.thread)?;
-        match &self.backtrace {
-            Some(backtrace) => write!(f, "\n{backtrace}"),
-            None => Ok(()),
-        }
-    }
-}
+use crate::error::Site;
 
 /// A site as it is noted: nothing is put into words that nobody may ask for.
 #[derive(Clone, Debug)]

@@ -1,0 +1,40 @@
+//! The handle types that memory is made with so that it can be shared.
+
+use super::{Capabilities, Path};
+use crate::driver::{Driver, HandleTypes, Location};
+use crate::{Error, Result};
+
+/// How memory can be made shareable on this machine: see [`best_handle_types`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shareable {
+    /// What to create it with.
+    pub handle_types: HandleTypes,
+    /// Why fabric handles are not among them.
+    pub no_fabric: Option<Error>,
+}
+
+/// The handle types to create memory at `location` with, so that it can be shared as widely as
+/// this machine allows: as fabric handle and POSIX fd, or as one of them. Found by trying, once per
+/// driver.
+///
+/// # Errors
+/// Why POSIX fds do not work, where neither does.
+pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareable> {
+    const BOTH: HandleTypes =
+        HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());
+    let capabilities = Capabilities::of(driver);
+    let tried = |types| capabilities.support(location, Path::Vmm, types).require();
+    let only = |handle_types, no_fabric| Shareable {
+        handle_types,
+        no_fabric,
+    };
+    let Err(no_fabric) = tried(BOTH) else {
+        return Ok(only(BOTH, None));
+    };
+    match tried(HandleTypes::POSIX_FD) {
+        Ok(()) => Ok(only(HandleTypes::POSIX_FD, Some(no_fabric))),
+        Err(error) => tried(HandleTypes::FABRIC)
+            .map(|()| only(HandleTypes::FABRIC, None))
+            .map_err(|_| error),
+    }
+}
