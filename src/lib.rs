@@ -107,7 +107,7 @@ pub use error::{
 pub use heap::{Block, Heap, HeapOptions};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
-pub use stream::{Event, Stream};
+pub use stream::{Event, Stream, Transfer};
 pub use topology::Topology;
 
 /// The README's examples, compiled and run as the documentation's are; one needs the exchange.

@@ -6,7 +6,7 @@ use crate::driver::{
     Access, DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle,
 };
 use crate::kernels::{self, pattern};
-use crate::memory::{CpuView, Engine, Memory, expect_gpu_access};
+use crate::memory::{CpuView, Engine, GrantUse, Memory, expect_gpu_access};
 use crate::plain::PinnedHost;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
@@ -81,7 +81,7 @@ impl Prover {
     /// may not read and write, before any byte is written; [`Error::InvalidArgument`] for memory that does not begin at a multiple of 8.
     pub fn prove(&self, memory: &impl Memory, cpu: &CpuView<'_>, seed: u64) -> Result<()> {
         let next = !seed;
-        self.expect_access(memory, Access::ReadWrite)?;
+        let _grants = self.expect_access(memory, Access::ReadWrite)?;
         write_pattern(cpu, seed)?;
         if let Err(error) = self.check_rewrite(memory, seed, next) {
             return Err(match error {
@@ -109,7 +109,7 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not read and write; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
-        self.expect_access(memory, Access::ReadWrite)?;
+        let _grants = self.expect_access(memory, Access::ReadWrite)?;
         let _reporting = self.reporting();
         self.report.cpu().write_at(0, &[u64::MAX, 0])?;
         let args = [
@@ -142,7 +142,7 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not write; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
-        self.expect_access(memory, Access::ReadWrite)?;
+        let _grants = self.expect_access(memory, Access::ReadWrite)?;
         self.wait_for_allocation(memory)?;
         // SAFETY: the memory is borrowed until the kernel is done.
         unsafe { self.launch_write(memory, seed) }.and(self.stream.finish())
@@ -154,7 +154,7 @@ impl Prover {
     /// [`Error::NotAccessible`] if the GPU may not read; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn read(&self, memory: &impl Memory) -> Result<u64> {
-        self.expect_access(memory, Access::Read)?;
+        let _grants = self.expect_access(memory, Access::Read)?;
         let _reporting = self.reporting();
         self.report.cpu().put(0, 0_u64)?;
         self.wait_for_allocation(memory)?;
@@ -205,10 +205,13 @@ impl Prover {
         &self.stream
     }
 
-    fn expect_access(&self, memory: &impl Memory, need: Access) -> Result<()> {
+    /// Checks the GPU's access, which stays while the result lives.
+    fn expect_access(&self, memory: &impl Memory, need: Access) -> Result<Option<GrantUse>> {
         self.driver.expect_same(memory.driver(), "memory")?;
+        let grants = memory.hold_grants();
         let by = (self.stream.device(), Engine::Kernel);
-        expect_gpu_access(memory, by, (0, memory.len()), need)
+        expect_gpu_access(memory, by, (0, memory.len()), need)?;
+        Ok(grants)
     }
 
     fn wait_for_allocation(&self, memory: &impl Memory) -> Result<()> {

@@ -7,13 +7,14 @@ use std::alloc::Layout;
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use egmem::driver::NodeId;
 use egmem::heap::DebugOptions;
-use egmem::{Block, Buffer, Driver, Heap, HeapOptions, Machine, Stream};
+use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Stream};
 
 /// Children of each test.
 const CHILDREN: usize = 40;
@@ -196,6 +197,57 @@ fn a_forked_child_leaves_its_parents_socket() {
         assert!(owned.is_some());
         Channel::connect(&path, Peers::same_user()).unwrap();
     });
+}
+
+/// A ticket takes no lock in a child, where another thread may have held it.
+#[test]
+fn a_forked_child_is_told_that_a_transfer_is_its_parents() {
+    alone(
+        "a_forked_child_is_told_that_a_transfer_is_its_parents",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let stream = Stream::new(&driver, 0).unwrap();
+            let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        let memory = Buffer::near(&driver, 0, 4096).unwrap();
+                        stream
+                            .start_fill((memory, 0), 4096, 1)
+                            .unwrap()
+                            .wait()
+                            .unwrap();
+                    }
+                });
+                let _stop = StopOnDrop(&stop);
+                for _ in 0..CHILDREN {
+                    let fill = |byte| stream.start_fill((Arc::clone(&memory), 0), 4096, byte);
+                    let tickets = [fill(1), fill(2), fill(3)].map(Result::unwrap);
+                    let mut tickets = Some(tickets);
+                    in_a_child(
+                        || {
+                            let [asked, waited, dropped] = tickets.take().unwrap();
+                            let told =
+                                |error: &Error| assert!(error.to_string().contains("forked"));
+                            told(&asked.is_done().unwrap_err());
+                            let failed = waited.wait().unwrap_err();
+                            told(&failed.error);
+                            assert!(failed.operands.is_none());
+                            drop(dropped);
+                            told(&fill(4).unwrap_err().error);
+                        },
+                        libc::_exit,
+                    );
+                    for ticket in tickets.into_iter().flatten() {
+                        ticket.wait().unwrap();
+                    }
+                    assert_eq!(memory.get::<u8>(0).unwrap(), 3);
+                }
+            });
+            assert_eq!(Arc::strong_count(&memory), 1);
+        },
+    );
 }
 
 /// The last handle, dropped by a child, ends nothing.

@@ -14,6 +14,8 @@ impl Buffer {
     /// # Safety
     /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
     /// no [`CpuView`](crate::memory::CpuView) in another thread, no other mapping of the same physical memory.
+    /// A live [ticket](crate::stream::Transfer) to an `Arc` of the buffer counts as work in flight, also one that
+    /// was passed to [`mem::forget`](std::mem::forget).
     pub unsafe fn as_slice(&self) -> Result<&[u8]> {
         let view = self.cpu()?;
         // SAFETY: mapped and readable as `view` shows, initialised by the kernel, at most
@@ -28,7 +30,8 @@ impl Buffer {
     ///
     /// # Safety
     /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
-    /// other process, no other mapping of the same physical memory. [`exclusive_slice`](Self::exclusive_slice)
+    /// other process, no other mapping of the same physical memory. A [ticket](crate::stream::Transfer) owns the
+    /// buffer or an `Arc` of it, so that the borrow leaves room for none. [`exclusive_slice`](Self::exclusive_slice)
     /// checks that where the host alone may use the memory.
     pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let view = self.cpu()?;
@@ -59,6 +62,7 @@ impl Buffer {
     /// # Why this is safe
     /// - **Views and safe GPU work** (`CpuView`, `Stream::copy`, `Prover`, cudarc's slices) borrow the buffer, which is
     ///   borrowed exclusively while the slice lives. So does [`set_access`](Self::set_access).
+    ///   [Tickets](crate::stream::Transfer) own it, or an `Arc` of it, which then lends no exclusive borrow.
     /// - **GPUs** were never granted the memory. Once one was, the slice is refused for good: work in flight may
     ///   use what was granted when it began.
     /// - **Other mappings** of the same physical memory are counted, and none is made while the slice lives, for

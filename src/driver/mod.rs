@@ -108,6 +108,17 @@ impl Driver {
         self.born.is_current()
     }
 
+    /// Checks that this process opened the driver: in a forked child a lock may be held for ever.
+    pub(crate) fn expect_this_process(&self, what: &'static str) -> Result<()> {
+        if self.is_of_this_process() {
+            Ok(())
+        } else {
+            let why =
+                "it is the parent process's, and a forked child has no GPU: use it in the parent";
+            Err(Error::invalid(what, why))
+        }
+    }
+
     /// A reference that does not keep the driver alive.
     pub(crate) fn downgrade(&self) -> Weak<dyn Backend> {
         Arc::downgrade(&self.backend)

@@ -279,9 +279,10 @@ pub enum Error {
         /// How long.
         after: Duration,
     },
-    /// A name is withdrawn, or memory is to be reused, and somebody still holds it.
+    /// A name is withdrawn, memory is to be reused or access to it is to be taken away, and somebody still
+    /// holds it.
     StillHeld {
-        /// The name.
+        /// The name, or what is held.
         name: String,
         /// Who holds it.
         holders: Vec<String>,

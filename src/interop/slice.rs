@@ -11,7 +11,7 @@ use cudarc::driver::{
 };
 
 use crate::driver::{Access, DevicePtr, Location};
-use crate::memory::{Engine, Memory, expect_gpu_access};
+use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access};
 use crate::{Error, Result};
 
 /// Memory of this crate as elements `T`, for cudarc to read: a source of its copies.
@@ -25,6 +25,8 @@ use crate::{Error, Result};
 pub struct EgmSlice<'a, T> {
     raw: Raw,
     stream: Arc<CudaStream>,
+    /// Parts borrow the whole, which has them.
+    _grants: Option<GrantUse>,
     memory: PhantomData<&'a [T]>,
 }
 
@@ -34,6 +36,7 @@ pub struct EgmSlice<'a, T> {
 pub struct EgmSliceMut<'a, T> {
     raw: Raw,
     stream: Arc<CudaStream>,
+    _grants: Option<GrantUse>,
     memory: PhantomData<&'a mut [T]>,
 }
 
@@ -119,8 +122,12 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
     /// [`Error::NotAccessible`] unless the stream's GPU may read.
     pub fn new(memory: &'a impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::Read)?;
-        Ok(Self::with(raw, stream))
+        Ok(Self {
+            _grants: grants,
+            ..Self::with(raw, stream)
+        })
     }
 
     /// `len` elements at `ptr`, whose copies are not waited for.
@@ -146,6 +153,7 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
         Self {
             raw,
             stream: stream.clone(),
+            _grants: None,
             memory: PhantomData,
         }
     }
@@ -158,8 +166,12 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
     /// [`Error::NotAccessible`] unless the stream's GPU may read and write.
     pub fn new(memory: &'a mut impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
-        Ok(Self::with(raw, stream))
+        Ok(Self {
+            _grants: grants,
+            ..Self::with(raw, stream)
+        })
     }
 
     /// `len` elements at `ptr`, whose copies are not waited for.
@@ -193,6 +205,7 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
         Self {
             raw,
             stream: stream.clone(),
+            _grants: None,
             memory: PhantomData,
         }
     }

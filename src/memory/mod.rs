@@ -2,6 +2,7 @@
 
 mod cursor;
 mod gpu;
+mod grants;
 mod parallel;
 mod reach;
 mod view;
@@ -13,11 +14,14 @@ pub use reach::CpuMemory;
 pub(crate) use reach::impl_cpu_memory;
 pub use view::CpuView;
 
-use crate::driver::{DevicePtr, Driver, Location};
+use std::sync::Arc;
+
+use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::{Error, Result};
 
 mod sealed {
     pub use super::gpu::Engine;
+    pub use super::grants::GrantUse;
     use crate::Result;
     use crate::driver::{Access, StreamHandle};
 
@@ -36,6 +40,12 @@ mod sealed {
             false
         }
 
+        /// Keeps safe calls from taking access to the memory away while the result lives. `None` for memory whose
+        /// grants change only through `&mut`.
+        fn hold_grants(&self) -> Option<GrantUse> {
+            None
+        }
+
         /// Makes work put on `stream` from now on come after the memory's allocation.
         ///
         /// # Errors
@@ -51,7 +61,8 @@ mod sealed {
 pub(crate) use gpu::{
     expect_gpu_access, expect_no_cpu_fault, gpu_access_of_neighbours, is_read_only_for_cpu,
 };
-pub(crate) use sealed::{Engine, Sealed};
+pub(crate) use grants::GrantUses;
+pub(crate) use sealed::{Engine, GrantUse, Sealed};
 
 /// Memory with an address in CUDA's unified address space.
 pub trait Memory: Sealed {
@@ -76,6 +87,41 @@ pub trait Memory: Sealed {
     fn range(&self, offset: u64, len: u64) -> Result<DevicePtr> {
         check_range(offset, len, self.len())?;
         Ok(self.device_ptr().add(offset))
+    }
+}
+
+/// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may have at once.
+impl<M: Memory + ?Sized> Sealed for Arc<M> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        (**self).gpu_access(gpu, engine, offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        (**self).is_read_only_for_cpu(offset, len)
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        (**self).hold_grants()
+    }
+
+    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).ready_on(stream) }
+    }
+}
+
+impl<M: Memory + ?Sized> Memory for Arc<M> {
+    fn driver(&self) -> &Driver {
+        (**self).driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        (**self).device_ptr()
+    }
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+    fn location(&self) -> Location {
+        (**self).location()
     }
 }
 

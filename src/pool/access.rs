@@ -2,24 +2,32 @@
 
 use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle};
 use crate::explain::explain_access;
+use crate::memory::GrantUses;
 use crate::{Error, Result};
 
-/// What a pool is asked by: its driver, the API that it belongs to, its handle.
+/// What a pool is asked by: its driver, the API that it belongs to, its handle; and who uses its grants.
 #[derive(Clone, Copy)]
 pub(super) struct Granting<'a> {
     driver: &'a Driver,
     api: PoolApi,
     handle: PoolHandle,
+    uses: &'a GrantUses,
 }
 
 impl<'a> Granting<'a> {
     /// # Safety
     /// The pool of this handle lives for `'a`.
-    pub(super) unsafe fn new(driver: &'a Driver, api: PoolApi, handle: PoolHandle) -> Self {
+    pub(super) unsafe fn new(
+        driver: &'a Driver,
+        api: PoolApi,
+        handle: PoolHandle,
+        uses: &'a GrantUses,
+    ) -> Self {
         Self {
             driver,
             api,
             handle,
+            uses,
         }
     }
 
@@ -30,10 +38,12 @@ impl<'a> Granting<'a> {
             return Ok(());
         }
         let calls = self.driver.pools(self.api)?;
-        // SAFETY: the pool lives, as `new` asks; the CPU's access is never taken away, as just
-        // checked, so views stay valid.
-        unsafe { calls.pool_set_access(self.handle, access) }
-            .map_err(|error| explain_access(self.driver, error, access))
+        self.uses.change(access, || {
+            // SAFETY: the pool lives, as `new` asks; the CPU's access is never taken away, as just
+            // checked, so views stay valid; work of safe calls counts among the uses.
+            unsafe { calls.pool_set_access(self.handle, access) }
+                .map_err(|error| explain_access(self.driver, error, access))
+        })
     }
 
     /// As [`Pool::access`](super::Pool::access).

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
-use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
+use crate::memory::{CpuView, Engine, GrantUse, Memory, Sealed, impl_cpu_memory};
 use crate::stream::{Event, Stream};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
@@ -127,6 +127,10 @@ impl_cpu_memory!(PoolBuffer);
 impl Sealed for PoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         self.pool().access(Location::Device(gpu))
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        Some(self.pool.uses.begin())
     }
 
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
-use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
+use crate::memory::{CpuView, Engine, GrantUse, GrantUses, Memory, Sealed, impl_cpu_memory};
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log, log_lost};
 use crate::{Error, Result};
@@ -67,6 +67,8 @@ struct Imported {
     driver: Driver,
     handle: PoolHandle,
     location: Location,
+    /// Work in flight that relies on the pool's grants.
+    uses: Arc<GrantUses>,
 }
 
 impl Imported {
@@ -99,6 +101,7 @@ impl ImportedPool {
             driver: driver.clone(),
             handle,
             location,
+            uses: Arc::default(),
         }));
         let count = driver.device_count()?;
         let access: Vec<AccessDesc> = (0..count)
@@ -112,7 +115,7 @@ impl ImportedPool {
 
     fn granting(&self) -> Granting<'_> {
         // SAFETY: `self` keeps the pool alive.
-        unsafe { Granting::new(&self.0.driver, PoolApi::Driver, self.0.handle) }
+        unsafe { Granting::new(&self.0.driver, PoolApi::Driver, self.0.handle, &self.0.uses) }
     }
 
     /// Changes what GPUs may do with all of the pool's memory, in this process.
@@ -314,6 +317,10 @@ impl_cpu_memory!(ImportedPoolBuffer);
 impl Sealed for ImportedPoolBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         self.pool().access(Location::Device(gpu))
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        Some(self.pool.uses.begin())
     }
 }
 

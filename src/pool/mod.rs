@@ -27,6 +27,7 @@ use crate::driver::{
 };
 use crate::explain::explain_pool;
 use crate::guard::check_free;
+use crate::memory::GrantUses;
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
@@ -56,6 +57,8 @@ struct Inner {
     handle: PoolHandle,
     props: PoolProps,
     overcommit: bool,
+    /// Work in flight that relies on the pool's grants.
+    uses: Arc<GrantUses>,
 }
 
 impl Inner {
@@ -132,7 +135,7 @@ impl Pool {
 
     fn granting(&self) -> Granting<'_> {
         // SAFETY: `self` keeps the pool alive.
-        unsafe { Granting::new(&self.0.driver, self.0.api, self.0.handle) }
+        unsafe { Granting::new(&self.0.driver, self.0.api, self.0.handle, &self.0.uses) }
     }
 
     /// Changes what GPUs may do with all of the pool's memory, present and future.
@@ -141,7 +144,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for reading alone, which
-    /// pools do not know, and for the CPU's access to a host pool, which stays.
+    /// pools do not know, and for the CPU's access to a host pool, which stays; [`Error::StillHeld`] for
+    /// access taken away while a copy, a fill or a [ticket](crate::stream::Transfer) for one uses the memory.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
         self.granting().set(access)
     }
@@ -243,8 +247,11 @@ impl Pool {
                 let inner = std::mem::ManuallyDrop::new(inner);
                 // SAFETY: this is the last reference; allocations hold one each.
                 let result = give_back(|| unsafe { inner.calls()?.pool_destroy(inner.handle) });
-                // SAFETY: `inner` is never used or dropped again, so the clone is read out once.
-                drop(unsafe { std::ptr::read(&inner.driver) });
+                // SAFETY: `inner` is never used or dropped again, so each field is read out once.
+                unsafe {
+                    drop(std::ptr::read(&inner.driver));
+                    drop(std::ptr::read(&inner.uses));
+                }
                 result.map(Ok)
             }
             Err(shared) => Ok(Err(Self(shared))),

@@ -143,6 +143,7 @@ impl PoolOptions {
             handle,
             props: self.props,
             overcommit: self.overcommit,
+            uses: Arc::default(),
         }));
         let defaults = Reuse::default();
         for (attribute, on, default) in [

@@ -5,6 +5,7 @@ mod grants;
 mod objects;
 mod pools;
 mod streams;
+mod transfers;
 mod vmm;
 
 use egmem::driver::{Access, AccessDesc, Location, NodeId};
@@ -94,6 +95,14 @@ on_both! {
     streams {
         streams_copy_in_all_directions,
         events_order_streams,
+    }
+    transfers {
+        tickets_copy_and_fill_and_give_their_operands_back,
+        a_ticket_for_no_bytes_is_done,
+        many_tickets_live_at_once,
+        a_ticket_tells_of_the_end,
+        a_pools_access_is_not_taken_from_a_ticket,
+        a_refused_ticket_gives_its_operands_back,
     }
     pools {
         pool_memory_is_ordered_across_streams,

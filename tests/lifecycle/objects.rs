@@ -27,7 +27,7 @@ fn everything_can_be_sent_and_shared() {
     both::<egmem::memory::CpuView<'_>>();
     both::<(Cursor<Buffer>, ParallelCopy)>();
     both::<(PinnedHost, DeviceMemory)>();
-    both::<(Stream, Event)>();
+    both::<(Stream, Event, egmem::Transfer<Buffer>)>();
     both::<(egmem::Heap, egmem::Block, egmem::HeapOptions)>();
     both::<(Pool, egmem::PoolBuffer, egmem::pool::DevicePoolGuard)>();
     both::<Prover>();

@@ -1,0 +1,90 @@
+//! Why a transfer did not happen, and its operands.
+
+use std::fmt;
+
+use crate::Error;
+
+/// Why a copy or a fill was not started, and its operands.
+pub struct NotStarted<T> {
+    /// What was refused.
+    pub error: Box<Error>,
+    /// The operands. Where the driver refused the work itself, the destination may have any bytes.
+    pub operands: T,
+}
+
+impl<T> NotStarted<T> {
+    pub(super) fn new(error: Error, operands: T) -> Self {
+        Self {
+            error: Box::new(error),
+            operands,
+        }
+    }
+}
+
+/// Why a copy or a fill failed, and its operands where they are given back.
+pub struct TransferFailed<T> {
+    /// What the work failed with, or the wait for it.
+    pub error: Box<Error>,
+    /// The operands, with any bytes in the destination. `None` where the driver does not say whether the work has
+    /// ended: then they stay with the [ticket](super::Transfer), which leaks them when it is dropped and still
+    /// does not know.
+    pub operands: Option<T>,
+}
+
+impl<T> TransferFailed<T> {
+    pub(super) fn new(error: Error, operands: Option<T>) -> Self {
+        Self {
+            error: Box::new(error),
+            operands,
+        }
+    }
+}
+
+/// The operands were taken before.
+#[cold]
+pub(super) fn given_back() -> Error {
+    Error::invalid("transfer", "it has ended and its operands were given back")
+}
+
+/// A driver that refused, and told of no error.
+#[cold]
+pub(super) fn silent() -> Error {
+    Error::failed(
+        "waiting for GPU work",
+        "the driver does not say how it ended",
+    )
+}
+
+macro_rules! error {
+    ($name:ident, $what:literal) => {
+        impl<T> fmt::Display for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($what, ": {}"), self.error)
+            }
+        }
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("error", &self.error)
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl<T> std::error::Error for $name<T> {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&*self.error)
+            }
+        }
+
+        /// The error alone. The operands are dropped.
+        impl<T> From<$name<T>> for Error {
+            fn from(failed: $name<T>) -> Self {
+                *failed.error
+            }
+        }
+    };
+}
+
+error!(NotStarted, "a copy or a fill was not started");
+error!(TransferFailed, "a copy or a fill failed");
