@@ -9,7 +9,7 @@ PORTABLE=(--features "interop,cli,cudart")
 BARE=(--no-default-features)
 # The workspace's other packages, which are not published. Only commands that name them build them, apart from the
 # root's, so that no feature that one asks for is on in the root's builds.
-MEMBERS=(-p egmem-replay -p egmem-trace)
+MEMBERS=(-p egmem-chart -p egmem-replay -p egmem-trace)
 
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
 FULL_NEEDS=(

@@ -57,6 +57,23 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Escapes for XML, between tags and in attributes in double quotes. An [unsafe](is_unsafe) character becomes U+FFFD, and so does
+/// one that XML cannot hold.
+pub fn escape_xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if is_unsafe(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// Escapes, and cuts what is longer than `most` bytes then; `…` marks the cut. The result has at most `most` bytes.
 pub fn bounded(text: &str, most: usize) -> String {
     let prefix = &text[..floor(text, most.saturating_add(1))];
@@ -123,6 +140,10 @@ mod tests {
             assert_eq!(escape(text), shown);
         }
         assert_eq!(escape_lines("a\tb\n\u{1b}"), "a\tb\n\\u{1b}");
+        assert_eq!(
+            escape_xml("a<b>&\"\u{7}\u{202e}\u{ffff}é"),
+            "a&lt;b&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}é"
+        );
         assert_eq!(bounded("ääää", 6), "ä…");
         assert_eq!(bounded("abc", 3), "abc");
         assert_eq!(bounded("a\n", usize::MAX), "a\\n");

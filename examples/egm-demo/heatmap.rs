@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use egmem::text::escape_xml;
+
 use super::report::{Bandwidth, OPERATIONS, Rate};
 
 const CELL_WIDTH: usize = 64;
@@ -60,7 +62,7 @@ pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
 <text x="{MARGIN}" y="50" fill="#555">{machine}</text>
 <text x="{MARGIN}" y="69" fill="#555">{size} at a time, median of {repeats}</text>
 "##,
-        machine = escape(machine),
+        machine = escape_xml(machine),
         size = egmem::size::Bytes(bandwidth.bytes),
         repeats = bandwidth.repeats,
     );
@@ -213,10 +215,4 @@ fn hex([red, green, blue]: [u8; 3]) -> String {
 fn ink_on([red, green, blue]: [u8; 3]) -> &'static str {
     let light = 0.299 * f64::from(red) + 0.587 * f64::from(green) + 0.114 * f64::from(blue);
     if light > 140.0 { "#111" } else { "#fff" }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use egmem::driver::{Access, AccessDesc, AllocationProps, DevicePtr, Location, PhysicalHandle};
 use egmem::size::Bytes;
 use egmem::{Error, Heap, Result};
+use egmem_chart::{Chart, Line};
 use serde::Serialize;
 
 use crate::args::Args;
@@ -242,24 +243,21 @@ impl Results for Growth {
     }
 
     fn draw(&self, about: &About) -> Option<String> {
-        let panel = plot::Panel {
-            title: format!("{} of new memory", Bytes(self.bytes)),
-            across: "MiB of a chunk",
-            up: "GB/s",
-            logarithmic: (true, false),
-            lines: NAMES
+        let line = |&name: &&str| Line {
+            name: name.to_owned(),
+            points: self
+                .rows
                 .iter()
-                .map(|&name| plot::Line {
-                    name,
-                    points: self
-                        .rows
-                        .iter()
-                        .filter(|row| row.contestant == name)
-                        .map(|row| (row.chunk as f64 / (1 << 20) as f64, row.gb_per_second))
-                        .collect(),
-                })
+                .filter(|row| row.contestant == name)
+                .map(|row| (row.chunk as f64 / (1 << 20) as f64, row.gb_per_second))
                 .collect(),
         };
-        Some(plot::draw("Growth", &about.first_line(), &[panel]))
+        let chart = Chart::measured(
+            format!("{} of new memory", Bytes(self.bytes)),
+            ("MiB of a chunk", true),
+            ("GB/s", false),
+            NAMES.iter().map(line).collect(),
+        );
+        Some(plot::draw("Growth", &about.first_line(), &[chart]))
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use egmem::driver::Location;
 use egmem::size::Bytes;
 use egmem::{Block, Heap, Result};
+use egmem_chart::{Chart, Line};
 use serde::Serialize;
 
 use crate::args::Args;
@@ -305,23 +306,23 @@ impl Results for Latency {
             };
             QUANTILES.iter().enumerate().map(point).collect()
         };
-        let panel = plot::Panel {
-            title: self.title(),
-            across: "0: median; 1: p90; 2: p99; 3: p99.9; 4: p99.99; 5: p99.999; 6: the longest",
-            up: "µs",
-            logarithmic: (false, true),
-            lines: NAMES
-                .iter()
-                .map(|&name| plot::Line {
-                    name,
-                    points: points(name),
-                })
-                .collect(),
+        let line = |&name: &&'static str| Line {
+            name: name.to_owned(),
+            points: points(name),
         };
+        let chart = Chart::measured(
+            self.title(),
+            (
+                "0: median; 1: p90; 2: p99; 3: p99.9; 4: p99.99; 5: p99.999; 6: the longest",
+                false,
+            ),
+            ("µs", true),
+            NAMES.iter().map(line).collect(),
+        );
         Some(plot::draw(
             "Latency of an allocation while the heap grows",
             &about.first_line(),
-            &[panel],
+            &[chart],
         ))
     }
 }

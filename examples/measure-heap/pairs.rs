@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use egmem::driver::{DevicePtr, Driver, Location, PoolApi, PoolAttribute, PoolHandle};
 use egmem::size::Bytes;
 use egmem::{Heap, Pool, Result, Stream};
+use egmem_chart::{Chart, Line};
 use serde::Serialize;
 
 use crate::args::Args;
@@ -363,29 +364,28 @@ impl Results for Pairs {
     fn draw(&self, about: &About) -> Option<String> {
         let mut sizes: Vec<u64> = self.rows.iter().map(|row| row.bytes).collect();
         sizes.dedup();
-        let panel = |&bytes: &u64| plot::Panel {
-            title: format!("blocks of {}", Bytes(bytes)),
-            across: "threads",
-            up: "pairs per second",
-            logarithmic: (true, true),
-            lines: NAMES
+        let line = |bytes: u64, name: &str| Line {
+            name: name.to_owned(),
+            points: self
+                .rows
                 .iter()
-                .map(|&name| plot::Line {
-                    name,
-                    points: self
-                        .rows
-                        .iter()
-                        .filter(|row| (row.bytes, row.contestant) == (bytes, name))
-                        .map(|row| (f64::from(row.threads), row.pairs_per_second))
-                        .collect(),
-                })
+                .filter(|row| (row.bytes, row.contestant) == (bytes, name))
+                .map(|row| (f64::from(row.threads), row.pairs_per_second))
                 .collect(),
         };
-        let panels: Vec<_> = sizes.iter().map(panel).collect();
+        let chart = |&bytes: &u64| {
+            Chart::measured(
+                format!("blocks of {}", Bytes(bytes)),
+                ("threads", true),
+                ("pairs per second", true),
+                NAMES.iter().map(|name| line(bytes, name)).collect(),
+            )
+        };
+        let charts: Vec<_> = sizes.iter().map(chart).collect();
         Some(plot::draw(
             "Allocation and free, all threads together",
             &about.first_line(),
-            &panels,
+            &charts,
         ))
     }
 }

@@ -17,7 +17,7 @@ pub(crate) mod kernel;
 mod machine;
 mod node;
 mod place;
-pub(crate) mod svg;
+mod svg;
 #[cfg(test)]
 pub(crate) mod test_tree;
 mod text;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::occupancy::{Layers, Occupancy, OccupancyTotals};
 use crate::size::Bytes;
-use crate::topology::svg::escape;
+use crate::text::escape_xml;
 
 /// Pixel columns in a row.
 const COLUMNS: u64 = 512;
@@ -66,7 +66,7 @@ impl Occupancy {
 <text class="head" x="24" y="34">{title}</text>
 <text class="soft" x="24" y="56">{subtitle}</text>
 "#,
-            title = escape(title),
+            title = escape_xml(title),
             words = self.words(&totals),
             subtitle = self.subtitle(&totals, &scale),
         );

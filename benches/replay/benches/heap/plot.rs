@@ -1,88 +1,56 @@
 //! The medians as an SVG: one panel a workload, one bar a contestant, on a logarithmic scale.
 
-use std::fmt::Write;
+use egmem_chart::{Bar, Bars, Picture};
 
 use crate::table::Row;
 
 const COLUMNS: usize = 3;
-const PANEL: usize = 400;
-const LABEL: usize = 128;
-const VALUE: usize = 56;
-const BAR: usize = 14;
-const STEP: usize = 18;
-const HEAD: usize = 40;
-const MARGIN: usize = 24;
-const TITLE: usize = 64;
+const PANEL: f64 = 400.0;
+const MARGIN: f64 = 24.0;
 
 /// The picture.
 pub fn draw(rows: &[Row]) -> String {
-    let panels: Vec<&[Row]> = rows.chunk_by(|a, b| a.workload == b.workload).collect();
-    let lines: Vec<&[&[Row]]> = panels.chunks(COLUMNS).collect();
-    let heights: Vec<usize> = lines
-        .iter()
-        .map(|line| {
-            line.iter()
-                .map(|panel| HEAD + panel.len() * STEP)
-                .max()
-                .unwrap_or(0)
-        })
+    let panels: Vec<Bars> = rows
+        .chunk_by(|a, b| a.workload == b.workload)
+        .map(bars)
         .collect();
-    let width = 2 * MARGIN + COLUMNS * PANEL;
-    let height = TITLE + heights.iter().sum::<usize>() + MARGIN;
-    let mut svg = String::new();
-    // Writing to a String cannot fail.
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="11" fill="#222">
-<title>The heap beside other allocators</title>
-<rect width="{width}" height="{height}" fill="#fff"/>
-<text x="{MARGIN}" y="28" font-size="16" font-weight="bold">The heap beside other allocators</text>
-<text x="{MARGIN}" y="46" fill="#555">nanoseconds, medians; bars on a logarithmic scale of each panel's own; less is better</text>
-"##
+    let lines: Vec<&[Bars]> = panels.chunks(COLUMNS).collect();
+    let height = |line: &[Bars]| line.iter().map(Bars::height).fold(0.0, f64::max) + MARGIN;
+    let mut picture = Picture::new(
+        2.0 * MARGIN + COLUMNS as f64 * PANEL,
+        Picture::HEAD + lines.iter().map(|line| height(line)).sum::<f64>(),
+        "The heap beside other allocators",
+        "nanoseconds, medians; bars on a logarithmic scale of each panel's own; less is better",
+        "",
     );
-    let mut y = TITLE;
-    for (line, height) in lines.iter().zip(heights) {
-        for (column, rows) in line.iter().enumerate() {
-            panel(&mut svg, MARGIN + column * PANEL, y, rows);
+    let mut y = Picture::HEAD;
+    for line in lines {
+        for (column, panel) in line.iter().enumerate() {
+            let x = MARGIN + column as f64 * PANEL;
+            panel.draw(&mut picture, x, y, PANEL - MARGIN);
         }
-        y += height;
+        y += height(line);
     }
-    svg.push_str("</svg>\n");
-    svg
+    picture.finish()
 }
 
-fn panel(svg: &mut String, x: usize, y: usize, rows: &[Row]) {
-    let Some(first) = rows.first() else { return };
-    let _ = writeln!(
-        svg,
-        r##"<text x="{x}" y="{}" font-size="12" font-weight="bold">{} <tspan font-weight="normal" fill="#555">ns by {}</tspan></text>"##,
-        y + 22,
-        escape(&first.workload),
-        first.unit,
-    );
-    let medians = || rows.iter().map(|row| row.median.max(0.1).ln());
-    // The least bar has some length too.
-    let low = medians().fold(f64::INFINITY, f64::min) - 0.7;
-    let high = medians().fold(f64::NEG_INFINITY, f64::max);
-    let room = (PANEL - LABEL - VALUE - MARGIN) as f64;
-    for (index, (row, value)) in rows.iter().zip(medians()).enumerate() {
-        let top = y + HEAD - 10 + index * STEP;
-        let length = (value - low) / (high - low) * room;
-        let colour = if row.contestant == "egmem" {
-            "#2f7a35"
-        } else {
-            "#8fa3bf"
-        };
-        let _ = writeln!(
-            svg,
-            r##"<text x="{label}" y="{text}" text-anchor="end">{name}</text><rect x="{start}" y="{top}" width="{length:.1}" height="{BAR}" fill="{colour}"/><text x="{end:.1}" y="{text}">{median}</text>"##,
-            label = x + LABEL - 6,
-            text = top + BAR - 3,
-            name = escape(row.contestant),
-            start = x + LABEL,
-            end = (x + LABEL + 4) as f64 + length,
-            median = figure(row.median),
-        );
+/// The bars of one workload: the heap's in one colour, the others' in another.
+fn bars(rows: &[Row]) -> Bars {
+    let bar = |row: &Row| Bar {
+        name: row.contestant.to_owned(),
+        value: row.median,
+        text: figure(row.median),
+        index: match row.contestant {
+            "egmem" => 0,
+            _ => 7,
+        },
+    };
+    Bars {
+        title: rows.first().map_or_else(String::new, |first| {
+            format!("{}, ns by {}", first.workload, first.unit)
+        }),
+        logarithmic: true,
+        bars: rows.iter().map(bar).collect(),
     }
 }
 
@@ -93,8 +61,4 @@ fn figure(value: f64) -> String {
     } else {
         format!("{value:.0}")
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
 }
