@@ -53,11 +53,29 @@ fn head(at: *const u8, len: usize) -> usize {
     ((at as usize).wrapping_neg() & (WORD - 1)).min(len)
 }
 
+/// Returns whether `len` bytes at `at` are whole words.
+fn is_whole(at: *const u8, len: usize) -> bool {
+    (at as usize | len).is_multiple_of(WORD)
+}
+
 /// Copies `from` to shared memory.
 ///
 /// # Safety
 /// The words of `to..to + from.len()` are mapped and writable.
 pub(super) unsafe fn store(to: *mut u8, from: &[u8]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_whole(to, from.len()) {
+            true => store_words(to, from),
+            false => store_parts(to, from),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`store`].
+#[inline(never)] // keeps `store` short
+unsafe fn store_parts(to: *mut u8, from: &[u8]) {
     let (first, rest) = from.split_at(head(to, from.len()));
     let (middle, last) = rest.split_at(rest.len() & !(WORD - 1));
     // SAFETY: every word is one of the range; the head ends at a multiple of 8.
@@ -74,9 +92,22 @@ pub(super) unsafe fn store(to: *mut u8, from: &[u8]) {
 /// # Safety
 /// The words of `from..from + to.len()` are mapped and readable.
 pub(super) unsafe fn load(from: *mut u8, to: &mut [u8]) {
+    // SAFETY: the caller's promise; only loads are made, so that read-only pages do.
+    unsafe {
+        match is_whole(from, to.len()) {
+            true => load_words(from, to),
+            false => load_parts(from, to),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`load`].
+#[inline(never)] // keeps `load` short
+unsafe fn load_parts(from: *mut u8, to: &mut [u8]) {
     let (first, rest) = to.split_at_mut(head(from, to.len()));
     let (middle, last) = rest.split_at_mut(rest.len() & !(WORD - 1));
-    // SAFETY: as for `store`; only loads are made, so that read-only pages do.
+    // SAFETY: as for `store_parts`.
     unsafe {
         load_part(from, first);
         let from = from.add(first.len());
@@ -90,10 +121,23 @@ pub(super) unsafe fn load(from: *mut u8, to: &mut [u8]) {
 /// # Safety
 /// The words of `to..to + len` are mapped and writable.
 pub(super) unsafe fn fill(to: *mut u8, len: usize, byte: u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match is_whole(to, len) {
+            true => fill_words(to, len / WORD, u64::from_ne_bytes([byte; WORD])),
+            false => fill_parts(to, len, byte),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`fill`].
+#[inline(never)] // keeps `fill` short
+unsafe fn fill_parts(to: *mut u8, len: usize, byte: u8) {
     let bytes = [byte; WORD];
     let first = head(to, len);
     let words = (len - first) / WORD;
-    // SAFETY: as for `store`.
+    // SAFETY: as for `store_parts`.
     unsafe {
         store_part(to, &bytes[..first]);
         let to = to.add(first);

@@ -12,7 +12,7 @@ unsafe fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
     unsafe { &*at.cast::<AtomicU64>() }
 }
 
-/// Changes some bytes of one word and leaves the others to whoever writes them.
+/// Changes some bytes of one word and leaves the others as they are.
 ///
 /// # Safety
 /// The bytes lie in one word, which is mapped and writable.

@@ -35,12 +35,25 @@ enum Method {
 /// # Safety
 /// As for [`portable::store_words`].
 pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
-    let (short, long) = from.split_at(short_part(to, from.len()));
-    // SAFETY: the caller's promise, for each part. The second begins at a line of `to`, if it has any bytes.
+    // SAFETY: the caller's promise.
+    unsafe {
+        match from.len() < STRING_FROM {
+            true => portable::store_words(to, from),
+            false => store_long(to, from),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`store_words`]; there are [`STRING_FROM`] bytes or more.
+#[inline(never)] // few bytes are not to save its registers
+unsafe fn store_long(to: *mut u8, from: &[u8]) {
+    let (short, long) = from.split_at(up_to(LINE, to));
+    let method = method(to, from.as_ptr(), from.len());
+    // SAFETY: the caller's promise, for each part. The second begins at a line of `to`.
     unsafe {
         portable::store_words(to, short);
         let to = to.add(short.len());
-        let method = method(to, long.as_ptr(), long.len());
         let moves = (moves::store_pairs as Move, moves::store_blocks as Move);
         copy(method, moves, to, long.as_ptr(), long.len());
     }
@@ -51,16 +64,28 @@ pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
 /// # Safety
 /// As for [`portable::load_words`].
 pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match to.len() < STRING_FROM {
+            true => portable::load_words(from, to),
+            false => load_long(from, to),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`load_words`]; there are [`STRING_FROM`] bytes or more.
+#[inline(never)] // few bytes are not to save its registers
+unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
     let mut method = method(to.as_ptr(), from, to.len());
-    // Blocks and pairs of both sides begin together only where the sides lie alike.
+    // Blocks of both sides begin together only where the sides lie alike.
     if method == Method::Blocks && !(to.as_ptr() as usize ^ from as usize).is_multiple_of(PAIR) {
         method = Method::String;
     }
-    let short = match method {
-        Method::Pairs => up_to(PAIR, from, to.len()),
-        _ => short_part(to.as_ptr(), to.len()),
-    };
-    let (short, long) = to.split_at_mut(short);
+    let (short, long) = to.split_at_mut(match method {
+        Method::Pairs => up_to(PAIR, from),
+        _ => up_to(LINE, to.as_ptr()),
+    });
     // SAFETY: the caller's promise, for each part. The second begins at a pair of `from` where the method
     // needs that, and then at a line of `to`, too, for blocks.
     unsafe {
@@ -76,37 +101,37 @@ pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
 /// # Safety
 /// As for [`portable::fill_words`].
 pub(super) unsafe fn fill_words(to: *mut u8, words: usize, value: u64) {
-    let short = short_part(to, words * WORD) / WORD;
-    // SAFETY: the caller's promise, for both parts.
+    // SAFETY: the caller's promise.
     unsafe {
-        portable::fill_words(to, short, value);
-        if short < words {
-            moves::string_fill(to.add(short * WORD), words - short, value);
+        match words * WORD < STRING_FROM {
+            true => portable::fill_words(to, words, value),
+            false => fill_long(to, words, value),
         }
     }
 }
 
-/// Returns how many of `bytes`, a multiple of 8, are moved by a loop: all of a few, else those before the next
-/// line of the destination.
-fn short_part(to: *const u8, bytes: usize) -> usize {
-    match bytes < STRING_FROM {
-        true => bytes,
-        false => up_to(LINE, to, bytes),
+/// # Safety
+/// As for [`fill_words`]; there are [`STRING_FROM`] bytes or more.
+#[inline(never)] // few bytes are not to save its registers
+unsafe fn fill_long(to: *mut u8, words: usize, value: u64) {
+    let short = up_to(LINE, to) / WORD;
+    // SAFETY: the caller's promise, for both parts.
+    unsafe {
+        portable::fill_words(to, short, value);
+        moves::string_fill(to.add(short * WORD), words - short, value);
     }
 }
 
-/// Returns the bytes of whole words before the next multiple of `unit`, of `bytes` at `at`.
-fn up_to(unit: usize, at: *const u8, bytes: usize) -> usize {
-    ((at as usize).wrapping_neg() & (unit - 1) & !(WORD - 1)).min(bytes)
+/// Returns the bytes of whole words before the next multiple of `unit`.
+fn up_to(unit: usize, at: *const u8) -> usize {
+    (at as usize).wrapping_neg() & (unit - 1) & !(WORD - 1)
 }
 
-/// Chooses how `bytes` bytes are copied. Few bytes are a string's, which then has none to move.
+/// Chooses how `bytes` bytes are copied.
 fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
-    if bytes < STRING_FROM || !moves::has_pairs() {
-        Method::String
-    } else if bytes >= STREAM_FROM {
+    if bytes >= STREAM_FROM && moves::has_pairs() {
         Method::Blocks
-    } else if is_just_ahead(to, from) && !is_intel() {
+    } else if is_just_ahead(to, from) && !is_intel() && moves::has_pairs() {
         Method::Pairs
     } else {
         Method::String
