@@ -110,12 +110,22 @@ pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};
 pub use topology::Topology;
 
-/// The README's examples, compiled and run as the documentation's are; one needs the exchange.
-#[cfg(all(doctest, feature = "exchange"))]
+/// The README's example, compiled and run as the documentation's are.
+#[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The same of the heap's page.
+/// The same of the pages with examples.
 #[cfg(all(doctest, feature = "share", feature = "allocator-api2"))]
 #[doc = include_str!("../docs/heap.md")]
 struct HeapPage;
+
+/// See [`HeapPage`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/coming-from.md")]
+struct ComingFromPage;
+
+/// See [`HeapPage`].
+#[cfg(all(doctest, feature = "exchange"))]
+#[doc = include_str!("../docs/sharing.md")]
+struct SharingPage;

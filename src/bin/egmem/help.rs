@@ -1,5 +1,8 @@
 //! What every command's help ends with, and the shells' completions and manual pages made from it.
 
+#[cfg(test)]
+mod reference;
+
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command};
