@@ -1,21 +1,22 @@
-//! A heap as the allocator of collections: one body, for allocator-api2's trait and for std's.
+//! Implements the `Allocator` traits of allocator-api2 and of std for a heap, with one shared body.
 //!
-//! Collections lend their bytes as `&T` and `&mut T`, so nobody else may write them: safe code must have no
-//! other way to a byte that the allocator has given out. This is why it has none:
+//! Collections lend their bytes as `&T` and `&mut T`, so nothing else may write them: safe code must have no
+//! other access to a byte that the allocator has handed out. It has none, for these reasons:
 //!
-//! - **The block** is nobody's but the collection's: no [`Block`](super::Block), and no view of one, names it.
+//! - **The block** belongs to the collection alone: no [`Block`](super::Block), and no view of one, refers to
+//!   it.
 //! - **Earlier views** of the same bytes have ended: a `CpuView` borrows its block, and the block was freed.
-//! - **GPU work** of safe functions (`Stream::copy`, `Stream::fill`, `Prover`) has ended when they return, also
-//!   where waiting is refused; they refuse a stream that a graph is captured from. Work that unsafe code puts on
-//!   a stream is its own responsibility; [`free_after`](super::Block::free_after) returns the bytes to the heap
-//!   only after it.
+//! - **GPU work** of safe functions (`Stream::copy`, `Stream::fill`, `Prover`) has ended when they return,
+//!   even if the driver refuses to wait; they refuse a stream that is being captured into a graph. Work that
+//!   unsafe code puts on a stream is its own responsibility; [`free_after`](super::Block::free_after) returns
+//!   the bytes to the heap only after it.
 //! - **A second mapping** of the memory, in this process or another, needs a handle of it. The driver exports
 //!   only memory that was created with a handle type. A handle names a whole chunk and cannot be revoked, so
-//!   an importer may write every block of the chunk, those of later owners too. Therefore a heap whose chunks
-//!   can be exported gives collections nothing ([`Heap::check_collections`]), even if nothing is shared yet. The
-//!   chunk's `PhysicalMemory` is not public, and a heap makes its own chunks: none is built over memory that
-//!   somebody else has a mapping of.
-//! - **A DMA-BUF** of the address range is made by an unsafe function of the driver alone.
+//!   an importer may write every block of the chunk, including blocks that are allocated later. Therefore a
+//!   heap whose chunks can be exported refuses collections ([`Heap::check_collections`]), even if nothing is
+//!   shared yet. The chunk's `PhysicalMemory` is not public, and a heap makes its own chunks: no heap is
+//!   built over memory that other code has mapped.
+//! - **A DMA-BUF** of the address range can be made only through an unsafe function of the driver.
 //! - **The heap itself** writes only bytes that are in no block: scrubbed, quarantined and guard bytes.
 
 use std::alloc::Layout;
@@ -29,15 +30,15 @@ use crate::driver::{Access, Location};
 use crate::{Error, Result};
 
 impl Heap {
-    /// Says why the heap is no allocator of collections, if it is not. Its
-    /// `Allocator` then returns `AllocError` for every size but 0, and logs this error as a warning; a
-    /// collection's functions that do not return errors (`push`) then end the process.
+    /// Checks that collections may allocate from this heap. If they may not, the heap's `Allocator` returns
+    /// `AllocError` for every size except 0 and logs this error as a warning; collection functions that
+    /// return no errors (`push`) then abort the process.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a heap whose chunks can be exported
     /// ([`shareable`](super::HeapOptions::shareable) or [`handle_types`](super::HeapOptions::handle_types)):
-    /// an importer of one block can write all of its chunk, at any time, so no `&T` may point there. Put
-    /// collections into a heap of their own. [`Error::NotAccessible`] where the CPU may not read and write.
+    /// an importer of one block can write its whole chunk at any time, so no `&T` may point there. Put
+    /// collections into a heap of their own. [`Error::NotAccessible`] if the CPU may not read and write.
     ///
     /// ```
     /// use egmem::driver::{HandleTypes, NodeId};
@@ -86,7 +87,7 @@ impl Heap {
             .allocate(layout)
             .inspect_err(|error| tracing::warn!(%error, "a collection in a heap gets no memory"))
             .ok()?;
-        // Its owner gives it back by its address.
+        // The collection frees the block by its address.
         self.shared().name(block.piece());
         if let Some(watch) = &self.shared().watch {
             watch.is_collections(block.offset());
@@ -98,25 +99,24 @@ impl Heap {
     #[track_caller]
     fn allocate_zeroed_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
         let memory = self.allocate_for_cpu(layout)?;
-        // SAFETY: so many bytes are new, and the CPU writes to them.
+        // SAFETY: the block is new and has `layout.size()` bytes, and the CPU may write to them.
         unsafe { memory.cast::<u8>().write_bytes(0, layout.size()) };
         Some(memory)
     }
 
     /// # Safety
-    /// `ptr` was given out by this file's functions of this heap for `layout`, and nobody uses it any
-    /// more.
+    /// This heap's functions in this file returned `ptr` for `layout`, and it is no longer in use.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
         if !self.shared().born.is_current() {
-            return; // a forked child: to look the block up may take a lock that is held for ever
+            return; // in a forked child the lookup may block on a lock whose owner does not exist
         }
         if let Some(piece) = self.piece_of(ptr, layout) {
-            // SAFETY: a block of this heap, by the caller's word; `self` is a handle.
+            // SAFETY: the caller promises that this is an unused block of this heap; `self` is a handle.
             unsafe { self.shared().release(&piece) }
         }
     }
 
-    /// The block behind a collection's memory; none where that has no bytes.
+    /// Returns the block behind a collection's memory, or `None` for memory without bytes.
     fn piece_of(&self, ptr: NonNull<u8>, layout: Layout) -> Option<Piece> {
         if layout.size() == 0 {
             return None;
@@ -129,12 +129,12 @@ impl Heap {
             .ok()
     }
 
-    /// The memory with the size and alignment of `new`, where it lies if that goes. Its first bytes are
-    /// what they were, as many as both have.
+    /// Resizes the memory to `new`, in place if possible. Preserves the first bytes, up to the smaller of
+    /// both sizes.
     ///
     /// # Safety
-    /// As [`deallocate_for_cpu`](Self::deallocate_for_cpu), with `old`. Unless the result is none, only
-    /// the result is used from then on.
+    /// As [`deallocate_for_cpu`](Self::deallocate_for_cpu), with `old`. If the result is `Some`, the caller
+    /// uses only the result from then on.
     #[track_caller]
     unsafe fn resize_for_cpu(
         &self,
@@ -153,8 +153,8 @@ impl Heap {
         }
         let memory = self.allocate_for_cpu(new)?;
         let bytes = old.size().min(new.size());
-        // SAFETY: both have so many bytes, and the second is new. The first is the caller's, and is not
-        // used any more.
+        // SAFETY: both have this many bytes, and the second is new. The first belongs to the caller and is
+        // not used afterwards.
         unsafe {
             memory.cast::<u8>().copy_from_nonoverlapping(ptr, bytes);
             self.deallocate_for_cpu(ptr, old);
@@ -174,15 +174,15 @@ impl Heap {
         // SAFETY: the caller's promise.
         let memory = unsafe { self.resize_for_cpu(ptr, old, new)? };
         let more = new.size().saturating_sub(old.size());
-        // SAFETY: `memory` has the bytes of `new`, the last of them nobody's before.
+        // SAFETY: `memory` has `new.size()` bytes, and nothing else used the last of them before.
         unsafe { memory.cast::<u8>().add(old.size()).write_bytes(0, more) };
         Some(memory)
     }
 }
 
 impl Shared {
-    /// [Resizes](Self::resize) a block whose owner knows it by its layout alone: only where a block of
-    /// the new layout is of the same kind, and may be at this address.
+    /// [Resizes](Self::resize) a block whose owner knows only its layout. Succeeds only if a block of the new
+    /// layout has the same kind and may start at this address.
     ///
     /// # Safety
     /// As [`resize`](Self::resize).
@@ -198,21 +198,21 @@ impl Shared {
     }
 }
 
-/// Memory without bytes.
+/// Returns a zero-sized slice for `layout`.
 fn nothing(layout: Layout) -> NonNull<[u8]> {
     let dangling = std::ptr::without_provenance_mut(layout.align());
     let dangling = NonNull::new(dangling).unwrap_or(NonNull::dangling());
     NonNull::slice_from_raw_parts(dangling, 0)
 }
 
-/// Implements the trait of a module that has `Allocator` and `AllocError`, for they are two where
-/// allocator-api2 does not pass on std's.
+/// Implements the trait of a module that has `Allocator` and `AllocError`. There are two such modules if
+/// allocator-api2 does not re-export std's.
 macro_rules! allocator {
     ($($of:ident)::+) => {
-        // SAFETY: blocks stay where they are until they are deallocated, wherever the handle moves;
-        // clones are handles of the same heap, and any of them gives back what another gave out. The
-        // CPU can read and write them, as checked, and nobody else has a way to the same bytes, which the
-        // module's documentation argues.
+        // SAFETY: blocks stay in place until they are deallocated, even if the handle moves. Clones are
+        // handles of the same heap, and each of them can deallocate blocks of the others. The CPU can read
+        // and write the blocks, as checked, and no other code has access to the same bytes, as the module's
+        // documentation argues.
         unsafe impl $($of)::+::Allocator for Heap {
             #[track_caller]
             fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {

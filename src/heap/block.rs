@@ -12,27 +12,27 @@ use crate::explain::name_missing;
 use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::{Error, Event, Result, Stream};
 
-/// Memory from a [`Heap`](super::Heap), given back when dropped.
+/// Memory from a [`Heap`](super::Heap), freed on drop.
 ///
 /// # Dropping is host-ordered
-/// A dropped block may be given out again at once, to any thread, while a GPU still works on it.
-/// Drop it after that work has finished, or give it back by [`free_after`](Self::free_after).
+/// The heap may hand out a dropped block again at once, to any thread, while a GPU still works on it. Drop
+/// the block after that work has finished, or free it with [`free_after`](Self::free_after).
 ///
-/// A block may outlive all handles of its heap; the heap's memory goes with its last block.
+/// A block may outlive all handles of its heap; the heap's memory is released with its last block.
 pub struct Block {
-    /// Kept by the heap's handles and, after the last one, by its blocks.
+    /// Kept alive by the heap's handles and, after the last one, by its blocks.
     heap: NonNull<Shared>,
     piece: Piece,
 }
 
-// SAFETY: `Shared` is Sync, and a block is freed by any thread.
+// SAFETY: `Shared` is Sync, and any thread may free a block.
 unsafe impl Send for Block {}
-// SAFETY: what a shared reference allows is reads of the piece and views, which are Sync.
+// SAFETY: a shared reference allows only reads of the piece and views, which are Sync.
 unsafe impl Sync for Block {}
 
 impl Block {
     /// # Safety
-    /// The piece was allocated from this heap, is counted there, and is nobody else's.
+    /// The piece was allocated from this heap, is counted there, and has no other owner.
     #[inline]
     pub(super) unsafe fn new(heap: &Shared, piece: Piece) -> Self {
         let heap = NonNull::from(heap);
@@ -41,8 +41,8 @@ impl Block {
 
     #[inline]
     pub(super) fn heap(&self) -> &Shared {
-        // SAFETY: handles keep it while there are any; closing counts the live blocks, of which this
-        // is one, and keeps it for them.
+        // SAFETY: the heap's handles keep it alive. Closing counts the live blocks, which include this one,
+        // and keeps the heap for them.
         unsafe { self.heap.as_ref() }
     }
 
@@ -50,7 +50,7 @@ impl Block {
         &self.piece
     }
 
-    /// The piece alone; the block has no end then.
+    /// Returns the piece without freeing it.
     pub(super) fn into_piece(self) -> Piece {
         std::mem::ManuallyDrop::new(self).piece
     }
@@ -59,28 +59,28 @@ impl Block {
         &mut self.piece
     }
 
-    /// Where it begins, in bytes from the heap's first address.
+    /// Returns the block's offset in bytes from the heap's first address.
     pub fn offset(&self) -> u64 {
         self.piece.offset
     }
 
-    /// Its address, the same for every GPU and, on host memory, for the CPU.
+    /// Returns the block's address: the same for every GPU and, on host memory, for the CPU.
     #[inline]
     pub fn device_ptr(&self) -> DevicePtr {
         DevicePtr(self.heap().start + self.piece.offset)
     }
 
-    /// The bytes asked for.
+    /// Returns the number of bytes requested.
     pub fn len(&self) -> u64 {
         self.piece.bytes
     }
 
-    /// Never: a block has at least one byte.
+    /// Returns `false`: a block has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The CPU's window on the block.
+    /// Returns the CPU's view of the block.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
@@ -93,69 +93,69 @@ impl Block {
                 need: Access::Read,
             });
         }
-        // SAFETY: the heap's memory stays mapped and granted while it has blocks; blocks begin and
-        // end at multiples of 16 bytes, so that none shares a word with another; safe code reaches
-        // the bytes through atomic views only.
+        // SAFETY: the heap's memory stays mapped and granted while it has blocks. Blocks begin and end at
+        // multiples of 16 bytes, so no two share a word. Safe code reaches the bytes through atomic views
+        // only.
         Ok(unsafe { CpuView::new(self.device_ptr(), self.len(), have == Access::ReadWrite) })
     }
 
     cpu_accessors!();
 
-    /// The bytes as a slice.
+    /// Returns the bytes as a slice.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     ///
     /// # Safety
-    /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
-    /// no [`CpuView`] in another thread.
+    /// While the slice lives, nothing may write the bytes: no GPU work in flight, no other process, no
+    /// [`CpuView`] in another thread.
     pub unsafe fn as_slice(&self) -> Result<&[u8]> {
         let view = self.cpu()?;
-        // SAFETY: mapped and readable as `view` shows, initialised by the kernel or by who had it
-        // before; unchanged by the caller's word.
+        // SAFETY: `view` shows that the bytes are mapped and readable. The kernel or a previous owner
+        // initialised them. The caller promises that nothing changes them.
         Ok(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len() as usize) })
     }
 
-    /// The bytes as a mutable slice.
+    /// Returns the bytes as a mutable slice.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may read and write.
     ///
     /// # Safety
-    /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
-    /// other process.
+    /// While the slice lives, nothing else may read or write the bytes: no GPU work in flight, no other
+    /// process.
     pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let view = self.cpu()?;
-        // An empty write asks whether the view is writable.
+        // An empty write fails unless the view is writable.
         view.write_at::<u8>(0, &[])?;
-        // SAFETY: as for `as_slice`, writable as just seen, exclusive by the caller's word.
+        // SAFETY: as for `as_slice`; writable as just checked, exclusive by the caller's promise.
         Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
     }
 
-    /// Gives the block back once all that is on `stream` by now has run.
+    /// Frees the block once all work submitted to `stream` so far has run.
     ///
-    /// It is given out again when the heap sees that: when it would have to grow, or at
-    /// [`Heap::collect`](super::Heap::collect). Many blocks cost one event with
-    /// [`Heap::free_all_after`](super::Heap::free_all_after).
+    /// The heap takes the block back when it would otherwise have to grow, or in
+    /// [`Heap::collect`](super::Heap::collect). [`Heap::free_all_after`](super::Heap::free_all_after) frees
+    /// many blocks at the cost of one event.
     ///
     /// Source: `cuEventRecord`, `cuEventQuery`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
-    /// into a graph; the driver's. Then the block is in the error, not given back: wait for the GPU's work
-    /// and drop it, or [`forget`](NotFreed::forget) it. `?` makes no [`Error`] of that by itself, for the
-    /// block would be dropped then, and given out again under the GPU's hands.
+    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
+    /// graph; the driver's errors. The error then contains the block, which is not freed: wait for the GPU's
+    /// work and drop it, or [`forget`](NotFreed::forget) it. `?` does not convert this into an [`Error`],
+    /// because that would drop the block, and the heap would hand it out while the GPU still uses it.
     #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
         self.defer(|deferred, piece| deferred.after_stream(stream, piece))
     }
 
-    /// Gives the block back once the work has run that `event` marks by now. The event must not be
-    /// recorded anew until then.
+    /// Frees the block once the work that `event` currently marks has run. Do not record the event again
+    /// before then.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's event; the driver's, such as CAPTURED_EVENT for
-    /// one that was recorded in a capture. Then the block is in the error, as with
+    /// [`Error::InvalidArgument`] for another driver's event; the driver's errors, such as CAPTURED_EVENT for
+    /// an event that was recorded during a capture. The error then contains the block, as in
     /// [`free_after`](Self::free_after).
     #[track_caller]
     pub fn free_after_event(self, event: Arc<Event>) -> Result<(), NotFreed> {
@@ -170,9 +170,9 @@ impl Block {
             Piece,
         ) -> Result<(), super::deferred::Refused<Piece>>,
     ) -> Result<(), NotFreed> {
-        // It stays until the block is counted as freed and nothing of it is used any more.
+        // Keeps the heap alive until the block is counted as freed and this function is done with it.
         let Some(heap) = self.heap().this.upgrade() else {
-            return Ok(()); // not while there is a block
+            return Ok(()); // unreachable: the block keeps the heap alive
         };
         if let Some(watch) = &heap.watch {
             watch.defer(self.piece.offset, std::panic::Location::caller());
@@ -204,8 +204,8 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `heap()` is there; the piece is this block's, which is at its end, and nothing of
-        // the heap is used after the call.
+        // SAFETY: the block keeps `heap()` alive. The piece belongs to this block, which is being dropped,
+        // and nothing of the heap is used after the call.
         unsafe { self.heap().release(&self.piece) }
     }
 }
@@ -223,7 +223,7 @@ impl fmt::Debug for Block {
 impl_cpu_memory!(Block);
 
 impl Sealed for Block {
-    /// All chunks of a heap are granted alike, and for good, so the first byte tells of all.
+    /// All chunks of a heap have the same access for their whole life, so the first byte answers for all.
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         let driver = &self.heap().driver;
         let who = Location::Device(gpu);
@@ -249,7 +249,8 @@ impl Memory for Block {
     fn len(&self) -> u64 {
         self.piece.bytes
     }
-    /// Where its first byte lies. A heap on several nodes may be growing: then this waits.
+    /// Returns the location of the block's first byte. In a heap on several nodes this waits while the heap
+    /// is growing.
     fn location(&self) -> Location {
         let heap = self.heap();
         heap.location.unwrap_or_else(|| {
@@ -257,18 +258,18 @@ impl Memory for Block {
             let chunk = backing
                 .as_ref()
                 .and_then(|all| all.chunk_at(self.piece.offset));
-            // There is a chunk at each block.
+            // Every block has a chunk behind it.
             chunk.map_or(Location::Host, |chunk| chunk.location())
         })
     }
 }
 
-/// Why a block was not given back, and the block.
+/// The block that was not freed, and the reason.
 #[derive(Debug)]
 pub struct NotFreed {
-    /// What the driver refused.
+    /// The heap's or the driver's error.
     pub error: Box<Error>,
-    /// The block, as it was.
+    /// The block, unchanged.
     pub block: Block,
 }
 
@@ -285,8 +286,8 @@ impl std::error::Error for NotFreed {
 }
 
 impl NotFreed {
-    /// The error alone. The block is lost to the heap, which is better than two users of one block:
-    /// nobody gets it again, and the heap's memory is kept for it for good.
+    /// Returns the error and leaks the block: no thread gets it again, and the heap's memory is never
+    /// released. Two users of one block would be worse.
     ///
     /// `block.free_after(&stream).map_err(NotFreed::forget)?`
     pub fn forget(self) -> Error {

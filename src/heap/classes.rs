@@ -1,19 +1,19 @@
 //! Size classes of small blocks.
 //!
-//! Sixteen-byte steps to 128 bytes, then eight classes to a doubling: a block wastes at most 15
-//! bytes or an eighth, on average less than half of that.
+//! Classes are 16 bytes apart up to 128 bytes; above that, each doubling has eight classes. A block wastes at
+//! most 15 bytes or an eighth, on average less than half of that.
 
-/// The largest small block, in bytes. Above it a granule is at most an eighth.
+/// The largest small block, in bytes. For larger blocks one granule is at most an eighth of the size.
 pub(super) const MAX_SMALL: u64 = 2 << 10;
 
-/// How many classes there are.
+/// The number of classes.
 pub(super) const CLASSES: usize = 40;
 
-/// Slabs consist of frames of so many bytes.
+/// The size of a frame, in bytes. Slabs consist of whole frames.
 pub(super) const FRAME: u64 = 2 << 10;
 
-/// The largest slab but for a few frames, in bytes. The first slabs of a class are small, so that a class
-/// of few blocks takes little.
+/// The largest slab in bytes, give or take a few frames. The first slabs of a class are small, so that a
+/// class with few blocks takes little memory.
 pub(super) const SLAB: u64 = 64 << 10;
 
 /// A size class of small blocks.
@@ -21,8 +21,8 @@ pub(super) const SLAB: u64 = 64 << 10;
 pub(super) struct Class(u8);
 
 impl Class {
-    /// The class for `bytes` at addresses that are multiples of `align`, a power of two; none where
-    /// that is no small block.
+    /// Returns the class for `bytes` at addresses that are multiples of `align`, a power of two, or `None` if
+    /// that is not a small block.
     #[inline]
     pub(super) fn of(bytes: u64, align: u64) -> Option<Self> {
         if bytes > MAX_SMALL {
@@ -34,8 +34,8 @@ impl Class {
         }
     }
 
-    /// Blocks lie at multiples of their class's size in a slab that begins at a frame: the class
-    /// must be a multiple of the alignment.
+    /// Returns the class whose blocks all have the alignment. Blocks lie at multiples of the class's size in
+    /// a slab that begins at a frame, so that size must be a multiple of the alignment.
     fn aligned(bytes: u64, align: u64) -> Option<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(align)?;
         if bytes > MAX_SMALL {
@@ -43,7 +43,7 @@ impl Class {
         }
         let mut class = Self::fitting(bytes);
         while class.bytes() & (align - 1) != 0 {
-            class.0 += 1; // the last one is a multiple of all that fit
+            class.0 += 1; // the largest class is a multiple of every valid alignment
         }
         Some(class)
     }
@@ -58,32 +58,32 @@ impl Class {
         Self(((exponent - 6) * 8 + ((last >> (exponent - 3)) & 7) as u32) as u8)
     }
 
-    /// As a number below [`CLASSES`].
+    /// Returns the class as a number below [`CLASSES`].
     #[inline]
     pub(super) const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The class of that number, below [`CLASSES`].
+    /// Returns the class with this number, which is below [`CLASSES`].
     #[inline]
     pub(super) const fn from_index(index: usize) -> Self {
         debug_assert!(index < CLASSES);
         Self(index as u8)
     }
 
-    /// All of them, smallest first.
+    /// Returns all classes, smallest first.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..CLASSES as u8).map(Self)
     }
 
-    /// What a block of the class takes, in bytes.
+    /// Returns the size of the class's blocks, in bytes.
     #[inline]
     pub(super) const fn bytes(self) -> u64 {
         SHAPES[self.index()].bytes as u64
     }
 
-    /// How many blocks the next slab is to have where all slabs of the class have `total` bytes, and then,
-    /// where memory has no such piece: of slabs half as large each time, and of one frame, as a last resort.
+    /// Returns the block counts to try for the next slab if the class's slabs have `total` bytes: the full
+    /// size first, then half as many each time for when memory has no such range, and at last one frame.
     pub(super) fn slabs(self, total: u64) -> impl Iterator<Item = u32> {
         let wished = (total / 2).clamp(FRAME, SLAB) / FRAME;
         let halves =
@@ -95,24 +95,25 @@ impl Class {
             .chain(std::iter::once(last))
     }
 
-    /// How many blocks a slab of one frame has: at least 1.
+    /// Returns the number of blocks in a slab of one frame: at least 1.
     pub(super) const fn blocks_in_frame(self) -> u32 {
         (FRAME / self.bytes()) as u32
     }
 
-    /// In so many frames or a few more, where blocks end nearer to the end of one then.
+    /// Returns the number of blocks in `frames` frames, or in a few more if the blocks then leave less unused
+    /// at the end.
     fn blocks_in(self, frames: u64) -> u32 {
         let slabs = (frames..frames + 4).map(|frames| frames * FRAME);
         let best = slabs.min_by_key(|slab| (slab % self.bytes()) * 16 / slab);
         (best.unwrap_or(SLAB) / self.bytes()) as u32
     }
 
-    /// What a slab of so many blocks takes, in bytes.
+    /// Returns the size of a slab with this many blocks, in bytes.
     pub(super) const fn slab_bytes(self, blocks: u32) -> u64 {
         (blocks as u64 * self.bytes()).next_multiple_of(FRAME)
     }
 
-    /// The number of the block that begins at `offset` bytes into a slab, if one does there.
+    /// Returns the number of the block that begins `offset` bytes into a slab, if one begins there.
     #[inline]
     pub(super) const fn block_at(self, offset: u64) -> Option<u32> {
         let Shape { bytes, inverse } = SHAPES[self.index()];
@@ -125,7 +126,7 @@ impl Class {
     }
 }
 
-/// A class's size in bytes, and 2³² divided by it, rounded up: division as multiplication.
+/// A class's size in bytes, and 2³² divided by it and rounded up: division becomes multiplication.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     bytes: u32,

@@ -1,4 +1,4 @@
-//! Growth ahead of need: a thread that adds memory before somebody waits for it.
+//! Background growth: a thread adds memory before an allocation has to wait for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -10,23 +10,23 @@ use super::shared::Shared;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
-/// How long the thread waits after a refusal before it tries once more.
+/// How long the thread waits after a refusal before it retries.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How often the thread looks by itself while the heap is growing. To wake it
-/// takes the allocating thread microseconds, more than the allocation itself.
+/// How often the thread polls while the heap is growing. Waking it costs the allocating thread microseconds,
+/// more than the allocation itself.
 const LOOK: Duration = Duration::from_millis(1);
-/// After so long without growth it rests until it is woken.
+/// After this long without growth the thread sleeps until it is woken.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Through which allocating threads wake the one that grows.
+/// How allocating threads wake the background thread.
 pub(super) struct Signal {
-    /// What is to be free, in bytes; 0: no thread.
+    /// How many bytes to keep free; 0: there is no thread.
     ahead: u64,
-    /// Whether the thread knows already; saves the lock.
+    /// Whether the thread is awake already, in which case the lock is not needed.
     awake: AtomicBool,
-    /// The bytes that were free and the nodes that were spare when memory was last taken, to look at without
-    /// stopping who takes it.
+    /// The free bytes and spare nodes when memory was last taken. The thread reads them without blocking
+    /// allocations.
     free: AtomicU64,
     spare: AtomicUsize,
     wish: Mutex<Wish>,
@@ -52,8 +52,7 @@ impl Signal {
         }
     }
 
-    /// Sees how much is free, after memory was taken; wakes the thread where that is less than there
-    /// should be.
+    /// Records how much is free after an allocation, and wakes the thread if that is too little.
     #[inline]
     pub(super) fn look(&self, core: &Core) {
         if self.ahead > 0 {
@@ -66,7 +65,7 @@ impl Signal {
         }
     }
 
-    /// Ends the thread.
+    /// Stops the thread.
     pub(super) fn stop(&self) {
         self.set(Wish::End);
     }
@@ -79,7 +78,7 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    /// Waits for `pause`, or until the thread is to end: whether it is.
+    /// Waits for `pause` or until the thread is to stop; returns `true` if it is to stop.
     fn ends_within(&self, pause: Duration) -> bool {
         let wish = lock(&self.wish);
         let waited = self
@@ -92,7 +91,7 @@ impl Signal {
         *wish == Wish::End
     }
 
-    /// Waits for `pause`, and then for a wish other than to rest.
+    /// Waits for `pause` if there is one, then until the wish is not to rest.
     fn wait(&self, pause: Option<Duration>) -> Wish {
         if pause.is_some_and(|pause| self.ends_within(pause)) {
             return Wish::End;
@@ -115,11 +114,11 @@ impl Signal {
     }
 }
 
-/// The nodes that are to be spare; more are prepared when half of them are used.
+/// How many nodes to keep spare; more are prepared when half of them are used.
 const SPARE: usize = 4096;
 
-/// Lets the heap's own table grow ahead too. Memory for it comes from the kernel, which takes its time: the
-/// core is not held meanwhile.
+/// Grows the heap's own table ahead of need. The kernel's page faults for it take time, so the core's lock is
+/// not held meanwhile.
 fn prepare(heap: &Shared, signal: &Signal) {
     if signal.spare.load(Relaxed) < SPARE / 2 {
         let ahead = heap.core().prepare(SPARE);
@@ -130,10 +129,10 @@ fn prepare(heap: &Shared, signal: &Signal) {
     }
 }
 
-/// Starts the thread, if the heap is to have one.
+/// Starts the thread, if the heap has background growth.
 ///
 /// # Errors
-/// [`Error::System`] where no thread can be started.
+/// [`Error::System`] if the thread cannot be started.
 pub(super) fn start(heap: &Arc<Shared>) -> Result<()> {
     let signal = Arc::clone(&heap.grower);
     if signal.ahead == 0 {
@@ -157,7 +156,7 @@ fn run(heap: &Weak<Shared>, signal: &Signal) {
     }
 }
 
-/// Whether less is free than there should be; what is free is known from then on.
+/// Returns whether less is free than there should be, and records what is free.
 fn is_short(heap: &Shared, signal: &Signal) -> bool {
     let core = heap.core();
     let free = core.free_bytes();
@@ -165,8 +164,8 @@ fn is_short(heap: &Shared, signal: &Signal) -> bool {
     free < signal.ahead
 }
 
-/// Grows the heap for as long as there is need, and looks for some time after; how long to wait then
-/// before the next wish is heard. `None`: the heap ends.
+/// Grows the heap while it is short of free memory, and polls for some time after. Returns how long to wait
+/// for the next wish, or `None` if the heap has ended.
 fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
     let mut grown = Instant::now();
     loop {
@@ -174,7 +173,8 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
         prepare(&heap, signal);
         if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
             if let Err(error) = heap.add_memory(signal.ahead, true) {
-                // Whoever needs memory now will hear of it; ahead of need it is no failure.
+                // An allocation that needs the memory gets the error itself; ahead of need this is no
+                // failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
                 signal.awake.store(false, Relaxed);
                 return Some(Some(PAUSE));
@@ -183,8 +183,7 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
             grown = Instant::now();
         } else if grown.elapsed() > QUIET {
             signal.awake.store(false, Relaxed);
-            // Whoever took memory until now, under the core's lock, woke nobody; who takes it from now
-            // on sees that somebody must be.
+            // Allocations until now, under the core's lock, woke no thread; later ones see that they have to.
             if !is_short(&heap, signal) {
                 return Some(None);
             }
@@ -214,7 +213,7 @@ mod tests {
             .build(&driver)
             .unwrap();
         let end = Instant::now() + Duration::from_secs(60);
-        // The first chunk takes some.
+        // The first chunk uses some.
         while heap.shared().core().spare_nodes() < SPARE - 8 {
             assert!(Instant::now() < end, "no spare nodes");
             thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Where there is no room: what threads keep, what GPUs are done with, new memory.
+//! How the heap makes room: threads' caches, blocks whose GPU work has finished, new memory.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,17 +14,16 @@ use crate::error::NoRoom;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
-/// What a thread may keep of larger blocks: at least this, and no more than a 512th of all memory.
+/// Each thread may keep at least this many bytes of larger blocks, and at most a 512th of all memory.
 const LEAST_BUDGET: u64 = 128 << 10;
 const BUDGET_SHARE: u64 = 512;
 
-/// How long growth ahead of need leaves the lock to others after each step: far less than a step of the
-/// default size takes.
+/// How long background growth releases the lock after each step: much shorter than a step of the default
+/// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
 impl Shared {
-    /// What `attempt` gets from the core, after making room for it where there is none. Only where a
-    /// handle is held.
+    /// Returns what `attempt` gets from the core, after making room if necessary. The caller holds a handle.
     pub(super) fn with_memory<R>(
         &self,
         bytes: u64,
@@ -36,15 +35,15 @@ impl Shared {
             Err(error) if self.wait_for_gpu => error,
             result => return result,
         };
-        // The last resort. Blocks that others have freed meanwhile may do as well.
+        // The last resort. Blocks that other threads freed meanwhile may suffice, too.
         match self.wait_and_collect() {
             Ok(1..) => return self.make_room(bytes, align, &attempt),
             Ok(0) => {}
             Err(refusal) => {
-                tracing::warn!(%refusal, "blocks that were freed after GPU work are not taken back");
+                tracing::warn!(%refusal, "blocks that were freed after GPU work cannot be collected");
             }
         }
-        // Who waited before may have taken all of them back, or this wait some of them.
+        // A thread that waited before may have collected all of them, or this wait collected some.
         self.after_caches_of_use(bytes, align, &attempt)
             .ok_or(error)
     }
@@ -105,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// Adds memory until the attempt gets something; or the soft limit that this would go beyond.
+    /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.
     fn grow_for<'a, R>(
         &self,
         backing: &mut Backing,
@@ -134,7 +133,7 @@ impl Shared {
                 Ok(grown) if grown.is_empty() => {}
                 Ok(grown) => {
                     let mut core = self.with_new(backing, grown);
-                    // Before anybody else can take it.
+                    // Before another thread can take it.
                     if let Some(found) = attempt(&mut core) {
                         return Ok(ControlFlow::Break(found));
                     }
@@ -147,14 +146,14 @@ impl Shared {
                     };
                 }
             }
-            // There is room, says the core; unless somebody was faster.
+            // The core has room, unless another thread took it first.
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(ControlFlow::Break(found));
             }
         }
     }
 
-    /// The core, with the new memory in it.
+    /// Returns the core with the new memory in it.
     pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
         self.set_budget(backing.backed());
         let mut core = self.core();
@@ -164,7 +163,7 @@ impl Shared {
         core
     }
 
-    /// What lies free beside a stretch without memory.
+    /// Returns the free memory beside a gap in the backing.
     fn beside(&self, gap: &Range<u64>) -> Beside {
         let core = self.core();
         Beside {
@@ -180,7 +179,7 @@ impl Shared {
         self.budget.store(bytes / GRANULE, Relaxed);
     }
 
-    /// Tries once more with what this thread keeps given back.
+    /// Retries after returning what this thread's cache keeps to the core.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
             if local.has_no_ranges() {
@@ -188,8 +187,8 @@ impl Shared {
                 return None;
             }
             let contents = local.empty();
-            // While the cache is this thread's still: whoever wants all of them waits for it, and does
-            // not look in vain for what is in neither place.
+            // While this thread still holds its cache: a thread that takes all caches then waits for it, and
+            // cannot miss blocks that are in neither place.
             let kept = &local.kept;
             self.with_core(&mut local.visitor, |core| {
                 self.take_back_all(core, contents);
@@ -199,13 +198,14 @@ impl Shared {
         })
     }
 
-    /// Takes back what GPUs are done with; how many blocks.
+    /// Collects blocks whose GPU work has finished; returns their number.
     pub(super) fn collect_passed(&self) -> Result<usize> {
-        // The background thread has no handle: the heap must not end before the core has the blocks.
+        // The background thread has no handle, so this keeps the heap from ending before the core has the
+        // blocks.
         let Some(mapped) = self.lifetime.enter() else {
             return Ok(0);
         };
-        // One at a time: who comes second must find what the first one has taken, in the core.
+        // One thread at a time: the second must find in the core what the first has collected.
         let turn = lock(&self.collecting);
         let mut passed = Vec::new();
         let result = match lock(&self.deferred).as_mut() {
@@ -219,17 +219,18 @@ impl Shared {
         result.map(|_| passed.len())
     }
 
-    /// The same where a refusal is not what the caller asked about.
+    /// Collects like [`collect_passed`](Self::collect_passed), but logs an error, because the caller asked
+    /// for memory.
     fn collect_or_log(&self) {
         if let Err(error) = self.collect_passed() {
-            tracing::warn!(%error, "blocks that were freed after GPU work are not taken back yet");
+            tracing::warn!(%error, "blocks that were freed after GPU work cannot be collected yet");
         }
     }
 
-    /// Adds memory until `bytes` are free; for growth ahead as far as the soft limit allows where there is
-    /// one, and while there is somebody to allocate it.
+    /// Adds memory until `bytes` are free. Background growth stops at the soft limit, and when no thread is
+    /// left to allocate.
     ///
-    /// But for growth ahead, what cannot be had is refused before any of it is made.
+    /// Except in background growth, requests that cannot be met are refused before any memory is created.
     pub(super) fn add_memory(&self, bytes: u64, ahead: bool) -> Result<()> {
         let (mut unchecked, mut emptied) = (!ahead, false);
         loop {
@@ -248,7 +249,7 @@ impl Shared {
             if unchecked {
                 match backing.check_more(more) {
                     Ok(()) => unchecked = false,
-                    // It does not count what threads keep.
+                    // That number does not include what threads' caches hold.
                     Err(Error::HeapFull { .. })
                         if !emptied
                             && self.caches_may_make_up(more, backing.room_below(self.limit)) =>
@@ -260,11 +261,11 @@ impl Shared {
                     Err(error) => return Err(self.explained(error, bytes, 1)),
                 }
             }
-            // In steps, so that whoever waits for memory has its turn after each.
+            // In steps, so that threads that wait for memory have a turn after each.
             let mut step = more.min(backing.chunk());
             let soft = self.soft_limit.as_ref().filter(|_| ahead);
             if ahead {
-                // What there still may be; and if that is nothing, too much.
+                // The memory that may still be added; if there is none, 1 byte, which the backing refuses.
                 let most = soft.map_or(self.limit, |soft| soft.bytes.min(self.limit));
                 step = step.min(backing.room_below(most)).max(1);
             }
@@ -280,20 +281,21 @@ impl Shared {
             drop(self.with_new(backing, grown));
             drop(guard);
             if ahead {
-                // Nobody waits for this; who waits for the lock takes longer to wake than this to come back.
+                // No thread waits for this. Waking up from the lock takes a waiting thread longer than this
+                // loop takes to lock it again.
                 std::thread::sleep(BETWEEN_STEPS);
             }
         }
     }
 
-    /// Gives idle chunks back until no more than `keep` bytes are free; how many bytes.
+    /// Gives idle chunks back until at most `keep` bytes are free; returns the number of bytes given back.
     pub(super) fn trim(&self, keep: u64) -> Result<u64> {
         self.collect_or_log();
         self.empty_all_caches();
         let mut guard = lock(&self.backing);
         let backing = guard.as_mut().ok_or_else(ended)?;
         let mut idle: Vec<Range<u64>> = backing.chunks().map(|chunk| chunk.range()).collect();
-        // From the end: what is left lies together.
+        // From the end, so that the remaining free memory is contiguous.
         idle.reverse();
         let mut bytes = 0;
         let mut error = None;

@@ -1,4 +1,4 @@
-//! The heap as its users see it.
+//! The public heap type.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -15,25 +15,24 @@ use crate::per_driver::lock;
 use crate::topology::Share;
 use crate::{Error, Result};
 
-/// Blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones are
-/// handles of the same heap.
+/// Suballocates blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones
+/// are handles of the same heap.
 ///
-/// A range of addresses is reserved once; memory is added to it in chunks as it is needed, and given
-/// back by [`trim`](Self::trim). Addresses never move. What is where is known outside of the memory
-/// itself: nothing that a GPU writes can damage it.
+/// A heap reserves one range of addresses, adds memory to it in chunks as needed, and gives chunks back in
+/// [`trim`](Self::trim). Blocks never move. The heap's metadata lies outside that memory, so no write by a
+/// GPU can damage it.
 ///
-/// Those books are allocated by the program's global allocator, sometimes under the heap's locks, so a
-/// global allocator must not draw from a heap. Some of the driver's refusals are logged under them too, so
-/// a subscriber of `tracing` must not use the heap in whose call it is told: the two may wait for each other for
-/// ever.
+/// The program's global allocator provides memory for the metadata, sometimes while the heap holds its locks,
+/// so a global allocator must not allocate from a heap. The heap also logs some of the driver's errors while
+/// it holds them, so a `tracing` subscriber must not use the heap that logs: it may deadlock.
 ///
-/// A child that is forked without `exec` may drop handles and blocks, which gives nothing back, and may end,
-/// by `exit` too. It may do nothing else with a heap of its parent's: locks may be held by threads that the
-/// child does not have, and CUDA does not work there either.
+/// A child that is forked without `exec` may drop handles and blocks, which frees nothing, and may terminate,
+/// also by `exit`. It may do nothing else with a heap of its parent: threads that the child does not have may
+/// hold the locks, and CUDA does not work in the child either.
 ///
-/// Where a filter of system calls refuses `membarrier(2)` after the heap was built, calls that take threads'
-/// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take milliseconds, at most some 50 and one
-/// for each CPU, and move their thread from CPU to CPU meanwhile.
+/// If a seccomp filter refuses `membarrier(2)` after the heap was built, calls that take other threads'
+/// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take milliseconds, at most about 50
+/// plus one for each CPU, and move the calling thread from CPU to CPU meanwhile.
 ///
 /// ```
 /// use std::alloc::Layout;
@@ -56,15 +55,15 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Options for a heap at `location`: a node's id, or any [`Location`].
+    /// Returns options for a heap at `location`: a node's id, or any [`Location`].
     pub fn on(location: impl Into<Location>) -> HeapOptions {
         HeapOptions::on(vec![location.into()])
     }
 
-    /// Options for a heap whose chunks lie on several nodes in turn: what
-    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. None has more than
-    /// its share, rounded down to 2 MiB: once that is used up, chunks lie on the others. The shares' bytes
-    /// together are the heap's limit; [another](HeapOptions::limit) may only be lower.
+    /// Returns options for a heap whose chunks are spread over several nodes, such as
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) returns. A node gets at most its
+    /// share, rounded down to 2 MiB; once a share is used up, chunks go to the other nodes. The sum of the
+    /// shares is the heap's limit; [`limit`](HeapOptions::limit) can only lower it.
     pub fn spread(shares: &[Share]) -> HeapOptions {
         let nodes = shares.iter().map(|share| share.node.into()).collect();
         let bytes = shares.iter().map(|share| share.bytes);
@@ -86,7 +85,7 @@ impl Heap {
         }
         let shared = Shared::new(driver, backing, &options)?;
         shared.set_budget(0);
-        // From here on dropping it gives everything back.
+        // From here on dropping `heap` releases everything.
         let heap = Self { shared };
         if reserve > 0 {
             heap.reserve(reserve)?;
@@ -99,20 +98,20 @@ impl Heap {
         &self.shared
     }
 
-    /// A block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple of
-    /// its alignment. Its bytes are whatever they were.
+    /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
+    /// of its alignment. The bytes are not initialised.
     ///
-    /// With the feature `allocator-api2` or `nightly` a heap also is an `Allocator`, whose function of this
-    /// name gives a bare pointer. `heap.allocate(layout)` is this one; the trait's takes its own name,
+    /// With the feature `allocator-api2` or `nightly` a heap also implements `Allocator`, whose function of
+    /// this name returns a bare pointer. `heap.allocate(layout)` calls this method; the trait's is
     /// `Allocator::allocate(&heap, layout)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, for more than that, and for an alignment that no such
-    /// block can have at the heap's addresses; [`Error::HeapFull`] where it has no room and may not grow,
-    /// which says why; where it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
-    /// [`Error::OutOfMemory`] or the driver's. What memory of host nodes it lacks it finds out without
-    /// making any, from 64 MiB on and unless they may be [overcommitted](HeapOptions::overcommit); else
-    /// what was made is given back.
+    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, and for an alignment that no such
+    /// block can have at the heap's addresses; [`Error::HeapFull`] if the heap has no room and may not grow,
+    /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
+    /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
+    /// nodes' free memory before any memory is created, unless the heap may
+    /// [overcommit](HeapOptions::overcommit); smaller requests release what was created if they fail.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
@@ -125,7 +124,7 @@ impl Heap {
             Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
             key => Piece { offset, bytes, key },
         };
-        // SAFETY: just allocated and counted, for this block.
+        // SAFETY: the piece was just allocated and counted, for this block alone.
         Ok(unsafe { Block::new(&self.shared, piece) })
     }
 
@@ -147,100 +146,101 @@ impl Heap {
         self.shared.allocate_slowly(bytes, align, place)
     }
 
-    /// As [`allocate`](Self::allocate), with every byte 0: written by the CPU, or by a GPU where the CPU
-    /// may not write.
+    /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
+    /// the CPU may not write.
     ///
     /// # Errors
-    /// As there; the driver's, where a GPU cannot write.
+    /// As [`allocate`](Self::allocate); the driver's errors if a GPU cannot write.
     #[track_caller]
     pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
         let block = self.allocate(layout)?;
-        // SAFETY: the block is new, and this function's alone.
+        // SAFETY: the block is new, and only this function uses it.
         unsafe { self.shared.zero(block.piece())? };
         Ok(block)
     }
 
-    /// The heap's numbers. Goes through all slabs, of up to 64 KiB of small blocks each: that takes
-    /// microseconds where these are few, and longer in proportion. Threads that need more than they keep
-    /// wait meanwhile. While the heap is growing, it waits for the driver.
+    /// Returns the heap's statistics. Visits every slab, each with up to 64 KiB of small blocks: a few slabs
+    /// take microseconds, and the time grows with their number. Threads that need more than their caches hold
+    /// wait meanwhile. While the heap is growing, this waits for the driver.
     pub fn stats(&self) -> HeapStats {
         self.shared.stats()
     }
 
-    /// What lies where at this moment, to count or [to draw](Occupancy::to_svg). Blocks that touch are
-    /// one range. Takes as long as it takes to go through all blocks, while the heap's threads wait.
+    /// Returns which ranges are used, cached, deferred or backed at this moment, to count or [to
+    /// draw](Occupancy::to_svg). Blocks that touch form one range. Visits every block while the heap's
+    /// threads wait.
     pub fn occupancy(&self) -> Occupancy {
         self.shared.occupancy()
     }
 
-    /// Adds memory until at least `bytes` are free, in as many pieces as may be. The soft limit does
-    /// not count here.
+    /// Adds memory until at least `bytes` are free, in as many pieces as necessary. The soft limit does not
+    /// apply.
     ///
     /// # Errors
-    /// As where [`allocate`](Self::allocate) has to grow. More than the limit leaves, or than host nodes have
-    /// free unless they may be [overcommitted](HeapOptions::overcommit), is refused before any memory is made.
-    /// Otherwise, where others take memory meanwhile, or the driver fails, what was added by then stays.
+    /// As [`allocate`](Self::allocate) for a heap that has to grow. A request beyond the limit, or beyond the
+    /// host nodes' free memory unless the heap may [overcommit](HeapOptions::overcommit), fails before any
+    /// memory is created. If other threads take memory meanwhile, or the driver fails, the memory added by
+    /// then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         let added = self.shared.add_memory(bytes, false);
         self.shared.tell();
         added
     }
 
-    /// Gives memory back that is in no use, in whole chunks; how many bytes. What threads keep to give
-    /// out again is taken from them first.
+    /// Gives unused memory back in whole chunks; returns the number of bytes. Empties the threads' caches
+    /// first.
     ///
     /// # Errors
-    /// The driver's, where nothing could be given back.
+    /// The driver's errors if nothing could be given back.
     pub fn trim(&self) -> Result<u64> {
         self.trim_to(0)
     }
 
-    /// As [`trim`](Self::trim), but leaves at least `bytes` free, if there are.
+    /// As [`trim`](Self::trim), but leaves at least `bytes` free if there are as many.
     ///
     /// # Errors
-    /// As there.
+    /// As [`trim`](Self::trim).
     pub fn trim_to(&self, bytes: u64) -> Result<u64> {
         let given = self.shared.trim(bytes);
         self.shared.tell();
         given
     }
 
-    /// Takes back the blocks that were [freed after](Block::free_after) work that has run by now; how
-    /// many. Never waits.
+    /// Collects the blocks that were [freed after](Block::free_after) GPU work that has finished by now;
+    /// returns their number. Never waits.
     ///
     /// # Errors
-    /// The driver's; what has passed is taken back all the same.
+    /// The driver's errors; blocks whose work has finished are collected all the same.
     pub fn collect(&self) -> Result<usize> {
         self.shared.collect_passed()
     }
 
-    /// In [debug mode](super::debug), looks at all guards and at all freed blocks in quarantine.
-    /// Each damage is reported by one check: its bytes are put right then.
+    /// In [debug mode](super::debug), checks all guards and all freed blocks in quarantine. Each damage is
+    /// reported by one check: the check restores the bytes.
     ///
-    /// Of a block in use, guarded bytes in the same eight as its last are looked at when it is freed.
+    /// Guard bytes in the same eight bytes as the last byte of a block in use are checked when it is freed.
     ///
     /// # Errors
-    /// [`Error::HeapDamaged`] with all that is found now and was found since the last check;
-    /// [`Error::InvalidArgument`] where the heap is not in debug mode; the driver's, where a GPU has to
-    /// look.
+    /// [`Error::HeapDamaged`] with all damage found now and since the last check; [`Error::InvalidArgument`]
+    /// if the heap is not in debug mode; the driver's errors if a GPU has to read the bytes.
     pub fn check(&self) -> Result<()> {
         self.watch()?.check(&self.shared)
     }
 
-    /// In [debug mode](super::debug), the blocks that users have, the oldest first: those freed after
-    /// GPU work are not among them.
+    /// In [debug mode](super::debug), returns the blocks in use, the oldest first, without those freed after
+    /// GPU work.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the heap is not in debug mode.
+    /// [`Error::InvalidArgument`] if the heap is not in debug mode.
     pub fn live_blocks(&self) -> Result<Vec<BlockInfo>> {
         Ok(self.watch()?.live_blocks())
     }
 
-    /// In [debug mode](super::debug), the blocks that users have, by where they were allocated. The same
-    /// is warned of when the heap's last handle goes.
+    /// In [debug mode](super::debug), returns the blocks in use, grouped by where they were allocated.
+    /// Dropping the heap's last handle logs the same as a warning.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the heap is not in debug mode.
+    /// [`Error::InvalidArgument`] if the heap is not in debug mode.
     pub fn leaks(&self) -> Result<LeakReport> {
         Ok(self.watch()?.leaks())
     }
@@ -250,24 +250,24 @@ impl Heap {
         watch.ok_or_else(|| Error::invalid("heap", "it was built without `debug`"))
     }
 
-    /// How many bytes have memory now.
+    /// Returns the number of bytes that have memory now.
     pub fn backed(&self) -> u64 {
         lock(&self.shared.backing)
             .as_ref()
             .map_or(0, Backing::backed)
     }
 
-    /// The most bytes that can have memory.
+    /// Returns the most bytes that can have memory.
     pub fn limit(&self) -> u64 {
         self.shared.limit
     }
 
-    /// The first address.
+    /// Returns the heap's first address.
     pub fn device_ptr(&self) -> DevicePtr {
         DevicePtr(self.shared.start)
     }
 
-    /// The driver it belongs to.
+    /// Returns the heap's driver.
     pub fn driver(&self) -> &Driver {
         &self.shared.driver
     }
@@ -285,7 +285,7 @@ impl Clone for Heap {
 impl Drop for Heap {
     fn drop(&mut self) {
         if !self.shared.born.is_current() {
-            // A forked child: the memory is the parent's, and stays as it is here.
+            // In a forked child: the memory is the parent's and stays as it is.
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }

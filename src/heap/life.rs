@@ -1,4 +1,5 @@
-//! Threads come and go, handles go, blocks may outlive both; with the last block goes the memory.
+//! The life of a heap: threads join and leave, handles are dropped, and the memory is released with the last
+//! block.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -11,20 +12,20 @@ use super::piece::Piece;
 use super::shared::Shared;
 use crate::per_driver::lock;
 
-/// The threads of a heap.
+/// The threads that use a heap.
 #[derive(Default)]
 pub(super) struct Members {
     list: Vec<Arc<Member>>,
-    /// Of threads that are gone or never came.
+    /// Counts of threads that have left or never joined.
     tally: Tally,
-    /// Keeps a closed heap for the blocks that it still has.
+    /// Keeps a closed heap alive for its remaining blocks.
     orphan: Option<Arc<Shared>>,
     closed: bool,
 }
 
 impl Members {
-    /// What all threads may keep, without taking it from them: each may have `larger` bytes of larger
-    /// blocks within its budget, and `large` beyond it.
+    /// Bounds what all threads' caches may hold, without taking them: each thread may have `larger` bytes of
+    /// larger blocks within its budget, and `large` bytes beyond it.
     pub(super) fn kept(&self, larger: u64, large: u64, class: Option<Class>) -> Outside {
         let kept = self.list.iter().map(|member| &*member.kept);
         Outside {
@@ -33,17 +34,17 @@ impl Members {
         }
     }
 
-    /// What all threads keep.
+    /// Takes the caches of all threads.
     pub(super) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
         Biased::hold_all(self.list.iter().map(|member| &member.local))
     }
 }
 
 impl Shared {
-    /// A member for the calling thread; none where the heap is closed.
+    /// Returns a member for the calling thread, or `None` if the heap is closed.
     pub(super) fn join(&self) -> Option<Arc<Member>> {
         let mut members = lock(&self.members);
-        // In debug mode nothing is kept, so that each block takes the slow way.
+        // Debug mode caches nothing, so every block takes the slow path.
         if members.closed || self.watch.is_some() {
             return None;
         }
@@ -52,14 +53,15 @@ impl Shared {
         Some(member)
     }
 
-    /// The calling thread ends: what it kept goes back.
+    /// Returns the cache of the calling thread, which ends, to the core.
     pub(super) fn leave(&self, member: &Arc<Member>) {
         let mut members = lock(&self.members);
         let Some(at) = members.list.iter().position(|m| Arc::ptr_eq(m, member)) else {
-            return; // closed: all has gone back then
+            return; // closed: closing has emptied the cache
         };
         members.list.swap_remove(at);
-        // SAFETY: the member is the calling thread's, which is at its end and in no block's end or beginning.
+        // SAFETY: the member belongs to the calling thread, which is ending and is not inside an allocation
+        // or a free.
         let mut local = unsafe { member.local.hold_as_owner() };
         members.tally.add(&local.tally);
         local.closed = true;
@@ -67,7 +69,7 @@ impl Shared {
         self.take_back_all(&mut self.core(), contents);
     }
 
-    /// What users have, and what threads keep in bytes.
+    /// Returns what users hold, and the bytes that threads cache.
     pub(super) fn tally(&self) -> (Tally, u64) {
         let members = lock(&self.members);
         let held = members.hold_all();
@@ -80,32 +82,32 @@ impl Shared {
         (tally, kept)
     }
 
-    /// How many threads have a cache.
+    /// Returns the number of threads that have a cache.
     pub(super) fn threads(&self) -> usize {
         lock(&self.members).list.len()
     }
 
-    /// Counts for a thread that has no cache.
+    /// Updates the counts for a thread that has no cache.
     pub(super) fn note_without_member(&self, note: impl FnOnce(&mut Tally)) {
         note(&mut lock(&self.members).tally);
     }
 
-    /// Takes a block back from a thread without a cache; of a closed heap the last one ends it.
+    /// Frees a block from a thread without a cache. The last block of a closed heap ends the heap.
     ///
     /// # Safety
     /// As [`free`](Self::free).
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn free_without_member(&self, piece: Piece) {
-        // Until this is done the heap's tables stay, even where another thread frees the last block.
+        // Keeps the heap's tables alive until this returns, even if another thread frees the last block.
         let Some(this) = self.this.upgrade() else {
-            return; // not while there is a block
+            return; // unreachable: the block keeps the heap alive
         };
         this.take_back(piece);
         this.count_freed(piece.bytes);
     }
 
-    /// Counts a block as freed that waits for a GPU.
+    /// Counts a block that waits for GPU work as freed.
     pub(super) fn note_freed_later(self: &Arc<Self>, bytes: u64) {
         let counted = member::with(self, |local| {
             local.tally.free(bytes);
@@ -116,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Counts a block as freed that is not in any cache.
+    /// Counts a block that is in no cache as freed.
     pub(super) fn count_freed(self: &Arc<Self>, bytes: u64) {
         let mut members = lock(&self.members);
         members.tally.free(bytes);
@@ -128,8 +130,8 @@ impl Shared {
         }
     }
 
-    /// The last handle is gone: no block will be allocated any more. The memory goes with the last
-    /// block.
+    /// Closes the heap when its last handle is dropped: nothing can be allocated any more. The memory is
+    /// released with the last block.
     pub(super) fn close(self: &Arc<Self>) {
         self.closed.store(true, Release);
         self.grower.stop();
@@ -159,9 +161,9 @@ impl Shared {
         }
     }
 
-    /// Gives all memory back. No block is left, and GPU work on freed ones is waited for.
+    /// Releases all memory. There are no blocks left; waits for the GPU work that freed blocks name.
     ///
-    /// The caller holds no lock, and is not inside of `lifetime`.
+    /// The caller holds no lock and is not inside `lifetime`.
     fn end(&self) {
         // From here on no other thread touches the memory.
         if !self.lifetime.end() {
@@ -176,8 +178,8 @@ impl Shared {
         let backing = match deferred.drain(&mut passed) {
             Ok(()) => backing,
             Err(error) => {
-                // A GPU that touches addresses that are unmapped loses its context. Forgotten before any
-                // closure of the user's runs: a panic there would unmap the memory.
+                // A GPU that accesses unmapped addresses loses its context. `forget` comes before any of the
+                // user's closures runs: a panic in one would otherwise unmap the memory.
                 std::mem::forget(backing);
                 tracing::error!(%error, "a heap's memory is not given back: a GPU may still use it");
                 None

@@ -1,27 +1,27 @@
-//! The soft limit: whoever wants the heap to stay small is asked before it grows.
+//! The soft limit: a callback decides whether the heap may grow beyond it.
 
 use std::sync::Arc;
 
-/// Why a heap's user is asked for [relief](Relief).
+/// The state of the heap when it asks for [relief](Relief).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pressure {
-    /// Bytes of the allocation that has no place.
+    /// Bytes of the allocation that found no room.
     pub requested: u64,
     /// Bytes of memory that the heap has.
     pub backed: u64,
     /// The soft limit in bytes.
     pub soft_limit: u64,
-    /// How often this allocation has asked before.
+    /// How often this allocation has called the callback before.
     pub asked: u32,
 }
 
-/// What is to become of an allocation for which the heap would grow beyond its soft limit.
+/// The callback's answer when an allocation would grow the heap beyond its soft limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relief {
-    /// Blocks were freed: try once more, and ask again if that is in vain. Nothing ends this but another
-    /// answer: one that is always `Retry` lets the allocation spin without end, so say it only where
-    /// something was freed, or look at [`Pressure::asked`].
+    /// The callback freed blocks: retry, and call it again if that fails. A callback that always answers
+    /// `Retry` makes the allocation spin forever, so answer it only after freeing something, or check
+    /// [`Pressure::asked`].
     Retry,
     /// Grow beyond the soft limit.
     Grow,
@@ -29,7 +29,7 @@ pub enum Relief {
     Refuse,
 }
 
-/// A heap's soft limit and whom to ask.
+/// A heap's soft limit and its callback.
 #[derive(Clone)]
 pub(super) struct SoftLimit {
     pub(super) bytes: u64,

@@ -1,6 +1,6 @@
 //! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
 //!
-//! [`Heap`] is where to begin; docs/architecture.md tells how it works inside.
+//! Start with [`Heap`]; docs/architecture.md describes the implementation.
 
 #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
 mod alloc_api;

@@ -1,4 +1,4 @@
-//! What of a heap's range is backed, and what its bytes are doing: data to draw and to count.
+//! Which parts of a heap's range are backed, used, cached or deferred, as data to draw and to count.
 
 use std::ops::Range;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::NodeId;
 
-/// A heap's range at one moment. All numbers are offsets and sizes in bytes, counted from the range's start.
+/// A snapshot of a heap's range. All numbers are offsets and sizes in bytes from the range's start.
 ///
-/// It is plain data: ranges may come in any order, may touch and may overlap, and those that end before
-/// they start count as empty. Where they overlap, used goes before deferred, and deferred before cached.
+/// It is plain data: ranges may come in any order, may touch and may overlap, and those that end before they
+/// start count as empty. Where ranges overlap, used takes precedence over deferred, and deferred over cached.
 ///
 /// [`Occupancy::to_svg`] draws it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Occupancy {
-    /// What the heap may grow to.
+    /// The most bytes that the heap may have.
     pub limit: u64,
     /// The physical memory behind the range. Holes between chunks are not backed.
     pub chunks: Vec<Chunk>,
-    /// Blocks that the program holds.
+    /// Blocks in use.
     pub used: Vec<Range<u64>>,
-    /// Freed blocks that threads keep for their next allocations, and those that the
-    /// [debug mode](super::debug) keeps out of use.
+    /// Freed blocks that threads cache for later allocations, and blocks in the [debug mode](super::debug)'s
+    /// quarantine.
     #[serde(default)]
     pub cached: Vec<Range<u64>>,
-    /// Freed blocks that wait for GPU work to pass.
+    /// Freed blocks that wait for GPU work to finish.
     #[serde(default)]
     pub deferred: Vec<Range<u64>>,
 }
@@ -34,7 +34,7 @@ pub struct Occupancy {
 pub struct Chunk {
     /// The part of the range, in bytes from its start.
     pub range: Range<u64>,
-    /// The NUMA node whose memory it is; −1 for a GPU's memory and for the host's at no given node.
+    /// The memory's NUMA node; −1 for a GPU's memory and for host memory at no particular node.
     pub node: NodeId,
 }
 
@@ -43,11 +43,11 @@ pub struct Chunk {
 pub struct OccupancyTotals {
     /// Bytes with physical memory behind them.
     pub backed: u64,
-    /// Bytes that the program holds.
+    /// Bytes in use.
     pub used: u64,
-    /// Bytes that wait for GPU work to pass.
+    /// Bytes that wait for GPU work to finish.
     pub deferred: u64,
-    /// Bytes that caches keep.
+    /// Bytes in caches.
     pub cached: u64,
     /// Backed bytes that are none of these.
     pub free: u64,
@@ -56,8 +56,8 @@ pub struct OccupancyTotals {
 }
 
 impl OccupancyTotals {
-    /// How scattered the free bytes are: 1 − largest stretch / all. 0 where all lie together or none is
-    /// left, near 1 where they are many small holes.
+    /// Returns the fragmentation of the free bytes: 1 − largest range / all. 0 if they are contiguous or
+    /// there are none, near 1 if they are scattered over many small holes.
     pub fn fragmentation(&self) -> f64 {
         match self.free {
             0 => 0.0,
@@ -67,13 +67,14 @@ impl OccupancyTotals {
 }
 
 impl Occupancy {
-    /// Counts the bytes.
+    /// Counts the bytes of each kind.
     pub fn totals(&self) -> OccupancyTotals {
         Layers::of(self).totals()
     }
 }
 
-/// Ranges in order, apart from each other and not empty; no byte is in two of the layers but `backed`.
+/// Sorted, disjoint ranges without empty ones. No byte is in two layers, except that `backed` overlaps the
+/// others.
 pub(super) struct Layers {
     pub backed: Vec<Range<u64>>,
     pub used: Vec<Range<u64>>,
@@ -112,7 +113,7 @@ impl Layers {
         }
     }
 
-    /// The end of the last byte that any layer has.
+    /// Returns the end of the last byte in any layer.
     pub fn end(&self) -> u64 {
         [&self.backed, &self.used, &self.deferred, &self.cached]
             .into_iter()
@@ -123,7 +124,7 @@ impl Layers {
     }
 }
 
-/// The ranges in order, those that touch or overlap as one.
+/// Sorts the ranges and merges those that touch or overlap.
 pub(super) fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = ranges
         .into_iter()
@@ -141,7 +142,7 @@ pub(super) fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> 
     all
 }
 
-/// What of `from` is not in `taken`; both in order.
+/// Returns the parts of `from` outside `taken`; both are sorted.
 pub(super) fn without(from: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut left = Vec::with_capacity(from.len());
     let mut next = 0;
@@ -150,7 +151,7 @@ pub(super) fn without(from: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u6
         while next < taken.len() && taken[next].end <= start {
             next += 1;
         }
-        // The last one looked at may reach into the range after this, so `next` stays on it.
+        // The last hole examined may reach into the next range, so `next` stays on it.
         for hole in taken[next..]
             .iter()
             .take_while(|hole| hole.start < range.end)
@@ -172,7 +173,7 @@ fn total(ranges: &[Range<u64>]) -> u64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // Lists of ranges are what this is about.
+#[allow(clippy::single_range_in_vec_init)] // the tests want lists of one range
 mod tests {
     use proptest::prelude::*;
 
@@ -188,7 +189,7 @@ mod tests {
     }
 
     proptest! {
-        /// Byte by byte, in a range small enough for that.
+        /// Compares with a count byte by byte, in a small range.
         #[test]
         fn every_byte_is_counted_once(
             backed in ranges(), used in ranges(), deferred in ranges(), cached in ranges(),

@@ -1,4 +1,4 @@
-//! What of a heap is where at one moment.
+//! Takes a snapshot of which ranges of a heap hold what.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use crate::driver::{Location, NodeId};
 use crate::per_driver::lock;
 
 impl Shared {
-    /// Has all locks at once, in their order, so that no block is in two places or in none. `deferred`
-    /// comes first: whoever has it otherwise takes no other.
+    /// Holds all locks at once, in their order, so that every block is in exactly one place. `deferred` comes
+    /// first: no other code takes a lock while it holds `deferred`.
     pub(super) fn occupancy(&self) -> Occupancy {
         let deferred = lock(&self.deferred);
         let backing = lock(&self.backing);
@@ -27,7 +27,7 @@ impl Shared {
             })
             .collect();
         let mut core = self.core();
-        // A thread that finds nothing between threads takes from the core.
+        // A thread that finds the depots empty allocates from the core.
         self.empty_depots(&mut core);
         let mut cached: Vec<Range<u64>> = Vec::new();
         for local in &mut held {
@@ -59,7 +59,7 @@ impl Shared {
 fn drawn(chunk: &backing::Chunk) -> Chunk {
     let node = match chunk.location() {
         Location::HostNuma(node) => NodeId(node),
-        // No node of the host: a GPU's memory, or the host's anywhere.
+        // Not a host node: a GPU's memory, or host memory at no particular node.
         _ => NodeId(-1),
     };
     Chunk {

@@ -1,19 +1,19 @@
-//! Blocks, as the heap knows them.
+//! Blocks, as the heap identifies them internally.
 
 use super::classes::Class;
 use super::core::{Core, Extent, NodeId};
 
-/// A block, as the heap knows it.
+/// A block's place, size and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// In bytes from the heap's start.
+    /// Bytes from the heap's start.
     pub(super) offset: u64,
-    /// As asked for.
+    /// The size requested.
     pub(super) bytes: u64,
     pub(super) key: Key,
 }
 
-/// By what the core knows a block: a class or a node, in one word.
+/// How the core identifies a block: a class or a node, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(u64);
 
@@ -25,7 +25,7 @@ pub(super) enum Kind {
 }
 
 impl Key {
-    /// No block's.
+    /// The key of no block.
     pub(super) const NONE: Self = Self(u64::MAX);
     const SMALL: u64 = 1 << 32;
 
@@ -64,12 +64,12 @@ impl Piece {
         }
     }
 
-    /// Where it lies, with what it takes.
+    /// Returns the range that the block takes, from the heap's start.
     pub(super) fn range_taken(&self) -> std::ops::Range<u64> {
         self.offset..self.offset + self.taken()
     }
 
-    /// What the block takes, in bytes.
+    /// Returns the bytes that the block takes.
     pub(super) fn taken(&self) -> u64 {
         match self.key.kind() {
             Kind::Small(class) => class.bytes(),

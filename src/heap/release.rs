@@ -1,4 +1,4 @@
-//! Blocks that wait for GPU work: many freed at once, and the wait for all of them.
+//! Deferred frees: many blocks at once, and the wait for all of them.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,15 +12,15 @@ use crate::per_driver::lock;
 use crate::{Error, Result, Stream};
 
 impl Heap {
-    /// Gives many blocks back once all that is on `stream` by now has run: as
-    /// [`Block::free_after`] does, with one event for all of them.
+    /// Frees many blocks once all work submitted to `stream` so far has run: like [`Block::free_after`], with
+    /// one event for all of them.
     ///
     /// Source: `cuEventRecord`, `cuEventQuery`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another heap's block, for another driver's stream, and for one
-    /// that is being captured into a graph; the driver's. Then all of the blocks are in the error, and
-    /// none is given back: see [`Block::free_after`].
+    /// [`Error::InvalidArgument`] for another heap's block, for another driver's stream, and for one that is
+    /// being captured into a graph; the driver's errors. The error then contains all of the blocks, and none
+    /// is freed: see [`Block::free_after`].
     #[track_caller]
     pub fn free_all_after(
         &self,
@@ -43,7 +43,7 @@ impl Heap {
         }
         let refused = match lock(&heap.deferred).as_mut() {
             Some(deferred) => deferred.after_stream_all(stream, pieces).err(),
-            None => None, // not while there is a handle
+            None => None, // unreachable: the handle keeps the heap alive
         };
         if let Some(refused) = refused {
             if let Some(watch) = &heap.watch {
@@ -51,7 +51,7 @@ impl Heap {
                 offsets.for_each(|offset| watch.undo_defer(offset));
             }
             let blocks = refused.payload.into_iter();
-            // SAFETY: the pieces are the blocks' from above, still counted, and nobody else's.
+            // SAFETY: the pieces come from the blocks above, are still counted, and have no other owner.
             let blocks = blocks.map(|piece| unsafe { Block::new(heap, piece) });
             return Err(NotAllFreed::new(refused.error, blocks.collect()));
         }
@@ -61,31 +61,32 @@ impl Heap {
         Ok(())
     }
 
-    /// Waits for the GPU work that blocks were [freed after](Block::free_after), and takes all of them
-    /// back; how many. What is freed by others meanwhile need not be among them.
+    /// Waits for the GPU work that blocks were [freed after](Block::free_after), and collects them; returns
+    /// their number. Blocks that other threads free meanwhile need not be among them.
     ///
-    /// No lock of the heap is held while this waits: others allocate and free. It waits for ever
-    /// where the work waits for something that this thread has still to do. Until it ends,
-    /// [`occupancy`](Self::occupancy) shows the blocks as used, and others that are short of memory do not
-    /// get those of them whose work has passed, unless they [wait](super::HeapOptions::wait_for_gpu) too.
+    /// The wait holds no lock of the heap: other threads allocate and free. It never ends if the GPU work
+    /// waits for something that this thread has yet to do. Until it ends, [`occupancy`](Self::occupancy)
+    /// shows the blocks as used, and other threads that are short of memory do not get those whose work has
+    /// finished, unless they [wait](super::HeapOptions::wait_for_gpu) too.
     ///
     /// Source: `cuEventSynchronize`.
     ///
     /// # Errors
-    /// The driver's; what has passed is taken back all the same, the rest stays as it was.
+    /// The driver's errors; blocks whose work has finished are collected all the same, and the rest stay
+    /// deferred.
     pub fn collect_all(&self) -> Result<usize> {
         self.shared().wait_and_collect()
     }
 }
 
 impl Shared {
-    /// See [`Heap::collect_all`].
+    /// Implements [`Heap::collect_all`].
     pub(super) fn wait_and_collect(&self) -> Result<usize> {
-        // The caller has a handle, so no thread waits for this to leave.
+        // The caller has a handle, so no thread waits for this one to leave.
         let Some(mapped) = self.lifetime.enter() else {
             return Ok(0);
         };
-        // One at a time: who comes second would not see what the first one waits for.
+        // One thread at a time: a second one would not see the blocks that the first waits for.
         let turn = lock(&self.waiting);
         let mut taken = {
             let mut deferred = lock(&self.deferred);
@@ -111,28 +112,28 @@ impl Shared {
         result.map(|()| passed.len())
     }
 
-    /// How many blocks wait for a GPU, those among them that a thread waits for.
+    /// Returns the number of blocks that wait for GPU work, including those that a thread waits for.
     pub(super) fn deferred_blocks(&self) -> usize {
         let deferred = lock(&self.deferred);
         let waiting = deferred.as_ref().map_or(0, |deferred| deferred.pending());
         waiting + self.awaited.load(Relaxed)
     }
 
-    /// Takes back what GPUs are done with.
+    /// Returns blocks whose GPU work has finished to the core.
     pub(super) fn take_back_all_passed(&self, passed: &[Piece], _mapped: &Mapped<'_>) {
         for piece in passed {
-            // SAFETY: its user gave it back, the GPU's work is done, and the memory stays mapped.
+            // SAFETY: its user freed it, the GPU's work is done, and the memory stays mapped.
             unsafe { self.take_back_passed(piece) };
         }
     }
 }
 
-/// Why blocks were not given back, and all of the blocks.
+/// The blocks that were not freed, and the reason.
 #[derive(Debug)]
 pub struct NotAllFreed {
-    /// What the heap or the driver refused.
+    /// The heap's or the driver's error.
     pub error: Box<Error>,
-    /// The blocks, as they were.
+    /// The blocks, unchanged.
     pub blocks: Vec<Block>,
 }
 
@@ -144,8 +145,7 @@ impl NotAllFreed {
         }
     }
 
-    /// The error alone. The blocks are lost to the heap, as with
-    /// [`NotFreed::forget`](super::NotFreed::forget).
+    /// Returns the error and leaks the blocks, as [`NotFreed::forget`](super::NotFreed::forget) does.
     pub fn forget(self) -> Error {
         self.blocks.into_iter().for_each(std::mem::forget);
         *self.error
@@ -202,7 +202,7 @@ mod tests {
             while sim.count(Call::EventQuery) == asked {
                 thread::yield_now();
             }
-            // Time to come to wait for its turn.
+            // Gives the thread time to reach its turn.
             thread::sleep(Duration::from_millis(200));
             assert_eq!(heap.collect().unwrap(), 1);
             drop(first);

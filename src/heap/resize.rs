@@ -1,4 +1,4 @@
-//! Blocks that become larger or smaller where they lie.
+//! Resizes blocks in place.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,16 +11,16 @@ use super::shared::Shared;
 use crate::per_driver::lock;
 
 impl Block {
-    /// Makes the block one of `bytes` where it lies. Returns false, and changes nothing, where it cannot.
+    /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
     ///
-    /// A block can become smaller: the heap has the rest then. It can become as large as its size class, up to
-    /// 2 KiB, or its granule of 256 bytes. It can take free bytes right behind it. Where the heap's memory ends
-    /// behind it, the heap adds chunks there, up to its limit and its soft limit. Bytes that come to the block
-    /// have any value. In a shareable heap a block stays in its chunk, and no memory is added.
+    /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, or to its
+    /// granule of 256 bytes. It can take free bytes right behind it. If the heap's memory ends behind it, the
+    /// heap adds chunks there, up to its limit and its soft limit. Added bytes are not initialised. In a
+    /// shareable heap a block stays in its chunk, and no memory is added.
     ///
-    /// Never in a heap in [debug mode](super::debug).
+    /// Returns `false` in a heap in [debug mode](super::debug).
     ///
-    /// What it loses is given up host-ordered, as by dropping: no GPU may work on it any more.
+    /// Shrinking is host-ordered, like dropping: no GPU may still use the bytes that the block loses.
     ///
     /// ```
     /// # use std::alloc::Layout;
@@ -37,7 +37,7 @@ impl Block {
     #[must_use = "where it is false, the block is as it was"]
     pub fn resize_in_place(&mut self, bytes: u64) -> bool {
         let mut piece = *self.piece();
-        // SAFETY: the piece is this block's, which nobody else has a view of.
+        // SAFETY: the piece belongs to this block, which is borrowed mutably, so it has no views.
         let resized = unsafe { self.heap().resize(&mut piece, bytes) };
         *self.piece_mut() = piece;
         resized
@@ -45,13 +45,13 @@ impl Block {
 }
 
 impl Shared {
-    /// Makes a block one of `bytes` where it lies; whether that went. The one place where blocks change
-    /// their size.
+    /// Resizes a block to `bytes` in place; returns `true` if it did. No other function changes a block's
+    /// size.
     ///
     /// # Safety
-    /// The piece is a block's of this heap, which nobody else uses; of what it loses no GPU either.
+    /// The piece is a block of this heap that nothing else uses, and no GPU uses the bytes that it loses.
     pub(super) unsafe fn resize(&self, piece: &mut Piece, bytes: u64) -> bool {
-        // What lies beside a block in debug mode is its guard.
+        // In debug mode the bytes beside a block are its guard.
         let resized = bytes > 0
             && self.watch.is_none()
             && match piece.key.kind() {
@@ -81,7 +81,7 @@ impl Shared {
                 // SAFETY: the caller's promise.
                 let zeroed = unsafe { self.zero_range(piece.offset + new, old - new) };
                 if let Err(error) = zeroed {
-                    tracing::warn!(%error, "a block keeps its size: what it would lose cannot be scrubbed");
+                    tracing::warn!(%error, "a block keeps its size: the bytes to free cannot be scrubbed");
                     return false;
                 }
             }
@@ -90,12 +90,12 @@ impl Shared {
         true
     }
 
-    /// Adds memory behind a block, for it to have `bytes` there. Returns false where other blocks lie there or
-    /// the addresses end; where the memory cannot be made or is beyond the soft limit; and in a heap without a
-    /// handle.
+    /// Adds memory behind a block so that it can grow to `bytes`. Returns `false` if other blocks lie there
+    /// or the addresses end, if the memory cannot be created or would exceed the soft limit, and in a heap
+    /// without a handle.
     #[cold]
     fn grow_behind(&self, node: NodeId, bytes: u64) -> bool {
-        // Growth elsewhere holds the lock for as long as the driver takes: most blocks need not wait for it.
+        // Growth elsewhere holds the lock while the driver works: most blocks need not wait for it.
         let possible = !self.exportable
             && bytes <= MAX_RANGE
             && !self.closed.load(Relaxed)
@@ -107,7 +107,7 @@ impl Shared {
         let Some(backing) = guard.as_mut() else {
             return false;
         };
-        // Nobody adds memory meanwhile. Others may still take bytes that are free behind the block.
+        // No other thread adds memory meanwhile, but others may still take the free bytes behind the block.
         let Some((start, edge)) = self.core().end_of_memory_behind(node) else {
             return false;
         };

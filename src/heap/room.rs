@@ -1,7 +1,7 @@
-//! What a heap says where it has no room.
+//! The errors of a heap that has no room.
 //!
-//! Programs live with such errors, as caches do that evict then: nothing is put into words here, and no
-//! table is gone through.
+//! A program may run into these errors often, as a cache that evicts does: building one formats no text and
+//! scans no table.
 
 use super::classes::{Class, FRAME};
 use super::core::{Core, GRANULE, MAX_RANGE};
@@ -10,7 +10,7 @@ use crate::error::NoRoom;
 use crate::{Error, Result};
 
 impl Shared {
-    /// Refuses a block that no memory would do for.
+    /// Refuses a request that no amount of memory could satisfy.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
         if bytes > MAX_RANGE {
             let why = format!("it is {bytes} bytes");
@@ -38,14 +38,14 @@ impl Shared {
         }
     }
 
-    /// That there is no room, with the core's numbers.
+    /// Returns [`Error::HeapFull`] with the core's numbers.
     pub(super) fn full(&self, why: NoRoom, requested: u64, align: u64) -> Error {
         let (total, free, largest_free) = {
             let core = self.core();
             (core.total(), core.free_bytes(), core.nearly_largest_free())
         };
         let (need, aligned) = match Class::of(requested, align) {
-            // At any alignment.
+            // A frame can have any alignment.
             Some(_) => (FRAME, false),
             None => (
                 Core::range_bytes(requested).unwrap_or(u64::MAX),
@@ -70,11 +70,11 @@ impl Shared {
         }
     }
 
-    /// A refusal of growth, with what was asked of the heap and what only the core knows.
+    /// Completes an error from growth with the request's size and the core's numbers.
     pub(super) fn explained(&self, mut error: Error, bytes: u64, align: u64) -> Error {
         match &mut error {
             Error::HeapFull { why, .. } => return self.full(*why, bytes, align),
-            // The node was asked only for what is not free beside it already.
+            // The heap asked the node only for the bytes that are not free already.
             Error::NodeTooFull { requested, .. }
             | Error::NodesTooFull { requested, .. }
             | Error::OutOfMemory { requested, .. } => *requested = bytes.max(*requested),

@@ -1,4 +1,4 @@
-//! Blocks for other processes: windows on their chunks.
+//! Shares blocks with other processes, as windows on their chunks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -10,14 +10,14 @@ use crate::share::{Exports, Holds, Shared};
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
 
-/// The chunks of a heap that have blocks which are shared, so that each is exported once.
+/// The chunks of a heap that have shared blocks, so that each chunk is exported once.
 #[derive(Debug, Default)]
 pub(super) struct Shares(Mutex<HashMap<u64, Weak<SharedChunk>>>);
 
-/// Keeps a chunk's memory, which is not given back meanwhile.
+/// Keeps a chunk's memory, so that it is not given back meanwhile.
 #[derive(Debug)]
 struct SharedChunk {
-    // In this order: nothing is exported any more when the memory is let go.
+    // In this order: the exports are dropped before the memory.
     exports: Exports,
     memory: Arc<PhysicalMemory>,
 }
@@ -48,29 +48,28 @@ impl Shares {
 }
 
 impl Block {
-    /// Makes the block fit to be sent over a [`Channel`](crate::share::Channel), published on the
-    /// exchange or brought to a group: as a window on its chunk, which is exported once, and imported
-    /// once by each peer, however many blocks of it go there.
+    /// Prepares the block to be sent over a [`Channel`](crate::share::Channel), published on the exchange or
+    /// contributed to a group. The block becomes a window on its chunk, which is exported once, and imported
+    /// once by each peer, for any number of its blocks.
     ///
-    /// The block stays allocated until the last clone of the result is gone, and its chunk is not
-    /// trimmed meanwhile. To go on using it here, share an `Arc` of it:
-    /// `Shared::try_from(Arc::clone(&block))`.
+    /// The block stays allocated until the last clone of the result is dropped, and its chunk is not trimmed
+    /// meanwhile. To keep using the block here, share an `Arc` of it: `Shared::try_from(Arc::clone(&block))`.
     ///
-    /// **A handle names all of the chunk.** Whoever imports the block can reach every block of its
-    /// chunk, those allocated later too, as [`Shared::window`] says: give what others must not see a
-    /// heap of its own.
+    /// **A handle grants the whole chunk.** An importer of the block can access every block of its chunk,
+    /// including blocks allocated later, as [`Shared::window`] says: put data that importers must not see
+    /// into a heap of its own.
     ///
-    /// **It is not probed.** A fetch over the exchange with `probe` has nothing to write its word to, for
-    /// what lies behind a block may be another's: `Proof::why_not` says so.
+    /// **It is not probed.** A fetch over the exchange with `probe` has no place to write its word, because
+    /// the bytes behind a block may belong to another block: `Proof::why_not` says so.
     ///
-    /// **A freed block has a next user.** Importers that still have it mapped then read and write
-    /// another block. On the exchange the publication holds the block until
-    /// `Published::withdraw` has returned without an error, which gives it back; over a channel, until the other process has said that it is done, with its
-    /// GPU work too.
+    /// **A freed block is reused.** Importers that still have it mapped then read and write another block. On
+    /// the exchange the publication holds the block until `Published::withdraw` returns without an error,
+    /// which frees it. Over a channel, keep the block until the other process has confirmed that it and its
+    /// GPU work are done.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the heap was not built
-    /// [`shareable`](super::HeapOptions::shareable). The block is given back then.
+    /// [`Error::InvalidArgument`] if the heap was not built [`shareable`](super::HeapOptions::shareable). The
+    /// block is freed then.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -103,11 +102,11 @@ impl Block {
 impl TryFrom<Arc<Block>> for Shared {
     type Error = Error;
 
-    /// As [`Block::share`], of a block that is used here too.
+    /// As [`Block::share`], for a block that stays in use here.
     fn try_from(block: Arc<Block>) -> Result<Self> {
         let heap = block.heap();
         let backing = lock(&heap.backing);
-        // There is a chunk at each block.
+        // Every block has a chunk behind it.
         let chunk = backing
             .as_ref()
             .and_then(|all| all.chunk_at(block.offset()));

@@ -1,4 +1,4 @@
-//! What the handles, blocks and threads of a heap share.
+//! The state that a heap's handles, blocks and threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -18,21 +18,21 @@ use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
 use crate::{Error, Result};
 
-/// Full magazines of each class that wait for a thread, at most.
+/// The most full magazines of a class that wait for a thread.
 const DEPOT: usize = 4;
 
-/// What a thread may keep beyond its budget is at most so small a share of the heap's addresses.
+/// A thread may cache at most this fraction (1/16) of the heap's addresses beyond its budget.
 const LARGE_SHARE: u64 = 16;
 
-/// On cache lines of its own, since all threads write to it.
+/// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
 pub(super) struct Apart<T>(pub(super) T);
 
-/// See the module.
+/// The heap's shared state; see the module.
 pub(super) struct Shared {
-    /// For threads and blocks that come to need it to stay.
+    /// For threads and blocks that need to keep the heap alive.
     pub(super) this: Weak<Self>,
-    /// Never used again in this process.
+    /// Unique in this process, never reused.
     pub(super) id: u64,
     /// The address of offset 0.
     pub(super) start: u64,
@@ -44,60 +44,61 @@ pub(super) struct Shared {
         allow(dead_code, reason = "for collections")
     )]
     pub(super) exportable: bool,
-    /// None where its chunks lie in several places.
+    /// `None` if the chunks lie in several places.
     pub(super) location: Option<Location>,
     pub(super) driver: Driver,
     pub(super) scrub: bool,
-    /// Of the debug mode.
+    /// State of the debug mode.
     pub(super) watch: Option<super::debug::Watch>,
-    /// The process that made it. A forked child of it gives nothing back.
+    /// The process that created the heap. A forked child frees nothing.
     pub(super) born: Generation,
-    /// The process in which a block's end takes no more than giving it back.
+    /// The process in which freeing a block needs no scrubbing, checking or lookup.
     pub(super) plain_in: Generation,
-    /// One that may write, if any.
+    /// A GPU that may write the memory, if any.
     pub(super) gpu: Option<i32>,
     pub(super) soft_limit: Option<SoftLimit>,
     pub(super) thread_cache: u64,
-    /// Granules of larger blocks that a thread may keep.
+    /// Granules of larger blocks that a thread may cache.
     pub(super) budget: AtomicU64,
-    /// The most that this ever was.
+    /// The highest value that `budget` ever had.
     pub(super) most_budget: AtomicU64,
-    /// Granules that a thread may keep in larger blocks beyond that, while several threads use the core.
+    /// Granules of large blocks that a thread may cache beyond `budget`, while several threads use the core.
     pub(super) large_budget: u64,
-    /// How often the caches of all threads were taken.
+    /// How often the heap took the caches of all threads.
     pub(super) takings: AtomicU64,
     /// Set once, by [`close`](Self::close).
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
     pub(super) core: Reserved<Core>,
-    /// The core's, to look up what is named there.
+    /// The core's table, to look up named blocks.
     #[cfg_attr(
         not(any(feature = "allocator-api2", feature = "nightly")),
         allow(dead_code, reason = "for collections")
     )]
     frames: Arc<Frames>,
-    /// What could not be taken back since the core was busy: whoever has it next takes this back first.
+    /// Frees that found the core busy: the next thread that enters the core applies them first.
     pub(super) inbox: Apart<Inbox<Load>>,
     /// Full magazines, from threads that free to threads that allocate.
     pub(super) depots: [Depot<Magazine>; CLASSES],
     pub(super) members: Mutex<Members>,
-    /// Whether the memory is mapped. Entered before `collecting` and `waiting`, and so before all locks.
+    /// Tracks whether the memory is mapped. Entered before `collecting` and `waiting`, and so before all
+    /// locks.
     pub(super) lifetime: Lifetime,
-    /// None once all memory is given back.
+    /// `None` once all memory is given back.
     pub(super) backing: Mutex<Option<Backing>>,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
-    /// Held by the thread that takes back what of them has passed.
+    /// Held by the thread that collects blocks whose work has finished.
     pub(super) collecting: Mutex<()>,
-    /// Held by the thread that waits for all of them.
+    /// Held by the thread that waits for all deferred blocks.
     pub(super) waiting: Mutex<()>,
-    /// How many blocks it has taken out of `deferred`, which it locks to write this.
+    /// How many blocks the waiting thread has taken out of `deferred`; written with `deferred` locked.
     pub(super) awaited: AtomicUsize,
     pub(super) wait_for_gpu: bool,
     pub(super) grower: Arc<Signal>,
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
     pub(super) failed: AtomicU64,
-    /// Blocks that were given back and are not in use, until somebody is [told](Self::tell).
+    /// Frees of blocks that were not in use, not yet [reported](Self::tell).
     pub(super) strays: AtomicU64,
 }
 
@@ -161,15 +162,16 @@ impl Shared {
         Ok(Arc::new_cyclic(shared))
     }
 
-    /// The core, with all that was sent to it. Never while a driver is called; after a thread's cache,
-    /// never before one.
+    /// Enters the core, after applying the frees in the inbox. Not allowed while a driver call runs. Allowed
+    /// after taking a thread's cache, never before.
     pub(super) fn core(&self) -> Inside<'_, Core> {
         let mut core = self.core.lock();
         self.drain(&mut core);
         core
     }
 
-    /// What `f` gets from it, for a thread with a cache. Growth ahead of need looks at what is left.
+    /// Calls `f` with the core, for a thread with a cache, and updates the background growth's view of free
+    /// memory.
     #[inline]
     pub(super) fn with_core<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut Core) -> R) -> R {
         self.core.with(visitor, |core| {
@@ -180,7 +182,7 @@ impl Shared {
         })
     }
 
-    /// The same, for a thread with a cache or without.
+    /// Calls `f` with the core, for a thread with or without a cache.
     pub(super) fn in_core<R>(&self, f: impl Fn(&mut Core) -> R) -> R {
         member::with(self, |local| Some(self.with_core(&mut local.visitor, &f))).unwrap_or_else(
             || {
@@ -201,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// Sees to it that a block is found by its address.
+    /// Makes a block findable by its address.
     #[cfg_attr(
         not(any(feature = "allocator-api2", feature = "nightly")),
         allow(dead_code, reason = "for collections")
@@ -213,7 +215,8 @@ impl Shared {
         }
     }
 
-    /// The block that begins at an address and was [named](Self::name), for who has no more than that.
+    /// Returns the block that begins at an address and was [named](Self::name), for callers that know only
+    /// the address.
     #[cfg_attr(
         not(any(feature = "allocator-api2", feature = "nightly")),
         allow(dead_code, reason = "for collections")

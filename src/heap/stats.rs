@@ -1,4 +1,4 @@
-//! What a heap has, gave out and asked of the driver.
+//! Statistics of a heap.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,57 +8,57 @@ use super::classes::Class;
 use super::shared::Shared;
 use crate::per_driver::lock;
 
-/// A heap's numbers at one moment; made by [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
+/// A heap's statistics at one moment, from [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeapStats {
-    /// Blocks that users have.
+    /// Blocks in use.
     pub live_blocks: u64,
-    /// What users asked for in these.
+    /// Bytes requested for these blocks.
     pub live: u64,
-    /// What these and the deferred ones take, with what sizes are rounded up by and, in
-    /// [debug mode](super::debug), their guards.
+    /// Bytes taken by these blocks and the deferred ones, including rounding and, in [debug
+    /// mode](super::debug), guards.
     pub used: u64,
-    /// Kept by threads, and waiting between them, to be given out again.
+    /// Bytes in threads' caches and in the depots between threads.
     pub cached: u64,
-    /// Kept out of use by the [debug mode](super::debug): freed blocks, with their guards.
+    /// Bytes in the [debug mode](super::debug)'s quarantine: freed blocks, with their guards.
     #[serde(default)]
     pub quarantined: u64,
-    /// Blocks freed by users, but not yet by the GPU work that they named. Their bytes are in `used`.
+    /// Freed blocks whose GPU work has not finished. Their bytes count in `used`.
     pub deferred_blocks: u64,
-    /// In no use: the memory outside slabs.
+    /// Free bytes outside slabs.
     pub free: u64,
-    /// In no use: blocks of slabs.
+    /// Free bytes in blocks of slabs.
     pub free_in_slabs: u64,
-    /// At the ends of slabs, in no use by any block.
+    /// Bytes at the ends of slabs, too few for a block.
     pub slab_ends: u64,
-    /// The largest range that is free.
+    /// The largest free range.
     pub largest_free: u64,
-    /// The memory there is.
+    /// The memory that the heap has.
     pub backed: u64,
-    /// The most memory there was.
+    /// The most memory that the heap ever had.
     pub backed_high_water: u64,
-    /// The most that was in use or in caches outside the core.
+    /// The most bytes that were ever in use or in caches outside the core.
     pub used_high_water: u64,
-    /// The most memory there may be: the addresses reserved.
+    /// The most memory that the heap may have: the addresses reserved.
     pub limit: u64,
-    /// What the heap's own tables take, in the process's ordinary memory.
+    /// The size of the heap's own tables, in the process's ordinary memory.
     pub metadata: u64,
     /// Blocks allocated since the heap was made.
     pub allocated_blocks: u64,
-    /// Blocks freed since then, the deferred ones among them.
+    /// Blocks freed since then, including the deferred ones.
     pub freed_blocks: u64,
     /// Allocations that failed.
     pub failed: u64,
-    /// How often everything that threads keep was taken from them: to trim, and for requests that nothing
-    /// else met. Requests that this cannot help are refused without it.
+    /// How often the heap emptied all threads' caches: to trim, and for requests that nothing else satisfied.
+    /// Requests that this cannot help fail without it.
     #[serde(default)]
     pub cache_takings: u64,
     /// Threads that have a cache.
     pub threads: u64,
     /// Small blocks by size class.
     pub classes: Vec<ClassStats>,
-    /// Chunks of memory made and given back, and what that took.
+    /// Driver calls that created and released chunks.
     pub driver: DriverCounts,
 }
 
@@ -66,15 +66,15 @@ pub struct HeapStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Bytes of a block.
+    /// The size of a block.
     pub bytes: u64,
-    /// Blocks that there is room for.
+    /// The number of blocks that the class's slabs have room for.
     pub blocks: u64,
-    /// Those that are free in their slabs; others are in use or in caches.
+    /// Blocks that are free in their slabs; the others are in use or in caches.
     pub free: u64,
 }
 
-/// What a heap asked of the driver.
+/// Counts of a heap's driver calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DriverCounts {
@@ -88,12 +88,13 @@ pub struct DriverCounts {
     pub unmap: u64,
     /// `cuMemRelease`.
     pub release: u64,
-    /// How often less was asked for after OUT_OF_MEMORY.
+    /// How often the heap asked for less after OUT_OF_MEMORY.
     pub halvings: u64,
 }
 
 impl HeapStats {
-    /// How much of the free memory does not lie in one piece: 0, all in one, to nearly 1.
+    /// Returns the fraction of the free memory that is not in the largest free range: 0 if all is contiguous,
+    /// up to nearly 1.
     pub fn fragmentation(&self) -> f64 {
         match self.free {
             0 => 0.0,

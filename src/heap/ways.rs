@@ -1,4 +1,4 @@
-//! The way of a block from the core to a user and back: by the thread's cache, or straight.
+//! The paths of a block from the core to a user and back: through the thread's cache, or directly.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,12 +10,12 @@ use super::piece::{Key, Kind, Piece};
 use super::shared::Shared;
 use crate::Result;
 
-/// The largest blocks that a thread keeps within its budget, in bytes.
+/// The largest blocks that a thread caches within its budget, in bytes.
 const MAX_MEDIUM: u64 = 1 << 20;
-/// The largest blocks that a thread keeps beyond it, while several threads use the core, in bytes.
+/// The largest blocks that a thread caches beyond its budget, while several threads use the core, in bytes.
 const MAX_LARGE: u64 = 4 << 20;
 
-/// Blocks on their way back to the core.
+/// Blocks that are being returned to the core.
 #[derive(Debug)]
 pub(super) enum Load {
     Small(Box<Magazine>),
@@ -23,11 +23,11 @@ pub(super) enum Load {
 }
 
 impl Shared {
-    /// Where a block of `bytes`, more than 0, is, at an address that is a multiple of `align`: one that
-    /// the thread's cache has, or gets from what feeds it; [`Key::NONE`] where that is not to be had.
+    /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
+    /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
     ///
-    /// In two words, which come back in registers: a piece would go through memory, written by words and
-    /// read by pairs of them, which the processor cannot forward.
+    /// Returns two words, because they come back in registers. A `Piece` would be returned in memory, written
+    /// one word and read two words at a time, which the processor's store forwarding cannot serve.
     #[inline]
     pub(super) fn allocate_cached(&self, bytes: u64, align: u64) -> (u64, Key) {
         let mut offset = 0;
@@ -63,12 +63,12 @@ impl Shared {
         (offset, key)
     }
 
-    /// A small block, from other threads or from the core.
+    /// Gets a small block from other threads or from the core.
     #[cold]
     #[inline(never)]
     fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
         let shelf = &mut local.small[class.index()];
-        // Before blocks leave the place that they are in now.
+        // Before the blocks leave their present place.
         local.kept.note_small(class);
         match self.depots[class.index()].take() {
             Some(full) => shelf.load(full),
@@ -84,8 +84,8 @@ impl Shared {
         shelf.pop()
     }
 
-    /// A larger block that the thread keeps beyond its budget, or one from the core, and some more of its size
-    /// where a thread wants many.
+    /// Gets a larger block that the thread caches beyond its budget, or one from the core, with more of its
+    /// size if a thread needs many.
     #[inline(never)]
     fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
         if let Some(found) = local.large.pop(size) {
@@ -110,7 +110,7 @@ impl Shared {
         })
     }
 
-    /// A large block, or one of large alignment: one that the thread keeps, or from the core.
+    /// Gets a large block, or one of large alignment, from the thread's cache or from the core.
     #[inline(never)]
     fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         if bytes <= MAX_LARGE && align <= GRANULE {
@@ -128,7 +128,7 @@ impl Shared {
         })
     }
 
-    /// Straight from the core, and from new memory where there is none left.
+    /// Allocates from the core, and from new memory if the core has no room.
     #[cold]
     #[inline(never)]
     pub(super) fn allocate_slowly(
@@ -151,7 +151,7 @@ impl Shared {
         Ok(piece)
     }
 
-    /// The same, not yet counted.
+    /// As [`allocate_slowly`](Self::allocate_slowly), but does not count the block.
     pub(super) fn take_new(&self, bytes: u64, align: u64) -> Result<Piece> {
         let class = Class::of(bytes, align);
         let attempt = |core: &mut Core| {
@@ -171,11 +171,11 @@ impl Shared {
         })
     }
 
-    /// Takes a block back that its user does not use any more, nor a GPU.
+    /// Frees a block that neither its user nor a GPU uses any more.
     ///
     /// # Safety
-    /// The heap is there, which the block sees to: nothing of the heap is used after the call, unless
-    /// a handle is held. The piece is a block's of this heap, and no longer anybody else's.
+    /// The block keeps the heap alive: nothing of the heap is used after the call, unless the caller holds a
+    /// handle. The piece is a block of this heap that has no other owner.
     #[inline]
     pub(super) unsafe fn free(&self, piece: &Piece) {
         let done = member::with(self, |local| {
@@ -221,8 +221,8 @@ impl Shared {
         }
     }
 
-    /// Gives a block back for which the budget has no room. A thread that has the core for itself gives it to
-    /// the core. Others keep it, so that they need not take turns at the core for each block.
+    /// Frees a block that the budget has no room for. A thread that has the core reserved gives it to the
+    /// core. Other threads cache it, so that they need not take turns at the core for each block.
     #[inline]
     fn keep_large(&self, local: &mut Local, size: u32, extent: Extent) {
         let most = self.large_budget;
@@ -247,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Gives a block back that no cache keeps.
+    /// Frees a block that no cache keeps.
     #[inline]
     fn send_large(&self, local: &mut Local, size: u32, node: NodeId) {
         let freed = self
@@ -276,7 +276,7 @@ impl Shared {
         }
     }
 
-    /// Gives what leaves a cache back to the core, at once or by whoever has it now.
+    /// Returns blocks that leave a cache to the core, directly or through the inbox.
     fn send_ranges(&self, local: &mut Local) {
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
@@ -285,12 +285,12 @@ impl Shared {
         }
     }
 
-    /// Leaves blocks for whoever has the core next.
+    /// Leaves blocks in the inbox for the next thread that enters the core.
     fn send(&self, load: Load) {
         self.inbox.0.push(load);
     }
 
-    /// Gives a block straight back to the core.
+    /// Returns a block directly to the core.
     pub(super) fn take_back(&self, piece: Piece) {
         let mut core = self.core();
         match piece.key.kind() {
@@ -299,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// Gives back what a cache had.
+    /// Returns a cache's contents to the core.
     pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents) {
         for magazine in contents.small {
             self.take_in(core, Load::Small(magazine));
@@ -307,7 +307,7 @@ impl Shared {
         self.take_in(core, Load::Ranges(contents.ranges));
     }
 
-    /// Gives back what waits in depots.
+    /// Returns the depots' blocks to the core.
     pub(super) fn empty_depots(&self, core: &mut Core) {
         for depot in &self.depots {
             while let Some(full) = depot.take() {
@@ -316,9 +316,9 @@ impl Shared {
         }
     }
 
-    /// Bytes of what waits between threads.
+    /// Returns the bytes in depots between threads.
     pub(super) fn waiting_bytes(&self) -> u64 {
-        // Full magazines, all but those that a thread is about to take.
+        // Counts full magazines, without those that a thread is about to take.
         let depots = Class::all().zip(&self.depots);
         let full = |class| Magazine::rounds(class) as u64 * class.bytes();
         depots
@@ -326,7 +326,7 @@ impl Shared {
             .sum()
     }
 
-    /// Has the core take a load back.
+    /// Returns a load to the core.
     pub(super) fn take_in(&self, core: &mut Core, load: Load) {
         match load {
             Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
@@ -355,7 +355,7 @@ impl Shared {
         }
     }
 
-    /// Has the core take back what leaves a cache.
+    /// Returns what leaves a cache to the core.
     #[inline]
     pub(super) fn take_leaving(&self, core: &mut Core, medium: &mut Medium) {
         if !medium.leaving().is_empty() {
@@ -364,19 +364,19 @@ impl Shared {
         }
     }
 
-    /// Only unsafe code can give back what is not in use. What is free stays as it is. It is told later:
-    /// who is told may use the heap.
+    /// Counts frees of blocks that are not in use; only unsafe code can cause them. Free memory is left as it
+    /// is. [`tell`](Self::tell) reports them with no lock held, because a log subscriber may use the heap.
     #[cold]
     fn note_strays(&self, blocks: usize) {
         self.strays.fetch_add(blocks as u64, Relaxed);
     }
 
-    /// Tells what was found under locks. Never with a lock of the heap held.
+    /// Reports what was found under locks. The caller holds no lock of the heap.
     pub(super) fn tell(&self) {
         tell_refusal();
         if self.strays.load(Relaxed) > 0 {
             let blocks = self.strays.swap(0, Relaxed);
-            tracing::error!(blocks, "blocks were given back that are not in use");
+            tracing::error!(blocks, "blocks were freed that are not in use");
         }
         if let Some(watch) = &self.watch {
             watch.tell();

@@ -1,4 +1,4 @@
-//! Zeros: when a block is allocated, and when it changes owners.
+//! Writes zeros: when a block is allocated, and when it changes owners.
 
 use super::piece::Piece;
 use super::shared::Shared;
@@ -7,11 +7,11 @@ use crate::memory::CpuView;
 use crate::{Error, Result, Stream};
 
 impl Shared {
-    /// Overwrites all that a block takes with zeros and waits for the end. In debug mode, what it takes
-    /// beside its own bytes is left.
+    /// Overwrites all bytes that a block takes with zeros and waits for the end. In debug mode, leaves the
+    /// bytes beside the block's own.
     ///
     /// # Safety
-    /// The piece is in use, and nobody else uses it.
+    /// The piece is in use, and nothing else uses it.
     pub(super) unsafe fn zero(&self, piece: &Piece) -> Result<()> {
         let bytes = match self.watch {
             Some(_) => piece.bytes,
@@ -21,16 +21,16 @@ impl Shared {
         unsafe { self.zero_range(piece.offset, bytes) }
     }
 
-    /// The same for a part of it: from `offset`, in bytes from the heap's start, so many `bytes`, both
-    /// multiples of 16.
+    /// Overwrites a part of a block: `bytes` from `offset`, counted from the heap's start, both multiples of
+    /// 16.
     ///
     /// # Safety
     /// As [`zero`](Self::zero).
     pub(super) unsafe fn zero_range(&self, offset: u64, bytes: u64) -> Result<()> {
         let start = DevicePtr(self.start + offset);
         if self.host == Access::ReadWrite {
-            // SAFETY: the heap's memory is mapped and granted while it has blocks, and of this one
-            // nobody else has a byte; blocks are whole words.
+            // SAFETY: the heap's memory is mapped and granted while it has blocks. Nothing else uses a byte
+            // of this block, and blocks are whole words.
             let view = unsafe { CpuView::new(start, bytes, true) };
             return view.fill(0, bytes, 0);
         }
@@ -49,7 +49,7 @@ impl Shared {
         put.and(stream.synchronize())
     }
 
-    /// Takes a block back the way that the heap's options want. Does nothing in a forked child.
+    /// Frees a block as the heap's options require. Does nothing in a forked child.
     ///
     /// # Safety
     /// As [`free`](Self::free).
@@ -68,13 +68,13 @@ impl Shared {
     #[inline(never)]
     unsafe fn release_with_care(&self, piece: &Piece) {
         if !self.born.is_current() {
-            // Locks may be held for ever here, and the bytes are the parent's.
+            // In a forked child: locks may never be released, and the bytes are the parent's.
             return;
         }
         if let Some(watch) = &self.watch {
-            // The heap ends no sooner than this.
+            // Keeps the heap alive until this returns.
             let Some(this) = self.this.upgrade() else {
-                return; // not while there is a block
+                return; // unreachable: the block keeps the heap alive
             };
             if watch.free(self, piece.offset) {
                 this.count_freed(piece.bytes);
@@ -82,7 +82,7 @@ impl Shared {
             watch.tell();
             return;
         }
-        // SAFETY: the caller's promise: the block is at its end.
+        // SAFETY: the caller promises that the block is no longer used.
         if unsafe { self.may_be_used_again(piece) } {
             // SAFETY: the caller's promise.
             unsafe { self.free(piece) }
@@ -91,10 +91,10 @@ impl Shared {
         }
     }
 
-    /// Takes a block back that was freed after GPU work, which has passed.
+    /// Returns a block whose GPU work has finished to the core.
     ///
     /// # Safety
-    /// The piece is no longer anybody's.
+    /// The piece has no owner any more.
     pub(super) unsafe fn take_back_passed(&self, piece: &Piece) {
         match &self.watch {
             Some(watch) => watch.passed(self, piece.offset),
@@ -103,10 +103,10 @@ impl Shared {
         }
     }
 
-    /// Gives a block straight back to the core, scrubbed where the heap is to.
+    /// Returns a block directly to the core, scrubbed if the heap scrubs.
     ///
     /// # Safety
-    /// The piece is no longer anybody's.
+    /// The piece has no owner any more.
     pub(super) unsafe fn take_back_scrubbed(&self, piece: &Piece) {
         // SAFETY: the caller's promise.
         if unsafe { self.may_be_used_again(piece) } {
@@ -114,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Whether a block may be given to another owner; it is scrubbed where the heap is to.
+    /// Scrubs the block if the heap scrubs; returns whether it may be given to another owner.
     ///
     /// # Safety
     /// As [`zero`](Self::zero).
@@ -126,8 +126,8 @@ impl Shared {
         match unsafe { self.zero(piece) } {
             Ok(()) => true,
             Err(error) => {
-                // Better out of use for good than read by its next owner.
-                tracing::error!(%error, bytes = piece.bytes, "a block cannot be scrubbed and is not used again");
+                // Leaking the block is better than letting its next owner read the bytes.
+                tracing::error!(%error, bytes = piece.bytes, "a block cannot be scrubbed and is withheld from reuse");
                 false
             }
         }

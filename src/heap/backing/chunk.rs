@@ -10,19 +10,19 @@ use crate::vmm::{Mapping, PhysicalMemory};
 /// Physical memory at its place in the heap.
 #[derive(Debug)]
 pub(in crate::heap) struct Chunk {
-    // In this order: unmapped first, then released.
+    // In this order: `mapping` is dropped before `memory`.
     pub(super) mapping: Mapping,
     pub(super) memory: Arc<PhysicalMemory>,
     pub(super) start: u64,
     pub(super) order: u64,
-    /// The site it was made at.
+    /// The index of the site it was created at.
     pub(super) turn: usize,
-    /// Not part of the heap any more, but still mapped: the driver refused to unmap it.
+    /// No longer part of the heap, but still mapped: the driver refused to unmap it.
     pub(super) dead: bool,
 }
 
 impl Chunk {
-    /// Where it lies, in bytes from the heap's start.
+    /// Returns the chunk's range, in bytes from the heap's start.
     pub(in crate::heap) const fn range(&self) -> Range<u64> {
         self.start..self.end()
     }
@@ -31,35 +31,35 @@ impl Chunk {
         self.start + self.mapping.size().padded()
     }
 
-    /// Its bytes: at least 2 MiB.
+    /// Returns the chunk's size in bytes: at least 2 MiB.
     pub(in crate::heap) const fn bytes(&self) -> u64 {
         self.mapping.size().padded()
     }
 
-    /// The memory. While a clone of it is held elsewhere, the chunk is not given back.
+    /// Returns the memory. While a clone of it is held elsewhere, the chunk is not given back.
     #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
     pub(in crate::heap) const fn memory(&self) -> &Arc<PhysicalMemory> {
         &self.memory
     }
 
-    /// The memory at its addresses.
+    /// Returns the mapping.
     #[cfg(test)]
     pub(in crate::heap) const fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// Where the memory lies.
+    /// Returns the memory's location.
     pub(in crate::heap) fn location(&self) -> Location {
         self.memory.location()
     }
 
-    /// Which of the heap's chunks it is, counted from 0 by when they were made.
+    /// Returns the chunk's number in the order of creation, from 0.
     #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
     pub(in crate::heap) const fn order(&self) -> u64 {
         self.order
     }
 
-    /// Whether somebody else holds the memory too.
+    /// Returns whether other code holds the memory too.
     pub(in crate::heap) fn is_held(&self) -> bool {
         Arc::strong_count(&self.memory) > 1
     }
@@ -104,22 +104,22 @@ impl Chunk {
     }
 }
 
-/// What became of a chunk that should go.
+/// The outcome of retiring a chunk.
 pub(super) enum Retired {
-    /// It is gone.
+    /// Unmapped and released.
     Gone,
-    /// It is as before: somebody holds its memory.
+    /// Unchanged: other code holds its memory.
     Held(Box<Chunk>),
-    /// It is as before: the driver refused to unmap it.
+    /// Unchanged: the driver refused to unmap it.
     Refused(Box<Chunk>, Error),
-    /// It is unmapped, but the driver refused to release the memory; `None`: there is no such memory.
+    /// Unmapped, but the driver refused to release the memory; `None`: there is no such memory.
     Unmapped(Option<PhysicalMemory>, Error),
 }
 
-/// What a heap's memory has asked of the driver.
+/// Counts of the driver calls for a heap's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(in crate::heap) struct Counts {
-    /// `cuMemCreate`, refused ones too, as for all calls here.
+    /// `cuMemCreate`; refused calls count too, here and below.
     pub create: u64,
     /// `cuMemMap`
     pub map: u64,
@@ -131,8 +131,8 @@ pub(in crate::heap) struct Counts {
     pub release: u64,
     /// Chunks that became part of the heap.
     pub chunks_made: u64,
-    /// Chunks that ceased to be.
+    /// Chunks that were given back.
     pub chunks_given_back: u64,
-    /// How often a smaller chunk was tried for want of memory.
+    /// How often a smaller chunk was tried because memory was short.
     pub halvings: u64,
 }

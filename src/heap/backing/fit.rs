@@ -1,4 +1,4 @@
-//! Where growth goes: pure arithmetic on offsets.
+//! Decides where growth goes: pure arithmetic on offsets.
 
 use std::ops::Range;
 
@@ -10,27 +10,27 @@ use crate::{Error, Result};
 pub(in crate::heap) enum Want<'a> {
     /// Room for one block: contiguous, together with what is free beside the new memory.
     Block {
-        /// Its bytes: at least 1.
+        /// The block's bytes: at least 1.
         bytes: u64,
-        /// The alignment of its address: a power of two. Up to that of the plan, it is the alignment
-        /// of the offset too.
+        /// The alignment of its address: a power of two. Up to the plan's alignment, it is the alignment of
+        /// the offset too.
         alignment: u64,
-        /// What is free beside a stretch without memory. Asked while the caller holds nothing but
-        /// the growth lock; others may take what is free meanwhile, and then the caller asks once more.
+        /// Returns what is free beside a gap. Called while the caller holds only the growth lock; other
+        /// threads may take the free bytes meanwhile, and then the caller calls again.
         beside: &'a dyn Fn(&Range<u64>) -> Beside,
     },
-    /// Room for a block to grow where it lies: behind it memory ends, with nothing or free bytes in between.
+    /// Room for a block to grow in place: the memory behind it ends, with no bytes or free bytes in between.
     Behind {
         /// The block's offset.
         start: u64,
-        /// Where memory ends.
+        /// The end of the memory behind the block.
         edge: u64,
-        /// Where the block is to end: beyond `edge`.
+        /// The end that the block needs: beyond `edge`.
         end: u64,
     },
-    /// So many bytes more, in as many pieces as need be.
+    /// More bytes, in as many pieces as necessary.
     More {
-        /// How many: at least 1.
+        /// The number of bytes: at least 1.
         bytes: u64,
     },
 }
@@ -50,7 +50,7 @@ impl Want<'_> {
         }
     }
 
-    /// That there is no room. What of the heap's memory is free its caller knows.
+    /// Returns [`Error::HeapFull`]. The caller adds the heap's free bytes.
     pub(super) const fn refused(&self, why: NoRoom, limit: u64) -> Error {
         Error::HeapFull {
             requested: self.bytes(),
@@ -65,24 +65,24 @@ impl Want<'_> {
     }
 }
 
-/// What is free beside a stretch without memory.
+/// The free bytes beside a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::heap) struct Beside {
-    /// Bytes right before its start.
+    /// Free bytes right before its start.
     pub before: u64,
-    /// Bytes right after its end.
+    /// Free bytes right after its end.
     pub after: u64,
 }
 
-/// A stretch to fill with chunks, from `start` on.
+/// A gap to fill with chunks, from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fill {
     pub start: u64,
-    /// Where what is needed ends.
+    /// The end of the bytes needed.
     pub need: u64,
     /// Where to stop if memory is plentiful: at whole chunks.
     pub end: u64,
-    /// Whether what is needed must be one chunk.
+    /// Whether the bytes needed must be one chunk.
     pub single: bool,
 }
 
@@ -95,15 +95,15 @@ impl Fill {
 /// Where to grow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Places {
-    /// The lowest place. Empty where there is room without growth.
+    /// The lowest place. Empty if there is room without growth.
     pub first: Vec<Fill>,
-    /// The place that takes the least memory, if less than the first.
+    /// The place that needs the least memory, if less than the first.
     pub leanest: Option<Fill>,
 }
 
 impl Places {
-    /// The same with no more than `room` bytes, in whole units: the last chunk is smaller then. None where
-    /// even what is needed is more.
+    /// Returns the same with at most `room` bytes, in whole units; the last chunk is then smaller. `None` if
+    /// even the bytes needed are more.
     pub(super) fn within(mut self, room: u64) -> Option<Self> {
         let needed = self.first.iter().map(Fill::needed).sum();
         let Some(mut spare) = room.checked_sub(needed) else {
@@ -122,23 +122,23 @@ impl Places {
     }
 }
 
-/// What of the heap decides where growth goes.
+/// The properties of a heap that decide where growth goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     /// The address of offset 0: a multiple of `unit`.
     pub base: u64,
-    /// What all offsets and sizes of chunks are multiples of: a power of two.
+    /// All offsets and sizes of chunks are multiples of this power of two.
     pub unit: u64,
     pub chunk: u64,
     pub limit: u64,
     /// Whether blocks may lie in several chunks.
     pub joins: bool,
-    /// No block that may crosses a multiple of this; none is larger.
+    /// No block that spans several chunks crosses a multiple of this; none is larger.
     pub border: u64,
 }
 
 impl Shape {
-    /// Where to make what is wanted, in the `gaps`: all stretches without memory, rising.
+    /// Returns where to add memory for `want` in the `gaps`: all ranges without memory, ascending.
     pub(super) fn places(self, gaps: &[Range<u64>], want: Want<'_>) -> Result<Places> {
         let places = match want {
             Want::Block {
@@ -212,7 +212,7 @@ impl Shape {
         })
     }
 
-    /// A chunk of its own, so that the block can be shared as a part of one handle.
+    /// Finds a place for a chunk of its own, so that the block can be shared as a part of one handle.
     fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Places> {
         let needed = round_up(bytes, self.unit)?;
         gaps.iter().find_map(|gap| {
@@ -231,7 +231,7 @@ impl Shape {
         })
     }
 
-    /// The beginning of the gap at `wanted.start`, for the block from `start` on.
+    /// Returns the beginning of the gap at `wanted.start`, for the block that begins at `start`.
     fn behind(self, gaps: &[Range<u64>], start: u64, wanted: Range<u64>) -> Option<Places> {
         if !self.joins || wanted.is_empty() || self.border_in(start..wanted.end).is_some() {
             return None;
@@ -273,7 +273,7 @@ impl Shape {
         None
     }
 
-    /// `need`, moved on so that whole chunks fill the stretch from `start`, if `most` allows it.
+    /// Rounds `need` up so that whole chunks fill the range from `start`, if `most` allows it.
     fn whole_chunks(self, start: u64, need: u64, most: u64) -> u64 {
         let chunks = (need - start).div_ceil(self.chunk);
         let end = chunks
@@ -282,7 +282,7 @@ impl Shape {
         end.map_or(most, |end| end.min(most))
     }
 
-    /// The lowest place for a block in `room`.
+    /// Returns the lowest place for a block in `room`.
     fn lowest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
         let mut from = room.start;
         loop {
@@ -295,7 +295,7 @@ impl Shape {
         }
     }
 
-    /// The highest place for a block in `room`.
+    /// Returns the highest place for a block in `room`.
     fn highest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
         let mut to = room.end;
         loop {
@@ -311,8 +311,8 @@ impl Shape {
         }
     }
 
-    /// So many bytes from `at` on, in whole units, or what there is before a border: a chunk on both sides
-    /// of one could not be trimmed.
+    /// Returns how many of `bytes` from `at` on, in whole units, lie before the next border: a chunk across a
+    /// border could not be trimmed.
     pub(super) fn before_border(self, at: u64, bytes: u64) -> u64 {
         let Some(border) = self.border_in(at..at + bytes) else {
             return bytes;
@@ -325,7 +325,7 @@ impl Shape {
         }
     }
 
-    /// The first border that blocks may not cross between two bytes of `range`.
+    /// Returns the first border between two bytes of `range` that blocks may not cross.
     fn border_in(self, range: Range<u64>) -> Option<u64> {
         if !self.joins {
             return None;

@@ -1,4 +1,4 @@
-//! Growth: chunks made, mapped and granted, or nothing.
+//! Growth: creates, maps and grants chunks; all of them or none.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
 impl Backing {
-    /// Backs more of the heap, so that what is wanted fits; the new stretches, which are free, zero and
-    /// granted, by rising offsets. None: it fits already, by what the caller says is free.
+    /// Backs more of the heap, so that `want` fits. Returns the new ranges, which are free, zero and granted,
+    /// by ascending offsets. Returns none if it fits already, by the caller's account of free bytes.
     ///
-    /// A block goes to the lowest place where it fits, with what is free beside it; where memory is too
-    /// short for that, to the place that takes the least. Chunks are made whole as long as memory is
-    /// plentiful and no node's share is used up. Where it is short the next node is asked, then half as
-    /// much, down to what is needed.
+    /// A block goes to the lowest place where it fits, together with the free bytes beside it; if memory is
+    /// too short for that, to the place that needs the least. Chunks are whole while memory is plentiful and
+    /// no node's share is used up. If memory is short, the heap tries the next node, then half the size, down
+    /// to what is needed.
     ///
     /// # Errors
-    /// All or nothing: what was made before a failure is given back. Memory on a full node is wanted by
-    /// others, and whoever frees some and tries again makes it anew.
+    /// All or nothing: after a failure, everything created is given back. Memory on a full node is needed
+    /// elsewhere, and a caller that frees some and retries creates it again.
     ///
-    /// [`Error::HeapFull`], without what the caller knows, where the addresses left have no such stretch, or
+    /// [`Error::HeapFull`], without the caller's numbers, if the remaining addresses have no such range, or
     /// no node's share is large enough for what must be one chunk; [`Error::NodeTooFull`],
     /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
-    /// alignment that is no power of two; the driver's.
+    /// alignment that is no power of two; the driver's errors.
     pub(in crate::heap) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
         self.sweep();
         let places = self.shape().places(&self.gaps(), want)?;
         self.make_places(&places, want)
     }
 
-    /// Refuses so many bytes more, in as many pieces as need be, where the limit or the nodes do not have
-    /// them. Nothing is made.
+    /// Checks that the limit and the nodes have `bytes` more, in as many pieces as necessary. Creates
+    /// nothing.
     ///
     /// # Errors
     /// As [`grow`](Self::grow).
@@ -47,11 +47,11 @@ impl Backing {
         self.check_nodes(places.first.iter().map(Fill::needed).sum())
     }
 
-    /// The same, but no more than `most` bytes have memory then, and the last chunk is smaller where it
-    /// would go beyond. None: what is wanted would, whatever else stands against it.
+    /// As [`grow`](Self::grow), but backs at most `most` bytes in all; the last chunk is smaller if it would
+    /// exceed that. Returns `None` if `want` would exceed it, whatever else prevents growth.
     ///
     /// # Errors
-    /// As there.
+    /// As [`grow`](Self::grow).
     pub(in crate::heap) fn grow_within(
         &mut self,
         want: Want<'_>,
@@ -69,7 +69,7 @@ impl Backing {
             .transpose()
     }
 
-    /// How many bytes may get memory before more than `most` have it.
+    /// Returns how many bytes may be backed before more than `most` are.
     pub(in crate::heap) const fn room_below(&self, most: u64) -> u64 {
         most.saturating_sub(self.backed) / self.settled.unit * self.settled.unit
     }
@@ -85,7 +85,7 @@ impl Backing {
         })
     }
 
-    /// The stretches without memory, by rising offsets.
+    /// Returns the ranges without memory, by ascending offsets.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = 0;
@@ -121,7 +121,8 @@ impl Backing {
         }
     }
 
-    /// Refuses what the nodes do not have before any of it is made: that takes seconds for gigabytes.
+    /// Refuses a request that the nodes have no memory for before any is created: creating gigabytes takes
+    /// seconds.
     fn check_room(&self, needed: u64) -> Result<()> {
         match needed < WORTH_ASKING {
             true => Ok(()),
@@ -150,7 +151,7 @@ impl Backing {
         }
     }
 
-    /// The nodes, and what they have free of their shares together; `None` where that is not known of
+    /// Returns the nodes, and the sum of what they have free of their shares; `None` if that is not known for
     /// all.
     fn room(&self) -> Option<(Vec<NodeId>, u64)> {
         let mut nodes = Vec::new();
@@ -169,8 +170,8 @@ impl Backing {
         Some((nodes, free))
     }
 
-    /// Says of a shortage what was needed, not how little was tried last, and what is free now that
-    /// all of this call is given back.
+    /// Rewrites a shortage error to contain what was needed, not the last size tried, and what is free now
+    /// that this call has given everything back.
     fn explain(&self, error: Error, needed: u64) -> Error {
         match error {
             Error::OutOfMemory {
@@ -199,11 +200,11 @@ impl Backing {
         }
     }
 
-    /// Makes the chunks of a stretch, with no access for anybody yet.
+    /// Creates the chunks of a range, without access for any location yet.
     fn fill(&mut self, fill: &Fill, made: &mut Vec<Chunk>) -> Result<()> {
         let (unit, shape) = (self.settled.unit, self.shape());
         let least = if fill.single { fill.needed() } else { unit };
-        // As large as it went last time: where memory is short, each refusal costs.
+        // As large as the last success: if memory is short, each refusal costs time.
         let mut size = if fill.single {
             fill.end - fill.start
         } else {
@@ -218,7 +219,7 @@ impl Backing {
                     at = chunk.end();
                     made.push(chunk);
                 }
-                // What is not needed is not insisted on.
+                // Beyond the bytes needed, a shortage ends the growth without an error.
                 Err(error) if is_shortage(&error) && at >= fill.need => break,
                 Err(error) if is_shortage(&error) && bytes > least => {
                     size = (bytes / 2).next_multiple_of(unit).max(least);
@@ -239,8 +240,8 @@ impl Backing {
         Ok(())
     }
 
-    /// Makes one chunk, on the node whose turn it is or, where that has too little, on the next. Smaller
-    /// where less is left of the node's share, but not below `least`.
+    /// Creates one chunk, on the node whose turn it is, or on the next if that has too little. The chunk is
+    /// smaller if less is left of the node's share, but at least `least`.
     fn make(&mut self, start: u64, bytes: u64, least: u64) -> Result<Chunk> {
         let count = self.settled.sites.len();
         let mut refused: Option<Error> = None;
@@ -256,7 +257,7 @@ impl Backing {
                 }
                 Err(error) if is_shortage(&error) => {
                     self.trust[turn] = 0;
-                    // Of several nodes, the one that has most is told.
+                    // Of several nodes, the error names the one that has most.
                     if refused
                         .as_ref()
                         .is_none_or(|told| free_in(told) < free_in(&error))
@@ -273,7 +274,7 @@ impl Backing {
         Err(refused.unwrap_or_else(used_up))
     }
 
-    /// What may still be made at a site.
+    /// Returns the bytes that may still be created at a site.
     fn left(&self, turn: usize) -> u64 {
         self.settled.sites[turn]
             .share
@@ -286,7 +287,7 @@ impl Backing {
         self.counts.create += 1;
         let memory = PhysicalMemory::options(site.location)
             .handle_types(site.handle_types)
-            .overcommit(true) // Guarded here, by all chunks together.
+            .overcommit(true) // `trust` checks, for all chunks together
             .create(&self.driver, bytes)?;
         self.trust[turn] = trust;
         self.counts.map += 1;
@@ -311,9 +312,10 @@ impl Backing {
         }
     }
 
-    /// Guards a node: small chunks add up to more than the driver should be asked for unseen.
+    /// Checks a node's free memory: small chunks add up to more than the driver should be asked for
+    /// unchecked.
     ///
-    /// Tells how many bytes more may be asked for after these until the node is looked at again.
+    /// Returns how many more bytes may be created after these before the next check.
     fn trust(&self, turn: usize, site: &Site, bytes: u64) -> Result<u64> {
         if self.overcommit {
             return Ok(WORTH_ASKING);
@@ -323,13 +325,13 @@ impl Backing {
             known
         } else {
             let free = check_free_now(&self.driver, site.location, bytes, || 0)?;
-            // The less there is, the closer it is watched.
+            // The less is free, the more often it is checked.
             free.map_or(WORTH_ASKING, |free| WORTH_ASKING.min(free / 2))
         };
         Ok(trusted.saturating_sub(bytes))
     }
 
-    /// Grants all of the chunks, side by side or not, to everybody they are for.
+    /// Grants all of the chunks, adjacent or not, to all locations of the plan.
     fn grant(&mut self, made: &mut [Chunk]) -> Result<()> {
         let access = &self.settled.access;
         if access.is_empty() {
@@ -354,7 +356,7 @@ impl Backing {
                 self.counts.set_access += 1;
                 mapping.set_access(access)?;
             }
-            // Each for itself works, together does not: so it is with this driver.
+            // Chunk by chunk works, together does not: remember that of this driver.
             self.one_by_one |= together;
         }
         Ok(())
@@ -382,7 +384,7 @@ impl Backing {
     }
 }
 
-/// What a refusal says is free.
+/// Returns the free bytes that a refusal states.
 const fn free_in(error: &Error) -> u64 {
     match error {
         Error::NodeTooFull { free, .. } => *free,
@@ -390,7 +392,7 @@ const fn free_in(error: &Error) -> u64 {
     }
 }
 
-/// Whether less might be had, or elsewhere.
+/// Returns whether a smaller request, or one on another node, might succeed.
 pub(super) fn is_shortage(error: &Error) -> bool {
     matches!(
         error,

@@ -6,10 +6,10 @@
 //!   node 0      node 1    (trimmed)    node 0
 //! ```
 //!
-//! The addresses are reserved once, so blocks never move. Memory comes in chunks, from the nodes of
-//! the plan in turn, all granted to the same locations; what is trimmed leaves a hole that is filled
-//! again later. Nothing here knows of blocks: callers hold one lock around all calls, and none that the
-//! fast path needs, for the driver takes its time.
+//! The addresses are reserved once, so blocks never move. Memory is added in chunks, from the plan's nodes in
+//! turn, all granted to the same locations; a trimmed chunk leaves a hole that is filled again later. This
+//! module knows nothing of blocks. Callers hold one lock around all calls, but no lock that the fast path
+//! needs, because driver calls are slow.
 
 mod chunk;
 mod fit;
@@ -37,15 +37,15 @@ use chunk::Retired;
 use fit::Shape;
 use plan::Settled;
 
-/// The memory of a heap; gives all of it back when dropped.
+/// The memory of a heap; releases all of it when dropped.
 ///
-/// Before that, and before memory is given back in between, GPU work that uses it must have finished: a
-/// GPU that touches unmapped addresses loses its context.
+/// Before the drop, and before memory is given back earlier, GPU work that uses it must have finished: a GPU
+/// that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub(in crate::heap) struct Backing {
-    /// By where they start. Those that are dead only keep their addresses from use.
+    /// Chunks by their starts. Dead ones only keep their addresses from use.
     chunks: BTreeMap<u64, Chunk>,
-    /// Memory that the driver would not release, to be tried again.
+    /// Memory that the driver refused to release, to be retried.
     strays: Vec<PhysicalMemory>,
     reservation: Arc<Reservation>,
     driver: Driver,
@@ -54,57 +54,59 @@ pub(in crate::heap) struct Backing {
     backed: u64,
     /// The site whose turn it is.
     turn: usize,
-    /// Bytes that may be asked of each site before its free memory is looked at again.
+    /// Bytes that may be created at each site before its free memory is checked again.
     trust: Vec<u64>,
-    /// Bytes that were made at each site and are, or become, memory of the heap.
+    /// Bytes created at each site that are, or become, memory of the heap.
     taken: Vec<u64>,
-    /// The size that chunks are tried in first: less than the plan's where memory was short.
+    /// The chunk size to try first: less than the plan's after a shortage.
     step: u64,
-    /// How many chunks were begun.
+    /// The number of chunks begun.
     orders: u64,
-    /// Whether this driver does not grant neighbours in one call.
+    /// Whether this driver refuses to grant adjacent chunks in one call.
     one_by_one: bool,
     counts: Counts,
 }
 
-/// A stretch that has memory now.
+/// A range that has memory now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::heap) struct Grown {
     /// Bytes from the heap's start.
     pub range: Range<u64>,
-    /// Whether a block may reach over its ends into memory beside it.
+    /// Whether a block may reach over its ends into adjacent memory.
     pub joins: bool,
 }
 
-/// What became of a stretch that was to be given back.
+/// The outcome of giving a range back.
 #[derive(Debug, Default)]
 #[must_use = "what was not given back is still memory of the heap"]
 pub(in crate::heap) struct GivenBack {
-    /// Without memory now, chunk by chunk.
+    /// Ranges without memory now, chunk by chunk.
     pub gone: Vec<Range<u64>>,
-    /// Still memory of the heap: parts of chunks that reach out of the stretch, chunks whose memory
-    /// somebody else holds, and those that the driver would not unmap. Nothing joins over chunks.
+    /// Ranges that are still memory of the heap: parts of chunks that extend beyond the range, chunks whose
+    /// memory other code holds, and chunks that the driver refused to unmap. Ranges of different chunks are
+    /// not merged.
     pub kept: Vec<Range<u64>>,
-    /// The first refusal of the driver.
+    /// The driver's first error.
     pub error: Option<Error>,
 }
 
 impl GivenBack {
-    /// The bytes given back.
+    /// Returns the bytes given back.
     pub(in crate::heap) fn bytes(&self) -> u64 {
         self.gone.iter().map(|range| range.end - range.start).sum()
     }
 }
 
 impl Backing {
-    /// Checks the plan and reserves the addresses. Takes no memory.
+    /// Checks the plan and reserves the addresses. Creates no memory.
     ///
-    /// A limit by default is halved until the address space has room for it.
+    /// A default limit is halved until the address space has room for it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
-    /// an alignment that is no power of two from 2 MiB on; [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; why
-    /// memory that is to be shareable cannot be; [`Error::OutOfAddresses`]; the driver's.
+    /// an alignment that is not a power of two of at least 2 MiB; [`Error::NoSuchNode`],
+    /// [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
+    /// [`Error::OutOfAddresses`]; the driver's errors.
     pub(in crate::heap) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
@@ -139,62 +141,62 @@ impl Backing {
         })
     }
 
-    /// The address of offset 0: a multiple of the plan's alignment.
+    /// Returns the address of offset 0: a multiple of the plan's alignment.
     pub(in crate::heap) fn start(&self) -> DevicePtr {
         self.reservation.start()
     }
 
-    /// Bytes of addresses, and of memory at most: a multiple of 2 MiB.
+    /// Returns the bytes of addresses, which is also the most memory: a multiple of 2 MiB.
     pub(in crate::heap) const fn limit(&self) -> u64 {
         self.settled.limit
     }
 
-    /// Bytes that have memory.
+    /// Returns the bytes that have memory.
     pub(in crate::heap) const fn backed(&self) -> u64 {
         self.backed
     }
 
-    /// The size of chunks where nothing stands against it.
+    /// Returns the size of a chunk when nothing limits it.
     pub(in crate::heap) const fn chunk(&self) -> u64 {
         self.settled.chunk
     }
 
-    /// Whether blocks may lie in several chunks.
+    /// Returns whether blocks may lie in several chunks.
     pub(in crate::heap) const fn joins(&self) -> bool {
         self.settled.joins
     }
 
-    /// Whether any chunk can be exported.
+    /// Returns whether any chunk can be exported.
     pub(in crate::heap) fn is_exportable(&self) -> bool {
         let mut sites = self.settled.sites.iter();
         sites.any(|site| site.handle_types != HandleTypes::NONE)
     }
 
-    /// What the CPU may do, in every chunk.
+    /// Returns what the CPU may do, in every chunk.
     pub(in crate::heap) fn host_access(&self) -> Access {
         self.settled.host_access()
     }
 
-    /// The chunks, by rising offsets.
+    /// Iterates over the chunks, by ascending offsets.
     pub(in crate::heap) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
         self.chunks.values().filter(|chunk| !chunk.dead)
     }
 
-    /// The chunk that `offset` lies in.
+    /// Returns the chunk at `offset`.
     pub(in crate::heap) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
         let (_, chunk) = self.chunks.range(..=offset).next_back()?;
         (offset < chunk.end() && !chunk.dead).then_some(chunk)
     }
 
-    /// What was asked of the driver so far.
+    /// Returns the counts of driver calls so far.
     pub(in crate::heap) const fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Gives back the chunks that lie in `range` as a whole.
+    /// Gives back the chunks that lie wholly in `range`.
     ///
-    /// The caller has taken the range out of use before, nobody views it, and GPU work on it has
-    /// finished; what is kept it may use again.
+    /// The caller has taken the range out of use before, no view of it exists, and GPU work on it has
+    /// finished. The caller may use what is kept again.
     pub(in crate::heap) fn give_back(&mut self, range: Range<u64>) -> GivenBack {
         self.sweep();
         let mut result = GivenBack::default();
@@ -259,8 +261,8 @@ impl Backing {
         }
     }
 
-    /// Gives back a chunk that did not become part of the heap. Where the driver refuses, it is kept
-    /// to be tried again.
+    /// Gives back a chunk that did not become part of the heap. If the driver refuses, the chunk is kept for
+    /// a retry.
     fn undo(&mut self, mut chunk: Chunk) {
         if !chunk.dead {
             chunk.dead = true;
@@ -272,7 +274,7 @@ impl Backing {
                 self.chunks.insert(chunk.start, *chunk);
             }
             Retired::Refused(chunk, error) => {
-                tracing::warn!(%error, "a chunk stays mapped for now");
+                tracing::warn!(%error, "a chunk cannot be unmapped yet");
                 self.chunks.insert(chunk.start, *chunk);
             }
             Retired::Unmapped(memory, error) => {
@@ -291,7 +293,7 @@ impl Backing {
         }
     }
 
-    /// Tries once more to give back what the driver would not take.
+    /// Retries to give back what the driver refused to take.
     fn sweep(&mut self) {
         for memory in std::mem::take(&mut self.strays) {
             self.release(memory);

@@ -1,4 +1,4 @@
-//! What a heap's memory is to be, checked before any is taken.
+//! The requirements of a heap's memory, checked before any is created.
 
 use crate::buffer::access_list;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
@@ -8,46 +8,47 @@ use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
 
-/// The size of a chunk where the plan says none: creating one takes about 15 ms on an H200 machine,
-/// and larger ones are not made any faster by the byte (docs/driver-behaviour.md).
+/// The default size of a chunk: creating one takes about 15 ms on an H200 machine, and larger ones take no
+/// less time per byte (docs/driver-behaviour.md).
 pub(in crate::heap) const DEFAULT_CHUNK: u64 = 64 << 20;
 
-/// The limit for a node of which nobody says how much memory it has.
+/// The default limit for a node whose memory size is unknown.
 const UNKNOWN_TOTAL: u64 = 1 << 40;
 
-/// No processor has more addresses, in bytes: 5-level page tables have 57 bits.
+/// The most addresses of any processor, in bytes: 5-level page tables have 57 bits.
 const MOST_ADDRESSES: u64 = 1 << 57;
 
-/// All that a heap's options say of its memory.
+/// Everything in a heap's options that concerns its memory.
 #[derive(Clone, Debug)]
 pub(in crate::heap) struct Plan {
-    /// Where chunks are made, in turn: at least one place. One that is named twice gets twice as many.
+    /// Where chunks are created, in turn: at least one place. A place that is listed twice gets twice as
+    /// many.
     pub nodes: Vec<Location>,
-    /// The most bytes on each of `nodes`, in their order, rounded down to the granularity. Where there
-    /// are none, only the limit counts.
+    /// The most bytes on each of `nodes`, in their order, rounded down to the granularity. If empty, only the
+    /// limit applies.
     pub shares: Vec<u64>,
-    /// What the CPU may do; `None`: read and write, where it can reach the memory.
+    /// What the CPU may do; `None`: read and write, if it can reach the memory.
     pub host: Option<Access>,
     /// What the GPUs may do; `None`: read and write, for each that can reach all the memory.
     pub gpus: Option<Vec<AccessDesc>>,
-    /// How chunks may be shared. If at all, no block lies in two chunks.
+    /// How chunks may be shared. If they can be, no block spans two chunks.
     pub handle_types: HandleTypes,
-    /// Whether to share them as widely as the machine allows.
+    /// Whether to share chunks as widely as the machine allows.
     #[cfg(feature = "share")]
     pub shareable: bool,
-    /// Whether to ask the driver even for more than a node has free.
+    /// Whether to ask the driver for more memory than a node has free.
     pub overcommit: bool,
     /// Bytes of a chunk, rounded up to the granularity; `None`: [`DEFAULT_CHUNK`].
     pub chunk: Option<u64>,
-    /// Bytes of addresses that are reserved, and of memory at most, rounded down to the granularity; no
-    /// more than all shares. `None`: what the nodes have.
+    /// Bytes of addresses to reserve, which is also the most memory, rounded down to the granularity; at most
+    /// the sum of the shares. `None`: the nodes' memory.
     pub limit: Option<u64>,
-    /// The alignment of the first address in bytes: a power of two, at least 2 MiB.
+    /// The alignment of the first address in bytes: a power of two of at least 2 MiB.
     pub alignment: u64,
 }
 
 impl Plan {
-    /// A plan for memory on one node, all else as by default.
+    /// Creates a plan for memory on one node, with defaults for all else.
     pub(in crate::heap) fn on(location: impl Into<Location>) -> Self {
         Self {
             nodes: vec![location.into()],
@@ -64,10 +65,10 @@ impl Plan {
         }
     }
 
-    /// Checks it, and asks the driver and the topology what it leaves open.
+    /// Checks the plan, and fills in what it leaves open from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
         if !Granularity::TWO_MIB.divides(self.alignment) || !self.alignment.is_power_of_two() {
-            let why = format!("{} is no power of two from 2 MiB on", self.alignment);
+            let why = format!("{} is not a power of two of at least 2 MiB", self.alignment);
             return Err(Error::invalid("alignment", why));
         }
         let topology = Topology::discover(driver)?;
@@ -101,14 +102,14 @@ impl Plan {
             None => settled.total(driver, &topology)?,
         };
         if limit.min(settled.shares()) > MOST_ADDRESSES {
-            let why = format!("{limit} bytes are more than an address space has");
+            let why = format!("{limit} bytes exceed the address space");
             return Err(Error::invalid("limit", why));
         }
         settled.limit = limit.min(settled.shares()) / unit * unit;
         if settled.limit == 0 {
             let why = match limit < unit {
                 true => format!("{limit} bytes are less than the granularity, {unit}"),
-                false => format!("no node's share has the granularity, {unit} bytes"),
+                false => format!("every node's share is less than the granularity, {unit} bytes"),
             };
             return Err(Error::invalid("limit", why));
         }
@@ -131,7 +132,7 @@ impl Plan {
                 topology.node(NodeId(id))?;
             }
             Location::HostNumaCurrent => {
-                let why = "the calling thread's node is another for each thread: name one";
+                let why = "the calling thread's node differs between threads: name one";
                 return Err(Error::invalid("node", why));
             }
             location => expect_gpu(topology, location)?,
@@ -160,11 +161,11 @@ impl Plan {
         Ok(types)
     }
 
-    /// The same for every chunk, wherever it lies: what all of the nodes allow.
+    /// Returns the access for every chunk, on any of the nodes: what all of the nodes allow.
     fn access(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
         let mut nodes = self.nodes.iter();
         let Some(&first) = nodes.next() else {
-            return Err(Error::invalid("nodes", "there are none"));
+            return Err(Error::invalid("nodes", "the list is empty"));
         };
         let gpus = self.gpus.as_deref();
         for desc in gpus.unwrap_or_default() {
@@ -194,12 +195,12 @@ fn expect_gpu(topology: &Topology, location: Location) -> Result<()> {
     }
 }
 
-/// A plan with every question answered.
+/// A plan with all defaults filled in.
 #[derive(Clone, Debug)]
 pub(super) struct Settled {
     pub sites: Vec<Site>,
     pub access: Vec<AccessDesc>,
-    /// What the sizes of all chunks are multiples of: 2 MiB, or the driver's granularity if larger.
+    /// All sizes of chunks are multiples of this: 2 MiB, or the driver's granularity if larger.
     pub unit: u64,
     pub chunk: u64,
     pub limit: u64,
@@ -208,18 +209,18 @@ pub(super) struct Settled {
     pub joins: bool,
 }
 
-/// A place where chunks are made.
+/// A place where chunks are created.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site {
     pub location: Location,
     pub handle_types: HandleTypes,
-    /// The most bytes to be made there.
+    /// The most bytes to create there.
     pub share: u64,
     pub granularity: Granularity,
 }
 
 impl Settled {
-    /// All memory of the places, each counted once.
+    /// Returns all memory of the places, each counted once.
     fn total(&self, driver: &Driver, topology: &Topology) -> Result<u64> {
         let mut total = 0_u64;
         for location in self.places() {
@@ -238,13 +239,13 @@ impl Settled {
         Ok(total)
     }
 
-    /// What all sites may have together.
+    /// Returns the sum of all sites' shares.
     fn shares(&self) -> u64 {
         let shares = self.sites.iter().map(|site| site.share);
         shares.fold(0, u64::saturating_add)
     }
 
-    /// The locations of the sites, without repetitions.
+    /// Returns the locations of the sites, without repetitions.
     pub(super) fn places(&self) -> Vec<Location> {
         let mut places: Vec<Location> = self.sites.iter().map(|site| site.location).collect();
         places.sort_unstable();

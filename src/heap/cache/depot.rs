@@ -1,4 +1,4 @@
-//! A few places where threads leave full boxes for each other.
+//! A few slots where threads leave full boxes for each other.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,26 +8,26 @@ use super::sync::{AtomicPtr, Ordering};
 
 /// Boxes that any thread puts and any thread takes, without locks and in no particular order.
 ///
-/// A place goes from empty to a box by compare-and-swap, and from whatever it has to empty by a swap:
-/// nobody reads what a box points at before it has the box for itself, so it does not matter if one that
-/// was taken comes back at the same address (no ABA problem). Looking at empty places only reads.
+/// A slot changes from empty to a box by compare-and-swap, and from any content to empty by a swap. No thread
+/// reads a box's contents before it owns the box, so it does not matter if a box that was taken comes back at
+/// the same address (no ABA problem). Checking empty slots only reads.
 ///
-/// Each thread starts to look at a place of its own, so that threads rarely meet at one, and finds its own
-/// last box first, which its caches still have.
+/// Each thread starts its search at its own slot, so that threads rarely contend for one. It also finds its
+/// own last box first, which is still in its CPU's caches.
 pub(in crate::heap) struct Depot<T> {
     places: Box<[Place<T>]>,
     boxes: PhantomData<Box<T>>,
 }
 
-/// In a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
+/// A slot on a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
 struct Place<T>(AtomicPtr<T>);
 
-// SAFETY: a box goes from one thread to another, and no two ever see its contents at a time.
+// SAFETY: a box moves from one thread to another, and no two access its contents at a time.
 unsafe impl<T: Send> Sync for Depot<T> {}
 
 impl<T> Depot<T> {
-    /// So many empty places; none is allowed too.
+    /// Creates this many empty slots; 0 is allowed.
     pub(in crate::heap) fn new(places: usize) -> Self {
         Self {
             places: (0..places)
@@ -37,14 +37,14 @@ impl<T> Depot<T> {
         }
     }
 
-    /// Leaves a box for whoever takes it.
+    /// Leaves a box for another thread.
     ///
     /// # Errors
-    /// The box, where all places are taken.
+    /// The box, if all slots are taken.
     pub(in crate::heap) fn put(&self, full: Box<T>) -> Result<(), Box<T>> {
         let full = Box::into_raw(full);
         for Place(place) in self.around() {
-            // Releases the box's contents to who takes it.
+            // Releases the box's contents to the thread that takes it.
             if place.load(Ordering::Relaxed).is_null()
                 && place
                     .compare_exchange(null_mut(), full, Ordering::Release, Ordering::Relaxed)
@@ -53,11 +53,11 @@ impl<T> Depot<T> {
                 return Ok(());
             }
         }
-        // SAFETY: it came from a box above, and no place has got it.
+        // SAFETY: it came from a box above, and no slot has it.
         Err(unsafe { Box::from_raw(full) })
     }
 
-    /// How many boxes there are, as far as that can be said while others come and go.
+    /// Returns the number of boxes; approximate while other threads put and take.
     pub(in crate::heap) fn len(&self) -> usize {
         let full = |Place(place): &&Place<T>| !place.load(Ordering::Relaxed).is_null();
         self.places.iter().filter(full).count()
@@ -72,15 +72,15 @@ impl<T> Depot<T> {
             // Acquires the box's contents. Another thread may have taken it since the load.
             let full = place.swap(null_mut(), Ordering::Acquire);
             if !full.is_null() {
-                // SAFETY: places only hold what came from boxes in `put`, and the swap gives each to
-                // one thread alone.
+                // SAFETY: slots contain only pointers from boxes in `put`, and the swap gives each to one
+                // thread alone.
                 return Some(unsafe { Box::from_raw(full) });
             }
         }
         None
     }
 
-    /// All places once, from this thread's first one on.
+    /// Iterates over all slots once, from this thread's first one on.
     fn around(&self) -> impl Iterator<Item = &Place<T>> {
         let first = this_thread() % self.places.len().max(1);
         let (end, start) = self.places.split_at(first);
@@ -100,7 +100,7 @@ impl<T> fmt::Debug for Depot<T> {
     }
 }
 
-/// A number that is most often another one in another thread, and always the same in one.
+/// Returns a number that is constant within a thread and usually differs between threads.
 #[cfg(not(loom))]
 fn this_thread() -> usize {
     use std::sync::atomic::AtomicUsize;
@@ -109,11 +109,11 @@ fn this_thread() -> usize {
     std::thread_local! {
         static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
     }
-    // Without a destructor it is there until the thread's very end.
+    // It has no destructor, so it exists until the thread's very end.
     NUMBER.with(|number| *number)
 }
 
-/// All look from the first place on: the most meetings.
+/// Every thread starts at the first slot: the most contention.
 #[cfg(loom)]
 fn this_thread() -> usize {
     0
@@ -163,8 +163,8 @@ mod tests {
                         let mut mine = Vec::new();
                         for number in 0..BOXES {
                             let full = Box::new(thread * BOXES + number);
-                            // A full depot: the box is this thread's own. Each is read at once, before
-                            // anything else could order the two threads.
+                            // If the depot is full, the box is this thread's own. Each box is read at once,
+                            // before anything else could order the two threads.
                             mine.extend(depot.put(full).err().map(|full| *full));
                             if number % 2 == 0 {
                                 mine.extend(depot.take().map(|full| *full));
@@ -193,8 +193,8 @@ mod under_loom {
 
     use super::*;
 
-    /// Loom fails if who has it does not see for sure what was written when it was made, or if an item
-    /// is still there in the end.
+    /// Loom fails if a thread reads an item without acquiring what its creator wrote, or if an item still
+    /// exists at the end.
     struct Item {
         number: UnsafeCell<usize>,
         _leaks_are_found: loom::alloc::Track<()>,
@@ -206,12 +206,12 @@ mod under_loom {
                 number: UnsafeCell::new(0),
                 _leaks_are_found: loom::alloc::Track::new(()),
             };
-            // SAFETY: nobody else has it.
+            // SAFETY: no other thread has it.
             item.number.with_mut(|pointer| unsafe { *pointer = number });
             Box::new(item)
         }
 
-        /// Writes too: who has it is alone with it.
+        /// Also writes, because the thread that has the item has it alone.
         fn number(&self) -> usize {
             // SAFETY: loom stops the test if another access is possible at the same time.
             self.number.with_mut(|pointer| unsafe { *pointer })
@@ -231,7 +231,7 @@ mod under_loom {
                     let depot = depot.clone();
                     thread::spawn(move || {
                         let refused = depot.put(Item::boxed(number)).err();
-                        assert!(refused.is_none(), "there is a place for each");
+                        assert!(refused.is_none(), "there is a slot for each");
                         taken(&depot)
                     })
                 })

@@ -1,4 +1,4 @@
-//! What threads give back to a place that they do not enter.
+//! A list where threads leave what they return to a structure that they do not enter.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,27 +9,27 @@ use super::sync::{AtomicPtr, Ordering};
 /// A stack that any thread pushes to and that is drained as a whole (R. K. Treiber, "Systems programming:
 /// coping with parallelism", 1986).
 ///
-/// Since nothing takes a single node off, nobody follows a pointer that another may free, and a node that
-/// comes back at the same address is as good as any (no ABA problem). Any thread may drain, and several
-/// at a time: each item goes to one of them.
-// The word in a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
+/// No thread pops a single node, so no thread follows a pointer that another may free, and a node that comes
+/// back at the same address does no harm (no ABA problem). Several threads may drain at a time: each item
+/// goes to one of them.
+// The word is on a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
 pub(in crate::heap) struct Inbox<T> {
     newest: AtomicPtr<Node<T>>,
     items: PhantomData<Box<Node<T>>>,
 }
 
-/// An item with what chains it to the others: whoever keeps it can push again without allocating.
+/// An item and its link. A thread that keeps the node can push again without allocating.
 pub(in crate::heap) struct Node<T> {
-    /// The one pushed before; only of meaning in an inbox and in what was taken from it.
+    /// The node pushed before; meaningful only in an inbox and in what was taken from it.
     older: *mut Node<T>,
     /// The item.
     pub(in crate::heap) item: T,
 }
 
-// SAFETY: an item goes from one thread to another, and no two ever see it at a time.
+// SAFETY: an item moves from one thread to another, and no two access it at a time.
 unsafe impl<T: Send> Sync for Inbox<T> {}
-// SAFETY: the pointer of a node that somebody has is not followed; the rest is the item.
+// SAFETY: no code follows the pointer of a node that a thread owns; the rest is the item.
 unsafe impl<T: Send> Send for Node<T> {}
 // SAFETY: as for Send.
 unsafe impl<T: Sync> Sync for Node<T> {}
@@ -51,20 +51,20 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Leaves an item; this allocates its node.
+    /// Pushes an item; this allocates its node.
     pub(in crate::heap) fn push(&self, item: T) {
         self.push_node(Node::new(item));
     }
 
-    /// Leaves an item with its node.
+    /// Pushes an item with its node.
     pub(in crate::heap) fn push_node(&self, node: Box<Node<T>>) {
         let node = Box::into_raw(node);
         let mut newest = self.newest.load(Ordering::Relaxed);
         loop {
-            // SAFETY: it comes from a box, and nobody else has it before the exchange succeeds.
+            // SAFETY: it comes from a box, and no other thread has it before the exchange succeeds.
             unsafe { (*node).older = newest };
-            // Releases the node to who drains. Pushes that follow belong to the same release sequence,
-            // so who acquires a later one has this one's contents too.
+            // Releases the node to the thread that drains. Later pushes belong to the same release sequence,
+            // so a thread that acquires a later one has this one's contents too.
             match self.newest.compare_exchange_weak(
                 newest,
                 node,
@@ -77,7 +77,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Takes all that is there, the newest first. What is not asked for is dropped with the iterator.
+    /// Takes all items, the newest first. Dropping the iterator drops the rest.
     pub(in crate::heap) fn take_all(&self) -> Taken<T> {
         let newest = match self.is_empty() {
             true => null_mut(),
@@ -90,7 +90,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Whether nothing seems to be there: a hint, which only reads.
+    /// Returns whether the inbox seems empty: a hint, which only reads.
     #[inline]
     pub(in crate::heap) fn is_empty(&self) -> bool {
         self.newest.load(Ordering::Relaxed).is_null()
@@ -115,7 +115,7 @@ impl<T> fmt::Debug for Inbox<T> {
     }
 }
 
-/// What was taken from an [`Inbox`], the newest first.
+/// The items taken from an [`Inbox`], the newest first.
 pub(in crate::heap) struct Taken<T> {
     newest: *mut Node<T>,
     items: PhantomData<Box<Node<T>>>,
@@ -125,13 +125,13 @@ pub(in crate::heap) struct Taken<T> {
 unsafe impl<T: Send> Send for Taken<T> {}
 
 impl<T> Taken<T> {
-    /// The next item with its node.
+    /// Returns the next item with its node.
     pub(in crate::heap) fn next_node(&mut self) -> Option<Box<Node<T>>> {
         if self.newest.is_null() {
             return None;
         }
-        // SAFETY: chains are made of nodes from boxes in `push_node`, and this one was taken by one swap
-        // for this value alone.
+        // SAFETY: chains consist of nodes from boxes in `push_node`, and one swap took this one for this
+        // value alone.
         let node = unsafe { Box::from_raw(self.newest) };
         self.newest = node.older;
         Some(node)
@@ -256,8 +256,8 @@ mod under_loom {
 
     use super::*;
 
-    /// Loom fails if who has it does not see for sure what was written when it was made, or if an item
-    /// is still there in the end.
+    /// Loom fails if a thread reads an item without acquiring what its creator wrote, or if an item still
+    /// exists at the end.
     struct Item {
         number: UnsafeCell<usize>,
         _leaks_are_found: loom::alloc::Track<()>,
@@ -269,12 +269,12 @@ mod under_loom {
                 number: UnsafeCell::new(0),
                 _leaks_are_found: loom::alloc::Track::new(()),
             };
-            // SAFETY: nobody else has it.
+            // SAFETY: no other thread has it.
             item.number.with_mut(|pointer| unsafe { *pointer = number });
             item
         }
 
-        /// Writes too: who has it is alone with it.
+        /// Also writes, because the thread that has the item has it alone.
         fn number(&self) -> usize {
             // SAFETY: loom stops the test if another access is possible at the same time.
             self.number.with_mut(|pointer| unsafe { *pointer })

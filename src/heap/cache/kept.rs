@@ -1,14 +1,14 @@
-//! What a thread's cache may hold, for others to read without stopping the thread.
+//! A summary of a thread's cache that other threads read without stopping the thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Magazine;
 use crate::heap::classes::{CLASSES, Class};
 
-/// An upper bound of a cache's contents: by a bit for each size class that may have blocks, one for larger
-/// blocks within the budget, and one for those beyond it. Bits are set before blocks come, on cold paths alone,
-/// and reset when the core has all of them, so a block that is in a cache when somebody begins to read is never
-/// missed.
+/// An upper bound of a cache's contents: one bit for each size class that may have blocks, one for larger
+/// blocks within the budget, and one for those beyond it. Bits are set before blocks arrive, only on cold
+/// paths, and cleared when the core has all of the blocks. So a reader never misses a block that was in a
+/// cache when it began to read.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Kept(AtomicU64);
 
@@ -16,19 +16,19 @@ const LARGER: u64 = 1 << CLASSES;
 const LARGE: u64 = LARGER << 1;
 
 impl Kept {
-    /// Blocks of a class may come. The caller holds the cache.
+    /// Notes that blocks of a class may arrive. The caller holds the cache.
     #[cold]
     pub(in crate::heap) fn note_small(&self, class: Class) {
         self.note(1 << class.index());
     }
 
-    /// Larger blocks may come. The caller holds the cache.
+    /// Notes that larger blocks may arrive. The caller holds the cache.
     #[cold]
     pub(in crate::heap) fn note_larger(&self) {
         self.note(LARGER);
     }
 
-    /// Blocks beyond the budget may come. The caller holds the cache.
+    /// Notes that blocks beyond the budget may arrive. The caller holds the cache.
     pub(super) fn note_large(&self) {
         self.note(LARGE);
     }
@@ -37,38 +37,38 @@ impl Kept {
         self.0.store(self.0.load(Relaxed) | bit, Relaxed);
     }
 
-    /// There are no blocks of a class. The caller holds the cache.
+    /// Notes that there are no blocks of a class. The caller holds the cache.
     pub(super) fn forget_small(&self, class: Class) {
         let all = self.0.load(Relaxed);
         self.0.store(all & !(1 << class.index()), Relaxed);
     }
 
-    /// There are no larger blocks. The caller holds the cache.
+    /// Notes that there are no larger blocks. The caller holds the cache.
     pub(super) fn forget_larger(&self) {
         self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
     }
 
-    /// There are no blocks beyond the budget. The caller holds the cache.
+    /// Notes that there are no blocks beyond the budget. The caller holds the cache.
     pub(super) fn forget_large(&self) {
         self.0.store(self.0.load(Relaxed) & !LARGE, Relaxed);
     }
 
-    /// The core has all that there was. The caller holds the cache.
+    /// Notes that the core has all blocks. The caller holds the cache.
     pub(in crate::heap) fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 
-    /// Whether there may be blocks of a class.
+    /// Returns whether there may be blocks of a class.
     pub(in crate::heap) fn has_small(&self, class: Class) -> bool {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
-    /// The most bytes that there may be, where larger blocks have no more than `larger` within the budget, and
-    /// no more than `large` beyond it.
+    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks within
+    /// the budget and at most `large` beyond it.
     pub(in crate::heap) fn bytes(&self, larger: u64, large: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
-        // Two magazines of each class, and the one that is on its way elsewhere.
+        // Two magazines of each class, and one that is being handed over.
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();

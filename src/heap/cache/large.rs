@@ -1,15 +1,16 @@
-//! The few blocks that a thread keeps although its budget has no room for them.
+//! The few blocks that a thread caches although its budget has no room for them.
 //!
-//! A block that is larger than the thread's budget goes straight back to the core. That is fast for a thread that
-//! has the core's lock reserved, and slow where threads take turns at it. Then a thread keeps such blocks here.
+//! A block that is larger than the thread's budget goes straight back to the core. That is fast for a thread
+//! that has the core's lock reserved, and slow if threads contend for it. In that case a thread caches such
+//! blocks here.
 
 use super::kept::Kept;
 use crate::heap::core::{Extent, NodeId};
 
-/// The most blocks that a thread keeps here.
+/// The most blocks that a thread caches here.
 const BLOCKS: usize = 4;
 
-/// Blocks by exact size, at most [`BLOCKS`].
+/// At most [`BLOCKS`] blocks, found by exact size.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Large {
     /// Sizes in granules, the oldest block first.
@@ -18,7 +19,7 @@ pub(in crate::heap) struct Large {
 }
 
 impl Large {
-    /// Takes out a block of exactly `size` granules.
+    /// Removes and returns a block of exactly `size` granules.
     #[inline]
     pub(in crate::heap) fn pop(&mut self, size: u32) -> Option<Extent> {
         let at = self.blocks.iter().rposition(|&(kept, _)| kept == size)?;
@@ -26,8 +27,8 @@ impl Large {
         Some(self.blocks.remove(at).1)
     }
 
-    /// Keeps a block, which is not larger than `most` granules. The oldest ones leave until at most `most`
-    /// granules are kept. Returns false, and changes nothing, if the block is here already: it was freed twice.
+    /// Caches a block of at most `most` granules. Evicts the oldest blocks until at most `most` granules
+    /// remain. Returns `false` and changes nothing if the block is here already, which means a double free.
     #[must_use]
     #[inline]
     pub(in crate::heap) fn put(
@@ -55,25 +56,25 @@ impl Large {
         true
     }
 
-    /// Takes everything out.
+    /// Removes all blocks.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = NodeId> {
         self.granules = 0;
         self.blocks.drain(..).map(|(_, extent)| extent.node)
     }
 
-    /// Names each block that is kept, by offset and bytes.
+    /// Calls `name` with the offset and bytes of each block.
     pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for &(size, extent) in &self.blocks {
             name(extent.offset, u64::from(size) * crate::heap::core::GRANULE);
         }
     }
 
-    /// Bytes of the blocks that are kept.
+    /// Returns the bytes of the blocks.
     pub(super) const fn bytes(&self) -> u64 {
         self.granules * crate::heap::core::GRANULE
     }
 
-    /// Whether no block is kept.
+    /// Returns whether there are no blocks.
     pub(super) const fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }

@@ -1,5 +1,4 @@
-//! What one thread keeps of one heap, to give out again: small blocks by class, larger ones by exact
-//! size.
+//! One thread's cache of one heap: small blocks by class, larger ones by exact size.
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ pub(in crate::heap) const ROUNDS: usize = 64;
 /// Bytes in a full magazine of a larger class: 16 blocks of 2 KiB.
 const MAGAZINE_BYTES: u64 = 32 << 10;
 
-/// What [`Magazine::rounds`] says, for it is asked at each block's end, and a division is slow.
+/// The results of [`Magazine::rounds`]: every free needs one, and a division is slow.
 const ROUNDS_OF: [u8; CLASSES] = {
     let mut rounds = [ROUNDS as u8; CLASSES];
     let mut index = 0;
@@ -30,8 +29,8 @@ const ROUNDS_OF: [u8; CLASSES] = {
     rounds
 };
 
-/// Small blocks of one class that travel between threads and the core together, as one load
-/// (Bonwick and Adams, "Magazines and Vmem", 2001).
+/// Small blocks of one class that move between threads and the core as one load (Bonwick and Adams,
+/// "Magazines and Vmem", 2001).
 #[derive(Debug)]
 pub(in crate::heap) struct Magazine {
     len: usize,
@@ -46,7 +45,7 @@ impl Magazine {
         })
     }
 
-    /// How many blocks of `class` fill one.
+    /// Returns how many blocks of `class` fill a magazine.
     #[inline]
     pub(in crate::heap) const fn rounds(class: Class) -> usize {
         ROUNDS_OF[class.index()] as usize
@@ -62,21 +61,21 @@ impl Magazine {
         &self.offsets[..self.len]
     }
 
-    /// Lets `fill` write to the room for `rounds` blocks; it says how many it wrote.
+    /// Lets `fill` write up to `rounds` offsets; it returns how many it wrote.
     pub(in crate::heap) fn fill(&mut self, rounds: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
         self.len = fill(&mut self.offsets[..rounds]);
-        // What is given out first lies lowest.
+        // The magazine pops from its end, and the lowest offsets are handed out first.
         self.offsets[..self.len].reverse();
     }
 }
 
-/// The small blocks of one class: two magazines, so that a block that comes and goes at the border of
-/// one does not travel.
+/// The small blocks of one class, in two magazines: a thread that allocates and frees around the border of
+/// one exchanges none.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Shelf {
-    /// Given out from and taken back to.
+    /// Blocks are popped from and pushed to this one.
     loaded: Option<Box<Magazine>>,
-    /// Full or empty, or none.
+    /// Full or empty, if present.
     spare: Option<Box<Magazine>>,
 }
 
@@ -92,7 +91,7 @@ impl Shelf {
         }
     }
 
-    /// Puts a block of `class` in; a full magazine that has no place comes back, to be handed on.
+    /// Pushes a block of `class`. Returns a full magazine that has no place here, to be handed on.
     #[inline]
     pub(in crate::heap) fn push(
         &mut self,
@@ -125,14 +124,14 @@ impl Shelf {
         full
     }
 
-    /// Takes a magazine in where there is nothing left; the empty one, if any, goes.
+    /// Takes a magazine in when no blocks are left; drops the empty one, if any.
     pub(in crate::heap) fn load(&mut self, magazine: Box<Magazine>) {
         if let Some(empty) = self.loaded.replace(magazine) {
             self.spare.get_or_insert(empty);
         }
     }
 
-    /// An empty magazine to fill, the loaded one if there is any.
+    /// Returns an empty magazine to fill: the loaded one, if any.
     pub(in crate::heap) fn take_empty(&mut self) -> Box<Magazine> {
         self.loaded.take().unwrap_or_else(Magazine::empty)
     }
@@ -152,12 +151,12 @@ impl Shelf {
     }
 }
 
-/// How many blocks users had and gave back by one thread. Either may be more: another thread may free.
+/// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::heap) struct Tally {
     pub(in crate::heap) allocated: u64,
     pub(in crate::heap) freed: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub(in crate::heap) allocated_bytes: u64,
     pub(in crate::heap) freed_bytes: u64,
 }
@@ -175,7 +174,7 @@ impl Tally {
         self.freed_bytes = self.freed_bytes.wrapping_add(bytes);
     }
 
-    /// A block has another size.
+    /// Counts a block's change of size.
     pub(in crate::heap) const fn resize(&mut self, old: u64, new: u64) {
         self.allocated_bytes = self.allocated_bytes.wrapping_add(new);
         self.freed_bytes = self.freed_bytes.wrapping_add(old);
@@ -188,25 +187,26 @@ impl Tally {
         self.freed_bytes = self.freed_bytes.wrapping_add(other.freed_bytes);
     }
 
-    /// Blocks that users have, of all threads' tallies together. 0 where unsafe code has freed more than
-    /// there were.
+    /// Returns the blocks in use, if this is the sum of all threads' tallies. 0 if unsafe code has freed more
+    /// blocks than there were.
     pub(in crate::heap) const fn live(&self) -> u64 {
         self.allocated.saturating_sub(self.freed)
     }
 
-    /// Bytes of these blocks, as asked for.
+    /// Returns the bytes requested for these blocks.
     pub(in crate::heap) const fn live_bytes(&self) -> u64 {
         self.allocated_bytes.saturating_sub(self.freed_bytes)
     }
 
-    /// Whether users have none. Not so where more were freed than there were: some may be left then.
+    /// Returns whether no blocks are in use. `false` if more were freed than allocated: some may be left
+    /// then.
     pub(in crate::heap) const fn is_even(&self) -> bool {
         self.allocated == self.freed
     }
 }
 
-/// How many blocks of a class a thread gets from the core next: one at first, then twice as many each
-/// time, so that who needs a few keeps no more than these from others.
+/// How many blocks of a class a thread gets from the core next: one at first, then twice as many each time,
+/// so that a thread that needs few withholds few from others.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::heap) struct Grant(u8);
 
@@ -215,7 +215,7 @@ impl Grant {
 
     pub(in crate::heap) fn next(&mut self, class: Class) -> usize {
         let now = self.0;
-        // Half a magazine at most.
+        // At most half a magazine.
         self.0 = (now * 2).min(Magazine::rounds(class) as u8 / 2);
         now.into()
     }
@@ -229,22 +229,19 @@ pub(in crate::heap) struct Local {
     pub(in crate::heap) medium: Medium,
     /// Blocks beyond the budget.
     pub(in crate::heap) large: Large,
-    /// Who this is to the core's lock.
+    /// This thread's identity to the core's lock.
     pub(in crate::heap) visitor: Visitor,
     pub(in crate::heap) tally: Tally,
-    /// What may be in here, for others.
+    /// The upper bound of the contents, for other threads.
     pub(in crate::heap) kept: Arc<Kept>,
-    /// The heap's last handle is gone: nothing is kept here any more.
+    /// The heap's last handle is gone: nothing is cached here any more.
     pub(in crate::heap) closed: bool,
 }
 
-/// All that a cache had.
+/// All contents of a cache.
 #[derive(Debug, Default)]
 pub(in crate::heap) struct Contents {
-    #[expect(
-        clippy::vec_box,
-        reason = "they are boxed where they come from, and large"
-    )]
+    #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
     pub(in crate::heap) small: Vec<Box<Magazine>>,
     pub(in crate::heap) ranges: Vec<NodeId>,
 }
@@ -264,7 +261,7 @@ impl Local {
         }
     }
 
-    /// Has [`Kept`] say no more than there is. Magazines without blocks go: blocks come to them unnoted.
+    /// Tightens [`Kept`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(in crate::heap) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
             if self.kept.has_small(class) && shelf.blocks() == 0 {
@@ -278,7 +275,7 @@ impl Local {
         }
     }
 
-    /// Takes everything out. Once the core has it, [`Kept::forget`] says so.
+    /// Takes all contents. The caller calls [`Kept::forget`] once the core has them.
     pub(in crate::heap) fn empty(&mut self) -> Contents {
         self.grants = [Grant::FIRST; CLASSES];
         let mut ranges = self.medium.take_all();
@@ -289,12 +286,12 @@ impl Local {
         }
     }
 
-    /// Whether there are no blocks above the small ones.
+    /// Returns whether there are no blocks above the small ones.
     pub(in crate::heap) fn has_no_ranges(&self) -> bool {
         self.medium.is_empty() && self.large.is_empty()
     }
 
-    /// Names each block in here, by offset and bytes.
+    /// Calls `name` with the offset and bytes of each block.
     pub(in crate::heap) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
             for full in [&shelf.loaded, &shelf.spare].into_iter().flatten() {
@@ -308,7 +305,7 @@ impl Local {
         self.large.each(name);
     }
 
-    /// Bytes of blocks in here.
+    /// Returns the bytes of all blocks.
     pub(in crate::heap) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
         let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
@@ -353,7 +350,7 @@ mod tests {
                     prop_assert!(there.len() <= 2 * rounds);
                 } else if let Some(offset) = shelf.pop() {
                     let at = there.iter().position(|&other| other == offset);
-                    there.swap_remove(at.expect("it was put in, once"));
+                    there.swap_remove(at.expect("it was pushed exactly once"));
                 } else {
                     prop_assert!(there.is_empty());
                 }

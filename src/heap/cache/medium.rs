@@ -1,36 +1,36 @@
-//! Blocks above the small ones, kept by exact size: no size class wastes part of them.
+//! Blocks above the small ones, cached by exact size, so that no size class wastes part of them.
 
 use std::sync::Arc;
 
 use super::Kept;
 use crate::heap::core::{Extent, NodeId};
 
-/// Sizes that a cache can have blocks of at once.
+/// The most sizes that a cache can have blocks of at once.
 const SLOTS: usize = 512;
 const NONE: u32 = u32::MAX;
 
-/// What a hit is worth: keeping pays where one of so many requests is met by what is kept.
+/// How much a hit raises the score: caching pays if it serves one request in this many.
 const HIT: u32 = 6;
 const HIGH: u32 = 64;
-/// Where it does not pay, one block of so many is kept all the same.
+/// While caching does not pay, one block in this many is cached all the same.
 const SAMPLE: u32 = 32;
 
 /// Blocks of one size.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// In granules; 0: none yet.
+    /// In granules; 0: unused.
     size: u32,
     first: u32,
 }
 
-/// A block, in a list of its slot's.
+/// A block in its slot's list.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     extent: Extent,
     next: u32,
 }
 
-/// A cache's larger blocks.
+/// A thread's cache of larger blocks.
 #[derive(Debug)]
 pub(in crate::heap) struct Medium {
     slots: Box<[Slot; SLOTS]>,
@@ -39,19 +39,19 @@ pub(in crate::heap) struct Medium {
     granules: u64,
     /// A bit for each slot that has blocks.
     full: [u64; SLOTS / 64],
-    /// Which slot gives way next.
+    /// The slot to evict next.
     hand: usize,
-    /// What is on its way back to the core, and its granules.
+    /// Blocks on their way back to the core, and their granules.
     leaving: Vec<NodeId>,
     leaving_granules: u64,
-    /// Rises where what is kept is asked for again, and falls where not; at 0 keeping does not pay.
+    /// Rises with each hit and falls with each miss; at 0 caching does not pay.
     score: u32,
-    /// Blocks that were not kept since the last that was, to find out whether it pays now.
+    /// Blocks not cached since the last sample, which tests whether caching pays again.
     skipped: u32,
-    /// The size that was asked for in vain last, and how often in a row.
+    /// The size that was missed last, and how often in a row.
     missed: (u32, u32),
     kept: Arc<Kept>,
-    /// Whether `kept` says that there may be blocks; saves writing to it.
+    /// Whether `kept` already says that there may be blocks; saves writing to it.
     noted: bool,
 }
 
@@ -84,7 +84,7 @@ impl Medium {
         self.noted = true;
     }
 
-    /// Says that there are no blocks, if that is so.
+    /// Clears the bit in `kept` if there are no blocks.
     pub(super) fn forget_if_empty(&mut self) {
         if self.is_empty() {
             self.kept.forget_larger();
@@ -94,11 +94,11 @@ impl Medium {
 
     #[inline]
     fn slot(size: u32) -> usize {
-        // Fibonacci hashing: powers of two do not meet.
+        // Fibonacci hashing: powers of two do not collide.
         (size.wrapping_mul(0x9E37_79B9) >> (32 - SLOTS.ilog2())) as usize
     }
 
-    /// A block of exactly `size` granules.
+    /// Removes and returns a block of exactly `size` granules.
     #[inline]
     pub(in crate::heap) fn pop(&mut self, size: u32) -> Option<Extent> {
         let index = Self::slot(size);
@@ -121,13 +121,13 @@ impl Medium {
         Some(extent)
     }
 
-    /// Whether keeping blocks pays now.
+    /// Returns whether caching blocks pays now.
     #[inline]
     pub(in crate::heap) fn pays(&self) -> bool {
         self.score > 0
     }
 
-    /// Whether to keep the next block: if that pays, and one of many where not.
+    /// Returns whether to cache the next block: always if caching pays, otherwise one in [`SAMPLE`].
     #[inline]
     pub(in crate::heap) fn keeps(&mut self) -> bool {
         if self.pays() {
@@ -137,7 +137,7 @@ impl Medium {
         self.skipped > SAMPLE
     }
 
-    /// Takes a block of `size` granules in, to [keep](Self::keeps) it.
+    /// Adds a block of `size` granules, to [keep](Self::keeps) it.
     #[inline]
     pub(in crate::heap) fn put(&mut self, size: u32, extent: Extent) {
         if !self.pays() {
@@ -147,14 +147,14 @@ impl Medium {
         self.push(size, extent);
     }
 
-    /// Whether there are more than `budget` granules in here: if so, what [leaves](Self::leaving) has to
-    /// go now.
+    /// Returns whether the cache has more than `budget` granules; if so, the caller returns the
+    /// [leaving](Self::leaving) blocks to the core now.
     #[inline]
     pub(in crate::heap) fn is_over(&mut self, budget: u64) -> bool {
         if self.granules + self.leaving_granules <= budget {
             return false;
         }
-        // Half of what is kept, so that many leave at once and seldom; a sample stays.
+        // Half of the blocks, so that evictions are rare and large; a sample stays.
         let most = if self.pays() { budget / 2 } else { budget };
         if self.granules > most {
             self.shrink(most);
@@ -162,7 +162,7 @@ impl Medium {
         true
     }
 
-    /// Keeps a block of `size` granules.
+    /// Caches a block of `size` granules.
     #[inline]
     pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent) {
         if !self.noted {
@@ -194,7 +194,7 @@ impl Medium {
         self.granules += u64::from(size);
     }
 
-    /// Names each block that is kept, by offset and bytes.
+    /// Calls `name` with the offset and bytes of each cached block.
     pub(super) fn each(&self, name: &mut impl FnMut(u64, u64)) {
         for slot in self.slots.iter() {
             let mut at = slot.first;
@@ -206,7 +206,7 @@ impl Medium {
         }
     }
 
-    /// Has a block of `size` granules leave that is not to be kept.
+    /// Adds a block of `size` granules to those leaving, instead of caching it.
     #[inline]
     pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
         if !self.noted {
@@ -216,26 +216,26 @@ impl Medium {
         self.leaving_granules += u64::from(size);
     }
 
-    /// What has to go back to the core.
+    /// Returns the blocks that have to return to the core.
     #[inline]
     pub(in crate::heap) fn leaving(&self) -> &[NodeId] {
         &self.leaving
     }
 
-    /// It has gone back to the core. Its room is kept.
+    /// Notes that the core has them. Keeps the vector's capacity.
     #[inline]
     pub(in crate::heap) fn left(&mut self) {
         self.leaving.clear();
         self.leaving_granules = 0;
     }
 
-    /// Takes it out.
+    /// Takes the blocks that have to return to the core.
     pub(in crate::heap) fn take_leaving(&mut self) -> Vec<NodeId> {
         self.leaving_granules = 0;
         std::mem::take(&mut self.leaving)
     }
 
-    /// All but `most` granules leave, whole slots in turn.
+    /// Evicts whole slots in turn until `most` granules remain.
     #[cold]
     fn shrink(&mut self, most: u64) {
         while self.granules > most {
@@ -247,7 +247,7 @@ impl Medium {
         }
     }
 
-    /// The first slot with blocks from the hand on, around.
+    /// Returns the first slot with blocks from the hand on, wrapping around.
     fn next_full(&self) -> Option<usize> {
         let words = self.full.len();
         let (word, bit) = (self.hand / 64, self.hand % 64);
@@ -274,7 +274,7 @@ impl Medium {
         self.full[index / 64] &= !(1 << (index % 64));
     }
 
-    /// Takes everything out.
+    /// Takes all blocks.
     pub(super) fn take_all(&mut self) -> Vec<NodeId> {
         while let Some(next) = self.next_full() {
             self.evict(next);
@@ -285,23 +285,24 @@ impl Medium {
         self.take_leaving()
     }
 
-    /// How many blocks of `size` granules to fetch beside the one that is missed, to
-    /// [push](Self::push) them. What [leaves](Self::leaving) for them has to go first.
+    /// Returns how many blocks of `size` granules to fetch besides the one that was missed, to
+    /// [push](Self::push) them. Blocks that [leave](Self::leaving) to make room for them return to the core
+    /// first.
     #[inline]
     pub(in crate::heap) fn more(&mut self, size: u32, budget: u64) -> u32 {
         if !self.pays() {
             return 0;
         }
         let more = self.wanted(size, budget) - 1;
-        // Who only allocates comes by no other place that looks at the budget.
+        // A thread that only allocates checks its budget nowhere else.
         if self.granules + u64::from(more) * u64::from(size) > budget {
-            // They are a fourth of it at most.
+            // The fetched blocks are at most a fourth of the budget.
             self.shrink(budget / 2);
         }
         more
     }
 
-    /// How many to fetch now that there is none: one, and more each time that the same size is missed
+    /// Returns how many blocks to fetch after a miss: one, and more each time the same size is missed again
     /// with no other in between.
     #[inline]
     fn wanted(&mut self, size: u32, budget: u64) -> u32 {
@@ -315,12 +316,12 @@ impl Medium {
         u64::from(self.missed.1).min(room).max(1) as u32
     }
 
-    /// Bytes of blocks in here.
+    /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
         (self.granules + self.leaving_granules) * crate::heap::core::GRANULE
     }
 
-    /// Whether there are no blocks.
+    /// Returns whether there are no blocks.
     pub(in crate::heap) fn is_empty(&self) -> bool {
         self.granules + self.leaving_granules == 0
     }
@@ -364,7 +365,7 @@ mod tests {
                         }
                     }
                 } else {
-                    // Once, or as who needs many of a size.
+                    // Once, or as a thread that needs many of a size.
                     for _ in 0..if step == 1 { 1 } else { 12 } {
                         if let Some(extent) = medium.pop(size) {
                             prop_assert_eq!(kept.remove(&extent.node), Some(size));

@@ -1,11 +1,11 @@
-//! How a heap's threads keep blocks, and hand them to each other: four small primitives. Loom (`ci/loom`)
-//! has run small models of each in all orders of events with up to three switches from a thread that could
-//! go on, and with the processor's fences: it knows no `membarrier`.
+//! How a heap's threads cache blocks and hand them to each other: four small primitives. Loom (`ci/loom`) has
+//! run small models of each in all orders of events with up to three preemptions, and with the processor's
+//! fences: loom does not model `membarrier`.
 //!
-//! | | who writes | who reads | cost of the common case |
+//! | | written by | read by | cost of the common case |
 //! |---|---|---|---|
-//! | [`Biased`] | its owner, and whoever takes hold of it | the same | two plain stores, two loads |
-//! | [`Reserved`] | whoever is inside, most often one visitor | the same | two plain stores, two loads |
+//! | [`Biased`] | its owner and its holders | the same | two plain stores, two loads |
+//! | [`Reserved`] | the thread inside, most often one visitor | the same | two plain stores, two loads |
 //! | [`Depot`] | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
 //! | [`Inbox`] | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 

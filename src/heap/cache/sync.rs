@@ -1,4 +1,4 @@
-//! The words that threads meet at, real or loom's, and a fence with its cost on one side.
+//! The atomics that threads synchronise on, std's or loom's, and an asymmetric fence.
 
 #[cfg(loom)]
 pub(in crate::heap) use loom::{
@@ -17,27 +17,27 @@ pub(in crate::heap) use {
     std::thread::yield_now,
 };
 
-/// What two sides put between their store and their load where each stores first and then looks at
-/// the other's word (Dekker): at least one of the two sees the other's store.
+/// What two sides put between their store and their load if each stores first and then reads the other's word
+/// (Dekker): at least one of the two sees the other's store.
 ///
-/// A fence of the processor costs the frequent side some 5 to 20 ns each time. Linux can spare it that:
-/// `membarrier(2)`, which the rare side calls, has every running thread of the process execute a full
-/// barrier, and one that does not run has executed one when it was switched out. The frequent side then
-/// only keeps its compiler from exchanging the two.
+/// A processor fence costs the frequent side 5 to 20 ns each time. Linux can spare it that: `membarrier(2)`,
+/// called by the rare side, has every running thread of the process execute a full barrier, and a thread that
+/// is not running executed one when it was switched out. The frequent side then only keeps its compiler from
+/// reordering the two.
 ///
-/// Each pair of sides must use one and the same value, so it lies beside the words that they meet at.
+/// Each pair of sides must use the same value, so it lies beside the words that they synchronise on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) enum Fence {
     /// Both sides execute the processor's fence.
     Mutual,
-    /// The heavy side calls `membarrier`, or [does without](every_cpu) where that is refused later on.
+    /// The heavy side calls `membarrier`, or [replaces it](every_cpu) if the kernel refuses it later.
     #[cfg(not(any(loom, miri)))]
     Membarrier,
 }
 
 impl Fence {
-    /// What works in this process. The first call asks the kernel, which can take milliseconds in a
-    /// process with several threads; it is best made when a heap is made.
+    /// Returns the fence that works in this process. The first call asks the kernel, which can take
+    /// milliseconds in a process with several threads; call it when a heap is built.
     pub(in crate::heap) fn of_process() -> Self {
         #[cfg(not(any(loom, miri)))]
         {
@@ -53,14 +53,14 @@ impl Fence {
 
     #[cfg(not(any(loom, miri)))]
     fn choose() -> Self {
-        // Tried as well, for what filters system calls may let one command through alone.
+        // Also tries it: a seccomp filter may allow one command only.
         match membarrier::register() && membarrier::all_threads() {
             true => Fence::Membarrier,
             false => Fence::Mutual,
         }
     }
 
-    /// The frequent side's.
+    /// The frequent side's fence.
     #[inline]
     pub(in crate::heap) fn light(self) {
         match self {
@@ -70,14 +70,15 @@ impl Fence {
         }
     }
 
-    /// The rare side's: some microseconds, or milliseconds where `membarrier` worked once and is refused now.
+    /// The rare side's fence: some microseconds, or milliseconds if `membarrier` worked once and is refused
+    /// now.
     pub(in crate::heap) fn heavy(self) {
         fence(Ordering::SeqCst);
         match self {
             Fence::Mutual => {}
-            // A registration belongs to the memory that it was made for. Linux hands it on to forked
-            // children, and nothing here relies on that: what counts is that the process is registered
-            // now, not that it was when the light side passed.
+            // A registration belongs to an address space. Linux passes it on to forked children, but nothing
+            // here relies on that: only the registration at this moment counts, not the one when the light
+            // side passed.
             #[cfg(not(any(loom, miri)))]
             Fence::Membarrier => {
                 let fenced = membarrier::all_threads()
@@ -89,7 +90,7 @@ impl Fence {
         }
     }
 
-    /// Whether the heavy side is still as cheap as it was when this was chosen.
+    /// Returns whether the heavy side is still as cheap as when this fence was chosen.
     pub(in crate::heap) fn is_cheap(self) -> bool {
         match self {
             Fence::Mutual => true,
@@ -99,7 +100,7 @@ impl Fence {
     }
 }
 
-/// Logs once that `membarrier` is refused. Never with a lock of the heap held.
+/// Logs once that the kernel refuses `membarrier`. The caller holds no lock of the heap.
 pub(in crate::heap) fn tell_refusal() {
     #[cfg(not(any(loom, miri)))]
     every_cpu::tell();
@@ -111,7 +112,7 @@ mod every_cpu;
 /// `membarrier(2)`; see also Documentation/scheduler/membarrier.rst of Linux.
 #[cfg(not(any(loom, miri)))]
 mod membarrier {
-    /// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`: says that this process will use the command below.
+    /// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED`: announces that this process will use the command below.
     pub(super) fn register() -> bool {
         command(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
     }
@@ -124,16 +125,16 @@ mod membarrier {
     fn command(command: libc::c_int) -> bool {
         const NO_FLAGS: libc::c_uint = 0;
         const NO_CPU: libc::c_int = 0;
-        // SAFETY: the call takes numbers alone and touches no memory of ours; a kernel that does not
-        // know it or the command says so.
+        // SAFETY: the call takes only numbers and accesses no memory of ours; a kernel that does not know it
+        // or the command returns an error.
         unsafe { libc::syscall(libc::SYS_membarrier, command, NO_FLAGS, NO_CPU) == 0 }
     }
 }
 
-/// What loom checks accesses with, without the checks.
+/// Loom's checked types, without the checks.
 #[cfg(not(loom))]
 mod plain {
-    /// As loom's: access by pointer, for as long as a [`MutPtr`] lives.
+    /// Like loom's: access by pointer, for as long as a [`MutPtr`] lives.
     #[derive(Debug)]
     pub(in crate::heap) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -155,12 +156,12 @@ mod plain {
 
     impl<T> MutPtr<T> {
         /// # Safety
-        /// Nobody else accesses the value while the reference lives.
+        /// No other code accesses the value while the reference lives.
         #[inline]
         #[expect(clippy::mut_from_ref, reason = "loom's is declared so")]
         pub(in crate::heap) unsafe fn deref(&self) -> &mut T {
-            // SAFETY: the pointer comes from a cell, which outlives this by its users' care; that
-            // nobody else uses it is the caller's word.
+            // SAFETY: the pointer comes from a cell that its users keep alive longer than this; the caller
+            // promises exclusive access.
             unsafe { &mut *self.0 }
         }
     }
@@ -183,25 +184,25 @@ mod tests {
         Fence::of_process().heavy();
     }
 
-    /// Forks, and whether `check` holds in the child. It makes only system calls: other threads of this
-    /// process may have been inside of anything when it was forked.
+    /// Forks, and returns whether `check` holds in the child. `check` makes only system calls: other threads
+    /// of this process may have held any lock at the fork.
     fn in_a_child(check: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs `check`, which allocates nothing and takes no locks, and `_exit`.
+        // SAFETY: the child runs only `check`, which neither allocates nor locks, and `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
         if child == 0 {
             let code = i32::from(!check());
-            // SAFETY: ends the process, and runs nothing of the parent's.
+            // SAFETY: ends the process without running the parent's exit handlers.
             unsafe { libc::_exit(code) }
         }
         let mut status = 0;
-        // SAFETY: `status` is this function's own, and nobody else waits for the child.
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         status == 0
     }
 
-    /// From now on the kernel answers these calls of this thread with EPERM. Whether that could be done:
-    /// emulators of Linux do not know filters.
+    /// Makes the kernel answer these calls of this thread with EPERM. Returns whether that worked: emulators
+    /// of Linux have no seccomp filters.
     fn refuse(calls: [libc::c_long; 2]) -> bool {
         let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
             code: code as u16, // all below 2^16
@@ -211,7 +212,7 @@ mod tests {
         };
         let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
         let mut filter = [
-            // The call's number is the first word of what a filter is told.
+            // A filter's input begins with the call's number.
             statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             statement(equals, 1, 0, calls[0] as u32),
             statement(equals, 0, 1, calls[1] as u32),
@@ -227,8 +228,8 @@ mod tests {
             len: filter.len() as u16,
             filter: filter.as_mut_ptr(),
         };
-        // SAFETY: the first takes numbers alone; the second reads the program, which lives until after
-        // the call, and changes nothing of this process's memory.
+        // SAFETY: the first call takes only numbers; the second reads the program, which outlives the call,
+        // and changes none of this process's memory.
         unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                 && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
@@ -258,11 +259,11 @@ mod tests {
         }
     }
 
-    /// It also shows that the heavy side calls it at all.
+    /// Also shows that the heavy side makes the call at all.
     #[test]
     fn a_refusal_later_on_is_made_up_for() {
         if !in_a_child(refuse_membarrier) {
-            return println!("skipped: no filters of system calls here");
+            return println!("skipped: no seccomp filters here");
         }
         let falls_back = |fence: Fence| {
             fence.heavy();

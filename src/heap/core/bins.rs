@@ -1,14 +1,14 @@
-//! Sizes of free ranges in bins: which bin a size belongs to, and which bins have ranges.
+//! Bins of free ranges: which bin a size belongs to, and which bins are not empty.
 
 use std::hint::select_unpredictable;
 
-/// Bins to a doubling of the size, as a power of two: a range is at most a 64th larger than the
-/// smallest of its bin, and sizes below 128 granules have a bin each.
+/// Bins per doubling of the size, as a power of two: a range is at most a 64th larger than the smallest of
+/// its bin, and sizes below 128 granules have a bin each.
 const LOG_STEPS: u32 = 6;
 const STEPS: u32 = 1 << LOG_STEPS;
 /// Sizes are below 2³² granules.
 pub(super) const BINS: usize = ((32 - LOG_STEPS + 1) * STEPS) as usize;
-/// The bin after all, of ranges at an edge where memory may come, whatever their sizes: taken last. (Korn and
+/// The last bin, for ranges of any size at an edge, behind which memory may be added: used last. (Korn and
 /// Vo's "wilderness", 1985.)
 pub(super) const EDGE: usize = BINS;
 const _: () = assert!(
@@ -16,21 +16,22 @@ const _: () = assert!(
     "it has a word of its own"
 );
 
-/// Which bin a size belongs to.
+/// Returns the bin of a size.
 #[inline]
 pub(super) fn bin_of(size: u32) -> usize {
-    // Sizes below STEPS are their own bins: by the shift of 0, for a branch could not be foreseen.
+    // Sizes below STEPS are their own bins. A shift of 0 does that without a branch, which would be
+    // unpredictable.
     let shift = (size | STEPS).ilog2() - LOG_STEPS;
     (shift * STEPS + (size >> shift)) as usize
 }
 
-/// Whether all of a size's bin is of that size.
+/// Returns whether all ranges in the size's bin have that size.
 #[cfg(test)]
 pub(super) const fn is_exact(size: u32) -> bool {
     size < 2 * STEPS
 }
 
-/// Which bins have ranges: a bit for each, and one for each word of these bits that has some.
+/// Which bins have ranges: a bit for each bin, and a summary bit for each word of these that is not 0.
 #[derive(Debug)]
 pub(super) struct Occupied {
     words: [u64; 64],
@@ -51,7 +52,7 @@ impl Occupied {
         self.summary |= 1 << (bin / 64 % 64);
     }
 
-    /// Resets a bin's bit if it is `empty` now. Without a branch: whether it is cannot be foreseen.
+    /// Clears a bin's bit if `empty`, without a branch, which would be unpredictable.
     #[inline]
     pub(super) fn reset_if(&mut self, bin: usize, empty: bool) {
         let word = &mut self.words[bin / 64 % 64];
@@ -59,19 +60,19 @@ impl Occupied {
         self.summary &= !(u64::from(*word == 0) << (bin / 64 % 64));
     }
 
-    /// The first bin from `bin` on that has ranges.
+    /// Returns the first bin from `bin` on that has ranges.
     #[inline]
     pub(super) fn next(&self, bin: usize) -> Option<usize> {
         let at = bin / 64 % 64;
         let here = self.words[at] & (u64::MAX << (bin % 64));
         let beyond = self.summary & (u64::MAX << at << 1);
-        // Without a branch, as above; 64 where there is none.
+        // Without a branch, as above; 64 if there is none.
         let at = select_unpredictable(here != 0, at, beyond.trailing_zeros() as usize);
         let bits = select_unpredictable(here != 0, here, self.words[at % 64]);
         (here | beyond != 0).then(|| at * 64 + bits.trailing_zeros() as usize)
     }
 
-    /// The last bin that has ranges, but for [`EDGE`].
+    /// Returns the last bin that has ranges, except [`EDGE`].
     pub(super) fn last(&self) -> Option<usize> {
         let summary = self.summary & !(1 << (EDGE / 64));
         let word = summary.checked_ilog2()? as usize;

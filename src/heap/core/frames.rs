@@ -1,10 +1,9 @@
-//! From an offset to what lies there: one entry for each 2 KiB of the heap, read and written without a
-//! lock.
+//! Maps an offset to the block or slab there: one entry for each 2 KiB of the heap, read and written without
+//! a lock.
 //!
-//! Ranges that are blocks are no smaller than a frame, so at most one begins in each; slabs consist
-//! of whole frames. A slab has all of its frames named, a range only once somebody will look for it by
-//! its offset alone. Entries are not cleared, so they speak of what is there only to who has a block
-//! there.
+//! Ranges that are blocks are at least as large as a frame, so at most one begins in each; slabs consist of
+//! whole frames. A slab names all of its frames; a range is named only if it will be looked up by its offset
+//! alone. Entries are not cleared: an entry is valid only while the caller owns a block in that frame.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -13,8 +12,8 @@ use super::nodes::NodeId;
 use super::slabs::SlabId;
 use crate::heap::classes::FRAME;
 
-/// Frames in one piece of the table, which covers 1 MiB: small, so that large blocks far apart take
-/// little of it.
+/// Frames in one piece of the table, which covers 1 MiB: small, so that large blocks far apart need few bytes
+/// of it.
 const PIECE: usize = 512;
 /// Pieces in one part, which covers 1 GiB.
 const PART: usize = 1024;
@@ -23,12 +22,12 @@ const SLAB: u32 = 1 << 31;
 type Piece = [AtomicU32; PIECE];
 type Part = [OnceLock<Box<Piece>>; PART];
 
-/// What an entry names.
+/// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) enum Owner {
     /// The range that begins there.
     Range(NodeId),
-    /// The slab that the frame is part of.
+    /// The slab that contains the frame.
     Slab(SlabId),
 }
 
@@ -36,12 +35,12 @@ pub(in crate::heap) enum Owner {
 #[derive(Debug)]
 pub(in crate::heap) struct Frames {
     parts: Box<[OnceLock<Box<Part>>]>,
-    /// What it takes, in bytes.
+    /// The table's size, in bytes.
     metadata: AtomicUsize,
 }
 
 impl Frames {
-    /// For offsets below `limit`, in bytes.
+    /// Creates a table for offsets below `limit`, in bytes.
     pub(super) fn new(limit: u64) -> Self {
         let parts = limit.div_ceil(FRAME * (PIECE * PART) as u64);
         let parts: Box<[_]> = (0..parts).map(|_| OnceLock::new()).collect();
@@ -49,7 +48,7 @@ impl Frames {
         Self { parts, metadata }
     }
 
-    /// Names what lies at `offset`, which the caller has for itself.
+    /// Names the owner of `offset`; the caller owns the memory there.
     #[inline]
     pub(in crate::heap) fn set(&self, offset: u64, owner: Owner) {
         let entry = 1 + match owner {
@@ -67,7 +66,7 @@ impl Frames {
         piece[frame % PIECE].store(entry, Relaxed);
     }
 
-    /// What was named at `offset` last.
+    /// Returns the owner that was named at `offset` last.
     #[inline]
     pub(in crate::heap) fn get(&self, offset: u64) -> Option<Owner> {
         let frame = (offset / FRAME) as usize;
@@ -98,7 +97,7 @@ impl Frames {
         }))
     }
 
-    /// What the table takes, in bytes.
+    /// Returns the table's size, in bytes.
     pub(super) fn metadata(&self) -> usize {
         self.metadata.load(Relaxed)
     }

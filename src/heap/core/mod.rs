@@ -1,4 +1,5 @@
-//! The allocator itself: who has which offsets. Pure: no memory is touched, no call is made.
+//! The allocator itself: which offsets are in use. It is pure: it accesses no memory of the heap and makes no
+//! driver calls.
 
 mod bins;
 mod frames;
@@ -27,7 +28,7 @@ use self::slabs::Slabs;
 use super::classes::{CLASSES, Class, FRAME};
 use crate::{Error, Result};
 
-/// What is at an offset.
+/// The block at an offset.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
@@ -37,10 +38,10 @@ pub(super) enum Found {
     Range(NodeId, u64),
 }
 
-/// All memory of a heap by offsets: ranges, and slabs of small blocks within them.
+/// All of a heap's memory by offsets: ranges, and slabs of small blocks within them.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// The most memory there was, and the most of it that was not free, in bytes.
+    /// The most memory there ever was, and the most that was ever not free, in bytes.
     high_water: (u64, u64),
     ranges: Ranges,
     slabs: Slabs,
@@ -49,11 +50,11 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// No memory yet; offset 0 will be at the address `origin`, a multiple of [`FRAME`], and no memory
-    /// at `limit` or beyond.
+    /// Creates a core without memory. Offset 0 will be at the address `origin`, a multiple of [`FRAME`], and
+    /// all memory below `limit`.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel has not the addresses for the tables, a 32nd of `limit`.
+    /// [`Error::System`] if the kernel has no addresses for the tables, a 32nd of `limit`.
     pub(super) fn new(origin: u64, limit: u64) -> Result<Self> {
         debug_assert!(origin.is_multiple_of(FRAME));
         let ranges = Ranges::new(origin, limit)
@@ -74,30 +75,30 @@ impl Core {
         self.high_water.0 = self.high_water.0.max(self.total());
     }
 
-    /// Takes memory away if all of it is free; whether it was.
+    /// Removes memory if all of it is free; returns whether it did.
     pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
         self.forget_refusals();
         self.ranges.remove(range)
     }
 
-    /// The bytes that were ever given back, or more.
+    /// Returns the bytes that were ever freed, or more.
     fn given(&self) -> u64 {
         (self.ranges.given << ranges::LOG_GRANULE).wrapping_add(self.slabs.given)
     }
 
-    /// What a range for `bytes` takes, in granules.
+    /// Returns the granules that a range for `bytes` takes.
     #[inline]
     pub(super) fn range_granules(bytes: u64) -> u64 {
         bytes.max(FRAME).div_ceil(GRANULE)
     }
 
-    /// The same in bytes.
+    /// Returns the bytes that a range for `bytes` takes.
     #[inline]
     pub(super) fn range_bytes(bytes: u64) -> Option<u64> {
         Self::range_granules(bytes).checked_mul(GRANULE)
     }
 
-    /// A range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
+    /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
     #[inline]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
         let extent = self.ranges.allocate(bytes.max(FRAME), align)?;
@@ -105,40 +106,41 @@ impl Core {
         Some(extent)
     }
 
-    /// What lies where, for who looks a block up without the core.
+    /// Returns the table that finds blocks without the core.
     pub(super) fn frames(&self) -> &Arc<Frames> {
         &self.frames
     }
 
-    /// Makes a range in use one of at least `bytes` where it lies; whether there was room behind it.
+    /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
     pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
         let extended = self.ranges.extend(node, bytes.max(FRAME));
         self.mark_high_water();
         extended
     }
 
-    /// Where a range in use begins, and where memory ends behind it, in bytes: only if nothing but free bytes
-    /// lies in between.
+    /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
+    /// lie in between.
     pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
         self.ranges.end_of_memory_behind(node)
     }
 
-    /// Gives back what a range in use has beyond `bytes`.
+    /// Frees what a range in use has beyond `bytes`.
     pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
         self.forget_refusals();
         self.ranges.shrink(node, bytes.max(FRAME));
     }
 
-    /// Gives a range back; whether it was in use.
+    /// Frees a range; returns whether it was in use.
     #[inline]
     pub(super) fn free(&mut self, node: NodeId) -> bool {
         self.ranges.free(node)
     }
 
-    /// Gives many ranges back; how many of them were in use.
+    /// Frees many ranges; returns how many of them were in use.
     #[inline]
     pub(super) fn free_all(&mut self, nodes: &[NodeId]) -> usize {
-        // Each has neighbours somewhere else: read all of them at once, not one after the other.
+        // Each range's neighbours are far from the others': reads all of them first, so that the cache misses
+        // overlap.
         if nodes.len() > 2 {
             let touched = nodes
                 .iter()
@@ -151,7 +153,7 @@ impl Core {
         freed.sum()
     }
 
-    /// What `f` gets where memory is so short that small blocks are worth a search of all that is free.
+    /// Calls `f` when memory is so short that small blocks are worth a search of all free ranges.
     pub(super) fn thoroughly<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
         self.slabs.thorough = true;
         let result = f(self);
@@ -159,8 +161,8 @@ impl Core {
         result
     }
 
-    /// Writes the offsets of blocks of `class` to `out`; how many. Fewer only where memory ends, which it may
-    /// seem to do too early but in [`thoroughly`](Self::thoroughly).
+    /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
+    /// runs out. Outside [`thoroughly`](Self::thoroughly) it may be smaller although single frames are free.
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
         let filled = self.slabs.fill(class, &mut self.ranges, &self.frames, out);
         self.mark_high_water();
@@ -174,17 +176,17 @@ impl Core {
         self.high_water.1 = self.high_water.1.max(used);
     }
 
-    /// The most memory there was, in bytes.
+    /// Returns the most memory there ever was, in bytes.
     pub(super) fn total_high_water(&self) -> u64 {
         self.high_water.0
     }
 
-    /// The most that was in use at once, blocks in caches among it, in bytes.
+    /// Returns the most bytes that were ever in use at once, including blocks in caches.
     pub(super) fn used_high_water(&self) -> u64 {
         self.high_water.1
     }
 
-    /// Takes a small block back; whether there was one.
+    /// Frees a small block; returns whether it was in use.
     pub(super) fn give(&mut self, offset: u64) -> bool {
         match self.frames.get(offset) {
             Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges),
@@ -192,8 +194,8 @@ impl Core {
         }
     }
 
-    /// The block in use, or range in use and named in the frames, that begins at `offset`. Blocks in
-    /// caches are in use here.
+    /// Returns the block in use, or the range in use and named in the frames, that begins at `offset`. Blocks
+    /// in caches count as in use here.
     #[cfg(test)]
     pub(super) fn at(&self, offset: u64) -> Option<Found> {
         match self.frames.get(offset)? {
@@ -205,8 +207,8 @@ impl Core {
         }
     }
 
-    /// Gives slabs without a block in use back, so that their memory can be used otherwise; whether
-    /// there were any.
+    /// Frees slabs without a block in use, so that their memory can serve other sizes; returns whether there
+    /// were any.
     pub(super) fn release_empty_slabs(&mut self) -> bool {
         let any = self.slabs.any_empty();
         if any {
@@ -215,81 +217,81 @@ impl Core {
         any
     }
 
-    /// All memory, in bytes.
+    /// Returns all memory, in bytes.
     pub(super) fn total(&self) -> u64 {
         self.ranges.total()
     }
 
-    /// The free bytes outside slabs.
+    /// Returns the free bytes outside slabs.
     pub(super) fn free_bytes(&self) -> u64 {
         self.ranges.free_bytes()
     }
 
-    /// How many ranges there may be more before the kernel has to give memory for the table.
+    /// Returns how many more ranges fit before the kernel has to provide memory for the table.
     #[inline]
     pub(super) fn spare_nodes(&self) -> usize {
         self.ranges.nodes.spare()
     }
 
-    /// What of the table is to be populated for `more` ranges than there are to have memory.
+    /// Returns the part of the table to populate so that `more` further ranges have memory.
     pub(super) fn prepare(&mut self, more: usize) -> Ahead {
         self.ranges.nodes.prepare(more)
     }
 
-    /// That was populated.
+    /// Notes that `ahead` is populated.
     pub(super) fn prepared(&mut self, ahead: &Ahead) {
         self.ranges.nodes.prepared(ahead);
     }
 
-    /// The bytes of slabs' free blocks, and of their ends that are no block's.
+    /// Returns the bytes of slabs' free blocks, and of their unusable ends.
     pub(super) fn slab_bytes(&self) -> (u64, u64) {
         (self.slabs.free, self.slabs.ends)
     }
 
-    /// Of each class, how many blocks are free in slabs, and how many there are.
+    /// Returns, for each class, how many blocks are free in slabs and how many there are.
     pub(super) fn class_counts(&self) -> [(u64, u64); CLASSES] {
         self.slabs.counts()
     }
 
-    /// The largest free range, in bytes.
+    /// Returns the size of the largest free range, in bytes.
     pub(super) fn largest_free(&self) -> u64 {
         self.ranges.largest_free()
     }
 
-    /// The same, or one at most a 64th smaller, without going through all of them; a smaller one where more
-    /// than 16 lie at edges.
+    /// Returns [`largest_free`](Self::largest_free) or at most a 64th less, without visiting every range;
+    /// still less if more than 16 ranges lie at edges.
     pub(super) fn nearly_largest_free(&self) -> u64 {
         self.ranges.nearly_largest_free()
     }
 
-    /// The free bytes right before `end`, where memory ends.
+    /// Returns the free bytes right before `end`, where memory ends.
     pub(super) fn free_before(&self, end: u64) -> u64 {
         self.ranges.free_before(end)
     }
 
-    /// The free bytes right after `start`, where memory begins.
+    /// Returns the free bytes right after `start`, where memory begins.
     pub(super) fn free_after(&self, start: u64) -> u64 {
         self.ranges.free_after(start)
     }
 
-    /// Ranges in use, as slabs or otherwise, in the order of offsets.
+    /// Iterates over the ranges in use, including slabs, in the order of offsets.
     pub(super) fn used_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let used = self.all_ranges().filter(|(_, used)| *used);
         used.map(|(range, _)| range)
     }
 
-    /// What of slabs is no block that is in use.
+    /// Iterates over the parts of slabs outside blocks in use.
     pub(super) fn free_in_slabs(&self) -> impl Iterator<Item = Range<u64>> {
         self.slabs.free_ranges()
     }
 
-    /// All ranges in the order of offsets, and whether they are in use, as a slab or otherwise.
+    /// Iterates over all ranges in the order of offsets, and whether each is in use, including slabs.
     pub(super) fn all_ranges(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
         let all = self.ranges.all();
         all.map(|(range, node)| (range, node.is_some()))
     }
 
-    /// What the tables take, in bytes.
+    /// Returns the size of the tables, in bytes.
     pub(super) fn metadata(&self) -> usize {
         self.ranges.metadata() + self.slabs.metadata() + self.frames.metadata()
     }

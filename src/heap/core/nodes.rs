@@ -1,4 +1,4 @@
-//! The table of ranges: each a node beside its neighbours in memory, the free ones in lists by size.
+//! The table of ranges: each is a node linked to its neighbours in memory; free ones are in lists by size.
 
 use std::hint::select_unpredictable;
 use std::io;
@@ -6,13 +6,12 @@ use std::io;
 use super::bins::{self, EDGE, Occupied};
 use super::table::{Ahead, Table};
 
-/// Names a node.
+/// The index of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::heap) struct NodeId(u32);
 
 impl NodeId {
-    /// No range's: the first node, which stands where there is none, so that it can be read and written
-    /// like any other.
+    /// The index of no range: the first node, a sentinel that can be read and written like any other.
     pub(super) const NONE: Self = Self(0);
 
     #[inline]
@@ -20,13 +19,13 @@ impl NodeId {
         self.0 as usize
     }
 
-    /// As a number, to keep it elsewhere: below 2³¹.
+    /// Returns the index as a number below 2³¹, to store it elsewhere.
     #[inline]
     pub(in crate::heap) const fn number(self) -> u32 {
         self.0
     }
 
-    /// The node of that number.
+    /// Returns the node with that number.
     #[inline]
     pub(in crate::heap) const fn from_number(number: u32) -> Self {
         Self(number)
@@ -36,15 +35,15 @@ impl NodeId {
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// A range that somebody has, or the empty first or last one of a stretch.
+    /// A range in use, or the empty first or last node of a stretch.
     Used,
-    /// A range that nobody has, in a list.
+    /// A free range, in a list.
     Free,
-    /// Nothing.
+    /// An unused node.
     Vacant,
 }
 
-/// A range. Two of them are in a cache line, and none in two.
+/// A range. Two nodes share a cache line, and none spans two.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct Node {
@@ -53,14 +52,14 @@ pub(super) struct Node {
     /// In granules.
     pub(super) size: u32,
     pub(super) state: State,
-    /// Whether more memory may come right behind it. Of a stretch's first node, which is empty, whether of
-    /// what comes behind it.
+    /// Whether more memory may be added right behind it. For a stretch's first node, which is empty: whether
+    /// it may be added in front.
     pub(super) edge: bool,
-    /// Of a free one, its list's.
+    /// The list of a free range.
     bin: u16,
-    /// The one before it in memory.
+    /// The range before it in memory.
     pub(super) previous: NodeId,
-    /// The one after it in memory; of a vacant one, the next vacant one.
+    /// The range after it in memory; for a vacant node, the next vacant one.
     pub(super) next: NodeId,
     /// Its neighbours in its list.
     before: NodeId,
@@ -81,7 +80,7 @@ const VACANT: Node = Node {
     after: NodeId::NONE,
 };
 
-/// As many nodes are added at once: half a page.
+/// How many nodes are added at once: half a page.
 const MORE: usize = 64;
 
 /// All nodes.
@@ -92,15 +91,15 @@ pub(super) struct Nodes {
     heads: Box<[NodeId; EDGE + 1]>,
     vacant: NodeId,
     occupied: Occupied,
-    /// How many are not vacant.
+    /// How many nodes are not vacant.
     pub(super) count: usize,
 }
 
 impl Nodes {
-    /// None yet, of `most` at the most.
+    /// Creates a table of at most `most` nodes, without any.
     ///
     /// # Errors
-    /// The kernel's, where it has not the addresses for so many.
+    /// The kernel's error if it has no addresses for that many.
     pub(super) fn new(most: usize) -> io::Result<Self> {
         let mut nodes = Table::new(most.saturating_add(1).next_multiple_of(MORE))?;
         nodes.extend(1, |_| Node {
@@ -126,20 +125,21 @@ impl Nodes {
         &mut self.nodes[node.index()]
     }
 
-    /// Whether there is such a node.
+    /// Returns whether there is such a node.
     #[cfg(test)]
     pub(super) fn has(&self, node: NodeId) -> bool {
         node.index() < self.nodes.len()
     }
 
-    /// A new node, in use and in no list.
+    /// Adds a node that is in use and in no list.
     #[inline(always)]
     pub(super) fn add(&mut self, start: u64, size: u32, previous: NodeId, next: NodeId) -> NodeId {
         if self.vacant == NodeId::NONE {
             self.add_vacant();
         }
         let id = self.vacant;
-        // Word by word: a whole one would go through memory in pieces that the processor cannot forward.
+        // Word by word: writing the whole node would go through memory in pieces that store forwarding cannot
+        // serve.
         let node = &mut self.nodes[id.index()];
         self.vacant = node.next;
         node.start = start;
@@ -166,30 +166,30 @@ impl Nodes {
         self.vacant = NodeId(first as u32);
     }
 
-    /// How many there may be more before the kernel has to give memory.
+    /// Returns how many more nodes fit before the kernel has to provide memory.
     #[inline]
     pub(super) fn spare(&self) -> usize {
-        // But for the one that stands for none.
+        // Without the sentinel.
         self.nodes.len() - 1 - self.count + self.nodes.spare()
     }
 
-    /// What is to be populated for `more` nodes than there are to have memory.
+    /// Returns the part of the table to populate so that `more` further nodes have memory.
     pub(super) fn prepare(&mut self, more: usize) -> Ahead {
         self.nodes.prepare(more)
     }
 
-    /// That was populated.
+    /// Notes that `ahead` is populated.
     pub(super) fn prepared(&mut self, ahead: &Ahead) {
         self.nodes.prepared(ahead);
     }
 
-    /// The same between `next` and what is before it.
+    /// Adds a node between `next` and the one before it.
     #[inline]
     pub(super) fn insert_before(&mut self, next: NodeId, start: u64, size: u32) -> NodeId {
         self.insert_between(self.get(next).previous, next, start, size)
     }
 
-    /// The same between two neighbours. If the first one was at an edge, the new one is now.
+    /// Adds a node between two neighbours. If the first one was at an edge, the new one is instead.
     #[inline(always)]
     pub(super) fn insert_between(
         &mut self,
@@ -199,7 +199,7 @@ impl Nodes {
         size: u32,
     ) -> NodeId {
         let node = self.add(start, size, previous, next);
-        // Once: where the table lies need not be looked up again after each write to it.
+        // Dereferences once: otherwise the table's address is loaded again after each write to it.
         let nodes = &mut *self.nodes;
         let before = &mut nodes[previous.index()];
         before.next = node;
@@ -209,7 +209,7 @@ impl Nodes {
         node
     }
 
-    /// Ends a node that is in no list.
+    /// Makes a node that is in no list vacant.
     #[inline]
     pub(super) fn retire(&mut self, node: NodeId) {
         self.count -= 1;
@@ -219,7 +219,7 @@ impl Nodes {
         node.next = vacant;
     }
 
-    /// Puts a node in the list of its size, or of edges.
+    /// Puts a node in the list of its size, or in the list of edges.
     #[inline(always)]
     pub(super) fn link(&mut self, node: NodeId) {
         let nodes = &mut *self.nodes;
@@ -242,8 +242,7 @@ impl Nodes {
         let this = &mut nodes[node.index()];
         let (before, after, bin) = (this.before, this.after, usize::from(this.bin));
         this.state = State::Used;
-        // Without a branch, and so for the node that stands for none too: what is where cannot be
-        // foreseen.
+        // Without a branch, which would be unpredictable; so this also writes to the sentinel.
         nodes[after.index()].before = before;
         nodes[before.index()].after = after;
         let first = before == NodeId::NONE;
@@ -252,18 +251,18 @@ impl Nodes {
         self.occupied.reset_if(bin, first & (after == NodeId::NONE));
     }
 
-    /// A free node of at least `size` granules, more than 0: the last freed of its own bin if that fits,
-    /// else one of the next bin that has any, which is that of edges in the end, else the smallest that
-    /// fits of all its own bin or at an edge.
+    /// Returns a free node of at least `size` granules, more than 0: the last freed of its own bin if that
+    /// fits; otherwise one of the next bin that has any, edges last; otherwise the smallest that fits in its
+    /// own bin or at an edge.
     #[inline(always)]
     pub(super) fn find(&self, size: u32) -> Option<NodeId> {
         let own = bins::bin_of(size);
         let first = self.heads[own];
-        // Both are looked up, and one chosen without a branch: which cannot be foreseen.
+        // Looks both up and chooses one without a branch, which would be unpredictable.
         let next = self.occupied.next(own + 1);
         let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
-        // Not where there is none, and not always at an edge.
+        // Not if there is none, and not always at an edge.
         match self.get(found).size >= size {
             true => Some(found),
             false => self.find_in(own, size),
@@ -280,7 +279,7 @@ impl Nodes {
         smallest(bin).or_else(|| smallest(EDGE))
     }
 
-    /// The nodes of a bin.
+    /// Iterates over the nodes of a bin.
     fn list(&self, bin: usize) -> impl Iterator<Item = NodeId> {
         let mut node = self.heads[bin];
         std::iter::from_fn(move || {
@@ -290,7 +289,7 @@ impl Nodes {
         })
     }
 
-    /// The free nodes of at least `size` granules, by bins upwards.
+    /// Iterates over the free nodes of at least `size` granules, by ascending bins.
     pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = NodeId> {
         let mut from = bins::bin_of(size);
         let bins = std::iter::from_fn(move || {
@@ -302,14 +301,14 @@ impl Nodes {
             .filter(move |&node| self.get(node).size >= size)
     }
 
-    /// The size of the largest free node, of the first `looks` of the last bin and as many at edges.
+    /// Returns the size of the largest among the first `looks` nodes of the last bin and as many at edges.
     pub(super) fn largest(&self, looks: usize) -> u32 {
         let bins = self.occupied.last().into_iter().chain([EDGE]);
         let nodes = bins.flat_map(|bin| self.list(bin).take(looks));
         nodes.map(|node| self.get(node).size).max().unwrap_or(0)
     }
 
-    /// What the table takes, in bytes.
+    /// Returns the table's size, in bytes.
     pub(super) fn metadata(&self) -> usize {
         self.nodes.bytes() + size_of::<Occupied>() + size_of_val(&*self.heads)
     }
@@ -390,7 +389,7 @@ mod tests {
             if let (Some(found), Some(best)) = (found, best) {
                 let exact = bins::is_exact(best);
                 prop_assert!(found >= best && (found == best || !exact));
-                // One of the best one's bin, or of the next that has any.
+                // In the best one's bin, or in the next that has any.
                 let between = free.iter().map(|&node| bins::bin_of(size(node)));
                 let between = between.filter(|&bin| bin > bins::bin_of(best) && bin < bins::bin_of(found));
                 prop_assert_eq!(between.count(), 0);

@@ -1,7 +1,7 @@
 //! Ranges of the heap's memory, used and free, in the order of their offsets.
 //!
-//! Each range is a node, beside its neighbours in memory; a free one is in a list of its size as well.
-//! Nodes lie in a table of their own, never in the memory that they describe.
+//! Each range is a node, linked to its neighbours in memory; a free one is in a list by size as well. Nodes
+//! lie in a table of their own, never in the memory that they describe.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,19 +14,19 @@ use crate::heap::classes::FRAME;
 pub(in crate::heap) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
 
-/// A frame's granules.
+/// Granules in a frame.
 const GRANULES: u64 = FRAME >> LOG_GRANULE;
 
-/// No stretch is smaller.
+/// The smallest stretch.
 const STRETCH: u64 = 64 << 10;
 
-/// No range is larger, for sizes are 32 bits of granules; nor crosses a multiple of this in memory that
-/// joins, where stretches end. Chunks can end there too.
+/// The largest range, because sizes are 32 bits of granules. No range crosses a multiple of this in memory
+/// that joins: stretches end there. Chunks can end there too.
 pub(in crate::heap) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
-/// The most ranges of so many bytes of memory: those in use take a frame at least, each has one free one
-/// before it at most, and each stretch one more and its two ends. Memory comes in larger pieces than
-/// [`STRETCH`].
+/// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a frame
+/// and has at most one free range before it, and each stretch has one more and its two ends. Memory is added
+/// in larger pieces than [`STRETCH`].
 fn most_nodes(limit: u64) -> usize {
     let stretches = limit / STRETCH + 1;
     usize::try_from(limit / FRAME * 2 + stretches * 3)
@@ -37,34 +37,33 @@ fn most_nodes(limit: u64) -> usize {
 /// A range in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) struct Extent {
-    /// In bytes from the heap's start.
+    /// Bytes from the heap's start.
     pub(in crate::heap) offset: u64,
     pub(in crate::heap) node: NodeId,
 }
 
-/// Who has which memory. A range ends where the next one starts; the first and the last node of a
-/// stretch are empty.
+/// All ranges. A range ends where the next one starts; the first and the last node of a stretch are empty.
 #[derive(Debug)]
 pub(in crate::heap) struct Ranges {
     pub(super) nodes: Nodes,
-    /// Memory without a gap or a border: from its start, its first and last nodes.
+    /// Stretches, memory without a gap or a border: from the start to the first and last nodes.
     pub(super) stretches: BTreeMap<u64, (NodeId, NodeId)>,
-    /// The address of offset 0, in granules: alignment is of addresses.
+    /// The address of offset 0, in granules: alignment applies to addresses.
     origin: u64,
     pub(super) free: u64,
     pub(super) total: u64,
-    /// Granules that were ever given back.
+    /// Granules that were ever freed.
     pub(super) given: u64,
-    /// Whether no free range has a frame: a search of all has shown it.
+    /// Whether no free range contains a frame, as a search of all has shown.
     pub(super) frameless: bool,
 }
 
 impl Ranges {
-    /// No memory yet, of which offset 0 will be at the address `origin`, a multiple of the granule, and
-    /// none at `limit` or beyond.
+    /// Creates a table without memory. Offset 0 will be at the address `origin`, a multiple of the granule,
+    /// and all memory below `limit`.
     ///
     /// # Errors
-    /// The kernel's, where it has not the addresses for the table.
+    /// The kernel's error if it has no addresses for the table.
     pub(super) fn new(origin: u64, limit: u64) -> io::Result<Self> {
         Ok(Self {
             nodes: Nodes::new(most_nodes(limit))?,
@@ -77,35 +76,36 @@ impl Ranges {
         })
     }
 
-    /// All memory, in bytes.
+    /// Returns all memory, in bytes.
     #[inline]
     pub(super) fn total(&self) -> u64 {
         self.total << LOG_GRANULE
     }
 
-    /// What is free, in bytes.
+    /// Returns the free bytes.
     #[inline]
     pub(super) fn free_bytes(&self) -> u64 {
         self.free << LOG_GRANULE
     }
 
-    /// The largest free range, in bytes.
+    /// Returns the size of the largest free range, in bytes.
     pub(super) fn largest_free(&self) -> u64 {
         u64::from(self.nodes.largest(usize::MAX)) << LOG_GRANULE
     }
 
-    /// The same, or a little less: looks at a few of the largest and of those at edges.
+    /// Returns [`largest_free`](Self::largest_free) or a little less: checks a few of the largest ranges and
+    /// of those at edges.
     pub(super) fn nearly_largest_free(&self) -> u64 {
         const LOOKS: usize = 16;
         u64::from(self.nodes.largest(LOOKS)) << LOG_GRANULE
     }
 
-    /// What the tables take, in bytes.
+    /// Returns the size of the tables, in bytes.
     pub(super) fn metadata(&self) -> usize {
         self.nodes.metadata()
     }
 
-    /// A used range of at least `bytes`, more than 0, at an address that is a multiple of `align`, a
+    /// Allocates a range of at least `bytes`, more than 0, at an address that is a multiple of `align`, a
     /// power of two.
     #[inline]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
@@ -120,17 +120,17 @@ impl Ranges {
         Some(self.take(node, size))
     }
 
-    /// Frames of so many bytes, for a slab. Of the ranges that have room only where the first frame begins
-    /// early in them, `looks` are looked at.
+    /// Allocates frames of `bytes` for a slab. Checks at most `looks` of the ranges that have room only if
+    /// their first frame begins early.
     pub(super) fn allocate_frames(&mut self, bytes: u64, looks: usize) -> Option<Extent> {
         if self.frameless {
             return None;
         }
-        let size = (bytes >> LOG_GRANULE) as u32; // a slab's
+        let size = (bytes >> LOG_GRANULE) as u32; // at most a slab, so it fits 32 bits
         self.allocate_aligned(size, GRANULES, looks)
     }
 
-    /// Single frames, up to so many, after a search of all ranges.
+    /// Allocates up to `most` single frames, after a search of all ranges.
     pub(super) fn allocate_single_frames(&mut self, most: usize) -> Vec<Extent> {
         if self.frameless {
             return Vec::new();
@@ -154,7 +154,7 @@ impl Ranges {
     #[cold]
     #[inline(never)]
     fn allocate_aligned(&mut self, size: u32, align: u64, looks: usize) -> Option<Extent> {
-        // Where this fits, the block fits wherever in it the first multiple is.
+        // A range of this size has room for the block at the first multiple of `align`, wherever that lies.
         let ample = u32::try_from(u64::from(size) + align - 1).ok();
         let fits = |&node: &NodeId| self.fits(node, size, align);
         let near = self.nodes.find(size).filter(fits);
@@ -164,7 +164,7 @@ impl Ranges {
         Some(self.take_aligned(node, size, align))
     }
 
-    /// What lies in a range before its first multiple of `align`, in granules.
+    /// Returns the granules in a range before its first multiple of `align`.
     fn gap(&self, node: NodeId, align: u64) -> u64 {
         let start = self.nodes.get(node).start + self.origin;
         start.wrapping_neg() & (align - 1)
@@ -174,13 +174,13 @@ impl Ranges {
         self.gap(node, align) + u64::from(size) <= u64::from(self.nodes.get(node).size)
     }
 
-    /// Makes `size` granules of a free range that they fit into a used one.
+    /// Takes `size` aligned granules out of a free range that has room for them.
     fn take_aligned(&mut self, node: NodeId, size: u32, align: u64) -> Extent {
         let gap = self.gap(node, align) as u32; // less than the range
         if gap == 0 {
             return self.take(node, size);
         }
-        // The gap stays free under its node; what follows it becomes a node of its own.
+        // The gap keeps the node; the range after it gets a node of its own.
         self.nodes.unlink(node);
         let whole = *self.nodes.get(node);
         self.nodes.get_mut(node).size = gap;
@@ -193,7 +193,7 @@ impl Ranges {
         self.take(rest, size)
     }
 
-    /// Makes the first `size` granules of a free range a used one.
+    /// Takes the first `size` granules of a free range.
     #[inline(always)]
     fn take(&mut self, node: NodeId, size: u32) -> Extent {
         self.nodes.unlink(node);
@@ -203,7 +203,7 @@ impl Ranges {
         let rest = this.size - size;
         this.size = size;
         if rest > 0 {
-            // Nothing of the next one is read: it may be far away.
+            // Does not read the next node: it may be far away.
             let start = start + u64::from(size);
             let rest = self.nodes.insert_between(node, next, start, rest);
             self.nodes.link(rest);
@@ -214,8 +214,8 @@ impl Ranges {
         }
     }
 
-    /// Gives a used range back; whether it was one. Where only unsafe code can have given it back before,
-    /// nothing changes.
+    /// Frees a used range; returns whether it was in use. Changes nothing if it was not, which only unsafe
+    /// code can cause.
     #[inline]
     pub(super) fn free(&mut self, node: NodeId) -> bool {
         let this = self.nodes.get(node);
@@ -257,7 +257,7 @@ impl Ranges {
         true
     }
 
-    /// The size in bytes of the range in use that `node` is, if it begins at `offset`.
+    /// Returns the size in bytes of the range in use `node`, if it begins at `offset`.
     #[cfg(test)]
     pub(super) fn used_at(&self, node: NodeId, offset: u64) -> Option<u64> {
         let this = self.nodes.has(node).then(|| self.nodes.get(node))?;
@@ -265,7 +265,7 @@ impl Ranges {
         (in_use && this.size > 0).then(|| u64::from(this.size) << LOG_GRANULE)
     }
 
-    /// Reads what freeing this node will read, so that the misses of many come at once.
+    /// Reads what freeing this node will read, so that the cache misses of many overlap.
     #[inline]
     pub(super) fn touch(&self, node: NodeId) -> u32 {
         let node = self.nodes.get(node);
@@ -277,12 +277,12 @@ impl Ranges {
         node.start << LOG_GRANULE..(node.start + u64::from(node.size)) << LOG_GRANULE
     }
 
-    /// All ranges in the order of offsets, in bytes, each with its node if it is in use.
+    /// Iterates over all ranges in the order of offsets, in bytes, each with its node if it is in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Option<NodeId>)> {
         self.each_stretch().flatten()
     }
 
-    /// The same, apart for each stretch.
+    /// As [`all`](Self::all), separately for each stretch.
     pub(super) fn each_stretch(&self) -> impl Iterator<Item = InStretch<'_>> {
         let stretches = self.stretches.values();
         stretches.map(|&(first, last)| InStretch {
@@ -292,8 +292,8 @@ impl Ranges {
         })
     }
 
-    /// The free bytes right before `end`, the end of a stretch, in bytes: what more memory there would
-    /// add to.
+    /// Returns the free bytes right before `end`, the end of a stretch, in bytes: memory added there would
+    /// join them.
     pub(super) fn free_before(&self, end: u64) -> u64 {
         let end = end >> LOG_GRANULE;
         let before = self.stretches.range(..end).next_back();
@@ -303,7 +303,7 @@ impl Ranges {
         last.map_or(0, |last| self.free_at(last.previous))
     }
 
-    /// The free bytes right after `start`, the start of a stretch, in bytes.
+    /// Returns the free bytes right after `start`, the start of a stretch, in bytes.
     pub(super) fn free_after(&self, start: u64) -> u64 {
         let stretch = self.stretches.get(&(start >> LOG_GRANULE));
         stretch.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
@@ -318,7 +318,7 @@ impl Ranges {
     }
 }
 
-/// The ranges of a stretch in the order of offsets.
+/// Iterates over the ranges of a stretch in the order of offsets.
 #[derive(Clone)]
 pub(super) struct InStretch<'a> {
     ranges: &'a Ranges,

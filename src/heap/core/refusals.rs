@@ -7,15 +7,15 @@ use super::ranges::Ranges;
 use super::slabs::Slabs;
 use super::{Class, Core, FRAME, GRANULE, NodeId, Owner};
 
-/// A search of so many ranges takes about a millisecond.
+/// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
-/// After a remembered refusal that never served, so many times as many searches are left out, at most.
+/// The most searches skipped after a remembered refusal that was never used; the number doubles from 1.
 const MOST_LEFT_OUT: u32 = 64;
 
-/// What is asked of the core: for a small block, the frame that a new slab takes.
+/// A request to the core: for a small block, the frame that a new slab takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) struct Request {
-    /// Of a small block.
+    /// The class of a small block.
     class: Option<Class>,
     /// In bytes.
     size: u64,
@@ -23,7 +23,7 @@ pub(in crate::heap) struct Request {
 }
 
 impl Request {
-    /// For `bytes`, more than 0, at a multiple of `align`.
+    /// Returns the request for `bytes`, more than 0, at a multiple of `align`.
     pub(in crate::heap) fn new(bytes: u64, align: u64) -> Self {
         match Class::of(bytes, align) {
             Some(class) => Self {
@@ -43,17 +43,17 @@ impl Request {
         self.class
     }
 
-    /// Whether memory that does for this does for `other` too.
+    /// Returns whether any memory that satisfies this request satisfies `other` too.
     fn is_harder_than(&self, other: &Self) -> bool {
         self.size >= other.size && self.align >= other.align
     }
 }
 
-/// What is kept outside of the core, at most.
+/// An upper bound of the blocks outside the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::heap) struct Outside {
     pub(in crate::heap) bytes: u64,
-    /// Whether blocks of the class that is asked for may be among it.
+    /// Whether they may include blocks of the class requested.
     pub(in crate::heap) of_class: bool,
 }
 
@@ -61,29 +61,28 @@ pub(in crate::heap) struct Outside {
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     last: Option<Refusal>,
-    /// How many searches are left out yet, and how many the next time.
+    /// How many searches are still to be skipped, and how many the next time.
     left_out: u32,
     next: u32,
 }
 
-/// A request that nothing free did for, while nothing was kept outside of the core.
+/// A request that nothing free satisfied, while no blocks were outside the core.
 #[derive(Debug)]
 struct Refusal {
     request: Request,
-    /// What [`Core::given`] said.
+    /// The value of [`Core::given`] then.
     given: u64,
-    /// Before so many bytes of those that were in use then have come free, nothing does for it.
+    /// The bytes in use then that have to be freed before anything can satisfy it.
     lacks: u64,
     served: bool,
 }
 
 impl Core {
-    /// Whether a request that the core has just not met would not be met either if all that is kept
-    /// `outside` were in it.
+    /// Returns whether a request that the core has just refused would still fail if all blocks kept `outside`
+    /// returned to it.
     ///
-    /// It would need a range of its size. The bytes of that range are free here or kept outside; and of those
-    /// that were in use at the last search of everything, each has been given to the core since, or is
-    /// kept outside.
+    /// It would need a range of its size. Every byte of that range is free here or kept outside. Bytes that
+    /// were in use at the last full search have each been freed to the core since, or are kept outside.
     pub(in crate::heap) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
         if outside.of_class {
             return false;
@@ -104,8 +103,8 @@ impl Core {
         holds
     }
 
-    /// Remembers a request that nothing does for, found by a search [of everything](Self::thoroughly) with
-    /// nothing kept outside.
+    /// Remembers a request that nothing satisfies, found by a [full](Self::thoroughly) search with nothing
+    /// kept outside.
     pub(in crate::heap) fn remember_refusal(&mut self, request: Request) {
         let in_vain = self.refusals.last.take().is_some_and(|last| !last.served);
         let refusals = &mut self.refusals;
@@ -130,15 +129,15 @@ impl Core {
         });
     }
 
-    /// Memory was added or taken away, or a block has shrunk, which gives a part of it up: what is remembered
-    /// counts whole blocks, and the memory that there was.
+    /// Forgets the refusals after memory was added or removed, or a block shrank: the bounds count whole
+    /// blocks, in the memory that there was.
     pub(super) fn forget_refusals(&mut self) {
         self.refusals.last = None;
     }
 }
 
-/// The fewest bytes in use that lie in ranges side by side of at least `size` bytes together: so many must come
-/// free, as whole blocks, before there can be a free range of that size.
+/// Returns the fewest bytes in use within adjacent ranges of at least `size` bytes together: as many must be
+/// freed, as whole blocks, before there can be a free range of that size.
 fn lacks(ranges: &Ranges, slabs: &Slabs, frames: &Frames, size: u64) -> u64 {
     let mut least = u64::MAX;
     let in_use =
@@ -150,7 +149,7 @@ fn lacks(ranges: &Ranges, slabs: &Slabs, frames: &Frames, size: u64) -> u64 {
             (Some(_), _) => len(range),
         };
     for stretch in ranges.each_stretch() {
-        // The ranges from `first` to the current one: their bytes, and of these the ones in use.
+        // The ranges from `first` to the current one: their bytes, and how many of those are in use.
         let (mut bytes, mut used) = (0, 0);
         let mut behind = stretch.clone();
         let mut first = behind.next();

@@ -1,11 +1,11 @@
-//! Ranges in use that become larger or smaller where they lie.
+//! Resizes ranges in use in place.
 
 use super::nodes::{NodeId, State};
 use super::ranges::{GRANULE, LOG_GRANULE, MAX_RANGE, Ranges};
 
 impl Ranges {
-    /// Makes a range in use one of at least `bytes` where it lies; whether there is room for that right
-    /// behind it. It never becomes smaller by this.
+    /// Grows a range in use to at least `bytes` in place; returns whether there is room right behind it.
+    /// Never shrinks it.
     pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
         let this = self.nodes.get(node);
         let size = bytes.div_ceil(GRANULE);
@@ -36,19 +36,19 @@ impl Ranges {
         true
     }
 
-    /// Where a range in use begins, and where memory ends behind it, in bytes: only if nothing but free bytes
-    /// lies in between.
+    /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
+    /// lie in between.
     pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
         let this = self.nodes.get(node);
         let mut next = self.nodes.get(this.next);
         if next.state == State::Free {
             next = self.nodes.get(next.next);
         }
-        // Only the end of a stretch has no bytes.
+        // Only the end of a stretch has size 0.
         (next.size == 0).then_some((this.start << LOG_GRANULE, next.start << LOG_GRANULE))
     }
 
-    /// Gives back what a range in use has beyond `bytes`, which are more than 0.
+    /// Frees what a range in use has beyond `bytes`, more than 0.
     pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
         let this = *self.nodes.get(node);
         let size = bytes.div_ceil(GRANULE);
@@ -57,7 +57,7 @@ impl Ranges {
             .filter(|&rest| rest > 0)
         {
             self.nodes.get_mut(node).size = size as u32; // less than it was
-            // A range of its own, in use, which is then freed: freeing alone knows how to coalesce.
+            // Adds it as a range in use and then frees it: only `free` coalesces.
             let start = this.start + size;
             let rest = self
                 .nodes

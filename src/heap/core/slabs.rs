@@ -1,4 +1,4 @@
-//! Slabs: ranges that are divided into blocks of one class, each block a bit.
+//! Slabs: ranges that are divided into blocks of one class, with one bit for each block.
 
 use std::ops::Range;
 
@@ -7,19 +7,19 @@ use super::nodes::NodeId;
 use super::ranges::{Extent, Ranges};
 use crate::heap::classes::{CLASSES, Class, FRAME};
 
-/// Names a slab.
+/// The index of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::heap) struct SlabId(pub(super) u32);
 
 #[derive(Debug)]
 struct Slab {
-    /// In bytes from the heap's start.
+    /// Bytes from the heap's start.
     start: u64,
     node: NodeId,
     class: Class,
     blocks: u32,
     free: u32,
-    /// Where in its class's list of slabs with free blocks it is.
+    /// Its position in its class's list of slabs with free blocks.
     place: Option<u32>,
     /// No word before this one has free blocks.
     hint: u32,
@@ -32,22 +32,22 @@ struct Slab {
 pub(super) struct Slabs {
     slabs: Vec<Slab>,
     vacant: Vec<SlabId>,
-    /// Of each class, those with free blocks. The last is taken from.
+    /// For each class, the slabs with free blocks. The last one is used first.
     partial: [Vec<SlabId>; CLASSES],
-    /// Of each class, the bytes of its slabs.
+    /// For each class, the bytes of its slabs.
     totals: [u64; CLASSES],
-    /// Bytes in blocks that are free.
+    /// Bytes in free blocks.
     pub(super) free: u64,
-    /// Bytes of blocks that were ever given back.
+    /// Bytes of blocks that were ever freed.
     pub(super) given: u64,
-    /// Bytes at the ends of slabs that are no block's.
+    /// Bytes at the ends of slabs, too few for a block.
     pub(super) ends: u64,
-    /// Whether memory is so short that all of it is worth a search.
+    /// Whether memory is so short that a search of all ranges is worthwhile.
     pub(super) thorough: bool,
 }
 
-/// How many ranges are looked at for one that has a frame, as long as memory can be added; and how many
-/// slabs a search of all of them makes.
+/// How many ranges are checked for a frame while memory can still be added, and how many slabs a full search
+/// makes.
 const LOOKS: usize = 32;
 
 impl Slabs {
@@ -64,8 +64,8 @@ impl Slabs {
         }
     }
 
-    /// Writes the offsets of free blocks to `out`; how many. Fewer only where memory ends, which it may seem
-    /// to do too early unless `thorough`.
+    /// Writes the offsets of free blocks to `out`; returns their number. It is smaller only if memory runs
+    /// out. Unless `thorough`, it may be smaller although single frames are free.
     pub(super) fn fill(
         &mut self,
         class: Class,
@@ -90,7 +90,7 @@ impl Slabs {
     }
 
     fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &Frames) -> Option<SlabId> {
-        // Where there is no such piece, a smaller one will do.
+        // Falls back to smaller slabs if no range is large enough.
         for blocks in class.slabs(self.totals[class.index()]) {
             if let Some(extent) = ranges.allocate_frames(class.slab_bytes(blocks), LOOKS) {
                 return Some(self.insert(class, blocks, extent, frames));
@@ -99,7 +99,7 @@ impl Slabs {
         if !self.thorough {
             return None;
         }
-        // The search is long where there are many ranges, so it is done for many.
+        // The search takes long with many ranges, so it takes many frames at once.
         let found = ranges.allocate_single_frames(LOOKS);
         let blocks = class.blocks_in_frame();
         let slabs = found.into_iter();
@@ -145,7 +145,7 @@ impl Slabs {
         id
     }
 
-    /// What its blocks are like, if a block of it that is in use begins at `offset`.
+    /// Returns the slab's class, if a block in use begins at `offset`.
     #[cfg(test)]
     pub(super) fn block_at(&self, id: SlabId, offset: u64) -> Option<Class> {
         let slab = self.slabs.get(id.0 as usize)?;
@@ -153,14 +153,14 @@ impl Slabs {
         (slab.words[index as usize / 64] & (1 << (index % 64)) == 0).then_some(slab.class)
     }
 
-    /// The bytes of blocks in use of the slab that the range in use `node` is, if it is that one.
+    /// Returns the bytes of blocks in use in the slab, if the range in use `node` is this slab.
     pub(super) fn in_use(&self, id: SlabId, node: NodeId) -> Option<u64> {
         let slab = self.slabs.get(id.0 as usize)?;
         let same = slab.node == node && !slab.words.is_empty();
         same.then(|| u64::from(slab.blocks - slab.free) * slab.class.bytes())
     }
 
-    /// Takes a block back; whether it was in use.
+    /// Frees a block; returns whether it was in use.
     pub(super) fn give(&mut self, id: SlabId, offset: u64, ranges: &mut Ranges) -> bool {
         let Some(slab) = self.slabs.get_mut(id.0 as usize) else {
             return false;
@@ -183,14 +183,15 @@ impl Slabs {
             slab.place = Some(partial.len() as u32);
             partial.push(id);
         }
-        // One slab is kept, so that a block that comes and goes does not make and end slabs.
+        // Keeps one slab, so that a block that is allocated and freed repeatedly does not create and destroy
+        // slabs.
         if slab.free == slab.blocks && partial.len() > 1 {
             self.end(id, ranges);
         }
         true
     }
 
-    /// Gives the slabs that have no block in use back.
+    /// Frees the slabs that have no block in use.
     pub(super) fn release_empty(&mut self, ranges: &mut Ranges) {
         for class in Class::all() {
             let empty: Vec<SlabId> = self.partial[class.index()]
@@ -204,7 +205,7 @@ impl Slabs {
         }
     }
 
-    /// Whether there is a slab without a block in use.
+    /// Returns whether there is a slab without a block in use.
     pub(super) fn any_empty(&self) -> bool {
         let mut partial = self.partial.iter().flatten();
         partial.any(|id| self.slabs[id.0 as usize].is_empty())
@@ -231,7 +232,7 @@ impl Slabs {
         self.vacant.push(id);
     }
 
-    /// Free blocks, and the ends that are no block's.
+    /// Iterates over free blocks, and over the unusable ends.
     pub(super) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let there = self.slabs.iter().filter(|slab| !slab.words.is_empty());
         there.flat_map(|slab| {
@@ -246,7 +247,7 @@ impl Slabs {
         })
     }
 
-    /// Of each class: how many blocks are free, and how many there are.
+    /// Returns, for each class, how many blocks are free and how many there are.
     pub(super) fn counts(&self) -> [(u64, u64); CLASSES] {
         let mut counts = [(0, 0); CLASSES];
         for slab in self.slabs.iter().filter(|slab| !slab.words.is_empty()) {
@@ -257,7 +258,7 @@ impl Slabs {
         counts
     }
 
-    /// What the tables take, in bytes.
+    /// Returns the size of the tables, in bytes.
     pub(super) fn metadata(&self) -> usize {
         let words: usize = self.slabs.iter().map(|slab| slab.words.len()).sum();
         self.slabs.capacity() * size_of::<Slab>() + words * size_of::<u64>()
@@ -265,7 +266,7 @@ impl Slabs {
 }
 
 impl Slab {
-    /// Which of its blocks begins at `offset`.
+    /// Returns the index of the block that begins at `offset`.
     fn index_of(&self, offset: u64) -> Option<u32> {
         if self.words.is_empty() {
             return None;
@@ -277,7 +278,7 @@ impl Slab {
         self.class.block_at(within)
     }
 
-    /// Whether no block is in use.
+    /// Returns whether no block is in use.
     fn is_empty(&self) -> bool {
         self.free == self.blocks
     }

@@ -1,4 +1,4 @@
-//! Memory comes to the ranges and goes.
+//! Adds memory to the ranges and removes it.
 
 use std::ops::Range;
 
@@ -10,8 +10,8 @@ use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
 /// The longest stretch, in granules.
 const MOST: u64 = MAX_RANGE >> LOG_GRANULE;
 
-/// Whether stretches that join end there all the same: borders do not depend on what came first, so that
-/// growth knows them.
+/// Returns whether stretches end here even if they join. Borders do not depend on the order in which memory
+/// was added, so growth can compute them.
 const fn is_border(granule: u64) -> bool {
     granule.is_multiple_of(MOST)
 }
@@ -21,8 +21,8 @@ const fn border_after(granule: u64) -> u64 {
 }
 
 impl Ranges {
-    /// Adds memory, in bytes; with `joins` ranges may reach across its borders to memory that is
-    /// beside it and joins too. It must not be there already.
+    /// Adds memory, in bytes; with `joins` ranges may reach across its borders to adjacent memory that joins
+    /// too. The memory must not have been added already.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
         let mut start = range.start >> LOG_GRANULE;
         let end = range.end >> LOG_GRANULE;
@@ -43,7 +43,7 @@ impl Ranges {
         }
     }
 
-    /// The start of the stretch that ends at `end` granules.
+    /// Returns the start of the stretch that ends at `end` granules.
     fn stretch_before(&self, end: u64) -> Option<u64> {
         let (&start, &(_, last)) = self.stretches.range(..end).next_back()?;
         (self.nodes.get(last).start == end).then_some(start)
@@ -53,7 +53,7 @@ impl Ranges {
         let size = part.end - part.start;
         self.total += size;
         let size = size as u32; // no more than a range may have
-        // As a used range first, which is then freed, so that freeing alone knows how to coalesce.
+        // Adds it as a used range and then frees it: only `free` coalesces.
         let node = match left.and_then(|start| self.stretches.get(&start).copied()) {
             Some((_, last)) => {
                 let node = self.nodes.insert_before(last, part.start, size);
@@ -76,7 +76,7 @@ impl Ranges {
         self.free(node);
     }
 
-    /// Makes the stretch that starts at `end`, if there is one, part of the one at `start`.
+    /// Merges the stretch that starts at `end`, if there is one, into the one at `start`.
     fn join_right(&mut self, end: u64, start: u64) {
         if is_border(end) {
             return;
@@ -99,7 +99,7 @@ impl Ranges {
         self.stretches.insert(start, (first, right_last));
     }
 
-    /// Takes memory away, in bytes, if all of it is free; whether it was.
+    /// Removes memory, in bytes, if all of it is free; returns whether it did.
     pub(super) fn remove(&mut self, range: Range<u64>) -> bool {
         let (start, end) = (range.start >> LOG_GRANULE, range.end >> LOG_GRANULE);
         let Some(node) = self.free_range_around(start, end) else {
@@ -115,7 +115,7 @@ impl Ranges {
         self.free -= end - start;
         self.total -= end - start;
         self.stretches.remove(&at);
-        // What is left of the range and before it, if anything.
+        // The memory left before the range, if any.
         match (previous == first, from == start) {
             (true, true) => self.nodes.retire(first),
             (_, left_over) => {
@@ -137,7 +137,7 @@ impl Ranges {
                 self.stretches.insert(at, (first, end));
             }
         }
-        // And after it.
+        // The memory left after it.
         match (next == last, to == end) {
             (true, true) => self.nodes.retire(last),
             (_, right_over) => {
@@ -155,7 +155,7 @@ impl Ranges {
         true
     }
 
-    /// The free range that has all from `start` to `end` granules.
+    /// Returns the free range that contains everything from `start` to `end` granules.
     fn free_range_around(&self, start: u64, end: u64) -> Option<NodeId> {
         let size = u32::try_from(end - start).ok()?;
         self.nodes.at_least(size).find(|&node| {
@@ -167,7 +167,7 @@ impl Ranges {
 
 #[cfg(test)]
 impl Ranges {
-    /// Whether everything that must be true of the tables is; panics otherwise. `joins`: all memory does.
+    /// Checks all invariants of the tables; panics if one fails. `joins`: all memory joins.
     pub(super) fn check(&self, joins: bool) {
         let (mut free, mut total, mut ranges, mut free_nodes) = (0, 0, 0, 0);
         for (&start, &(first, last)) in &self.stretches {

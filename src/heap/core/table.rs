@@ -1,4 +1,4 @@
-//! A table that grows where it lies: an allocation never waits until a larger one is copied.
+//! A table that grows in place: an allocation never waits for a copy into a larger one.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
@@ -7,21 +7,21 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// So many bytes get memory at a time. A multiple of all page sizes.
+/// How many bytes get memory at a time. A multiple of all page sizes.
 const READY: usize = 64 << 10;
-/// So many bytes may be written at a time: a call of the kernel that takes nothing yet.
+/// How many bytes become writable at a time: a system call that allocates no memory yet.
 const OPEN: usize = 2 << 20;
 
-/// Elements in a row, in addresses that are reserved for the most there can be. Memory comes as they
-/// are added, [`READY`] at a time.
+/// Elements in a row, at addresses that are reserved for the maximum. Memory is added as elements are,
+/// [`READY`] bytes at a time.
 pub(super) struct Table<T> {
     start: NonNull<T>,
     len: usize,
-    /// Of these bytes the kernel has been asked to have memory there.
+    /// The kernel has been asked to populate this many bytes.
     ready: usize,
-    /// These bytes may be written.
+    /// This many bytes are writable.
     open: usize,
-    /// These bytes are reserved.
+    /// This many bytes are reserved.
     room: usize,
     owns: PhantomData<T>,
 }
@@ -31,7 +31,7 @@ unsafe impl<T: Send> Send for Table<T> {}
 // SAFETY: the same.
 unsafe impl<T: Sync> Sync for Table<T> {}
 
-/// Part of a table that is to get memory; who asks the kernel for it needs no lock.
+/// Part of a table to populate; the thread that asks the kernel for it needs no lock.
 #[derive(Debug)]
 pub(in crate::heap) struct Ahead {
     start: usize,
@@ -40,10 +40,10 @@ pub(in crate::heap) struct Ahead {
 }
 
 impl<T: Copy> Table<T> {
-    /// An empty one, of at most `most` elements.
+    /// Creates an empty table for at most `most` elements.
     ///
     /// # Errors
-    /// The kernel's, where it has not the addresses.
+    /// The kernel's error if it has no addresses for them.
     pub(super) fn new(most: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= 4096) };
         let room = most
@@ -52,7 +52,7 @@ impl<T: Copy> Table<T> {
             .ok_or(io::ErrorKind::OutOfMemory)?
             .max(READY);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: nothing that exists is replaced.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, flags, -1, 0) };
         if start == libc::MAP_FAILED {
@@ -69,9 +69,9 @@ impl<T: Copy> Table<T> {
         })
     }
 
-    /// Adds what `make` makes of the indices of `more` elements.
+    /// Adds `more` elements, each made by `make` from its index.
     ///
-    /// Aborts, as a Vec does, where the kernel has no memory left or there are the most already.
+    /// Aborts, as a Vec does, if the kernel has no memory left or the table is full.
     pub(super) fn extend(&mut self, more: usize, make: impl Fn(usize) -> T) {
         let end = self.len.saturating_add(more).saturating_mul(size_of::<T>());
         if end > self.ready {
@@ -81,14 +81,13 @@ impl<T: Copy> Table<T> {
             self.prepared(&ahead);
         }
         for index in self.len..self.len + more {
-            // SAFETY: `open` made the addresses up to `end` writable; they are this table's.
+            // SAFETY: `open` made the addresses up to `end` writable; they belong to this table.
             unsafe { self.start.add(index).write(make(index)) };
         }
         self.len += more;
     }
 
-    /// What is to be populated for `more` elements than there are to have memory; it may be written
-    /// already.
+    /// Returns the part to populate so that `more` further elements have memory; it may be written meanwhile.
     pub(super) fn prepare(&mut self, more: usize) -> Ahead {
         let most = self.room / size_of::<T>();
         let end = self.len.saturating_add(more).min(most) * size_of::<T>();
@@ -96,18 +95,18 @@ impl<T: Copy> Table<T> {
         self.ahead(end)
     }
 
-    /// That was populated.
+    /// Notes that `ahead` is populated.
     pub(super) fn prepared(&mut self, ahead: &Ahead) {
         self.ready = self.ready.max(ahead.ready);
     }
 
-    /// Elements that have memory before they are added.
+    /// Returns how many elements fit in memory that is populated.
     #[inline]
     pub(super) fn spare(&self) -> usize {
         self.ready / size_of::<T>() - self.len
     }
 
-    /// What it takes, in bytes.
+    /// Returns the table's size, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.ready
     }
@@ -121,14 +120,14 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// Lets the bytes before `end` be written.
+    /// Makes the bytes before `end` writable.
     fn open(&mut self, end: usize) {
         if end <= self.open {
             return;
         }
         let start = self.open;
         let open = end.max(start + OPEN).next_multiple_of(READY).min(self.room);
-        // SAFETY: within what was reserved, where nothing has been written yet.
+        // SAFETY: within the reserved addresses, where nothing has been written yet.
         let done = end <= self.room
             && unsafe {
                 let from = self.start.as_ptr().cast::<u8>().add(start);
@@ -146,11 +145,11 @@ impl<T: Copy> Table<T> {
 }
 
 impl Ahead {
-    /// Has the kernel put memory there. One that does not know how (before Linux 5.14), or has none,
-    /// does or tells so when it is written.
+    /// Makes the kernel populate the memory. A kernel that cannot (before Linux 5.14), or has no memory, does
+    /// so or fails when the memory is written.
     pub(in crate::heap) fn populate(&self) {
         if self.bytes > 0 {
-            // SAFETY: no byte changes, whatever is at the addresses by now.
+            // SAFETY: the call changes no byte, whatever is mapped at the addresses by now.
             unsafe {
                 libc::madvise(self.start as *mut _, self.bytes, libc::MADV_POPULATE_WRITE);
             }
@@ -163,7 +162,7 @@ impl<T> Deref for Table<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many were written.
+        // SAFETY: `len` elements were written.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -171,14 +170,14 @@ impl<T> Deref for Table<T> {
 impl<T> DerefMut for Table<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: so many were written, and nobody else refers to them.
+        // SAFETY: `len` elements were written, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl<T> Drop for Table<T> {
     fn drop(&mut self) {
-        // SAFETY: it is this table's alone; its elements are Copy, so none has anything to drop.
+        // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.room) };
     }
 }

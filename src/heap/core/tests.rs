@@ -1,4 +1,4 @@
-//! The core against a plain map of who has what.
+//! Compares the core with a plain map of blocks in use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use crate::heap::classes::MAX_SMALL;
 const LIMIT: u64 = MAX_RANGE + 8 * CHUNK;
 const CHUNK: u64 = 2 << 20;
 
-/// What is in use, the naive way.
+/// The blocks in use, kept naively.
 #[derive(Default)]
 struct Model {
-    /// From the first byte of each block to its last plus one.
+    /// From the first byte of each block to the byte after its last.
     used: BTreeMap<u64, u64>,
     backed: BTreeMap<u64, u64>,
     joins: bool,
@@ -43,7 +43,7 @@ impl Model {
         before.is_none_or(|(_, &end)| end <= range.start)
     }
 
-    /// The longest free stretch at an aligned address.
+    /// Returns the longest free range at an aligned address.
     fn longest(&self, origin: u64, align: u64) -> u64 {
         let mut holes: Vec<Range<u64>> = Vec::new();
         for (&start, &end) in &self.backed {
@@ -118,7 +118,7 @@ impl Both {
     fn remove(&mut self, chunk: u64) {
         let range = chunk * CHUNK..(chunk + 1) * CHUNK;
         let can = self.model.backed.contains_key(&range.start) && self.model.is_free(&range);
-        // A slab without blocks is in use, for the core.
+        // To the core, a slab without blocks is in use.
         let did = self.core.remove(range.clone());
         assert!(can || !did);
         if did {
@@ -143,7 +143,7 @@ impl Both {
             found = self.core.allocate(bytes, align);
         }
         let Some(extent) = found else {
-            // What lies between the blocks of a slab is free to the model alone.
+            // Bytes between the blocks of a slab are free only in the model.
             self.failed += 1;
             if self.small.is_empty() && self.failed % 8 == 1 {
                 assert!(self.model.longest(self.origin, align) < size);
@@ -169,7 +169,7 @@ impl Both {
             self.model.take(offset..offset + class.bytes());
             self.small.push((offset, class));
         }
-        // Only where no frame is free: the smallest slab takes no more.
+        // Fewer only if no frame is free: the smallest slab takes one.
         assert!(
             filled == count
                 || !self
@@ -189,7 +189,7 @@ impl Both {
         }
     }
 
-    /// Larger only where all that it comes to have is free, and where it is.
+    /// A block grows only into free bytes, and only if they suffice.
     fn resize_nth(&mut self, which: usize, bytes: u64) {
         let Some(at) = which.checked_rem(self.ranges.len()) else {
             return;
@@ -296,7 +296,7 @@ proptest! {
     }
 }
 
-/// What [`Core::rules_out`] is asked between steps, with blocks that threads keep.
+/// The blocks that threads keep, about which [`Core::rules_out`] is asked between steps.
 #[derive(Default)]
 struct Kept {
     ranges: Vec<(Extent, u64)>,
@@ -335,7 +335,7 @@ impl Kept {
         core.release_empty_slabs();
     }
 
-    /// Asks as the heap does; what is ruled out must not be there once the core has all.
+    /// Asks as the heap does. A request that is ruled out must still fail once the core has all blocks.
     fn ask(&mut self, core: &mut Core, bytes: u64, align: u64) {
         let request = Request::new(bytes, align);
         let met = |core: &mut Core| match Class::of(bytes, align) {
@@ -390,7 +390,7 @@ proptest! {
     ) {
         let mut both = Both::new(5 * FRAME, joins);
         let mut kept = Kept::default();
-        // A heap that is nearly full of blocks of many sizes.
+        // A heap nearly full of blocks of many sizes.
         both.add(0);
         both.add(1);
         let mut numbers = Numbers(turns.len() as u64 + 1);
@@ -400,7 +400,7 @@ proptest! {
         }
         for turn in turns {
             match turn {
-                // The model takes what threads keep for used.
+                // The model counts blocks that threads keep as used.
                 Turn::Step(Step::Remove(_)) => {}
                 Turn::Step(step) => both.run(step),
                 Turn::Keep(which) => kept.keep(&mut both, which),
@@ -440,7 +440,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
         assert!(core.rules_out(&request, outside(60_000)));
         assert!(!core.rules_out(&request, outside(65_536)));
     }
-    // A smaller one, a small block, and what is asked once memory has come.
+    // A smaller request, a small block, and requests after memory was added.
     assert!(!core.rules_out(&Request::new(65_000, 1), outside(0)));
     assert!(!core.rules_out(&Request::new(1, 1), outside(0)));
     core.free(blocks[1].node);
@@ -448,11 +448,11 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     assert!(core.allocate(65_537, 1).is_some());
     core.add(CHUNK..2 * CHUNK, true);
     assert!(!core.rules_out(&larger, outside(0)));
-    // More than there is at all needs no look.
+    // A request beyond all memory needs no search.
     assert!(core.rules_out(&Request::new(4 * CHUNK, 1), outside(60_000)));
 }
 
-/// Numbers that are the same in each run.
+/// Pseudo-random numbers that repeat in each run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -534,7 +534,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
     core.ranges.check(true);
 }
 
-/// As growth counts on it.
+/// Growth relies on this.
 #[test]
 fn where_memory_ends_one_stretch_does_not_depend_on_what_came_first() {
     let parts = [(0, 2), (2, 3), (3, 5)]
@@ -580,11 +580,11 @@ fn what_lies_at_an_edge_is_taken_last() {
     let hole = core.allocate(2 * CHUNK, 1).unwrap();
     let wall = core.allocate(CHUNK, 1).unwrap();
     core.free(hole.node);
-    // It would fit better into the chunk at the edge.
+    // The chunk at the edge would be the better fit.
     let block = core.allocate(CHUNK / 2, 1).unwrap();
     assert_eq!(block.offset, hole.offset);
     core.free(block.node);
-    // Where more memory came, the edge is behind that; where it went, before that.
+    // The edge moves behind memory that is added, and in front of memory that is removed.
     core.add(4 * CHUNK..8 * CHUNK, true);
     let all = core.allocate(5 * CHUNK, 1).unwrap();
     assert_eq!(all.offset, 3 * CHUNK);
@@ -601,7 +601,7 @@ fn what_lies_at_an_edge_is_taken_last() {
 fn near_full_the_search_is_exact() {
     let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..64 << 20, true);
-    // Holes of one bin: the one that fits lies deep in it.
+    // Holes in one bin: the one that fits is deep in the list.
     let mut holes = Vec::new();
     let mut walls = Vec::new();
     for hole in 0..30_u64 {
@@ -618,11 +618,11 @@ fn near_full_the_search_is_exact() {
 
 #[test]
 fn small_blocks_use_every_hole_to_the_last_frame() {
-    // Of holes of the second size only one in four has a frame.
+    // Only one in four of the holes of the second size contains a frame.
     for (class, hole) in Class::all().flat_map(|class| [(class, 3 * FRAME), (class, 2304)]) {
         let mut core = Core::new(0, LIMIT).unwrap();
         core.add(0..CHUNK, true);
-        // So many that the next slab would be a large one.
+        // So many that the next slab would be large.
         let slab = class.slabs(u64::MAX).next().unwrap();
         let mut out = vec![0; 4 * slab as usize];
         assert_eq!(core.fill(class, &mut out), out.len());

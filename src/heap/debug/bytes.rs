@@ -1,30 +1,30 @@
-//! Patterns in a heap's bytes: written, and looked for.
+//! Writes and checks patterns in a heap's bytes.
 
 use crate::driver::{Access, DevicePtr, Driver, Relaxed};
 use crate::memory::CpuView;
 use crate::plain::PinnedHost;
 use crate::{Memory, Result, Stream};
 
-/// How many bytes are looked at at once.
+/// How many bytes are checked at once.
 const STEP: u64 = 64 << 10;
-/// How many wrong bytes are shown.
+/// How many wrong bytes a report contains.
 const SHOWN: usize = 32;
 
-/// How the bytes are reached.
+/// How the debug mode accesses the bytes.
 pub(super) enum Reach {
     Cpu,
     Gpu(Gpu),
-    /// By nobody that could write them.
+    /// Neither the CPU nor a GPU may write them.
     None,
 }
 
-/// A GPU that writes the bytes, and copies them to where the CPU reads.
+/// A GPU that writes the bytes and copies them to a staging buffer for the CPU.
 pub(super) struct Gpu {
     stream: Stream,
     staging: PinnedHost,
 }
 
-/// The bytes of a range that are not what they should be, counted from its start.
+/// The bytes of a range that differ from the pattern, counted from its start.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) first: u64,
@@ -52,7 +52,7 @@ impl Reach {
     /// Fills a range with one byte.
     ///
     /// # Safety
-    /// The range is the heap's, has memory, and nobody else uses it.
+    /// The range is the heap's and has memory, and no other code uses it.
     pub(super) unsafe fn fill(&self, start: DevicePtr, bytes: u64, byte: u8) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -70,10 +70,10 @@ impl Reach {
         }
     }
 
-    /// Which bytes of a range are not `byte`.
+    /// Returns the bytes of a range that are not `byte`.
     ///
     /// # Safety
-    /// The range is the heap's and has memory; who writes to its words meanwhile does so atomically.
+    /// The range is the heap's and has memory; concurrent writes to its words are atomic.
     pub(super) unsafe fn wrong(
         &self,
         start: DevicePtr,
@@ -108,18 +108,18 @@ impl Reach {
 
 impl Gpu {
     /// # Safety
-    /// As [`wrong`](Reach::wrong); no more than [`STEP`] bytes.
+    /// As [`wrong`](Reach::wrong); at most [`STEP`] bytes.
     unsafe fn fetch(&self, start: DevicePtr, bytes: u64) -> Result<()> {
         let _relaxed = Relaxed::new(self.stream.driver());
         let to = self.staging.device_ptr();
-        // SAFETY: both have so many bytes; the staging memory is this heap's own, and the work ends
+        // SAFETY: both have this many bytes; the staging memory belongs to this heap alone, and the work ends
         // before this returns.
         let put = unsafe { self.stream.copy_async(to, start, bytes) };
         put.and(self.stream.synchronize())
     }
 }
 
-/// Adds what of `bytes`, which lie at `start`, is not `expected`.
+/// Adds those of `bytes`, which lie at `start`, that are not `expected`.
 fn look(wrong: &mut Option<Wrong>, start: u64, bytes: &[u8], expected: u8) {
     if bytes.iter().all(|&byte| byte == expected) {
         return;
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// However the bytes are cut into steps.
+        /// For every division of the bytes into steps.
         #[test]
         fn all_wrong_bytes_are_counted_and_the_first_shown(
             bytes in proptest::collection::vec(prop_oneof![6 => Just(7_u8), 1 => any::<u8>()], 0..300),

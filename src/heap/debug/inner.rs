@@ -1,4 +1,4 @@
-//! What is under the debug mode's lock: the table, and who looks at the bytes.
+//! State under the debug mode's lock: the table of blocks, and the access to their bytes.
 
 use super::bytes::Reach;
 use super::table::{Record, State, Table};
@@ -14,20 +14,20 @@ const KEPT: usize = 1000;
 #[derive(Default)]
 pub(super) struct Inner {
     pub(super) table: Table,
-    /// None until it is needed.
+    /// Created when first needed.
     pub(super) reach: Option<Reach>,
-    /// What nobody was told yet.
+    /// Findings not reported yet.
     pub(super) news: Vec<News>,
-    /// For the next check.
+    /// Damage for the next check.
     pub(super) kept: DamageReport,
 }
 
-/// What is found under the lock, and told later.
+/// A finding under the lock, reported later.
 pub(super) enum News {
     Damage(Box<Damage>),
-    /// The block at an offset cannot be looked at.
+    /// The block at an offset cannot be checked.
     Unseen(Error, u64),
-    /// Nor can its guards be written.
+    /// The block's guards cannot be written.
     Unguarded(Error, u64),
 }
 
@@ -49,7 +49,7 @@ impl Inner {
         let reach = self.reach(heap)?;
         let fill = |range: std::ops::Range<u64>, byte| {
             let start = DevicePtr(heap.start + range.start);
-            // SAFETY: the block is new, and nobody else's yet.
+            // SAFETY: the block is new and not handed out yet.
             unsafe { reach.fill(start, range.end - range.start, byte) }
         };
         fill(record.before(), DebugOptions::GUARD_BYTE)?;
@@ -64,11 +64,11 @@ impl Inner {
         options: &DebugOptions,
     ) -> Result<()> {
         let start = DevicePtr(heap.start + record.offset);
-        // SAFETY: the block is freed, and nobody else's yet.
+        // SAFETY: the block is freed and not handed out again yet.
         unsafe { self.reach(heap)?.fill(start, record.bytes, options.freed) }
     }
 
-    /// Takes blocks out of quarantine, until no more than `most` bytes are in it.
+    /// Takes blocks out of quarantine until at most `most` bytes are in it.
     pub(super) fn leave(
         &mut self,
         heap: &Shared,
@@ -100,8 +100,8 @@ impl Inner {
         }
     }
 
-    /// Looks at all bytes of a block that nobody may have written; what is wrong is put right, so that it
-    /// is found once.
+    /// Checks all bytes of a block that the program may not have written. Restores damaged ones, so that each
+    /// damage is found once.
     pub(super) fn look(
         &mut self,
         heap: &Shared,
@@ -114,7 +114,7 @@ impl Inner {
         }
         let mut after = record.after();
         if seen == Seen::Checked && record.state != State::Freed {
-            // A word that its user may be writing to, in other ways than by atomic accesses.
+            // Excludes a word that its user may be writing to by non-atomic accesses.
             after.start = after.start.next_multiple_of(8).min(after.end);
         }
         let guard = DebugOptions::GUARD_BYTE;
@@ -130,7 +130,7 @@ impl Inner {
             let start = DevicePtr(heap.start + range.start);
             let bytes = range.end - range.start;
             let reach = self.reach(heap)?;
-            // SAFETY: the block is not given back, and of these words nobody has a byte but by damage.
+            // SAFETY: the block has not been returned to the core, and only damage can write to these words.
             let Some(wrong) = (unsafe { reach.wrong(start, bytes, expected)? }) else {
                 continue;
             };
@@ -156,7 +156,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Somebody freed what cannot be freed.
+    /// Reports an invalid free.
     pub(super) fn freed_wrongly(&mut self, heap: &Shared, offset: u64, by: Option<Origin>) {
         let address = heap.start.wrapping_add(offset);
         let damage = match self.table.get(offset) {

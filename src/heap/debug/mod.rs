@@ -1,18 +1,19 @@
-//! The debug mode of a heap: what spoils its blocks is found, and who allocated them is known.
+//! The debug mode of a heap: finds writes that damage its blocks, and records where each block was allocated.
 //!
-//! [`HeapOptions::debug`](super::HeapOptions::debug) turns it on. Every block then has *guards*, bytes
-//! before and after it that nobody may write; its own bytes are filled with one pattern when it is
-//! allocated and with another when it is freed; and a freed block is kept out of use for a while, in
-//! *quarantine*. Guards are looked at when a block is freed and by [`Heap::check`](super::Heap::check);
-//! those in quarantine are looked at there and when they leave it. So writes beside a block and writes
-//! to freed blocks are found, **whoever made them: the CPU, a GPU, or another process** that the block
-//! was shared with. Reads are not found, but they read the pattern.
+//! [`HeapOptions::debug`](super::HeapOptions::debug) turns it on. Every block then has *guards*: bytes before
+//! and after it that the program must not write. The heap fills a block with one pattern when it is allocated
+//! and with another when it is freed, and keeps freed blocks out of use for a while, in *quarantine*. It
+//! checks guards when a block is freed and in [`Heap::check`](super::Heap::check), and blocks in quarantine
+//! there and when they leave it. So it finds writes beside a block and writes to freed blocks **by the CPU,
+//! by a GPU, and by other processes** that the block was shared with. It does not find reads, but they return
+//! the pattern.
 //!
-//! Where each block was allocated is known, and by which thread: [`Heap::live_blocks`](super::Heap::live_blocks),
-//! [`Heap::leaks`](super::Heap::leaks), and a warning with the same when a heap's last handle goes and
-//! blocks are left. Blocks freed twice, and addresses freed where no block begins, which only unsafe code
-//! can do (a collection's `Allocator::deallocate`), are refused and told. A collection's block is allocated
-//! within the collection, and the place is that: [`DebugOptions::backtraces`] tells whose it is.
+//! The heap records where and by which thread each block was allocated:
+//! [`Heap::live_blocks`](super::Heap::live_blocks), [`Heap::leaks`](super::Heap::leaks), and a warning if
+//! blocks are left when the last handle is dropped. It refuses and reports double frees, and frees of
+//! addresses where no block begins; only unsafe code can cause them (a collection's `Allocator::deallocate`).
+//! For a collection's block the recorded place lies inside the collection's code: turn
+//! [`DebugOptions::backtraces`] on to find the caller.
 //!
 //! ```
 //! use std::alloc::Layout;
@@ -26,7 +27,7 @@
 //!     .build(&driver)?;
 //! let block = heap.allocate(Layout::new::<[f32; 100]>())?;
 //!
-//! // A kernel that is off by one, as it were.
+//! // Stands for a kernel that is off by one.
 //! let stream = Stream::new(&driver, 0)?;
 //! let end = block.device_ptr().add(block.len());
 //! unsafe { stream.memset_async(end, 0, 4)? };
@@ -42,13 +43,13 @@
 //! ```
 //!
 //! # What it costs
-//! Every allocation and free takes a lock and writes all of the block's bytes; blocks take their guards
-//! more, and what alignment needs before them. Threads keep nothing. It is for tests and for the search
-//! of a fault. A heap without it pays nothing for it.
+//! Every allocation and free takes a lock and writes all of the block's bytes. Each block takes extra bytes
+//! for its guards and for alignment before it. Threads cache nothing. Use it in tests and to find a fault. A
+//! heap without it pays nothing for it.
 //!
 //! # Memory that the CPU cannot write
-//! A GPU fills and reads it, with microseconds of driver calls for each block. Where no GPU may write
-//! either, there are no guards and no patterns: blocks freed twice and leaks are found, writes are not.
+//! A GPU fills and reads it, with microseconds of driver calls for each block. If no GPU may write either,
+//! there are no guards and no patterns: the debug mode then finds double frees and leaks, but no writes.
 
 mod bytes;
 mod inner;

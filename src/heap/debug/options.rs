@@ -1,4 +1,4 @@
-//! What the debug mode is to do.
+//! Options of the debug mode.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,15 +7,14 @@ use super::table::Fit;
 use super::{Damage, LeakReport};
 use crate::{Error, Result};
 
-/// Bytes of a guard by default: a cache line of Grace.
+/// The default size of a guard in bytes: a cache line of Grace.
 const GUARD: u32 = 64;
-/// Bytes in quarantine by default.
+/// The default size of the quarantine in bytes.
 const QUARANTINE: u64 = 16 << 20;
 
 type Told<T> = Arc<dyn Fn(&T) + Send + Sync>;
 
-/// What the [debug mode](super) of a heap is to do; for
-/// [`HeapOptions::debug`](crate::HeapOptions::debug).
+/// Options of a heap's [debug mode](super); for [`HeapOptions::debug`](crate::HeapOptions::debug).
 #[derive(Clone)]
 #[must_use = "these options do nothing until `HeapOptions::debug` has them"]
 pub struct DebugOptions {
@@ -29,11 +28,11 @@ pub struct DebugOptions {
 }
 
 impl DebugOptions {
-    /// What a guard's bytes are.
+    /// The value of a guard's bytes.
     pub const GUARD_BYTE: u8 = 0xfd;
 
-    /// Guards of 64 bytes; 16 MiB in quarantine; new blocks full of 0xcd, freed ones of 0xdd, as
-    /// Microsoft's debug heap has them; no backtraces.
+    /// Returns the defaults: guards of 64 bytes; 16 MiB in quarantine; new blocks filled with 0xcd, freed
+    /// ones with 0xdd, as in Microsoft's debug heap; no backtraces.
     pub fn new() -> Self {
         Self {
             guard: GUARD,
@@ -46,12 +45,12 @@ impl DebugOptions {
         }
     }
 
-    /// At least how many bytes are guarded before and after each block; by default 64. More before one
-    /// whose alignment is larger; none before one that is aligned to more than 2 MiB. With 0, only what
-    /// sizes are rounded up by is guarded, after blocks.
+    /// Sets the minimum number of guard bytes before and after each block; by default 64. A block with a
+    /// larger alignment has more before it; a block aligned to more than 2 MiB has none. With 0, only the
+    /// bytes that rounding adds after a block are guarded.
     ///
-    /// Writes that are further away are not found, or in another block's guard: strides of a kernel's
-    /// grid may want guards as wide.
+    /// Writes further away are not found, or hit another block's guard: for kernels with a grid stride,
+    /// consider guards as wide as the stride.
     pub const fn guard(mut self, bytes: u32) -> Self {
         self.guard = bytes;
         self
@@ -71,47 +70,47 @@ impl DebugOptions {
         }
     }
 
-    /// How many bytes of freed blocks are kept out of use, with what they take beside their own; by
-    /// default 16 MiB. The oldest leave first. All do before an allocation fails, and at
-    /// [`Heap::trim`](crate::Heap::trim). With 0, a freed block may be given out again at once, and what
-    /// is written to it then is not found.
+    /// Sets how many bytes of freed blocks stay in quarantine, including their guards; by default 16 MiB. The
+    /// oldest blocks leave first. All leave before an allocation fails, and in
+    /// [`Heap::trim`](crate::Heap::trim). With 0, a freed block may be handed out again at once, and writes
+    /// to it are not found.
     pub const fn quarantine(mut self, bytes: u64) -> Self {
         self.quarantine = bytes;
         self
     }
 
-    /// What new blocks are filled with; by default 0xcd. With 0xff, floating-point numbers of any size
-    /// are not a number until they are written.
+    /// Sets the fill byte of new blocks; by default 0xcd. With 0xff, floating-point numbers of any size are
+    /// NaN until they are written.
     pub const fn fresh(mut self, byte: u8) -> Self {
         self.fresh = byte;
         self
     }
 
-    /// What freed blocks are filled with; by default 0xdd. A write of just this byte is not found.
+    /// Sets the fill byte of freed blocks; by default 0xdd. Writes of this very byte are not found.
     pub const fn freed(mut self, byte: u8) -> Self {
         self.freed = byte;
         self
     }
 
-    /// Whether a backtrace is taken when a block is allocated and when it is freed; by default not. It
-    /// tells where a block was dropped, and by whom a collection was filled, which the line of the call
-    /// does not; it takes microseconds and some KiB each time.
+    /// Sets whether to take a backtrace when a block is allocated and when it is freed; by default not. It
+    /// shows where a block was dropped and which code filled a collection, which the call's line alone does
+    /// not. It takes microseconds and some KiB each time.
     pub const fn backtraces(mut self, on: bool) -> Self {
         self.backtraces = on;
         self
     }
 
-    /// Calls `told` for each damage as it is found, besides `tracing`'s error.
+    /// Calls `told` for each damage when it is found, in addition to `tracing`'s error.
     ///
-    /// By the thread that finds it, with no lock of the heap held: `told` may use the heap. It must not
-    /// panic, since blocks are freed by drops.
+    /// The thread that finds the damage calls it, with no lock of the heap held: `told` may use the heap. It
+    /// must not panic, because blocks are freed by drops.
     pub fn on_damage(mut self, told: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         self.on_damage = Some(Arc::new(told));
         self
     }
 
-    /// Calls `told` when the heap's last handle goes and blocks are left, besides `tracing`'s warning.
-    /// They may legitimately be freed later. The same holds as for [`on_damage`](Self::on_damage).
+    /// Calls `told` if blocks are left when the heap's last handle is dropped, in addition to `tracing`'s
+    /// warning. The blocks may still be freed later. The rules of [`on_damage`](Self::on_damage) apply.
     pub fn on_leaks(mut self, told: impl Fn(&LeakReport) + Send + Sync + 'static) -> Self {
         self.on_leaks = Some(Arc::new(told));
         self

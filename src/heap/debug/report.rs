@@ -1,4 +1,4 @@
-//! What is found, for programs and for people.
+//! Reports of findings, for programs and for people.
 
 use std::fmt;
 
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 use super::BlockInfo;
 use crate::error::{blocks, bytes};
 
-/// What is not freed, by where it was allocated.
+/// Blocks that are not freed, by where they were allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LeakReport {
-    /// Blocks that are not freed.
+    /// The number of blocks that are not freed.
     pub blocks: u64,
-    /// Their bytes, as asked for.
+    /// The bytes requested for them.
     pub bytes: u64,
-    /// By place, those with most bytes first.
+    /// One entry for each place, those with most bytes first.
     pub places: Vec<Leaks>,
 }
 
-/// What of one place in the program is not freed.
+/// Blocks allocated at one place in the program and not freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Leaks {
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Their bytes, as asked for.
+    /// The bytes requested for them.
     pub bytes: u64,
     /// The oldest of them.
     pub first: BlockInfo,
@@ -47,7 +47,7 @@ impl fmt::Display for LeakReport {
         };
         match self.places.iter().any(unknown) {
             true => f.write_str(
-                "\nWhose collections these are, DebugOptions::backtraces(true) would tell.",
+                "\nFor the code that filled these collections, set DebugOptions::backtraces(true).",
             ),
             false => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Where in the program something was done, and by which thread.
+//! Records where in the program something happened, and in which thread.
 
 use std::backtrace::Backtrace;
 use std::panic::Location;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::trace::program_part;
 use crate::error::Site;
 
-/// A site as it is noted: nothing is put into words that nobody may ask for.
+/// A recorded site; it is formatted only when a report needs it.
 #[derive(Clone, Debug)]
 pub(in crate::heap) struct Origin {
     place: Option<&'static Location<'static>>,
@@ -17,13 +17,13 @@ pub(in crate::heap) struct Origin {
 }
 
 impl Origin {
-    /// The calling thread, now.
+    /// Returns the calling thread's site, now.
     pub(super) fn here(place: Option<&'static Location<'static>>, backtrace: bool) -> Self {
         Self {
             place,
             in_collection: false,
             thread: thread(),
-            // Nobody else's frames among this library's: see `program_part`.
+            // The program's frames come before or after this library's, never between: see `program_part`.
             backtrace: match backtrace {
                 true => Some(Arc::new(Backtrace::force_capture())),
                 false => None,
@@ -31,12 +31,12 @@ impl Origin {
         }
     }
 
-    /// The line of the program.
+    /// Returns the line of the program.
     pub(super) fn place(&self) -> Option<&'static Location<'static>> {
         self.place
     }
 
-    /// Notes that the line is a collection's, not the program's.
+    /// Notes that the line belongs to a collection, not to the program.
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(super) fn set_in_collection(&mut self) {
         self.in_collection = true;
@@ -65,7 +65,7 @@ fn thread() -> Arc<str> {
             }
         };
     }
-    // Blocks are freed by threads at their very end too.
+    // Threads free blocks also at their very end.
     let name = NAME.try_with(Arc::clone);
     name.unwrap_or_else(|_| "that has ended".into())
 }

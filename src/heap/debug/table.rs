@@ -1,4 +1,4 @@
-//! Which blocks there are, and which were freed a while ago. Pure: no memory is touched.
+//! The table of live and quarantined blocks. It is pure: it accesses no memory of the heap.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -6,22 +6,23 @@ use std::ops::Range;
 use super::{BlockInfo, Origin};
 use crate::heap::piece::Piece;
 
-/// Up to this alignment blocks have room before them.
+/// Blocks with up to this alignment have guards before them.
 const MAX_FRONT: u64 = 2 << 20;
-/// How much of that room is guarded at most, where the guard is no larger.
+/// The most bytes before a block that are guarded, unless the guard is larger.
 const MAX_BEFORE: u64 = 4096;
 
-/// How a block lies in what the core gives for it.
+/// How a block lies in the range that the core returns for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
     /// The bytes before it.
     pub(super) front: u64,
-    /// All bytes, with those after it.
+    /// All bytes, including those after it.
     pub(super) bytes: u64,
 }
 
 impl Fit {
-    /// For `bytes` at a multiple of `align`, a power of two, with guards of at least `guard` bytes.
+    /// Returns the fit for `bytes` at a multiple of `align`, a power of two, with guards of at least `guard`
+    /// bytes.
     pub(super) fn of(bytes: u64, align: u64, guard: u32) -> Self {
         let guard = u64::from(guard);
         let front = match align > MAX_FRONT {
@@ -38,9 +39,9 @@ impl Fit {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// The program has it.
+    /// In use by the program.
     Live,
-    /// The program has given it back, and GPU work has not.
+    /// Freed by the program, but GPU work may still use it.
     Deferred,
     /// In quarantine.
     Freed,
@@ -49,13 +50,13 @@ pub(super) enum State {
 /// A block.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
-    /// What the core knows.
+    /// The core's block, including the guards.
     pub(super) outer: Piece,
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) align: u64,
     pub(super) guard: u32,
-    /// Whether its guards and bytes were written, so that they can be looked at.
+    /// Whether its guards and bytes were written, so that they can be checked.
     pub(super) written: bool,
     pub(super) number: u64,
     pub(super) state: State,
@@ -68,14 +69,14 @@ impl Record {
         self.offset + self.bytes
     }
 
-    /// The guarded bytes before it.
+    /// Returns the guarded bytes before it.
     pub(super) fn before(&self) -> Range<u64> {
         let most = MAX_BEFORE.max(self.guard.into());
         let front = (self.offset - self.outer.offset).min(most);
         self.offset - front..self.offset
     }
 
-    /// The guarded bytes after it.
+    /// Returns the guarded bytes after it.
     pub(super) fn after(&self) -> Range<u64> {
         self.end()..self.outer.offset + self.outer.taken()
     }
@@ -92,7 +93,7 @@ impl Record {
     }
 }
 
-/// All blocks that are out of the core, by where they begin.
+/// All blocks outside the core, by their starts.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     blocks: BTreeMap<u64, Record>,
@@ -103,7 +104,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A number for the next block.
+    /// Returns a number for the next block.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
@@ -121,9 +122,9 @@ impl Table {
         self.blocks.get_mut(&offset)
     }
 
-    /// The block that has the byte at `offset`, its guards included.
+    /// Returns the block that contains the byte at `offset`, including its guards.
     pub(super) fn around(&self, offset: u64) -> Option<&Record> {
-        // Blocks of others may begin before its guard, but not after it.
+        // Another block may begin before this one's guard, but not after it.
         let mut near = self.blocks.range(..=offset).next_back().into_iter();
         let mut next = self.blocks.range(offset..).next().into_iter();
         let has = |record: &&Record| {
@@ -137,7 +138,7 @@ impl Table {
         self.blocks.values()
     }
 
-    /// What the program has, by when it was allocated.
+    /// Returns the blocks in use, by age.
     pub(super) fn live(&self) -> Vec<&Record> {
         let live = |record: &&Record| record.state == State::Live;
         let mut live: Vec<_> = self.all().filter(live).collect();
@@ -156,12 +157,12 @@ impl Table {
         }
     }
 
-    /// The bytes in quarantine, guards included.
+    /// Returns the bytes in quarantine, including guards.
     pub(super) fn quarantined(&self) -> u64 {
         self.quarantined
     }
 
-    /// Takes the oldest block out of quarantine, if there are more than `most` bytes in it.
+    /// Takes the oldest block out of quarantine if it has more than `most` bytes.
     pub(super) fn leave(&mut self, most: u64) -> Option<Record> {
         if self.quarantined <= most {
             return None;
@@ -218,7 +219,7 @@ mod tests {
             }
         }
 
-        /// Against a plain list: blocks leave in the order in which they came, and no sooner than they must.
+        /// Compares with a plain list: blocks leave in the order in which they came, as late as possible.
         #[test]
         fn quarantine_is_first_in_first_out_and_bounded(
             sizes in proptest::collection::vec(1_u64..5000, 1..60), most in 0_u64..50_000,

@@ -1,9 +1,9 @@
-//! The program's part of a backtrace.
+//! Extracts the program's part of a backtrace.
 
 use std::fmt::Write;
 
-/// The frames between this library's own, with which a backtrace begins, and those that began the thread; all
-/// that is there where none is between them. Numbered from 0.
+/// Returns the frames between this library's own, with which a backtrace begins, and those that started the
+/// thread; all frames if there are none in between. Numbered from 0.
 pub(super) fn program_part(backtrace: &str) -> String {
     let mut frames: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in backtrace.lines() {
@@ -17,7 +17,7 @@ pub(super) fn program_part(backtrace: &str) -> String {
         .iter()
         .position(|(name, _)| name.contains("__rust_begin_short_backtrace"))
         .unwrap_or(frames.len());
-    // What takes a backtrace comes before the first of ours.
+    // The frames that take a backtrace come before our first one.
     let ours = frames.iter().skip_while(|(name, _)| !is_ours(name));
     let left = ours.skip_while(|(name, _)| is_ours(name)).count();
     let start = Some(frames.len() - left).filter(|_| left > 0);
@@ -36,7 +36,7 @@ pub(super) fn program_part(backtrace: &str) -> String {
     text
 }
 
-/// What a frame's first line names: `  12: alloc::vec::Vec<T>::push`.
+/// Returns the function in a frame's first line: `  12: alloc::vec::Vec<T>::push`.
 fn name_in(line: &str) -> Option<&str> {
     let (number, name) = line.split_once(": ")?;
     number.trim_start().parse::<u32>().ok()?;

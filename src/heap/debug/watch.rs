@@ -1,4 +1,4 @@
-//! The way of a block in debug mode.
+//! The path of a block in debug mode.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -14,10 +14,10 @@ use crate::{Error, Result};
 
 type Place = &'static Location<'static>;
 
-/// What a heap in debug mode has beside the others.
+/// The state that only a heap in debug mode has.
 ///
-/// Its lock comes after that of `backing` and before the core's. What is found under it is told later,
-/// with no lock held: whoever is told may use the heap.
+/// Its lock comes after that of `backing` and before the core's. Findings under it are reported later with no
+/// lock held, because the callback may use the heap.
 pub(in crate::heap) struct Watch {
     options: DebugOptions,
     inner: Mutex<Inner>,
@@ -35,7 +35,7 @@ impl Watch {
         Origin::here(place, self.options.backtraces)
     }
 
-    /// A block, as its user is to have it.
+    /// Allocates a block with guards and patterns.
     pub(in crate::heap) fn allocate(
         &self,
         heap: &Shared,
@@ -45,7 +45,7 @@ impl Watch {
     ) -> Result<Piece> {
         let fit = Fit::of(bytes, align, self.options.guard);
         let taken = heap.take_new(fit.bytes, align);
-        // What left quarantine for it.
+        // Reports on the blocks that left quarantine for it.
         self.tell();
         let outer = taken.map_err(|mut error| {
             if let Error::HeapFull {
@@ -84,7 +84,7 @@ impl Watch {
         Ok(piece)
     }
 
-    /// A block is a collection's memory.
+    /// Notes that a block is a collection's memory.
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(in crate::heap) fn is_collections(&self, offset: u64) {
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
@@ -92,18 +92,18 @@ impl Watch {
         }
     }
 
-    /// A block is freed that its user has; whether it has one there.
+    /// Frees a block in use; returns whether there is one at `offset`.
     pub(in crate::heap) fn free(&self, heap: &Shared, offset: u64) -> bool {
         let by = self.origin(None);
         self.retire(heap, offset, Seen::Freed, Some(by))
     }
 
-    /// GPU work has passed that a freed block waited for.
+    /// Retires a freed block whose GPU work has finished.
     pub(in crate::heap) fn passed(&self, heap: &Shared, offset: u64) {
         self.retire(heap, offset, Seen::Freed, None);
     }
 
-    /// A block is freed that waits for GPU work from now on.
+    /// Notes that a block is freed and waits for GPU work.
     pub(in crate::heap) fn defer(&self, offset: u64, place: Place) {
         let by = self.origin(Some(place));
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
@@ -111,14 +111,14 @@ impl Watch {
         }
     }
 
-    /// It was not freed after all.
+    /// Undoes [`defer`](Self::defer), because the free failed.
     pub(in crate::heap) fn undo_defer(&self, offset: u64) {
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
             (record.state, record.freed) = (State::Live, None);
         }
     }
 
-    /// Looks at a block and takes it into quarantine. `by` is the user, where it is one that frees it.
+    /// Checks a block and puts it into quarantine. `by` is the user's site, if a user frees it.
     fn retire(&self, heap: &Shared, offset: u64, seen: Seen, by: Option<Origin>) -> bool {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
@@ -127,7 +127,7 @@ impl Watch {
             None => State::Deferred,
         };
         let state = inner.table.get(offset).map(|record| record.state);
-        // What was freed after GPU work in other ways than by `defer` counts as live until here.
+        // A block that was freed after GPU work without `defer` counts as live until here.
         let is_there = state == Some(wanted) || (by.is_none() && state == Some(State::Live));
         if is_there {
             if let Some(record) = inner.table.get_mut(offset) {
@@ -144,7 +144,7 @@ impl Watch {
             }
             inner.table.quarantine(offset);
             let left = inner.leave(heap, &self.options, self.options.quarantine, seen);
-            // Under the lock, so that nobody looks in vain for what is in neither place.
+            // Under the lock, so that no thread misses blocks that are in neither place.
             give_back(heap, left);
         } else {
             inner.freed_wrongly(heap, offset, by);
@@ -152,7 +152,7 @@ impl Watch {
         is_there
     }
 
-    /// Empties quarantine, and keeps it so until the result is dropped.
+    /// Empties the quarantine, and keeps it empty until the result is dropped.
     pub(in crate::heap) fn emptied(&self, heap: &Shared) -> impl Sized {
         let mut inner = lock(&self.inner);
         let left = inner.leave(heap, &self.options, 0, Seen::LeftQuarantine);
@@ -160,8 +160,7 @@ impl Watch {
         inner
     }
 
-    /// Looks at what is in quarantine for the last time, and at what has `passed`. The memory is there
-    /// still.
+    /// Checks the blocks in quarantine and those in `passed` for the last time. The memory is still mapped.
     pub(in crate::heap) fn end(&self, heap: &Shared, passed: &[Piece]) {
         for piece in passed {
             self.retire(heap, piece.offset, Seen::Ended, None);
@@ -173,7 +172,7 @@ impl Watch {
         self.tell();
     }
 
-    /// The block that somebody is about to free who has no more than its address.
+    /// Returns the block at an address that is about to be freed, for callers that know only the address.
     pub(in crate::heap) fn piece_at(
         &self,
         heap: &Shared,
@@ -209,7 +208,7 @@ impl Watch {
         found
     }
 
-    /// Looks at all blocks.
+    /// Checks all blocks.
     pub(in crate::heap) fn check(&self, heap: &Shared) -> Result<()> {
         let mut result = Ok(());
         let mut guard = lock(&self.inner);
@@ -229,7 +228,7 @@ impl Watch {
         }
     }
 
-    /// Tells what was found. Never with a lock of the heap held.
+    /// Reports the findings. The caller holds no lock of the heap.
     pub(in crate::heap) fn tell(&self) {
         loop {
             let news = std::mem::take(&mut lock(&self.inner).news);
@@ -245,23 +244,23 @@ impl Watch {
                         }
                     }
                     News::Unseen(error, offset) => {
-                        tracing::warn!(%error, offset, "a block cannot be looked at");
+                        tracing::warn!(%error, offset, "a block cannot be checked");
                     }
                     News::Unguarded(error, offset) => {
-                        tracing::warn!(%error, offset, "a block's guards cannot be written, so nobody looks at it");
+                        tracing::warn!(%error, offset, "a block's guards cannot be written, so it is not checked");
                     }
                 }
             }
         }
     }
 
-    /// What the program has, by age.
+    /// Returns the blocks in use, by age.
     pub(in crate::heap) fn live_blocks(&self) -> Vec<BlockInfo> {
         let inner = lock(&self.inner);
         inner.table.live().into_iter().map(Record::info).collect()
     }
 
-    /// The same by where it was allocated.
+    /// Returns the blocks in use, grouped by where they were allocated.
     pub(in crate::heap) fn leaks(&self) -> LeakReport {
         let inner = lock(&self.inner);
         let mut report = LeakReport::default();
@@ -279,13 +278,13 @@ impl Watch {
             place.bytes += record.bytes;
         }
         report.places = places.into_values().collect();
-        // Most bytes first, and always in the same order.
+        // Most bytes first; the block numbers make the order deterministic.
         let order = |leaks: &Leaks| (std::cmp::Reverse(leaks.bytes), leaks.first.number);
         report.places.sort_unstable_by_key(order);
         report
     }
 
-    /// The last handle is gone.
+    /// Reports the blocks left when the last handle is dropped.
     pub(in crate::heap) fn tell_leaks(&self) {
         let report = self.leaks();
         if report.blocks == 0 {
@@ -297,7 +296,7 @@ impl Watch {
         }
     }
 
-    /// What the core has given for a block.
+    /// Returns the core's block for a piece.
     pub(in crate::heap) fn outer(&self, piece: &Piece) -> Piece {
         let inner = lock(&self.inner);
         inner
@@ -306,7 +305,7 @@ impl Watch {
             .map_or(*piece, |record| record.outer)
     }
 
-    /// What is in quarantine.
+    /// Returns the blocks in quarantine.
     pub(in crate::heap) fn quarantine(&self) -> Vec<Piece> {
         let inner = lock(&self.inner);
         let freed = inner
@@ -316,7 +315,7 @@ impl Watch {
         freed.map(|record| record.outer).collect()
     }
 
-    /// How many bytes that is.
+    /// Returns the bytes in quarantine.
     pub(in crate::heap) fn quarantined(&self) -> u64 {
         lock(&self.inner).table.quarantined()
     }
@@ -324,7 +323,7 @@ impl Watch {
 
 fn give_back(heap: &Shared, left: Vec<Piece>) {
     for outer in left {
-        // SAFETY: it was freed, and has left the table: it is nobody's.
+        // SAFETY: the block was freed and has left the table, so nothing else uses it.
         unsafe { heap.take_back_scrubbed(&outer) };
     }
 }

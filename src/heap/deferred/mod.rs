@@ -1,15 +1,15 @@
-//! Release in the order of GPU work: what is freed here comes back once that work has run.
+//! Frees memory in the order of GPU work: a payload returns once the work before it has run.
 //!
-//! The streams are looked at, and events recorded on them, only within the call that frees, never
-//! by [`Deferred::poll`]. That costs an event record for each free (about as much as a launch), and
-//! a batch recorded at the next poll would cost less; but then
-//! - the thread that polls would touch streams that are not its own: one that another thread begins
-//!   to capture just then (the capture becomes invalid), one that somebody else owned and has
-//!   destroyed, or a per-thread default stream, whose handle means another stream in each thread;
-//! - blocks would wait for work that was put on the stream after them;
+//! Streams are accessed, and events recorded on them, only within the call that frees, never in
+//! [`Deferred::poll`]. That costs an event record for each free (about as much as a launch). Recording one
+//! batch at the next poll would cost less, but then
+//! - the polling thread would access streams that are not its own: one that another thread just begins to
+//!   capture (the capture becomes invalid), one that its owner has destroyed, or a per-thread default stream,
+//!   whose handle means another stream in each thread;
+//! - blocks would wait for work that was submitted to the stream after them;
 //! - after the program has waited for its stream, a poll might still find nothing.
 //!
-//! Who frees much at once has [`Deferred::after_stream_all`]: one event for all.
+//! To free many blocks at once, [`Deferred::after_stream_all`] needs one event for all.
 
 mod queue;
 #[cfg(test)]
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// `CU_STREAM_PER_THREAD`
 const PER_THREAD: u64 = 2;
 
-/// A stream, as far as its work is in order.
+/// A stream, as far as it orders work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key(StreamHandle, Option<ThreadId>);
 
@@ -41,20 +41,20 @@ impl Key {
     }
 }
 
-/// Payloads that wait for GPU work. It is meant to be used under a lock; no call but
-/// [`drain`](Self::drain) and dropping it waits for a GPU.
+/// Payloads that wait for GPU work. Used under a lock; only [`drain`](Self::drain) and dropping it wait for a
+/// GPU.
 ///
-/// A GPU whose context is lost runs nothing any more, so what waited for its work is free, as soon as
-/// no other GPU can have a part in it: a stream may have waited for another GPU's, which goes on.
-/// So with one GPU such a payload has passed, with more it stays until [`drain`](Self::drain)
-/// has waited for all of them. (Source: CUDA's description of ILLEGAL_ADDRESS and its like: the
-/// context cannot be used any more, its memory is gone.)
+/// A GPU whose context is lost runs nothing any more, so payloads that waited for its work are free as soon
+/// as no other GPU can take part in that work: a stream may have waited for another GPU's, which goes on. So
+/// with one GPU such a payload has passed; with more it stays until [`drain`](Self::drain) has waited for all
+/// of them. (Source: CUDA's description of ILLEGAL_ADDRESS and similar codes: the context cannot be used any
+/// more, its memory is gone.)
 pub(in crate::heap) struct Deferred<T> {
     driver: Driver,
     streams: HashMap<Key, Queue<T>>,
-    /// By address. They are in no order that is known, so each is asked.
+    /// Waiting payloads by event address. Their order is unknown, so each event is queried.
     events: HashMap<usize, Waiting<T>>,
-    /// What waited for a GPU that is lost.
+    /// Payloads that waited for a lost GPU.
     lost: Vec<T>,
     spares: Spares<T>,
     pending: usize,
@@ -65,7 +65,7 @@ struct Waiting<T> {
     payloads: Vec<T>,
 }
 
-/// Why a payload was not taken, and the payload.
+/// A payload that was refused, and the reason.
 #[derive(Debug)]
 pub(in crate::heap) struct Refused<T> {
     pub error: Error,
@@ -90,12 +90,12 @@ impl<T> Deferred<T> {
         }
     }
 
-    /// How many payloads wait.
+    /// Returns how many payloads wait.
     pub(in crate::heap) fn pending(&self) -> usize {
         self.pending
     }
 
-    /// What waits, in no order.
+    /// Iterates over the waiting payloads, in no order.
     pub(in crate::heap) fn payloads(&self) -> impl Iterator<Item = &T> {
         let by_stream = self.streams.values().flatten();
         let by_stream = by_stream.flat_map(|batch| &batch.payloads);
@@ -103,13 +103,13 @@ impl<T> Deferred<T> {
         by_stream.chain(by_event).chain(&self.lost)
     }
 
-    /// `payload` may be used again once all that is on `stream` by now has run, and with it all
-    /// that the stream has been told to wait for. The stream is not needed after the call.
+    /// Defers `payload` until all work submitted to `stream` so far has run, including everything that the
+    /// stream waits for. The stream is not needed after the call.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured
-    /// into a graph: the graph's work runs later, more than once or never. The driver's. The
-    /// payload is in the error.
+    /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
+    /// graph: the graph's work runs later, more than once or never. The driver's errors. The error contains
+    /// the payload.
     pub(in crate::heap) fn after_stream(
         &mut self,
         stream: &Stream,
@@ -126,7 +126,7 @@ impl<T> Deferred<T> {
         Ok(())
     }
 
-    /// The same for many, with one event for all.
+    /// As [`after_stream`](Self::after_stream) for many payloads, with one event for all.
     ///
     /// # Errors
     /// As [`after_stream`](Self::after_stream).
@@ -149,11 +149,11 @@ impl<T> Deferred<T> {
         Ok(())
     }
 
-    /// An event after all that is on `stream`, or `None` where the GPU is lost.
+    /// Records an event after all work on `stream`; returns `None` if the GPU is lost.
     fn mark(&mut self, stream: &Stream) -> Result<Option<Batch<T>>> {
         self.driver.expect_same(stream.driver(), "stream")?;
         let marked = match stream.is_capturing() {
-            // Recorded now, the event would be a part of the graph; to ask it would be an error.
+            // An event recorded now would be part of the graph, and querying it would be an error.
             Ok(true) => Err(Error::invalid(
                 "stream",
                 "it is being captured into a graph, whose work runs when the graph is launched: \
@@ -175,12 +175,12 @@ impl<T> Deferred<T> {
         queue.push_back(batch);
     }
 
-    /// `payload` may be used again once the work has run that `event` marks by now. The event cannot
-    /// be recorded anew until then. One that was never recorded has passed.
+    /// Defers `payload` until the work that `event` currently marks has run. The event cannot be recorded
+    /// again before then. An event that was never recorded has passed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's event. The driver's: CAPTURED_EVENT for one
-    /// that was recorded on a stream that was being captured. The payload is in the error.
+    /// [`Error::InvalidArgument`] for another driver's event. The driver's errors: CAPTURED_EVENT for an
+    /// event that was recorded on a stream during a capture. The error contains the payload.
     pub(in crate::heap) fn after_event(
         &mut self,
         event: Arc<Event>,
@@ -196,7 +196,7 @@ impl<T> Deferred<T> {
             return Ok(());
         }
         let event = event.hold();
-        // Asked now, so that an event that can never pass is the caller's to hear of.
+        // Queries the event now, so that the caller gets the error if it can never pass.
         let relaxed = Relaxed::new(&self.driver);
         let fate = fate(event.is_done());
         drop(relaxed);
@@ -218,12 +218,12 @@ impl<T> Deferred<T> {
         self.pending += self.lost.len() - before;
     }
 
-    /// Adds what has passed to `passed` and tells how much that is. Never waits; asks one event of
-    /// each stream, and each event given by the caller, unless something has passed.
+    /// Adds payloads that have passed to `passed` and returns their number. Never waits; queries one event of
+    /// each stream, and each event given by a caller, and more only while they have passed.
     ///
     /// # Errors
-    /// The driver's, the first of several; what it concerns still waits. What has passed elsewhere
-    /// is in `passed` all the same.
+    /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
+    /// passed are in `passed` all the same.
     pub(in crate::heap) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
         if self.pending == 0 {
             return Ok(0);
@@ -240,7 +240,7 @@ impl<T> Deferred<T> {
     /// Waits for everything and adds it to `passed`.
     ///
     /// # Errors
-    /// As [`poll`](Self::poll); then some still [wait](Self::pending), and a GPU may still use it.
+    /// As [`poll`](Self::poll); then some payloads still [wait](Self::pending), and a GPU may still use them.
     pub(in crate::heap) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
         if self.pending == 0 {
             return Ok(());
@@ -257,8 +257,8 @@ impl<T> Deferred<T> {
         result
     }
 
-    /// All that waits, to be [drained](Self::drain) while others go on freeing with this: the GPU
-    /// may be waiting for them, by a function of the host in a stream.
+    /// Takes all waiting payloads, to be [drained](Self::drain) while other threads go on freeing with this:
+    /// the GPU may wait for them, through a host function in a stream.
     pub(in crate::heap) fn take(&mut self) -> Self {
         let rest = Self::new(&self.driver);
         let mut taken = std::mem::replace(self, rest);
@@ -266,7 +266,7 @@ impl<T> Deferred<T> {
         taken
     }
 
-    /// Puts back what was taken and could not be drained.
+    /// Puts back payloads that were taken and could not be drained.
     pub(in crate::heap) fn put_back(&mut self, mut taken: Self) {
         for (key, mut older) in taken.streams.drain() {
             let queue = self.streams.entry(key).or_default();
@@ -285,7 +285,7 @@ impl<T> Deferred<T> {
         self.pending += std::mem::take(&mut taken.pending);
     }
 
-    /// Asks the events, each stream's in order, for as long as they are done.
+    /// Queries the events, each stream's in order, for as long as they have passed.
     fn go_through(
         &mut self,
         passed: &mut Vec<T>,
@@ -321,7 +321,7 @@ impl<T> Deferred<T> {
             !waiting.payloads.is_empty()
         });
         if self.lost.len() > lost_before {
-            tracing::warn!("memory that waited for a GPU's work waits no more: the GPU is lost");
+            tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
         }
         result
     }
@@ -345,7 +345,7 @@ fn note(result: &mut Result<()>, error: Error) {
     }
 }
 
-/// Waits: the memory may be unmapped next, and a GPU that touches it then loses its context.
+/// Waits: the memory may be unmapped next, and a GPU that accesses it then loses its context.
 impl<T> Drop for Deferred<T> {
     fn drop(&mut self) {
         log_lost(

@@ -1,4 +1,4 @@
-//! One stream's payloads in order, and the events that mark their places.
+//! One stream's payloads in order, and the events between them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,25 +6,25 @@ use crate::driver::Driver;
 use crate::stream::{Event, Stream};
 use crate::{Error, Result};
 
-/// How many events of a GPU are kept for the next frees; the rest are destroyed.
+/// How many events of a GPU are kept for later frees; more are destroyed.
 const SPARES: usize = 256;
 
-/// For how many payloads a spare list has room at most.
+/// The most payloads that a spare list keeps capacity for.
 const ROOM: usize = 16;
 
-/// What was freed at one place of a stream, oldest first.
+/// A stream's batches, oldest first.
 pub(super) type Queue<T> = VecDeque<Batch<T>>;
 
-/// Payloads, and the event behind the work that they wait for.
+/// Payloads, and the event after the work that they wait for.
 pub(super) struct Batch<T> {
     pub(super) event: Event,
     pub(super) payloads: Vec<T>,
 }
 
-/// What has become of the work before an event.
+/// The state of the work before an event.
 pub(super) enum Fate {
     Done,
-    /// It is still to run, or runs.
+    /// It has not finished.
     Ahead,
     /// Its GPU is lost, and the work with it.
     Lost,
@@ -39,7 +39,7 @@ pub(super) fn fate(done: Result<bool>) -> Result<Fate> {
     }
 }
 
-/// Events that are not in use, by GPU, with empty lists: a free makes neither anew.
+/// Unused events by GPU, with empty lists, so that a free creates neither.
 pub(super) struct Spares<T>(HashMap<i32, Vec<Batch<T>>>);
 
 impl<T> Spares<T> {
@@ -47,7 +47,7 @@ impl<T> Spares<T> {
         Self(HashMap::new())
     }
 
-    /// A batch without payloads after all that is on `stream` by now.
+    /// Records an event after all work submitted to `stream` so far; returns a batch without payloads.
     pub(super) fn record(&mut self, driver: &Driver, stream: &Stream) -> Result<Batch<T>> {
         let device = stream.device();
         let spare = self.0.get_mut(&device).and_then(Vec::pop);
@@ -67,7 +67,7 @@ impl<T> Spares<T> {
         }
     }
 
-    /// Keeps a batch whose payloads have gone for another time.
+    /// Keeps an emptied batch for reuse.
     pub(super) fn put(&mut self, device: i32, mut batch: Batch<T>) {
         batch.payloads.clear();
         batch.payloads.shrink_to(ROOM);

@@ -1,8 +1,8 @@
 //! Empties all thread caches when that can satisfy a request.
 //!
-//! Emptying stops every thread of the heap for a moment, and each has to fetch its blocks anew. A loop of
-//! requests that fail all the same would slow all other threads down. So a request is first compared with bounds
-//! that need no thread to stop, and refused where it cannot succeed.
+//! Emptying stops every thread of the heap for a moment, and each has to refill its cache. A loop of requests
+//! that fail anyway would slow all other threads down. So a request is first compared with bounds that stop
+//! no thread, and refused if it cannot succeed.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,8 +12,8 @@ use super::super::shared::Shared;
 use crate::per_driver::lock;
 
 impl Shared {
-    /// What `attempt` gets from the core with what all threads keep, and what waits between them, if that
-    /// can help. It is for `bytes` at a multiple of `align`.
+    /// Returns what `attempt` gets from the core once all caches and depots are emptied, if that can help.
+    /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(
         &self,
         bytes: u64,
@@ -21,11 +21,12 @@ impl Shared {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let request = Request::new(bytes, align);
-        // A quarantine is emptied together with the caches, and no bound knows it.
+        // The bounds do not cover the quarantine, which is emptied together with the caches.
         if self.watch.is_none() {
             let members = lock(&self.members);
-            // Of what was free when this began nothing is missed: it is in the core, which is held, or in
-            // a cache, which says so until the core has it, or in the inbox, which has just been drained.
+            // No block that was free when this began is missed: it is in the core, which is held, or in a
+            // cache, whose bound includes it until the core has it, or in the inbox, which has just been
+            // drained.
             let mut core = self.core();
             if let Some(found) = attempt(&mut core) {
                 return Some(found);
@@ -37,7 +38,7 @@ impl Shared {
         self.after_all_caches(Some(request), attempt)
     }
 
-    /// What may be kept outside of the core.
+    /// Returns the bound of what may be cached outside the core.
     fn outside(&self, members: &Members, request: &Request) -> Outside {
         let larger = self.most_budget.load(Relaxed) * GRANULE;
         let class = request.class();
@@ -49,8 +50,8 @@ impl Shared {
         }
     }
 
-    /// Whether `more` bytes could be free that are not, where `addable` bytes may still get memory, if the core had
-    /// all that threads keep.
+    /// Returns whether `more` bytes could be free if the core had all cached blocks and `addable` more bytes
+    /// were backed.
     pub(super) fn caches_may_make_up(&self, more: u64, addable: u64) -> bool {
         let members = lock(&self.members);
         let outside = self.outside(&members, &Request::new(MAX_RANGE, 1));
@@ -60,12 +61,12 @@ impl Shared {
         more <= addable.saturating_add(most)
     }
 
-    /// Gives what all threads keep, and what waits between them, to the core.
+    /// Returns all cached blocks, and those in depots, to the core.
     pub(super) fn empty_all_caches(&self) {
         self.after_all_caches(None, &|_| None::<()>);
     }
 
-    /// What `attempt` gets after that. It is for the request, if any.
+    /// Empties all caches and returns what `attempt` gets. It serves the request, if any.
     pub(super) fn after_all_caches<R>(
         &self,
         request: Option<Request>,
@@ -75,8 +76,8 @@ impl Shared {
         let members = lock(&self.members);
         let mut held = members.hold_all();
         let contents: Vec<_> = held.iter_mut().map(|local| local.empty()).collect();
-        // All of these are held until the core has what was in them, and this had its turn: others wait,
-        // and do not look in vain for what is in no place.
+        // All caches are held until the core has their contents and this attempt has run: other threads wait,
+        // and cannot miss blocks that are in no place.
         let _quarantine = self.watch.as_ref().map(|watch| watch.emptied(self));
         let mut core = self.core();
         for contents in contents {

@@ -1,4 +1,4 @@
-//! What is kept stays in reach.
+//! Cached blocks stay within reach of all threads.
 
 use std::alloc::Layout;
 use std::sync::Barrier;
@@ -12,8 +12,8 @@ use crate::heap::debug::DebugOptions;
 use crate::heap::{Heap, HeapOptions};
 use crate::{Driver, Machine, Stream};
 
-/// Whether others see nothing `kept` any more while `empty` has not come to the core yet, to which
-/// it gives back what a freed block has left there.
+/// Returns whether another thread can see `kept` cleared before `empty` has reached the core, where it
+/// returns what a freed block has left.
 fn is_ever_out_of_reach(
     options: impl FnOnce(HeapOptions) -> HeapOptions,
     empty: fn(&Shared),

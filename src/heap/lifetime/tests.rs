@@ -16,7 +16,7 @@ fn no_thread_enters_after_the_end() {
     assert!(!lifetime.end(), "only the first caller ends it");
 }
 
-/// A thread that is inside stands for the background thread that scrubs a block.
+/// The thread inside stands for the background thread while it scrubs a block.
 #[test]
 fn a_heap_unmaps_nothing_while_a_thread_is_inside() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
@@ -29,7 +29,7 @@ fn a_heap_unmaps_nothing_while_a_thread_is_inside() {
         let ending = scope.spawn(|| drop((block, heap)));
         let until = Instant::now() + Duration::from_millis(100);
         while Instant::now() < until {
-            assert_eq!(unmapped(), 0, "memory is unmapped under a thread's hands");
+            assert_eq!(unmapped(), 0, "memory is unmapped while a thread uses it");
             assert!(!ending.is_finished());
             thread::yield_now();
         }

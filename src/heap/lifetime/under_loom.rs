@@ -1,4 +1,4 @@
-//! The background thread against the heap's end, under every order of events (`ci/loom`).
+//! The background thread and the heap's end, in every order of events (`ci/loom`).
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use loom::thread;
 
 use super::*;
 
-/// A heap, as far as its end is concerned.
+/// The parts of a heap that matter to its end.
 struct Heap {
     /// The mapped memory: loom fails if it is used while it is unmapped.
     memory: UnsafeCell<bool>,
@@ -41,7 +41,7 @@ impl Heap {
         }
     }
 
-    /// Maps one chunk more, with the lock held.
+    /// Maps one more chunk, with the lock held.
     fn grow(&self) {
         if let Some(chunks) = self.backing.lock().unwrap().as_mut() {
             *chunks += 1;
@@ -128,7 +128,7 @@ fn a_heap_ends_beside_the_thread_that_grows_it() {
     });
 }
 
-/// The queue's own lock does not do: it is released before the blocks' memory is touched.
+/// The queue's own lock does not suffice: it is released before the blocks' memory is accessed.
 #[test]
 #[should_panic]
 fn the_model_fails_for_a_thread_that_does_not_enter() {

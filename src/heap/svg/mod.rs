@@ -1,8 +1,8 @@
-//! A heap's occupancy as an SVG picture, whose size depends on its pixels and not on the number of blocks.
+//! Draws a heap's occupancy as an SVG picture whose size depends on its pixels, not on the number of blocks.
 //!
-//! The range is wrapped into rows as text is. Each pixel column of a row stands for the same number of
-//! bytes; what the column's height is filled with, from the bottom, are the shares of used, deferred,
-//! cached and free bytes. So a picture without colours, or with a million blocks, can still be read.
+//! The range is wrapped into rows like text. Each pixel column of a row stands for the same number of bytes;
+//! its height is filled, from the bottom, with the shares of used, deferred, cached and free bytes. So the
+//! picture is readable without colours, and with a million blocks.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -14,21 +14,21 @@ use crate::text::escape_xml;
 
 /// Pixel columns in a row.
 const COLUMNS: u64 = 512;
-/// Rows at most.
+/// The most rows.
 const ROWS: u64 = 32;
-/// No column stands for less than this, so small heaps have few rows.
+/// The fewest bytes of a column, so that small heaps have few rows.
 const LEAST_CELL: u64 = 256;
 /// Pixels of a row's height.
 const HEIGHT: u64 = 16;
-/// From row to row.
+/// The distance between rows.
 const PITCH: u64 = 22;
-/// Where rows begin, from the left and from the top.
+/// The left and top of the first row.
 const LEFT: u64 = 96;
 const TOP: u64 = 86;
 const WIDTH: u64 = LEFT + COLUMNS + 216;
 
-/// Light by default; a viewer that prefers dark gets dark. As in the topology's picture, no variables
-/// and no fonts, for the sake of converters.
+/// Light by default; a viewer that prefers dark gets dark. As in the topology's picture, there are no
+/// variables and no fonts, because converters do not support them.
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
 .head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
@@ -42,10 +42,10 @@ const PATTERNS: &str = r##"<pattern id="egmem-heap-d" width="4" height="4" patte
 <pattern id="egmem-heap-n" width="6" height="6" patternUnits="userSpaceOnUse"><path d="M0 6L6 0" stroke="#9aa4b1"/></pattern>"##;
 
 impl Occupancy {
-    /// A picture of the range under the heading `title`: a whole SVG file without fonts or style sheets
-    /// of its own, at most about half a megabyte however many blocks there are.
+    /// Returns a picture of the range under the heading `title`: a complete SVG file without external fonts
+    /// or style sheets, at most about half a megabyte for any number of blocks.
     ///
-    /// Shown is the range from its start to the end of what is backed or used; the legend gives bytes.
+    /// It shows the range from its start to the end of what is backed or used; the legend states bytes.
     pub fn to_svg(&self, title: &str) -> String {
         let layers = Layers::of(self);
         let totals = layers.totals();
@@ -85,7 +85,7 @@ impl Occupancy {
         svg
     }
 
-    /// The picture in words.
+    /// Describes the picture in words.
     fn words(&self, totals: &OccupancyTotals) -> String {
         format!(
             "Of at most {} bytes, {} are backed: {} used, {} deferred, {} cached, {} free. \
@@ -139,7 +139,7 @@ impl Occupancy {
             nodes = self.nodes(&bytes),
         );
         let heights: Vec<[u64; 4]> = cells.iter().map(|cell| cell.heights(scale.cell)).collect();
-        // From the back to the front: each area reaches down to the row's bottom.
+        // From back to front: each area reaches down to the row's bottom.
         for (layers, fill) in [
             (4, "class=\"f\""),
             (3, "fill=\"url(#egmem-heap-c)\""),
@@ -161,7 +161,7 @@ impl Occupancy {
         );
     }
 
-    /// The nodes whose memory is behind `bytes`.
+    /// Lists the nodes whose memory is behind `bytes`.
     fn nodes(&self, bytes: &Range<u64>) -> String {
         let nodes: BTreeSet<i32> = self
             .chunks
@@ -185,7 +185,7 @@ impl Occupancy {
     }
 }
 
-/// How bytes become columns.
+/// Converts bytes to columns.
 struct Scale {
     /// The bytes of a column: a power of two.
     cell: u64,
@@ -204,21 +204,21 @@ impl Scale {
         }
     }
 
-    /// The offsets that a row shows.
+    /// Returns the offsets that a row shows.
     fn row(&self, row: u64) -> Range<u64> {
         let length = self.cell * COLUMNS;
         let start = row * length;
         start..start.saturating_add(length).min(self.end)
     }
 
-    /// Columns of a row; the last may be short.
+    /// Returns the columns of a row; the last row may be short.
     fn columns(&self, row: u64) -> u64 {
         let bytes = self.row(row);
         (bytes.end - bytes.start).div_ceil(self.cell)
     }
 }
 
-/// The bytes of one column.
+/// The bytes of one column, by kind.
 #[derive(Clone, Default)]
 struct Cell {
     used: u64,
@@ -228,7 +228,8 @@ struct Cell {
 }
 
 impl Cell {
-    /// Pixels for used, deferred, cached and free. What is there at all gets one pixel at least.
+    /// Returns the pixels for used, deferred, cached and free. A kind that is present gets at least one
+    /// pixel.
     fn heights(&self, cell: u64) -> [u64; 4] {
         let mut heights = [self.used, self.deferred, self.cached, self.free].map(|bytes| {
             let share = bytes as f64 / cell as f64 * HEIGHT as f64;
@@ -276,7 +277,7 @@ impl Cells {
     }
 }
 
-/// The area under `tops`, a height for each column; nothing where no column has any of this kind.
+/// Draws the area under `tops`, a height for each column; nothing if no column has any of this kind.
 fn skyline(
     svg: &mut String,
     fill: &str,
@@ -284,7 +285,7 @@ fn skyline(
     tops: impl Iterator<Item = u64>,
     own: impl Iterator<Item = u64>,
 ) {
-    // Where a kind has nothing of its own, what lies in front of it hides it anyway.
+    // A column without this kind needs no step: a layer in front hides it anyway.
     let mut steps: Vec<(u64, u64)> = Vec::new();
     for (top, own) in tops.zip(own) {
         let top = if own == 0 { 0 } else { top };
@@ -317,9 +318,9 @@ fn legend(svg: &mut String, y: u64, totals: &OccupancyTotals, limit: u64) {
         ),
     ];
     let words = [
-        "held by the program",
+        "in use by the program",
         "freed, waiting for GPU work",
-        "freed, kept by a thread's cache",
+        "freed, in a thread's cache",
         "backed and free",
         "no physical memory",
     ];
@@ -336,5 +337,5 @@ fn legend(svg: &mut String, y: u64, totals: &OccupancyTotals, limit: u64) {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // Lists of ranges are what this is about.
+#[allow(clippy::single_range_in_vec_init)] // the tests want lists of one range
 mod tests;

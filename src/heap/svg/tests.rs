@@ -1,4 +1,4 @@
-//! What the picture shows is what the numbers say.
+//! The picture shows what the numbers say.
 
 use super::super::occupancy::Chunk;
 use super::*;
@@ -11,7 +11,7 @@ fn chunk(range: Range<u64>, node: i32) -> Chunk {
     }
 }
 
-/// The number after `before`, wherever that stands first.
+/// Returns the number after the first `before`.
 fn number(text: &str, before: &str) -> u64 {
     let at = text.find(before).unwrap_or_else(|| panic!("no {before:?}")) + before.len();
     let digits: String = text[at..]
@@ -21,7 +21,7 @@ fn number(text: &str, before: &str) -> u64 {
     digits.parse().unwrap()
 }
 
-/// The pixels under the path with `fill`, over all rows.
+/// Returns the pixels under the path with `fill`, over all rows.
 fn area(svg: &str, fill: &str) -> u64 {
     let mut pixels = 0;
     for path in svg
@@ -68,7 +68,7 @@ fn the_numbers_in_it_are_the_totals() {
             .unwrap();
         assert_eq!(number(line, " ("), bytes, "{line}");
     }
-    // And the rows together tell the same as the legend.
+    // The rows' sums equal the legend.
     let rows = svg.lines().filter(|line| line.contains("<title>offsets "));
     let used: u64 = rows.map(|line| number(line, "used ")).sum();
     assert_eq!(used, totals.used);
@@ -88,7 +88,7 @@ fn a_column_is_as_full_as_its_bytes() {
     let svg = occupancy.to_svg("heap");
     assert!(svg.contains("one column is 4 KiB"), "{svg}");
     assert_eq!(area(&svg, "class=\"u\""), 16 + 16 + 4);
-    // Behind the free bytes of the third column lies what is in front of them as well.
+    // The used bytes in front of the third column's free bytes count as well.
     assert_eq!(area(&svg, "class=\"f\""), (16384 - 2) * 16);
 }
 
@@ -143,7 +143,7 @@ fn any_input_gives_a_picture() {
             used: vec![u64::MAX - 1..u64::MAX, 0..1],
             ..Occupancy::default()
         },
-        // Used where nothing is backed: to be seen, not hidden.
+        // Used ranges without backing are shown, not hidden.
         Occupancy {
             used: vec![4096..8192],
             ..Occupancy::default()

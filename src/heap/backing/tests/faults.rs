@@ -1,4 +1,4 @@
-//! Each driver call fails, one after another, once or for good.
+//! Each driver call fails in turn, once or permanently.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const CODES: [Code; 4] = [
     Code(77_777),
 ];
 
-/// A heap's life; with what it had before the step that failed.
+/// Runs a heap from creation to drop; returns what it had before the step that failed.
 fn life(driver: &Driver, plan: &Plan) -> Result<()> {
     let mut backing = Backing::new(driver, plan)?;
     let before = |backing: &Backing| (chunks(backing), backing.backed());
@@ -54,10 +54,10 @@ fn plans() -> Vec<Plan> {
     vec![plan(64, 4), spread, fds, plan(0, 4)]
 }
 
-/// Whether the life may go on as if nothing had been.
+/// Returns whether the run may succeed despite the fault.
 fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
     match call {
-        // Tried twice; and a chunk that was not needed is done without.
+        // These calls are retried, and a chunk that was not needed may fail.
         Call::MemUnmap | Call::MemRelease | Call::MemAddressFree => true,
         Call::MemGetAllocationGranularity | Call::MemCreate | Call::MemMap => {
             code == Code::OUT_OF_MEMORY
@@ -65,7 +65,7 @@ fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
         Call::MemAddressReserve => code == Code::OUT_OF_MEMORY && plan.limit.is_none(),
         // Together, then one by one.
         Call::MemSetAccess => true,
-        // What a driver does not know of a GPU.
+        // An attribute that the driver does not know.
         Call::DeviceGetAttribute => code == Code::INVALID_VALUE,
         _ => false,
     }
@@ -97,7 +97,10 @@ fn fails_well(plan: &Plan, call: Call, nth: u64, code: Code, times: u64) {
     }
     let case = format!("{call} number {nth} failing with {code} {times} times for {plan:?}");
     match life(&driver, plan) {
-        Ok(()) => assert!(may_be_survived(call, code, plan), "{case}: went unnoticed"),
+        Ok(()) => assert!(
+            may_be_survived(call, code, plan),
+            "{case}: the fault went unnoticed"
+        ),
         Err(error) => {
             let source = error
                 .driver_error()
@@ -106,7 +109,7 @@ fn fails_well(plan: &Plan, call: Call, nth: u64, code: Code, times: u64) {
         }
     }
     let held = sim.held();
-    // What is said not to be there is not asked for again; what is refused at the very end is logged.
+    // After "no such thing" the call is not repeated; a refusal at the very end is logged.
     let lost = match call {
         Call::MemRelease => code == Code::INVALID_VALUE,
         Call::MemUnmap => code == Code::INVALID_VALUE && times == 2,
@@ -145,7 +148,7 @@ fn what_cannot_be_given_back_is_tried_again() {
         .put(0, 1_u8)
         .unwrap();
 
-    // Memory that cannot be released is no chunk any more, and is released later.
+    // Memory that cannot be released is no longer a chunk, and is released later.
     refuse(Call::MemRelease, 2);
     let given = backing.give_back(0..4 * MIB);
     assert_eq!(given.error.unwrap().code(), Some(Code::NOT_PERMITTED));
@@ -155,7 +158,7 @@ fn what_cannot_be_given_back_is_tried_again() {
     assert_eq!(given.bytes(), 0);
     assert_eq!(sim.free_bytes(NODE), free);
 
-    // Nor is a half-built chunk that stays mapped: its addresses are left alone.
+    // The same for a half-built chunk that stays mapped: its addresses are not used again.
     refuse(Call::MemSetAccess, 1);
     refuse(Call::MemUnmap, 2);
     assert!(backing.grow(block(MIB)).is_err());

@@ -1,4 +1,4 @@
-//! Where growth goes, beside a search of every place.
+//! Compares where growth goes with a search of every place.
 
 use std::ops::Range;
 
@@ -68,14 +68,14 @@ fn holes_come_first_and_what_is_free_behind_them_counts() {
         places(&gaps, 4, with_after(0)).unwrap().first,
         [fill(8, 12, 12)]
     );
-    // Too big for the hole alone.
+    // Too large for the hole alone.
     assert_eq!(
         places(&gaps, 5, with_after(0)).unwrap().first,
         [fill(16, 22, 24)]
     );
     let found = places(&gaps[..1], 5, with_after(2)).unwrap();
     assert_eq!(found.first, [fill(8, 12, 12)]);
-    // Where memory is short, the hole's upper half would do.
+    // If memory is short, the hole's upper half suffices.
     let found = places(&gaps[..1], 4, with_after(2)).unwrap();
     assert_eq!(found.first, [fill(8, 12, 12)]);
     assert_eq!(found.leanest, Some(fill(10, 12, 12)));
@@ -91,7 +91,7 @@ fn what_alignment_skips_is_not_backed() {
     let first = |alignment| SHAPE.places(&[2..64], want(alignment)).map(|p| p.first);
     assert_eq!(first(32), Ok(vec![fill(32, 36, 40)]));
     assert!(first(3).is_err());
-    // No address in the heap is such a multiple, as 0x100 is.
+    // No address in the heap is a multiple of 0x80.
     assert!(first(0x80).is_err());
 }
 
@@ -143,7 +143,7 @@ fn a_bound_makes_the_last_chunk_smaller_and_refuses_what_is_needed_alone() {
     assert_eq!(within(12), Some(more().first));
     assert_eq!(within(10), Some(vec![fill(2, 6, 6), fill(10, 16, 16)]));
     assert_eq!(within(8), None);
-    // A place that takes less will do.
+    // A place that needs less suffices.
     let beside = Beside {
         before: 0,
         after: 2,
@@ -158,7 +158,7 @@ fn a_bound_makes_the_last_chunk_smaller_and_refuses_what_is_needed_alone() {
 }
 
 proptest! {
-    /// Beside a search of every place for the block.
+    /// Compares with a search of every place for the block.
     #[test]
     fn the_lowest_place_is_found_and_the_leanest(
         map in proptest::collection::vec(0..3_u8, 1..24),
@@ -179,7 +179,7 @@ proptest! {
                 _ => gaps.push(unit..unit + 2),
             }
         }
-        // What the core has there lies on one side of a border.
+        // The core's free bytes lie on one side of a border.
         let beside = |gap: &Range<u64>| Beside {
             before: (0..gap.start).rev()
                 .take_while(|&o| at(o) == 2 && (o + 1 == gap.start || !(o + 1).is_multiple_of(border)))
@@ -195,7 +195,7 @@ proptest! {
             let units = start / 2..=(start + bytes - 1) / 2;
             units.filter(|&unit| at(unit * 2) == 0).count() as u64
         };
-        // A block in several gaps is not looked for.
+        // Growth does not look for a block that spans several gaps.
         let in_one_gap = |start: u64| gaps.iter().filter(|gap| gap.start < start + bytes && start < gap.end).count() < 2;
         let choices: Vec<(u64, u64)> = (0..limit)
             .filter(|start| (SHAPE.base + start).is_multiple_of(alignment) && start + bytes <= limit)
@@ -222,7 +222,7 @@ proptest! {
                     let chunk = shape.before_border(fill.start, fill.end - fill.start);
                     prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(border)));
                 }
-                // With no more than so much.
+                // With a limited number of bytes.
                 let room = room * 2;
                 let within = found.within(room);
                 prop_assert_eq!(within.is_none(), leanest.needed() > room);

@@ -1,5 +1,5 @@
 //! The backing on the simulator.
-// Lists of stretches, of which many have one.
+// Many lists of ranges have one element.
 #![allow(clippy::single_range_in_vec_init)]
 
 mod faults;
@@ -18,7 +18,7 @@ use crate::proof::Prover;
 pub(super) const MIB: u64 = 1 << 20;
 const NODE: Location = Location::HostNuma(0);
 
-/// In MiB; 0: by default.
+/// Sizes in MiB; 0: the default.
 pub(super) fn plan(limit: u64, chunk: u64) -> Plan {
     let mib = |mib: u64| (mib > 0).then_some(mib * MIB);
     Plan {
@@ -28,7 +28,7 @@ pub(super) fn plan(limit: u64, chunk: u64) -> Plan {
     }
 }
 
-/// Two GPUs, and nodes of so many MiB.
+/// Two GPUs, and nodes with this many MiB.
 pub(super) fn small(nodes: &[u64]) -> Driver {
     let nodes = nodes.iter().zip(0..).map(|(mib, id)| NodeSpec {
         id,
@@ -61,7 +61,7 @@ fn mib(range: &Range<u64>) -> Range<u64> {
     range.start / MIB..range.end / MIB
 }
 
-/// What grew, in MiB.
+/// Returns the ranges that grew, in MiB.
 pub(super) fn grown(backing: &mut Backing, want: Want<'_>) -> Vec<Range<u64>> {
     let grown = backing.grow(want).unwrap();
     grown.iter().map(|grown| mib(&grown.range)).collect()
@@ -111,7 +111,7 @@ fn a_limit_by_default_is_what_the_nodes_have_and_what_fits_the_address_space() {
     assert_eq!(limit(2), Ok(60));
     assert!(limit(20).is_err());
     sim.cancel_all();
-    // A limit that was asked for is not made smaller.
+    // An explicit limit is not reduced.
     sim.fail(Call::MemAddressReserve, 1, Code::OUT_OF_MEMORY);
     let error = Backing::new(&driver, &plan(64, 4)).unwrap_err();
     assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY));
@@ -182,7 +182,7 @@ fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
         let host = chunk.mapping().access(Location::Host).unwrap();
         assert_eq!(host, backing.host_access());
     }
-    // In turn, and the refilled hole is next in turn.
+    // Nodes take turns, and the refilled hole takes the next turn.
     let nodes: Vec<_> = backing.chunks().map(Chunk::location).collect();
     let turns = [0, 1, 0, 1, 0].map(Location::HostNuma);
     assert_eq!(nodes, turns);
@@ -210,7 +210,7 @@ fn several_chunks_are_granted_in_one_call_or_one_by_one_where_that_is_refused() 
     assert_eq!(calls(&mut backing, 30 * MIB), (8, 1));
     sim.fail(Call::MemSetAccess, 1, Code::INVALID_VALUE);
     assert_eq!(calls(&mut backing, 30 * MIB), (8, 9));
-    // Once it is known that this driver does not take them together, it is not tried again.
+    // Once the heap knows that this driver cannot grant them together, it does not retry.
     assert_eq!(calls(&mut backing, 30 * MIB), (8, 8));
     let counts = backing.counts();
     assert_eq!(sim.count(Call::MemSetAccess), counts.set_access);
@@ -285,7 +285,7 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     let free = sim.free_bytes(NODE);
     let mut backing = Backing::new(&driver, &plan(64, 4)).unwrap();
     assert_eq!(grown(&mut backing, Want::More { bytes: 20 * MIB }), [0..20]);
-    // Whole chunks alone; the parts that stay are told.
+    // Gives back whole chunks only, and reports the parts that stay.
     let given = backing.give_back(2 * MIB..14 * MIB);
     let mibs = |ranges: &[Range<u64>]| ranges.iter().map(mib).collect::<Vec<_>>();
     assert_eq!(mibs(&given.gone), [4..8, 8..12]);
@@ -295,7 +295,7 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     assert_eq!(sim.free_bytes(NODE), free - 12 * MIB);
     assert_eq!(chunks(&backing), [0..4, 12..16, 16..20]);
     assert_eq!(backing.give_back(4 * MIB..12 * MIB).bytes(), 0);
-    // Too big for the hole; then into it, with what is free before it.
+    // Too large for the hole; then into it, with the free bytes before it.
     assert_eq!(grown(&mut backing, block(9 * MIB)), [20..32]);
     let beside = |_: &Range<u64>| Beside {
         before: MIB,
@@ -308,7 +308,7 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     };
     assert_eq!(grown(&mut backing, want), [4..8]);
     assert_eq!(grown(&mut backing, want), [8..12]);
-    // What is free already needs no growth.
+    // Free bytes need no growth.
     let want = Want::Block {
         bytes: MIB,
         alignment: MIB,
@@ -338,7 +338,7 @@ fn a_chunk_whose_memory_is_held_elsewhere_stays() {
     let mut backing = Backing::new(&driver, &shareable).unwrap();
     assert!(!backing.joins());
     assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
-    // No block lies in two chunks, so each has room for its block.
+    // No block spans two chunks, so each chunk has room for its block.
     assert_eq!(grown(&mut backing, block(5 * MIB)), [4..10]);
     let want = Want::More { bytes: 7 * MIB };
     assert_eq!(grown(&mut backing, want), [10..14, 14..18]);
@@ -354,7 +354,7 @@ fn a_chunk_whose_memory_is_held_elsewhere_stays() {
     drop(held);
     assert_eq!(backing.give_back(0..64 * MIB).bytes(), 6 * MIB);
 
-    // Who holds it keeps the memory, even beyond the heap.
+    // A clone keeps the memory alive, even beyond the heap.
     assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
     let held = Arc::clone(backing.chunk_at(0).unwrap().memory());
     drop(backing);

@@ -1,4 +1,4 @@
-//! Random growth, use and trimming beside a naive model, with faults in between.
+//! Compares random growth, use and trimming, with faults in between, with a naive model.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use super::*;
 pub(super) const UNIT: u64 = 2 * MIB;
 pub(super) const LIMIT: usize = 48;
 const NODES: [u64; 2] = [44, 36];
-/// The one less than the node has, the other more.
+/// One share is smaller than its node's memory, the other larger.
 const SHARES: [u64; 2] = [24, 72];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Model {
         self.backing.settled.sites[node as usize].share
     }
 
-    /// Free bytes of the nodes' shares together, and of the one that has most.
+    /// Returns the sum of the nodes' free bytes within their shares, and the largest of them.
     fn free(&self) -> (u64, u64) {
         let sim = self.driver.sim().unwrap();
         let free = [0, 1].map(|node| {
@@ -75,13 +75,13 @@ impl Model {
         (free[0] + free[1], free[0].max(free[1]))
     }
 
-    /// The starts where a block fits on units of which none is in use, and the units to be made.
+    /// Returns the starts where a block fits on unused units, and how many units each needs created.
     fn places(&self, units: usize, align: usize) -> Vec<(usize, usize)> {
         let base = (self.backing.start().0 / UNIT) as usize;
         let fits = |&at: &usize| {
             let gap = |unit: &usize| self.map[*unit] == State::None;
             let block = at..at + units;
-            // In one gap: blocks over several are not looked for.
+            // Within one gap: growth does not look for blocks over several.
             let edges = block
                 .clone()
                 .filter(|u| gap(u) && (*u == at || !gap(&(u - 1))))
@@ -152,7 +152,7 @@ impl Model {
                     prop_assert!(faulty || grown.is_empty() == has_room);
                     let at = self.room(units, align);
                     prop_assert!(at.is_some(), "no room after growth by {:?}", grown);
-                    // At the lowest place while there is enough for it.
+                    // At the lowest place, if there is enough memory for it.
                     let lowest = places.first().map(|place| place.1 as u64 * UNIT);
                     if !has_room
                         && !faulty
@@ -174,7 +174,7 @@ impl Model {
             Err(error) if faulty && error.driver_error().is_some() => {}
             Err(Error::HeapFull { .. }) => {
                 let none = map.iter().filter(|&&state| state == State::None).count();
-                // Addresses of a chunk that could not be unmapped are not to be had.
+                // Addresses of a chunk that could not be unmapped are not available.
                 if self.backing.chunks.values().all(|chunk| !chunk.dead) {
                     let full = match is_block {
                         true => places.is_empty(),
@@ -219,7 +219,7 @@ impl Model {
         })
     }
 
-    /// Whether there is room for a block beside a gap, where growth is told of it.
+    /// Returns whether a block fits beside a gap, where growth learns of the free bytes.
     fn has_room(&self, units: usize, align: usize) -> bool {
         let base = (self.backing.start().0 / UNIT) as usize;
         let mut gaps = false;

@@ -1,4 +1,4 @@
-//! What is done to a heap's memory at random.
+//! Random operations on a heap's memory.
 
 use proptest::prelude::*;
 
@@ -15,24 +15,24 @@ pub(super) enum Op {
     More {
         units: u64,
     },
-    /// Frees what is in use from one unit to another.
+    /// Frees the used units in a range.
     Free {
         from: usize,
         len: usize,
     },
-    /// Gives back what is free from one unit to another.
+    /// Gives back the free units in a range.
     Trim {
         from: usize,
         len: usize,
     },
-    /// Takes hold of the memory of a chunk, or lets go of all.
+    /// Holds the memory of a chunk, or drops all holds.
     Hold {
         unit: usize,
     },
     LetGo,
 }
 
-/// Which call, which use of it, whether twice, whether for want of memory.
+/// Which call, which use of it, whether twice, whether as a shortage of memory.
 pub(super) type Fault = (usize, u64, bool, bool);
 
 pub(super) const CALLS: [Call; 5] = [

@@ -1,4 +1,4 @@
-//! Nodes that give no more than their share.
+//! Nodes that give at most their share.
 
 use super::*;
 use crate::error::NoRoom;
@@ -20,7 +20,7 @@ fn on(backing: &Backing, node: i32) -> u64 {
 #[test]
 fn no_node_gives_more_than_its_share() {
     let driver = small(&[100, 100]);
-    // One has not even 2 MiB more than 8.
+    // One share is 8 MiB and less than 2 MiB more.
     for chunk in [2, 8, 64] {
         let plan = Plan {
             limit: None,
@@ -52,7 +52,7 @@ fn what_is_given_back_or_did_not_come_about_counts_no_more() {
     let driver = small(&[100, 100]);
     let sim = driver.sim().unwrap();
     let mut backing = Backing::new(&driver, &spread(&[8, 56], plan(64, 8))).unwrap();
-    // Made and given back, or left mapped for a while, on both nodes.
+    // Created and given back, or left mapped for a while, on both nodes.
     for code in [Code::UNKNOWN, Code::NOT_PERMITTED] {
         sim.fail(Call::MemSetAccess, 1, Code::UNKNOWN);
         if code == Code::NOT_PERMITTED {

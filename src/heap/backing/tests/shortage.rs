@@ -1,9 +1,9 @@
-//! Where memory is short.
+//! Growth when memory is short.
 
 use super::*;
 use crate::driver::AllocationProps;
 
-/// Takes all of a node but so many MiB.
+/// Takes all of a node's memory except this many MiB.
 fn leave(driver: &Driver, node: i32, mib: u64) {
     let node = Location::HostNuma(node);
     let free = driver.sim().unwrap().free_bytes(node);
@@ -20,7 +20,7 @@ fn chunks_are_halved_down_to_what_is_needed() {
     // 64 and 32 are refused, 16 is more than needed.
     assert_eq!(grown(&mut backing, block(3 * MIB)), [0..16]);
     assert_eq!(backing.counts().halvings, 2);
-    // The size that went is tried first from now on: 16 is refused, 8 is not.
+    // The size that succeeded is now tried first: 16 is refused, 8 is not.
     assert_eq!(grown(&mut backing, block(3 * MIB)), [16..24]);
     assert_eq!(backing.counts().halvings, 3);
     assert_eq!(grown(&mut backing, block(1)), [24..26]);
@@ -32,7 +32,7 @@ fn chunks_are_halved_down_to_what_is_needed() {
         free: 0,
     };
     assert_eq!(error, expected);
-    // After the first refusal the node is looked at, and the driver not troubled.
+    // After the first refusal the heap checks the node and does not call the driver.
     assert_eq!(backing.counts().create, before.create);
     // With room again, chunks become larger again.
     assert_eq!(backing.give_back(0..24 * MIB).bytes(), 24 * MIB);
@@ -86,7 +86,7 @@ fn a_request_beyond_what_the_nodes_have_is_refused_before_a_call() {
     };
     assert_eq!(error, expected);
     assert_eq!(sim.count(Call::MemCreate), 0);
-    // Whoever insists is refused by the driver, and nothing stays.
+    // With overcommit the driver refuses, and nothing stays.
     let insist = Plan {
         overcommit: true,
         ..plan(512, 16)
@@ -109,7 +109,7 @@ fn small_chunks_are_guarded_together() {
     assert_eq!(grown(&mut backing, block(60 * MIB)), [0..60]);
     leave(&driver, 0, 0);
     let before = sim.count(Call::MemCreate);
-    // What is trusted is asked of the driver; refused there, it is trusted no more.
+    // The heap asks the driver for what it trusts; after a refusal it trusts no more.
     let error = backing.grow(block(2 * MIB)).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     for mib in [2, 4] {
@@ -134,7 +134,7 @@ fn where_memory_is_short_the_place_that_takes_least_will_do() {
     assert_eq!(grown(&mut backing, Want::More { bytes: 40 * MIB }), [0..40]);
     let _ = backing.give_back(4 * MIB..14 * MIB);
     leave(&driver, 0, 4);
-    // 10 in the hole at 4 need 10 of memory; behind 40 8 are free, so 2 will do.
+    // The hole at 4 needs 10 more; behind 40 there are 8 free, so 2 suffice.
     let beside = |gap: &Range<u64>| Beside {
         before: if gap.start == 40 * MIB { 8 * MIB } else { 0 },
         after: 0,
@@ -156,7 +156,7 @@ fn a_shareable_block_has_one_chunk_or_none() {
         ..plan(128, 32)
     };
     let mut backing = Backing::new(&driver, &fds).unwrap();
-    // On the other node as a whole, before less.
+    // A whole chunk on the other node comes before a smaller one.
     assert_eq!(grown(&mut backing, block(20 * MIB)), [0..32]);
     assert_eq!(backing.chunk_at(0).unwrap().location(), NODE);
     assert_eq!(grown(&mut backing, block(20 * MIB)), [32..52]);

@@ -1,4 +1,5 @@
-//! A value that one thread uses nearly for free and others can take from it.
+//! A value that its owner thread accesses without atomic read-modify-writes and that other threads can take
+//! from it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,26 +9,25 @@ use super::sync::{
     AtomicBool, Fence, MutPtr, Mutex, MutexGuard, Ordering, UnsafeCell, spin_loop, yield_now,
 };
 
-/// A value with an owner, who enters by plain stores and loads, and with holders, who pay for both:
+/// A value with an owner and holders. The owner enters by plain stores and loads. Holders pay for both sides:
 /// a mutex among themselves, and a barrier in every thread of the process to stop the owner.
 ///
-/// Owner and holders meet as in Dekker's algorithm: the owner says that it is busy and then looks whether
-/// somebody wants the value; a holder says that it wants the value and then looks whether the owner is
-/// busy. Each has a [`Fence`] in between, so they cannot both find the way free. The owner gives way: if
-/// the value is wanted it takes the holders' mutex, so that holders get it however often it enters. (The
-/// idea is that of biased locks: Kawachiya et al., "Lock reservation", OOPSLA 2002; Dice et al.,
-/// "Quickly reacquirable locks", 2006.)
+/// Owner and holders synchronise as in Dekker's algorithm: the owner sets `busy` and then reads `wanted`; a
+/// holder sets `wanted` and then reads `busy`. Each has a [`Fence`] in between, so at least one sees the
+/// other's store. The owner gives way: if the value is wanted it takes the holders' mutex, so holders get the
+/// value however often the owner enters. (This is the idea of biased locks: Kawachiya et al., "Lock
+/// reservation", OOPSLA 2002; Dice et al., "Quickly reacquirable locks", 2006.)
 ///
-/// A thread is inside of at most one [`owner`](Self::owner), one [`hold`](Self::hold) or one
-/// [`hold_all`](Self::hold_all) at any time, for then no two threads can wait for each other; builds with
+/// A thread is inside at most one [`owner`](Self::owner), one [`hold`](Self::hold) or one
+/// [`hold_all`](Self::hold_all) at any time, so that no two threads can wait for each other; builds with
 /// debug assertions check that.
 ///
-/// As with every lock, what another thread was inside of when the process was forked stays closed in the
+/// As with every lock, if another thread was inside when the process forked, the value stays locked in the
 /// child.
-// All of it in cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
+// On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
 pub(in crate::heap) struct Biased<T> {
-    /// The owner is inside, or about to look whether it may be. Written by the owner alone.
+    /// The owner is inside, or about to check `wanted`. Only the owner writes it.
     busy: AtomicBool,
     /// A holder is inside, or waits for the owner to leave. Written under `holders`.
     wanted: AtomicBool,
@@ -36,12 +36,12 @@ pub(in crate::heap) struct Biased<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is given out to one thread at a time, each after the other is done with it (the
-// protocol above), which takes no more than that it may be sent.
+// SAFETY: by the protocol above one thread at a time accesses the value, each after the previous one has
+// finished. That needs only `T: Send`.
 unsafe impl<T: Send> Sync for Biased<T> {}
 
 impl<T> Biased<T> {
-    /// A value that is not in use.
+    /// Creates a value that no thread uses.
     pub(in crate::heap) fn new(value: T) -> Self {
         Self::with_fence(value, Fence::of_process())
     }
@@ -56,41 +56,41 @@ impl<T> Biased<T> {
         }
     }
 
-    /// Runs `f` on the value, as its owner. Waits while others hold it.
+    /// Runs `f` on the value, as its owner. Waits while other threads hold it.
     ///
     /// # Safety
-    /// One thread at a time is the owner: no two calls overlap, and where another thread becomes the
-    /// owner, the former's last call happens before the new one's first. `f` does not call this on the
-    /// same value.
+    /// One thread at a time is the owner: no two calls overlap, and if another thread becomes the owner, the
+    /// former owner's last call happens before the new owner's first. `f` does not call this on the same
+    /// value.
     #[inline]
     pub(in crate::heap) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _alone = Alone::enter();
         self.busy.store(true, Ordering::Relaxed);
-        // From here on the value is free again whatever happens, a panic in `f` too.
+        // From here on dropping `busy` frees the value, also if `f` panics.
         let busy = Reset(&self.busy);
         self.fence.light();
-        // Acquires what the last holder did to the value. `f` is called in one place, for it to be
-        // compiled into this; its captures need no memory then.
+        // Acquires what the last holder did to the value. `f` is called in one place, so that the compiler
+        // inlines it; its captures then need no memory.
         let _busy_or_turn = match self.wanted.load(Ordering::Acquire) {
             false => Ok(busy),
             true => Err(self.owners_turn(busy)),
         };
         let value = self.value.get_mut();
-        // SAFETY: if the value is not wanted, no holder is inside. One that was before has reset
-        // `wanted`, which the load above has acquired. One that comes now waits for `busy`: had it found
-        // it reset from before the store above, its fence would have come before ours, and the load above
-        // would have seen that the value is wanted. If it is wanted, holders use it under the mutex alone,
-        // which also orders what they did before. And the caller's word is that no other call of this is
-        // under way.
+        // SAFETY: if the value is not wanted, no holder is inside. An earlier holder has reset `wanted`,
+        // which the load above has acquired. A later holder waits for `busy`: had it read `busy` as reset
+        // from before the store above, its fence would have come before ours, and the load above would have
+        // seen that the value is wanted. If the value is wanted, holders use it only under the mutex, which
+        // also orders what they did before. The caller promises that no other call of this function is under
+        // way.
         f(unsafe { value.deref() })
-        // `value`, which loom watches, ends before `busy` and the owner's turn.
+        // `value`, which loom watches, is dropped before `busy` and the owner's turn.
     }
 
-    /// The owner's turn where somebody wants the value.
+    /// Waits for the owner's turn when a holder wants the value.
     #[cold]
     #[inline(never)]
     fn owners_turn(&self, busy: Reset<'_>) -> MutexGuard<'_, ()> {
-        // This releases what earlier calls did: the holder may find this reset, and not theirs.
+        // This releases what earlier calls did: a holder may acquire this reset instead of theirs.
         drop(busy);
         self.lock()
     }
@@ -105,8 +105,8 @@ impl<T> Biased<T> {
         claim.held(alone)
     }
 
-    /// Takes the value as its owner until the guard is dropped: without a barrier, since no owner but the
-    /// calling thread could be inside. Waits for holders.
+    /// Takes the value as its owner until the guard is dropped, without a barrier, since only the calling
+    /// thread could be inside as the owner. Waits for holders.
     ///
     /// # Safety
     /// The calling thread is the owner, as [`owner`](Self::owner) says, and not inside.
@@ -115,8 +115,8 @@ impl<T> Biased<T> {
         self.claim().held(alone)
     }
 
-    /// Takes many values from their owners, with one barrier for all of them. Each value is in the
-    /// result once, however often it is in `all`, and the order is not the one of `all`.
+    /// Takes many values from their owners, with one barrier for all of them. The result contains each value
+    /// once, however often it is in `all`, in another order than `all`.
     pub(in crate::heap) fn hold_all<'a>(
         all: impl IntoIterator<Item = &'a Biased<T>>,
     ) -> Vec<Held<'a, T>>
@@ -124,12 +124,12 @@ impl<T> Biased<T> {
         T: 'a,
     {
         let mut all: Vec<_> = all.into_iter().collect();
-        // In one order by every caller, so that no two have what the other waits for.
+        // Every caller locks in the same order, so that no two hold what the other waits for.
         all.sort_unstable_by_key(|biased| std::ptr::from_ref(*biased));
         all.dedup_by_key(|biased| std::ptr::from_ref(*biased));
         let alone = Alone::enter();
         let claims: Vec<_> = all.into_iter().map(Biased::claim).collect();
-        // One barrier does for all that call for the same kind.
+        // One barrier serves all claims that need the same kind.
         let mut done = None;
         for claim in &claims {
             let fence = claim.of.fence;
@@ -144,7 +144,7 @@ impl<T> Biased<T> {
             .collect()
     }
 
-    /// The first half of taking the value; after it comes the heavy fence.
+    /// The first half of taking the value; the heavy fence comes next.
     fn claim(&self) -> Claim<'_, T> {
         let turn = self.lock();
         self.wanted.store(true, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl<T> Biased<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        // A panic under the mutex was the caller's, in the middle of a change to its value.
+        // A panic under the mutex was the caller's, while it changed its own value.
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,7 +167,7 @@ impl<T> fmt::Debug for Biased<T> {
     }
 }
 
-/// Resets a word in the end, and releases what was done until then.
+/// Resets a word on drop, and releases what was done until then.
 pub(super) struct Reset<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Reset<'_> {
@@ -177,7 +177,7 @@ impl Drop for Reset<'_> {
     }
 }
 
-/// A holder's turn; the owner may still be inside. Fields are dropped in their order.
+/// A holder's turn; the owner may still be inside. Fields are dropped in this order.
 struct Claim<'a, T> {
     _wanted: Reset<'a>,
     _turn: MutexGuard<'a, ()>,
@@ -193,7 +193,7 @@ impl<'a, T> Claim<'a, T> {
             pause(tries);
             tries = tries.saturating_add(1);
         }
-        // The owner has left, or will find that the value is wanted: it has not passed its fence yet.
+        // The owner has left, or will see that the value is wanted: it has not passed its fence yet.
         Held {
             value: self.of.value.get_mut(),
             _claim: self,
@@ -202,19 +202,18 @@ impl<'a, T> Claim<'a, T> {
     }
 }
 
-/// Waits a moment, the longer the more often: owners are inside for nanoseconds, if they are not
-/// interrupted there.
+/// Waits a moment, longer with each try: owners are inside for nanoseconds unless they are interrupted there.
 pub(super) fn pause(tries: u32) {
     match tries {
         0..64 => spin_loop(),
-        // Sleeps where yielding does not help: a thread of real-time priority only yields to its equals.
+        // Sleeps in case yielding does not help: a thread of real-time priority yields only to its equals.
         #[cfg(not(loom))]
         128.. => std::thread::sleep(std::time::Duration::from_micros(50)),
         _ => yield_now(),
     }
 }
 
-/// A value taken from its owner, which has it back when this is dropped. Fields are dropped in their order.
+/// A value taken from its owner, which gets it back when this is dropped. Fields are dropped in this order.
 pub(in crate::heap) struct Held<'a, T> {
     value: MutPtr<T>,
     _claim: Claim<'a, T>,
@@ -233,7 +232,7 @@ impl<T> Deref for Held<'_, T> {
 
 impl<T> DerefMut for Held<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and no other reference comes from this guard.
+        // SAFETY: as in `deref`; the guard is borrowed mutably, so it has lent no other reference.
         unsafe { self.value.deref() }
     }
 }
@@ -244,15 +243,15 @@ impl<T: fmt::Debug> fmt::Debug for Held<'_, T> {
     }
 }
 
-/// That this thread is inside of one call alone. Nothing without debug assertions, and under loom,
-/// whose threads are all one.
+/// Checks that this thread is inside one call only. Does nothing without debug assertions, and under loom,
+/// whose threads share one OS thread.
 mod alone {
     #[cfg(all(debug_assertions, not(loom)))]
     std::thread_local! {
         static INSIDE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
-    /// Part of one call.
+    /// Marks the thread as inside one call.
     pub(super) struct Alone(());
 
     impl Alone {

@@ -1,4 +1,4 @@
-//! By threads and the kernel: no two inside, whatever happens there.
+//! With real threads and the kernel: no two threads are ever inside at once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -6,7 +6,7 @@ use std::thread;
 
 use super::*;
 
-/// Two counts that are equal whenever nobody is inside.
+/// Two counts that are equal whenever no thread is inside.
 #[derive(Debug, Default, PartialEq)]
 struct Pair(u64, u64);
 

@@ -1,4 +1,4 @@
-//! Under every order of events (`ci/loom`).
+//! In every order of events (`ci/loom`).
 
 use loom::sync::Arc;
 use loom::thread;
@@ -9,8 +9,8 @@ fn count(value: &mut usize) {
     *value += 1;
 }
 
-/// Loom watches the value: it fails if two are inside at a time, or if one does not see for sure what
-/// the one before did.
+/// Loom watches the value: it fails if two threads are inside at once, or if one thread's access does not
+/// happen after the previous one's.
 #[test]
 fn an_owner_and_two_holders() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! A lock that costs a thread that uses it alone nearly nothing.
+//! A lock that its main user enters without an atomic read-modify-write.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,31 +7,31 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use super::biased::{Reset, pause};
 use super::sync::{AtomicBool, AtomicU64, Fence, MutPtr, Mutex, MutexGuard, Ordering, UnsafeCell};
 
-/// Who comes first so often in a row without another in between has the lock reserved, and so often
-/// at most, after it was taken from others again and again.
+/// A visitor that enters this often in a row, with no other in between, gets the lock reserved. The number
+/// doubles each time the reservation is revoked, up to `MOST`.
 const FIRST: u32 = 64;
 const MOST: u32 = 4096;
-/// So often others turn away from a reserved lock until one takes it.
+/// How often other visitors turn away from a reserved lock before one revokes the reservation.
 const PATIENCE: u32 = 64;
 
-/// Somebody who may have a [`Reserved`] lock reserved. There are no two of one name.
+/// A visitor that may have a [`Reserved`] lock reserved for it. No two have the same name.
 #[derive(Debug)]
 pub(in crate::heap) struct Visitor {
     name: u64,
     busy: Arc<Busy>,
 }
 
-/// Its visitor is inside, or about to look whether it may be. Written by it alone: a word of the lock's
-/// would have two writers where the lock went to another since the first one looked, and the first one
-/// would say of the other that it has left.
-// In cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
+/// The visitor is inside, or about to check whether it may be. Only the visitor writes it. A word in the lock
+/// itself would have two writers if the reservation moved after the first visitor's check: the first would
+/// then mark the second as having left.
+// On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Busy(AtomicBool);
 
 impl Visitor {
     pub(in crate::heap) fn new() -> Self {
-        // Not loom's: names are no part of what is modelled.
+        // Not loom's: names are not part of the model.
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         Self {
             name: NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
@@ -40,46 +40,49 @@ impl Visitor {
     }
 }
 
-/// A mutex that a visitor who comes again and again has reserved for it: then it enters by plain stores
-/// and loads, which unlike a mutex's do not wait until its earlier stores have reached the cache. The next
-/// other one takes the reservation away, at the price of a barrier in every thread of the process. (Lock
-/// reservation: Kawachiya et al., OOPSLA 2002.)
+/// A mutex that is reserved for a visitor that enters again and again. The visitor then enters by plain
+/// stores and loads, which unlike a mutex's atomics do not wait until its earlier stores have reached the
+/// cache. The next other thread revokes the reservation, at the price of a barrier in every thread of the
+/// process. (Lock reservation: Kawachiya et al., OOPSLA 2002.)
 ///
-/// The two meet as in [`Biased`](super::Biased): the visitor says that it is busy and then looks whether
-/// the lock is still its own; the other takes the lock away and then looks whether the visitor is busy.
-// In cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
+/// The two synchronise as in [`Biased`](super::Biased): the visitor sets `busy` and then checks that the
+/// reservation is still its own; the other thread revokes the reservation and then reads `busy`.
+// On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
 pub(in crate::heap) struct Reserved<T> {
-    /// For whom it is reserved; 0: nobody. Written under `turn`.
+    /// The visitor that the lock is reserved for; 0: none. Written under `turn`.
     visitor: AtomicU64,
     fence: Fence,
-    /// A hint, written under `turn`: the last two visitors were not the same, and none came [`FIRST`] times since.
+    /// A hint, written under `turn`: the last two visitors were different, and none has entered [`FIRST`]
+    /// times in a row since.
     crowded: AtomicBool,
     turn: Mutex<Turn>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is given out to one thread at a time, each after the other is done with it (the
-// protocol above), which takes no more than that it may be sent.
+// SAFETY: by the protocol above one thread at a time accesses the value, each after the previous one has
+// finished. That needs only `T: Send`.
 unsafe impl<T: Send> Sync for Reserved<T> {}
 
-/// What decides for whom it is reserved.
+/// The state that decides the reservation.
 struct Turn {
-    /// Of whom it is reserved for, or was until somebody began to take it away.
+    /// The `busy` word of the visitor that the lock is reserved for, or was until a thread began to revoke
+    /// it.
     owner: Option<Arc<Busy>>,
     last: u64,
-    /// How often the last one came in a row; how often it has to.
+    /// How often the last visitor entered in a row, and how often it has to.
     streak: u32,
     needed: u32,
-    /// How often others turned away.
+    /// How often other visitors turned away.
     turned_away: u32,
-    /// The last visitor that waited for its turn, and how often in a row. Turns of others do not count.
+    /// The last visitor that waited for its turn, and how often in a row. Turns of other threads do not
+    /// count.
     visitor: u64,
     visits: u32,
 }
 
 impl<T> Reserved<T> {
-    /// Reserved for nobody.
+    /// Creates a lock that is not reserved.
     pub(in crate::heap) fn new(value: T) -> Self {
         Self::made(value, Fence::of_process(), FIRST)
     }
@@ -102,24 +105,25 @@ impl<T> Reserved<T> {
         }
     }
 
-    /// What `f` gets from the value, for somebody who comes often.
+    /// Calls `f` with the value, for a frequent visitor.
     #[inline]
     pub(in crate::heap) fn with<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut T) -> R) -> R {
         let visitor = &*visitor;
-        // `f` is called in one place, for it to be compiled into this; its captures need no memory then.
+        // `f` is called in one place, so that the compiler inlines it; its captures then need no memory.
         let _busy_or_turn = match self.enter(visitor) {
             Some(busy) => Ok(busy),
             None => Err(self.visitors_turn(visitor)),
         };
         let value = self.value.get_mut();
-        // SAFETY: either it is reserved for this visitor, of whom there is one at a time by the exclusive
-        // reference, and who would take it away waits for `busy`; or this has the mutex, and it is
-        // reserved for nobody or for this visitor. What others did was acquired by the mutex or by `busy`.
+        // SAFETY: either the lock is reserved for this visitor, which the exclusive reference makes unique,
+        // and a thread that revokes the reservation waits for `busy`; or this thread has the mutex, and the
+        // lock is reserved for no visitor or for this one. The mutex or `busy` acquired what others did.
         f(unsafe { value.deref() })
-        // `value`, which loom watches, ends before `busy` and the turn.
+        // `value`, which loom watches, is dropped before `busy` and the turn.
     }
 
-    /// The same, unless somebody else has the value, or has it reserved; `f` is not called then.
+    /// As [`with`](Self::with), but returns `None` without calling `f` if another thread is inside or has the
+    /// lock reserved.
     #[inline]
     pub(in crate::heap) fn try_with<R>(
         &self,
@@ -136,7 +140,8 @@ impl<T> Reserved<T> {
         Some(f(unsafe { value.deref() }))
     }
 
-    /// The same, where it is reserved for this visitor; `f` is not called otherwise.
+    /// As [`with`](Self::with), but returns `None` without calling `f` unless the lock is reserved for this
+    /// visitor.
     #[inline]
     pub(in crate::heap) fn if_reserved<R>(
         &self,
@@ -150,13 +155,13 @@ impl<T> Reserved<T> {
         Some(f(unsafe { value.deref() }))
     }
 
-    /// Whether several visitors use it in turn; it may have changed since.
+    /// Returns whether several visitors use the lock in turn; it may have changed since.
     #[inline]
     pub(in crate::heap) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Notes a visitor's turn.
+    /// Records a visitor's turn.
     fn note(&self, turn: &mut Turn, visitor: &Visitor) {
         if turn.visitor != visitor.name {
             let first = turn.visitor == 0;
@@ -171,7 +176,7 @@ impl<T> Reserved<T> {
         }
     }
 
-    /// The way of who has it reserved.
+    /// Enters as the visitor that the lock is reserved for.
     #[inline]
     fn enter<'a>(&self, visitor: &'a Visitor) -> Option<Reset<'a>> {
         if self.visitor.load(Ordering::Relaxed) != visitor.name {
@@ -181,12 +186,12 @@ impl<T> Reserved<T> {
         busy.store(true, Ordering::Relaxed);
         let busy = Reset(busy);
         self.fence.light();
-        // Nobody else makes it this visitor's. Who would take it away from now on waits for `busy`: had
-        // its fence come before this one, this load would see what it had stored.
+        // Only this thread reserves the lock for this visitor. A thread that revokes the reservation from now
+        // on waits for `busy`: had its fence come before this one, this load would see its store.
         (self.visitor.load(Ordering::Relaxed) == visitor.name).then_some(busy)
     }
 
-    /// The value, for somebody who comes seldom: microseconds, where it is reserved.
+    /// Returns the value, for a thread that enters seldom. Takes microseconds if the lock is reserved.
     pub(in crate::heap) fn lock(&self) -> Inside<'_, T> {
         let _turn = self.turn_of(self.lock_turn(), None);
         Inside {
@@ -196,7 +201,7 @@ impl<T> Reserved<T> {
     }
 
     fn lock_turn(&self) -> MutexGuard<'_, Turn> {
-        // A panic under the mutex was the caller's, in the middle of a change to its value.
+        // A panic under the mutex was the caller's, while it changed its own value.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -221,8 +226,8 @@ impl<T> Reserved<T> {
         Some(self.turn_of(turn, Some(visitor)))
     }
 
-    /// The turn of who came by [`enter`](Self::enter) in vain, or never does: it is not reserved for them,
-    /// and for nobody else then.
+    /// Waits for the turn of a thread that [`enter`](Self::enter) refused or that is not a visitor. The lock
+    /// is reserved for no other visitor afterwards.
     fn turn_of<'a>(
         &'a self,
         mut turn: MutexGuard<'a, Turn>,
@@ -251,11 +256,11 @@ impl<T> Reserved<T> {
             turn.streak = 0;
         } else if let Some(visitor) = visitor {
             turn.streak += 1;
-            // A reservation that is dear to take away costs more than it saves.
+            // If revoking is expensive, a reservation costs more than it saves.
             if turn.streak >= turn.needed && self.fence.is_cheap() {
                 turn.streak = 0;
                 turn.owner = Some(Arc::clone(&visitor.busy));
-                // Others see it under the mutex.
+                // Other threads read it under the mutex.
                 self.visitor.store(name, Ordering::Relaxed);
             }
         }
@@ -269,7 +274,7 @@ impl<T> fmt::Debug for Reserved<T> {
     }
 }
 
-/// The value, until this is dropped. Fields are dropped in their order.
+/// Access to the value until this is dropped. Fields are dropped in this order.
 pub(in crate::heap) struct Inside<'a, T> {
     value: MutPtr<T>,
     _turn: MutexGuard<'a, Turn>,
@@ -280,8 +285,8 @@ impl<T> Deref for Inside<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this has the mutex, and the lock is reserved for nobody, or for the visitor that this
-        // is, who has not entered by its other way. What others did was acquired by the mutex or by `busy`.
+        // SAFETY: this thread has the mutex, and the lock is reserved for no visitor, or for this one, which
+        // is not inside by the other path. The mutex or `busy` acquired what others did.
         unsafe { self.value.deref() }
     }
 }
@@ -289,7 +294,7 @@ impl<T> Deref for Inside<'_, T> {
 impl<T> DerefMut for Inside<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and no other reference comes from this guard.
+        // SAFETY: as in `deref`; the guard is borrowed mutably, so it has lent no other reference.
         unsafe { self.value.deref() }
     }
 }

@@ -27,7 +27,7 @@ fn count_with(fence: Fence) {
                 start.wait();
                 let mut done = 0;
                 while done < ROUNDS {
-                    // One of them never comes as a visitor.
+                    // One of them never enters as a visitor.
                     let inside = match (thread, done % 64) {
                         (0, _) => Some(step(&mut value.lock())),
                         (_, 0..48) => Some(value.with(&mut visitor, step)),
@@ -65,13 +65,13 @@ fn who_comes_again_and_again_has_it_reserved_until_another_comes() {
     value.with(&mut one, |value| *value += 1);
     assert_eq!(owner(&value), one.name);
     value.with(&mut one, |value| *value += 1);
-    // Others turn away for a while, and then take it.
+    // Others turn away for a while, and then revoke the reservation.
     for _ in 0..PATIENCE {
         assert!(value.try_with(&mut other, |_| ()).is_none());
     }
     assert_eq!(value.try_with(&mut other, |value| *value), Some(FIRST + 2));
     assert_eq!(owner(&value), 0);
-    // It takes twice as long now.
+    // The next reservation takes twice as many entries.
     for _ in 0..2 * FIRST {
         value.with(&mut one, |_| ());
         assert_eq!(owner(&value), 0);

@@ -1,12 +1,12 @@
-//! Under every order of events (`ci/loom`).
+//! In every order of events (`ci/loom`).
 
 use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
 
-/// Loom watches the value: it fails if two are inside at a time, or if one does not see for sure what
-/// the one before did.
+/// Loom watches the value: it fails if two threads are inside at once, or if one thread's access does not
+/// happen after the previous one's.
 #[test]
 fn one_has_it_reserved_and_another_takes_it() {
     loom::model(|| {
@@ -26,7 +26,7 @@ fn one_has_it_reserved_and_another_takes_it() {
     });
 }
 
-/// It is handed from one to the other while the first is about to enter.
+/// The reservation moves from one visitor to another while the first is about to enter.
 #[test]
 fn who_comes_too_late_leaves_the_next_one_alone() {
     loom::model(|| {
@@ -39,7 +39,7 @@ fn who_comes_too_late_leaves_the_next_one_alone() {
             let value = value.clone();
             thread::spawn(move || {
                 let mut visitor = Visitor::new();
-                // Takes it, has it reserved, and enters as who has it.
+                // Enters, gets the reservation, and enters by it.
                 (0..3).for_each(|_| value.with(&mut visitor, |value| *value += 1));
             })
         };

@@ -1,42 +1,42 @@
-//! A barrier in every thread of the process where `membarrier(2)` worked once and is refused now, by a filter
-//! of system calls that was installed in between.
+//! A barrier in every thread of the process, for when `membarrier(2)` worked once and a seccomp filter that
+//! was installed later refuses it.
 //!
-//! Frequent sides have relied on the rare side's barrier and cannot be asked for one of their own: a thread
-//! that sleeps would never answer. So the rare side makes every thread execute one by a context switch, which
-//! is a full barrier in Linux (Documentation/scheduler/membarrier.rst relies on the same for threads that do
-//! not run). It moves its own thread to one CPU after the other. When it runs on a CPU, the thread that ran
-//! there before was switched out after the walk began; a thread that changed CPUs meanwhile was switched out
-//! for that. So at the end of the walk every thread has executed a barrier since its beginning.
+//! Frequent sides have relied on the rare side's barrier and cannot be asked for one of their own: a sleeping
+//! thread would never answer. So the rare side makes every thread execute one by a context switch, which is a
+//! full barrier in Linux (Documentation/scheduler/membarrier.rst relies on the same for threads that do not
+//! run). It moves its own thread from CPU to CPU. When it runs on a CPU, the thread that ran there before was
+//! switched out after the walk began; a thread that changed CPUs meanwhile was switched out for that. So at
+//! the end of the walk every thread has executed a barrier since its beginning.
 //!
-//! The walk is complete if it came to every CPU that a thread of the process may run on: the union of their
-//! `Cpus_allowed` in `/proc/self/task`, read before the walk begins. A thread whose set changes after that was
-//! moved, which is a context switch, and a thread that starts after that begins with one.
+//! The walk is complete if it visited every CPU that a thread of the process may run on: the union of their
+//! `Cpus_allowed` in `/proc/self/task`, read before the walk begins. A thread whose set changes after that
+//! was moved, which is a context switch, and a thread that starts after that begins with one.
 //!
-//! Where the kernel refuses the walk too (`sched_setaffinity`, no `/proc`), the remaining method is to wait: a
-//! store that is older than [`DRAIN`] is not in a store buffer any more. The architectures do not promise that.
-//! It holds on x86 because a CPU drains its store buffer at every interrupt (Intel SDM, volume 3A, "Store
-//! Buffer") and takes one of the timer's at least every 10 ms, except on CPUs of `nohz_full`. An Arm CPU makes
+//! If the kernel refuses the walk too (`sched_setaffinity`, no `/proc`), the remaining method is to wait: a
+//! store that is older than [`DRAIN`] has left the store buffer. The architectures do not promise that. It
+//! holds on x86 because a CPU drains its store buffer at every interrupt (Intel SDM, volume 3A, "Store
+//! Buffer") and takes a timer interrupt at least every 10 ms, except on `nohz_full` CPUs. An Arm CPU makes
 //! every store visible in finite time, without a bound.
 //!
-//! Other ways were not taken: `mprotect` interrupts other CPUs on some processors only (Arm and newer x86
-//! broadcast the invalidation in hardware); signals need a handler that belongs to the program.
+//! Rejected alternatives: `mprotect` interrupts other CPUs on some processors only (Arm and newer x86
+//! broadcast the invalidation in hardware); signals need a handler, and handlers belong to the program.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How long no store stays in a store buffer: five of the longest timer periods.
+/// The time after which no store is still in a store buffer: five of the longest timer periods.
 const DRAIN: Duration = Duration::from_millis(50);
 
 static NEEDED: AtomicBool = AtomicBool::new(false);
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Whether `membarrier` was refused after it had worked.
+/// Returns whether `membarrier` was refused after it had worked.
 pub(super) fn was_needed() -> bool {
     NEEDED.load(Ordering::Relaxed)
 }
 
-/// Has every thread of the process execute a full barrier. Takes milliseconds.
+/// Makes every thread of the process execute a full barrier. Takes milliseconds.
 #[cold]
 pub(super) fn barrier() {
     NEEDED.store(true, Ordering::Relaxed);
@@ -75,22 +75,22 @@ impl Cpus {
         all.filter(|cpu| self.0[cpu / 64] & (1 << (cpu % 64)) != 0)
     }
 
-    /// Those that the calling thread may run on.
+    /// Returns the CPUs that the calling thread may run on.
     fn allowed() -> Option<Self> {
         let mut cpus = Self([0; Self::WORDS]);
         let first = (&raw mut cpus).cast();
-        // SAFETY: writes no more bytes than the set has. The bits of `cpu_set_t` are those of words.
+        // SAFETY: writes at most as many bytes as the set has. The bits of `cpu_set_t` are those of words.
         let read = unsafe { libc::sched_getaffinity(0, size_of::<Self>(), first) };
         (read == 0).then_some(cpus)
     }
 
-    /// Those that any thread of the process may run on; `None` where `/proc` does not say.
+    /// Returns the CPUs that any thread of the process may run on; `None` if `/proc` does not say.
     fn of_all_threads() -> Option<Self> {
         let mut union = Self([0; Self::WORDS]);
         for task in std::fs::read_dir("/proc/self/task").ok()? {
             let status = match std::fs::read(task.ok()?.path().join("status")) {
                 Ok(status) => status,
-                // The thread has ended since.
+                // The thread has ended meanwhile.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
                     continue;
                 }
@@ -101,7 +101,7 @@ impl Cpus {
         Some(union)
     }
 
-    /// Adds the CPUs of a thread's `status`: words of 32 bits in hexadecimal, the highest first.
+    /// Adds the CPUs of a thread's `status`: 32-bit words in hexadecimal, the highest first.
     fn add(&mut self, status: &str) -> Option<()> {
         let mask = status
             .lines()
@@ -117,21 +117,22 @@ impl Cpus {
         Some(())
     }
 
-    /// Lets the calling thread run on these alone, those of them that there are; it does when this returns.
+    /// Restricts the calling thread to those of these CPUs that exist; it runs on one of them when this
+    /// returns.
     fn allow(&self) -> bool {
         let first = std::ptr::from_ref(self).cast();
-        // SAFETY: reads no more bytes than the set has.
+        // SAFETY: reads at most as many bytes as the set has.
         unsafe { libc::sched_setaffinity(0, size_of::<Self>(), first) == 0 }
     }
 }
 
-/// Runs once on every CPU that a thread of the process may run on. Returns whether it came to all of them.
+/// Runs once on every CPU that a thread of the process may run on. Returns whether it reached all of them.
 fn visit_all() -> bool {
     let (Some(before), Some(needed)) = (Cpus::allowed(), Cpus::of_all_threads()) else {
         return false;
     };
     let visit = |cpu: usize| {
-        // SAFETY: returns a number.
+        // SAFETY: takes no arguments and returns a number.
         let there = || usize::try_from(unsafe { libc::sched_getcpu() }) == Ok(cpu);
         Cpus::only(cpu).allow() && there()
     };
@@ -139,7 +140,8 @@ fn visit_all() -> bool {
     for cpu in needed.each() {
         complete &= visit(cpu);
     }
-    // A cpuset that has changed meanwhile may refuse these: then the thread keeps all that it may have.
+    // If a cpuset has changed meanwhile, the kernel may refuse the old set: then the thread takes every CPU
+    // it may have.
     if !before.allow() {
         needed.allow();
     }
@@ -156,7 +158,7 @@ mod tests {
         let complete = visit_all();
         let after = Cpus::allowed().unwrap();
         assert!(before.each().eq(after.each()));
-        println!("the walk came to all CPUs: {complete}");
+        println!("the walk reached all CPUs: {complete}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! GPUs whose streams go on when a test says so, or somebody waits for them.
+//! GPUs whose streams advance only when a test says so, or when a thread waits for them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::{DriverError, Error, Result};
 
-/// Shared with the driver that is over it.
+/// Shared with the driver above it.
 #[derive(Clone, Debug)]
 pub(super) struct Gpus(Arc<Inner>);
 
@@ -23,7 +23,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     numbers: u64,
-    /// Work put on each stream, and work done.
+    /// For each stream, the work submitted and the work done.
     streams: HashMap<StreamHandle, (u64, u64)>,
     events: HashMap<EventHandle, Mark>,
     capturing: HashSet<StreamHandle>,
@@ -51,19 +51,19 @@ impl Gpus {
         (gpus, driver)
     }
 
-    /// A stream with a piece of work on it.
+    /// Returns a stream with a piece of work on it.
     pub(super) fn busy(&self, driver: &Driver, device: i32) -> Stream {
         let stream = Stream::new(driver, device).unwrap();
         self.work(&stream);
         stream
     }
 
-    /// Puts a piece of work on a stream.
+    /// Submits a piece of work to a stream.
     pub(super) fn work(&self, stream: &Stream) {
         self.with(|state| state.streams.entry(stream.handle()).or_default().0 += 1);
     }
 
-    /// Does one piece of a stream's work, if there is one.
+    /// Completes one piece of a stream's work, if there is one.
     pub(super) fn step(&self, stream: &Stream) {
         self.with(|state| {
             let (put, done) = state.streams.entry(stream.handle()).or_default();
@@ -71,7 +71,7 @@ impl Gpus {
         });
     }
 
-    /// Work put on a stream, and work done.
+    /// Returns the work submitted to a stream and the work done.
     pub(super) fn progress(&self, stream: &Stream) -> (u64, u64) {
         self.with(|state| state.streams.get(&stream.handle()).copied())
             .unwrap_or_default()
@@ -88,12 +88,12 @@ impl Gpus {
         self.with(|state| state.lost.insert(device));
     }
 
-    /// The next use of `call` fails, once.
+    /// Makes the next use of `call` fail, once.
     pub(super) fn fail(&self, call: Call, code: Code) {
         self.with(|state| state.fault = Some((call, code)));
     }
 
-    /// Whether no fault is left to happen.
+    /// Clears the fault; returns whether it had happened already.
     pub(super) fn forget_fault(&self) -> bool {
         self.with(|state| state.fault.take()).is_none()
     }
@@ -102,12 +102,12 @@ impl Gpus {
         self.with(|state| state.calls.get(&call).copied().unwrap_or(0))
     }
 
-    /// In which capture modes events were asked and waited for.
+    /// Returns the capture modes in which events were queried and waited for.
     pub(super) fn modes_of_queries(&self) -> HashSet<u32> {
         self.with(|state| state.modes_of_queries.clone())
     }
 
-    /// How many events there are.
+    /// Returns the number of events.
     pub(super) fn events(&self) -> usize {
         self.with(|state| state.events.len())
     }

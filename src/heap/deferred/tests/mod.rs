@@ -1,5 +1,5 @@
-//! On the simulator, whose streams run as late as they may, and on a GPU whose work goes on when a
-//! test says so.
+//! On the simulator, whose streams run as late as possible, and on a GPU whose work advances when a test says
+//! so.
 
 mod gpu;
 mod model;
@@ -8,7 +8,7 @@ mod on_sim;
 
 use super::*;
 
-/// Polls; what has passed, in order of size.
+/// Polls; returns what has passed, in order of size.
 fn poll<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     let count = deferred.poll(&mut passed).unwrap();
@@ -17,7 +17,7 @@ fn poll<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     passed
 }
 
-/// Waits for everything; what has passed, in order of size.
+/// Waits for everything; returns what has passed, in order of size.
 fn drain<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     deferred.drain(&mut passed).unwrap();

@@ -1,4 +1,4 @@
-//! Any sequence of calls, beside a list of what each payload waits for.
+//! Compares any sequence of calls with a list of what each payload waits for.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a payload waits for: that a stream's work is done up to here.
+/// What a payload waits for: a stream's work up to here.
 #[derive(Clone, Copy, Debug)]
 struct After {
     stream: usize,
@@ -62,7 +62,7 @@ struct After {
 struct World {
     gpus: Gpus,
     streams: Vec<Stream>,
-    /// The newest event recorded on each stream, and the place that it marks.
+    /// The newest event recorded on each stream, and the position that it marks.
     events: Vec<(Arc<Event>, u64)>,
     deferred: Deferred<u32>,
     /// By payload.

@@ -87,7 +87,7 @@ fn a_stream_that_is_captured_is_refused_and_left_alone() {
     assert_eq!(refused.payload, [3, 4]);
     assert!(invalid(refused.error));
     assert_eq!(gpus.count(Call::EventRecord), 1);
-    // What was freed before the capture began passes meanwhile.
+    // Payloads freed before the capture began pass meanwhile.
     gpus.step(&stream);
     assert_eq!(poll(&mut deferred), [1]);
     gpus.capture(&stream, false);

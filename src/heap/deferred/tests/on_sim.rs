@@ -16,10 +16,10 @@ fn setup() -> (Driver, Buffer) {
     (driver, buffer)
 }
 
-/// Puts setting the `index`-th piece of the buffer on a stream.
+/// Submits a fill of the `index`-th piece of the buffer to a stream.
 fn fill(stream: &Stream, buffer: &Buffer, index: usize, byte: u8) {
     let at = buffer.device_ptr().add(64 * index as u64);
-    // SAFETY: the buffer lives until the test has waited, and is read through `CpuView` alone.
+    // SAFETY: the buffer lives until the test has waited, and is read only through `CpuView`.
     unsafe { stream.memset_async(at, byte, 64) }.unwrap();
 }
 
@@ -42,7 +42,7 @@ fn nothing_comes_back_before_its_work_has_run() {
     }
     drop(streams);
     assert_eq!(poll(&mut deferred), [0, 1, 2]);
-    // The simulator runs what is asked for, and no more.
+    // The simulator runs the work that is waited for, and no more.
     assert_eq!([0, 1, 2].map(|i| byte(&buffer, i)), [7; 3]);
 }
 
