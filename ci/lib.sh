@@ -4,8 +4,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # The feature sets that CI builds: everything the package has; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.
-FULL=(--features "interop,cli,cudart,etcd")
-PORTABLE=(--features "interop,cli,cudart")
+FULL=(--features "async,interop,cli,cudart,etcd")
+PORTABLE=(--features "async,interop,cli,cudart")
 BARE=(--no-default-features)
 # The workspace's other packages, which are not published. Only commands that name them build them, apart from the
 # root's, so that no feature that one asks for is on in the root's builds.

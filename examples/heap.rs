@@ -18,7 +18,9 @@ use egmem::allocator_api2::vec::Vec as HeapVec;
 use egmem::driver::{Access, DevicePtr};
 use egmem::heap::Relief;
 use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
-use egmem::{Block, Driver, Heap, HeapOptions, Machine, Memory, Result, Stream, Topology};
+use egmem::{
+    Block, Driver, Heap, HeapOptions, Machine, Memory, Result, Stream, Topology, Transfer,
+};
 use hashbrown::HashMap;
 
 const MIB: u64 = 1 << 20;
@@ -57,6 +59,7 @@ fn all(driver: &Driver, svg: Option<&Path>) -> std::result::Result<(), Box<dyn S
         sums.get::<f64>(7992)?,
     );
 
+    overlap(&heap, &stream)?;
     free_after_work(&heap, &stream)?;
     collections(&own, &stream)?;
     share(&heap)?;
@@ -95,6 +98,32 @@ fn build(driver: &Driver) -> Result<HeapOptions> {
             println!("{} B more, beyond the soft limit", pressure.requested);
             Relief::Grow
         }))
+}
+
+/// A copy from one block into a part of another.
+type PartCopy = Transfer<(Arc<Block>, Block)>;
+
+/// The CPU writes one block while the GPU copies another. Each copy's ticket owns its block until the copy has ended.
+fn overlap(heap: &Heap, stream: &Stream) -> Result<()> {
+    const PARTS: u64 = 8;
+    let whole = Arc::new(heap.allocate(Layout::new::<[u8; 8 << 20]>())?);
+    let mut slots: [Option<PartCopy>; 2] = [None, None];
+    for part in 0..PARTS {
+        let slot = &mut slots[part as usize % 2];
+        let staged = match slot.take() {
+            Some(copy) => Transfer::wait(copy)?.1,
+            None => heap.allocate(Layout::new::<[u8; 1 << 20]>())?,
+        };
+        staged.fill(part as u8)?;
+        *slot = Some(stream.start_copy((Arc::clone(&whole), part * MIB), (staged, 0), MIB)?);
+    }
+    drop(slots); // waits
+    println!(
+        "tickets: {} parts through two blocks; the last byte is {}",
+        PARTS,
+        whole.get::<u8>(whole.len() - 1)?,
+    );
+    Ok(())
 }
 
 /// A block is freed while the GPU writes to it: nobody waits, and nobody else gets it too soon.

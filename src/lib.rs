@@ -46,6 +46,7 @@
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
 //! | `allocator-api2` | yes | a heap as the allocator of collections, by allocator-api2's trait |
 //! | `nightly` | no | the same by std's trait; needs a nightly compiler |
+//! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `cudart` | no | pools through the runtime API as well |

@@ -3,6 +3,8 @@
 mod event;
 mod marks;
 mod over;
+#[cfg(feature = "async")]
+mod poller;
 mod transfer;
 mod work;
 

@@ -11,10 +11,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
+#[cfg(feature = "async")]
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
 
 use egmem::driver::NodeId;
 use egmem::heap::DebugOptions;
 use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Stream};
+#[cfg(feature = "async")]
+use egmem::{
+    Transfer,
+    driver::{Call, Code},
+    stream::TransferFailed,
+};
 
 /// Children of each test.
 const CHILDREN: usize = 40;
@@ -199,6 +210,21 @@ fn a_forked_child_leaves_its_parents_socket() {
     });
 }
 
+#[cfg(feature = "async")]
+fn poll<T>(ticket: &mut Transfer<T>) -> Poll<Result<T, TransferFailed<T>>> {
+    let mut context = Context::from_waker(Waker::noop());
+    Future::poll(Pin::new(ticket), &mut context)
+}
+
+#[cfg(feature = "async")]
+fn polled_by_a_child<T>(mut ticket: Transfer<T>) -> Transfer<T> {
+    let Poll::Ready(Err(failed)) = poll(&mut ticket) else {
+        panic!("nobody would wake the task");
+    };
+    assert!(failed.to_string().contains("forked"));
+    ticket
+}
+
 /// A ticket takes no lock in a child, where another thread may have held it.
 #[test]
 fn a_forked_child_is_told_that_a_transfer_is_its_parents() {
@@ -224,10 +250,24 @@ fn a_forked_child_is_told_that_a_transfer_is_its_parents() {
                 for _ in 0..CHILDREN {
                     let fill = |byte| stream.start_fill((Arc::clone(&memory), 0), 4096, byte);
                     let tickets = [fill(1), fill(2), fill(3)].map(Result::unwrap);
+                    #[cfg(feature = "async")]
+                    let tickets = tickets.map(|mut ticket| {
+                        // More questions than the tickets' thread asks until the child has ended.
+                        for nth in 1..=3000 {
+                            driver
+                                .sim()
+                                .unwrap()
+                                .fail(Call::EventQuery, nth, Code::NOT_READY);
+                        }
+                        assert!(poll(&mut ticket).is_pending());
+                        ticket
+                    });
                     let mut tickets = Some(tickets);
                     in_a_child(
                         || {
                             let [asked, waited, dropped] = tickets.take().unwrap();
+                            #[cfg(feature = "async")]
+                            let asked = polled_by_a_child(asked);
                             let told =
                                 |error: &Error| assert!(error.to_string().contains("forked"));
                             told(&asked.is_done().unwrap_err());
@@ -239,6 +279,7 @@ fn a_forked_child_is_told_that_a_transfer_is_its_parents() {
                         },
                         libc::_exit,
                     );
+                    driver.sim().unwrap().cancel_all();
                     for ticket in tickets.into_iter().flatten() {
                         ticket.wait().unwrap();
                     }

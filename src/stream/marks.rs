@@ -37,7 +37,10 @@ pub(super) struct Order(u64, Option<ThreadId>);
 pub(super) struct Mark {
     pub(super) event: Arc<Event>,
     /// Marks of one order pass by rising numbers.
-    #[allow(dead_code, reason = "for a thread that asks about many")]
+    #[cfg_attr(
+        not(feature = "async"),
+        allow(dead_code, reason = "for a thread that asks about many")
+    )]
     pub(super) place: (Order, u64),
 }
 

@@ -1,6 +1,8 @@
 //! Copies and fills that go on while the caller does something else.
 
 mod errors;
+#[cfg(feature = "async")]
+mod future;
 
 use std::fmt;
 
@@ -17,7 +19,8 @@ use crate::{Error, Result};
 /// A ticket for a copy or a fill that a GPU works on. It owns the operands `T`, and gives them back once the
 /// work has ended.
 ///
-/// [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and dropping the ticket waits too.
+/// [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and dropping the ticket waits too. With the
+/// feature `async` a ticket is a future.
 ///
 /// Memory that is to be used meanwhile is passed as an `Arc`. Nothing orders the CPU's accesses against the
 /// GPU's: see [`CpuView`](crate::memory::CpuView).
@@ -56,8 +59,8 @@ pub struct Transfer<T> {
     /// `None` once they are given back.
     operands: Option<T>,
     progress: Progress,
-    /// The first refusal to tell of the end, once there was one.
-    refused: Option<Error>,
+    #[cfg(feature = "async")]
+    polling: future::Polling,
     grants: Grants,
     stream: Stream,
 }
@@ -136,7 +139,8 @@ impl<T> Transfer<T> {
         let mut ticket = Self {
             operands: Some(operands),
             progress: Progress::Over(Ok(())),
-            refused: None,
+            #[cfg(feature = "async")]
+            polling: future::Polling::default(),
             grants: [None, None],
             stream: stream.clone(),
         };
@@ -219,6 +223,8 @@ impl<T> Transfer<T> {
 
     /// Waits for the end of the work, if the driver tells of it.
     fn finish(&mut self) {
+        #[cfg(feature = "async")]
+        self.stop_polling();
         let driver = self.stream.driver();
         let Progress::Marked(Mark { event, .. }) = &self.progress else {
             return;
@@ -234,10 +240,7 @@ impl<T> Transfer<T> {
     }
 
     /// Ends the wait for the mark.
-    fn set(&mut self, mut progress: Progress) {
-        if let (Progress::Over(result), Some(first)) = (&mut progress, self.refused.take()) {
-            *result = Err(first);
-        }
+    fn set(&mut self, progress: Progress) {
         let over = matches!(progress, Progress::Over(_));
         if let Progress::Marked(mark) = std::mem::replace(&mut self.progress, progress)
             && over

@@ -1,5 +1,7 @@
 //! Memory's life through the public API: rules of access, any drop order, nothing left behind.
 
+#[cfg(feature = "async")]
+mod awaiting;
 mod buffers;
 mod grants;
 mod objects;
@@ -63,6 +65,17 @@ macro_rules! on_both {
             })*)*
         }
     };
+}
+
+#[cfg(feature = "async")]
+mod awaited {
+    on_both! {
+        awaiting {
+            a_task_awaits_copies_and_fills,
+            many_tasks_are_woken,
+            a_ticket_can_be_polled_and_waited_for_later,
+        }
+    }
 }
 
 on_both! {

@@ -1,0 +1,152 @@
+//! Tickets as futures.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::{Progress, Transfer, TransferFailed};
+use crate::driver::Relaxed;
+use crate::stream::over::TRIES;
+use crate::stream::poller::Poller;
+use crate::{Error, Result};
+
+/// Waits for the end of the work as [`wait`](Transfer::wait) does, without blocking the thread. Works in any async
+/// runtime.
+///
+/// A thread of this crate, one for each driver, asks the driver while any task waits, and calls the tasks' wakers.
+/// It ends 50 ms after the last of them was woken.
+///
+/// # Errors
+/// As [`wait`](Transfer::wait); [`Error::System`] where the thread cannot be started. With `None` for the operands
+/// they are still the ticket's: [`wait`](Transfer::wait) can be called on a ticket that was polled by reference.
+///
+/// # Cancel safety
+/// Dropping the future is dropping the ticket: that waits for the end of the work and blocks the thread meanwhile.
+/// A ticket that is polled by reference, as `&mut ticket`, can be polled again later.
+impl<T> Future for Transfer<T> {
+    type Output = Result<T, TransferFailed<T>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        match this.advance(context) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(this.outcome()),
+            Err(error) => Poll::Ready(Err(TransferFailed::new(error, None))),
+        }
+    }
+}
+
+/// The operands are never pinned.
+impl<T> Unpin for Transfer<T> {}
+
+/// What a ticket knows from being polled.
+#[derive(Default)]
+pub(super) struct Polling {
+    /// Where the task waits, once it does.
+    poller: Option<Arc<Poller>>,
+    /// The first refusal to tell of the end, and how many there were.
+    refused: Option<Error>,
+    refusals: u32,
+}
+
+impl Polling {
+    /// What a driver's answer means, if it is the last one.
+    fn judge(&mut self, asked: Result<bool>) -> Option<Progress> {
+        let ended = match asked {
+            Ok(false) => return None,
+            Ok(true) => Ok(()),
+            Err(error @ Error::ContextLost { .. }) => Err(error),
+            Err(error) => {
+                self.refusals += 1;
+                let first = self.refused.get_or_insert(error).clone();
+                return (self.refusals >= TRIES).then_some(Progress::Unknown(first));
+            }
+        };
+        // As when waiting: a refusal may have been the work's failure.
+        Some(Progress::Over(self.refused.take().map_or(ended, Err)))
+    }
+}
+
+impl<T> Transfer<T> {
+    /// Asks the driver once, and has the task woken where the work is still ahead.
+    fn advance(&mut self, context: &Context<'_>) -> Result<Poll<()>> {
+        let Progress::Marked(mark) = &self.progress else {
+            return Ok(Poll::Ready(()));
+        };
+        let driver = self.stream.driver();
+        // Before any lock.
+        driver.expect_this_process("transfer")?;
+        let asked = {
+            let _relaxed = Relaxed::new(driver);
+            mark.event.is_done()
+        };
+        if let Some(progress) = self.polling.judge(asked) {
+            self.stop_polling();
+            self.set(progress);
+            return Ok(Poll::Ready(()));
+        }
+        let poller = &mut self.polling.poller;
+        let poller = poller.get_or_insert_with(|| Poller::of(driver));
+        poller.wake_after(mark, context.waker())?;
+        Ok(Poll::Pending)
+    }
+
+    /// Wakes no task for this ticket from now on.
+    pub(super) fn stop_polling(&mut self) {
+        if let Some(poller) = self.polling.poller.take()
+            && let Progress::Marked(mark) = &self.progress
+            && self.stream.driver().is_of_this_process()
+        {
+            poller.forget(mark);
+        }
+    }
+}
+
+#[cfg(test)]
+impl<T> Transfer<T> {
+    /// Waits as a polled ticket does, at a poller of the test's own.
+    pub(in crate::stream) fn register(
+        &mut self,
+        poller: &Arc<Poller>,
+        waker: &std::task::Waker,
+    ) -> bool {
+        self.polling.poller = Some(Arc::clone(poller));
+        match &self.progress {
+            Progress::Marked(mark) => poller.wake_after(mark, waker).is_ok(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::driver::{Call, Code};
+    use crate::{Buffer, Driver, Machine, Stream};
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_an_error_and_the_ticket_stays() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let memory = Buffer::near(&driver, 0, 4096).unwrap();
+        let mut fill = stream.start_fill((memory, 0), 4096, 7).unwrap();
+        // No address space has room for this.
+        fill.polling.poller = Some(Arc::new(Poller::with_stack(1 << 62)));
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..2 {
+            driver
+                .sim()
+                .unwrap()
+                .fail(Call::EventQuery, 1, Code::NOT_READY);
+            let Poll::Ready(Err(failed)) = Pin::new(&mut fill).poll(&mut context) else {
+                panic!("nobody would wake the task");
+            };
+            assert!(matches!(*failed.error, Error::System { .. }), "{failed}");
+            assert!(failed.operands.is_none());
+        }
+        assert_eq!(fill.wait().unwrap().get::<u8>(4095).unwrap(), 7);
+    }
+}
