@@ -1,4 +1,4 @@
-//! What drivers, devices, pools and pointers can be asked: attributes by number, and versions.
+//! Attributes of drivers, devices, pools and pointers by number, and versions.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub enum GranularityKind {
 #[serde(transparent)]
 pub struct DeviceAttribute(pub i32);
 
-#[allow(missing_docs)] // The names are CUDA's, less CU_DEVICE_ATTRIBUTE_.
+#[allow(missing_docs)] // the names are CUDA's without CU_DEVICE_ATTRIBUTE_
 impl DeviceAttribute {
     pub const INTEGRATED: Self = Self(18);
     pub const UNIFIED_ADDRESSING: Self = Self(41);
@@ -77,7 +77,7 @@ impl DeviceAttribute {
     pub const HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(145);
 }
 
-/// What `cuPointerGetAttribute` can be asked for here.
+/// Attributes for `cuPointerGetAttribute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(i32)]

@@ -15,35 +15,34 @@ fn absent<T>(call: Call) -> Result<T> {
 
 /// A driver: CUDA, the simulator, or one of your own (a null driver for benchmarks, a recorder).
 ///
-/// Each method is one driver call, named after it, with the arguments checked by nobody but the
-/// driver. A method that the implementor leaves out answers `NOT_SUPPORTED`. Methods may be called
-/// from any thread, and leave the caller's current CUDA context as it was.
+/// Each method is one driver call, named after it; only the driver checks the arguments. The default of each
+/// method returns `NOT_SUPPORTED`. Methods may be called from any thread, and leave the caller's current CUDA
+/// context unchanged.
 ///
 /// # Safety
-/// What methods report as success must have happened: memory reported as mapped and granted to the
-/// host is dereferenced by safe code.
+/// What a method reports as success must have happened: safe code dereferences memory that is reported as
+/// mapped and granted to the host.
 ///
-/// The methods that are `unsafe` here follow a handle, or can pull memory from under somebody.
-/// Their callers must know that each handle is this driver's and was not destroyed, that nobody
-/// uses what is destroyed, freed, unmapped or taken away, and that the work named is in bounds; for
-/// [`module_load`](Self::module_load), that the text is PTX, for a driver takes binaries there too; for
-/// [`mem_dma_buf`](Self::mem_dma_buf), that nothing written through the fd lies in memory that safe code
-/// holds references to.
-/// Addresses are looked up by the driver, so the methods that only ask about one are safe.
+/// The methods that are `unsafe` here use a handle, or can remove memory that is in use. Their callers must
+/// ensure that each handle belongs to this driver and was not destroyed, that nothing uses what is destroyed,
+/// freed, unmapped or revoked, and that the work is in bounds; for [`module_load`](Self::module_load), that
+/// the text is PTX, because a driver takes binaries there too; for [`mem_dma_buf`](Self::mem_dma_buf), that
+/// nothing written through the fd lies in memory that safe code holds references to. The driver looks
+/// addresses up, so the methods that only query one are safe.
 #[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.
 pub unsafe trait Backend: Debug + Send + Sync + 'static {
-    /// `"cuda"`, `"simulated"`, or the name of your own.
+    /// Returns `"cuda"`, `"simulated"`, or the name of your own.
     fn name(&self) -> &'static str;
 
-    /// The simulator's controls, where this is the simulator.
+    /// Returns the simulator's controls, if this is the simulator.
     fn sim(&self) -> Option<&Sim> {
         None
     }
 
-    /// The pool calls of the runtime API.
+    /// Returns the pool calls of the runtime API.
     ///
     /// # Errors
-    /// [`Error::MissingLibrary`] or [`Error::PlatformUnsupported`] where there is none.
+    /// [`Error::MissingLibrary`] or [`Error::PlatformUnsupported`] if there is none.
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
         Err(Error::PlatformUnsupported {
             what: "the CUDA runtime API",
@@ -51,7 +50,7 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         })
     }
 
-    /// The pool calls of the driver API.
+    /// Returns the pool calls of the driver API.
     fn driver_pools(&self) -> &dyn PoolCalls;
 
     // Devices.
@@ -175,7 +174,7 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
         absent(Call::MemGetHandleForAddressRange)
     }
 
-    // The allocators of old, for comparison and for copies' other end.
+    // The older allocators, for comparison and as the other end of copies.
 
     /// `cuMemAlloc`
     fn mem_alloc(&self, device: i32, size: u64) -> Result<DevicePtr> {
@@ -216,12 +215,12 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         absent(Call::StreamWaitEvent)
     }
-    /// `cuStreamIsCapturing`: whether work put on the stream goes into a graph instead of being run.
-    /// A capture that has become invalid counts too, until it is ended.
+    /// `cuStreamIsCapturing`: whether work submitted to the stream goes into a graph instead of running. An
+    /// invalidated capture counts too, until it is ended.
     unsafe fn stream_is_capturing(&self, stream: StreamHandle) -> Result<bool> {
         absent(Call::StreamIsCapturing)
     }
-    /// `cuThreadExchangeStreamCaptureMode`: sets the calling thread's mode; tells what it was.
+    /// `cuThreadExchangeStreamCaptureMode`: sets the calling thread's mode; returns the previous one.
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         absent(Call::ThreadExchangeStreamCaptureMode)
     }
@@ -273,8 +272,8 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     ) -> Result<()> {
         absent(Call::MemsetD8Async)
     }
-    /// `cuModuleLoadData` of PTX, into the device's primary context. The simulator knows this
-    /// crate's own kernels only.
+    /// `cuModuleLoadData` of PTX, into the device's primary context. The simulator knows only this crate's
+    /// own kernels.
     unsafe fn module_load(&self, device: i32, ptx: &CStr) -> Result<ModuleHandle> {
         absent(Call::ModuleLoadData)
     }
@@ -303,8 +302,8 @@ pub unsafe trait Backend: Debug + Send + Sync + 'static {
     }
 }
 
-/// The pool calls, which the driver API and the runtime API both have. The objects are the same:
-/// a pool or an allocation made through one can be used through the other.
+/// The pool calls, which the driver API and the runtime API both have. They share their objects: a pool or an
+/// allocation made through one can be used through the other.
 ///
 /// # Safety
 /// As for [`Backend`].
@@ -348,8 +347,8 @@ pub unsafe trait PoolCalls: Send + Sync {
     }
     /// `cuMemPoolExportToShareableHandle`
     ///
-    /// Fabric only after a `cuMemCreate` with that handle type has succeeded on this machine:
-    /// refused, it has been seen to corrupt the heap.
+    /// Export as fabric only after a `cuMemCreate` with that handle type has succeeded on this machine: on
+    /// others the refused call has been seen to corrupt the process's heap.
     unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
         absent(Call::MemPoolExportToShareableHandle)
     }

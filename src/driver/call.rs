@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! calls {
     ($($variant:ident => $name:literal,)*) => {
-        /// A driver call of the seam. Errors, traces, counts and injected faults name calls by it.
+        /// A driver call of the seam. Errors, traces, counts and injected faults use it to name calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum Call {

@@ -1,4 +1,4 @@
-//! Captures of streams into CUDA graphs, and keeping out of their way.
+//! Captures of streams into CUDA graphs, and how to leave them undisturbed.
 
 use super::Driver;
 
@@ -11,15 +11,15 @@ impl CaptureMode {
     pub const GLOBAL: Self = Self(0);
     /// Such calls fail while this thread captures.
     pub const THREAD_LOCAL: Self = Self(1);
-    /// No such call fails for a capture's sake.
+    /// Such calls never fail because of a capture.
     pub const RELAXED: Self = Self(2);
 }
 
-/// The calling thread's capture mode is [`CaptureMode::RELAXED`] while this lives.
+/// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped.
 ///
-/// Asking an event counts among the calls that a capture forbids: in the default mode it fails while
-/// any thread of the process captures in that mode, and makes that capture invalid. A library that
-/// asks events of its own must not spoil a graph that it knows nothing of.
+/// Querying an event is one of the calls that a capture forbids: in the default mode it fails while any
+/// thread of the process captures in that mode, and invalidates that capture. A library that queries its own
+/// events must not spoil a graph that it knows nothing of.
 ///
 /// Source: `cuThreadExchangeStreamCaptureMode`.
 pub(crate) struct Relaxed<'a> {
@@ -29,10 +29,10 @@ pub(crate) struct Relaxed<'a> {
 
 impl<'a> Relaxed<'a> {
     pub(crate) fn new(driver: &'a Driver) -> Self {
-        // A driver that cannot say so can capture nothing either, or the calls themselves will tell.
+        // A driver without this call cannot capture either, or the later calls return an error.
         let before = driver
             .thread_exchange_capture_mode(CaptureMode::RELAXED)
-            .inspect_err(|error| tracing::debug!(%error, "captures are not kept out of the way of"))
+            .inspect_err(|error| tracing::debug!(%error, "the capture mode cannot be relaxed: a capture may fail"))
             .ok();
         Self { driver, before }
     }

@@ -22,7 +22,7 @@ macro_rules! codes {
                 pub const $name: Self = Self($value);
             )*
 
-            /// The code's name in CUDA's documentation, or `None` for a code unknown to this crate.
+            /// Returns the code's name in CUDA's documentation, or `None` for a code unknown to this crate.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     0 => Some("CUDA_SUCCESS"),
@@ -35,7 +35,7 @@ macro_rules! codes {
 }
 
 impl Code {
-    /// Whether the code says that the process has lost its context on the GPU: every later call on
+    /// Returns whether the code means that the process has lost its context on the GPU: every later call on
     /// that GPU fails the same way until the process ends.
     pub const fn loses_context(self) -> bool {
         matches!(

@@ -34,37 +34,36 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Driver {
     backend: Arc<dyn Backend>,
-    /// The process that opened it.
+    /// The process that opened the driver.
     born: Generation,
 }
 
 impl Driver {
-    /// The CUDA driver of this machine, initialised.
+    /// Opens the CUDA driver of this machine and initialises it.
     ///
     /// Source: `cuInit`, through `libcuda.so.1`, loaded at run time.
     ///
     /// # Errors
     /// [`Error::NoDriver`] without a usable library, [`Error::DriverTooOld`] before CUDA 12.2,
-    /// [`Error::Driver`] where `cuInit` fails, for example with `NO_DEVICE`.
+    /// [`Error::Driver`] if `cuInit` fails, for example with `NO_DEVICE`.
     pub fn open() -> Result<Self> {
         cuda::open().map(Self::from_backend)
     }
 
-    /// A simulated driver of `machine`: for tests, and for development without a GPU.
+    /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
     ///
-    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between addresses that
-    /// nobody may touch, and what is freed is used again at once for the next reservation of its size, so that
-    /// accesses beyond an end, and many after a free, fault. The default is `packed`: without room between them.
+    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between inaccessible
+    /// addresses, and the next reservation of the same size reuses a freed one at once, so that accesses
+    /// beyond an end, and many after a free, fault. The default is `packed`: reservations without gaps.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the description contradicts itself, and for another value of
-    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`]
-    /// where the operating system has no memory for it.
+    /// [`Error::InvalidArgument`] if the description contradicts itself, and for another value of
+    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`] if the operating system has no memory for it.
     pub fn simulated(machine: sim::Machine) -> Result<Self> {
         sim::open(machine).map(Self::from_backend)
     }
 
-    /// A driver over a backend of your own.
+    /// Creates a driver from a backend of your own.
     pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
@@ -72,16 +71,16 @@ impl Driver {
         }
     }
 
-    /// Whether this is the simulator: then no time measured on it means anything.
+    /// Returns whether this is the simulator: times measured on it mean nothing.
     pub fn is_simulated(&self) -> bool {
         self.sim().is_some()
     }
 
-    /// The pool calls of one API.
+    /// Returns the pool calls of one API.
     ///
     /// # Errors
     /// For [`PoolApi::Runtime`]: [`Error::MissingLibrary`] without a CUDA runtime library,
-    /// [`Error::PlatformUnsupported`] where the feature `cudart` is off.
+    /// [`Error::PlatformUnsupported`] if the feature `cudart` is off.
     pub fn pools(&self, api: PoolApi) -> Result<&dyn PoolCalls> {
         match api {
             PoolApi::Driver => Ok(self.driver_pools()),
@@ -89,12 +88,12 @@ impl Driver {
         }
     }
 
-    /// Whether both are the same driver.
+    /// Returns whether both are the same driver.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.backend, &other.backend)
     }
 
-    /// What tells living drivers apart: however often CUDA is opened, its devices are the same.
+    /// Returns an address that is unique among living drivers. CUDA opened several times is one driver.
     pub(crate) fn address(&self) -> usize {
         if self.name() == "cuda" {
             return 0;
@@ -102,8 +101,8 @@ impl Driver {
         Arc::as_ptr(&self.backend).cast::<()>().addr()
     }
 
-    /// Whether this process is the one that opened it, and no child that was forked from it. In a child nothing
-    /// is given back: a lock may be held for ever, and a driver's memory is the parent's.
+    /// Returns whether this process opened the driver, rather than an ancestor that forked it. A forked child
+    /// frees nothing: a lock may never be released, and the memory is the parent's.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.born.is_current()
     }
@@ -119,12 +118,12 @@ impl Driver {
         }
     }
 
-    /// A reference that does not keep the driver alive.
+    /// Returns a reference that does not keep the driver alive.
     pub(crate) fn downgrade(&self) -> Weak<dyn Backend> {
         Arc::downgrade(&self.backend)
     }
 
-    /// Checks that this is the driver `other` too: handles mean nothing to another driver.
+    /// Checks that `other` is the same driver: handles mean nothing to another driver.
     pub(crate) fn expect_same(&self, other: &Self, what: &'static str) -> Result<()> {
         if self.same(other) {
             Ok(())
@@ -148,7 +147,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Through which API pools are used. The objects are the same.
+/// The API through which pools are used. Both share their objects.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]

@@ -2,10 +2,10 @@
 
 use std::io;
 
-/// Random bytes from the operating system.
+/// Returns random bytes from the operating system.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    // SAFETY: the pointer and length are those of `bytes`, which is written.
+    // SAFETY: the pointer and length are those of `bytes`, which the call writes.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
     if got == N as isize {
         Ok(bytes)

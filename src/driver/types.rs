@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-/// Where memory lies, or who accesses it. Source: `CUmemLocation`.
+/// Where memory lies, or where accesses come from. Source: `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Location {
@@ -21,7 +21,7 @@ pub enum Location {
 }
 
 impl Location {
-    /// Whether the CPU's memory is meant, by node or not.
+    /// Returns whether this is the CPU's memory, with or without a node.
     pub const fn is_host(self) -> bool {
         !matches!(self, Self::Device(_))
     }
@@ -71,7 +71,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The value of `CUmemAccess_flags`: 0, 1 or 3.
+    /// Returns the value of `CUmemAccess_flags`: 0, 1 or 3.
     pub const fn flags(self) -> u32 {
         match self {
             Self::None => 0,
@@ -80,7 +80,7 @@ impl Access {
         }
     }
 
-    /// The access that a driver's flags mean; `None` for a value that the driver does not document.
+    /// Returns the access for a driver's flags; `None` for a value that CUDA does not document.
     pub const fn from_flags(flags: u64) -> Option<Self> {
         match flags {
             0 => Some(Self::None),
@@ -104,14 +104,14 @@ impl fmt::Display for Access {
 /// Access for one location. Source: `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AccessDesc {
-    /// Who.
+    /// The location that gets access.
     pub location: Location,
     /// What it may do.
     pub access: Access,
 }
 
 impl AccessDesc {
-    /// `access` for `who`: a [`Location`], a node's id or a GPU of a topology.
+    /// Returns `access` for `who`: a [`Location`], a node's id or a GPU of a topology.
     pub fn new(who: impl Into<Location>, access: Access) -> Self {
         Self {
             location: who.into(),
@@ -152,17 +152,17 @@ impl HandleTypes {
     /// Shareable as a fabric handle.
     pub const FABRIC: Self = Self(8);
 
-    /// The driver's bit mask.
+    /// Returns the driver's bit mask.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// The set with the driver's bit mask `bits`, unknown bits kept.
+    /// Returns the set with the driver's bit mask `bits`; keeps unknown bits.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Whether every type of `other` is in the set.
+    /// Returns whether every type of `other` is in the set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -208,19 +208,19 @@ impl fmt::Debug for HandleTypes {
     }
 }
 
-/// What physical memory is to be. Source: `CUmemAllocationProp`, type PINNED.
+/// The properties of physical memory. Source: `CUmemAllocationProp`, type PINNED.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationProps {
     /// Where the memory lies.
     pub location: Location,
     /// How it may be shared.
     pub handle_types: HandleTypes,
-    /// Whether GPUDirect RDMA is asked for (device memory only).
+    /// Whether to request GPUDirect RDMA (device memory only).
     pub gpu_direct_rdma: bool,
 }
 
 impl AllocationProps {
-    /// Memory at `location`, not shareable.
+    /// Returns the properties of unshareable memory at `location`.
     pub const fn at(location: Location) -> Self {
         Self {
             location,
@@ -229,14 +229,14 @@ impl AllocationProps {
         }
     }
 
-    /// The same with `handle_types`.
+    /// Sets how the memory may be shared.
     pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
         self.handle_types = handle_types;
         self
     }
 }
 
-/// What a memory pool is to be. Source: `CUmemPoolProps`, type PINNED.
+/// The properties of a memory pool. Source: `CUmemPoolProps`, type PINNED.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PoolProps {
     /// Where the pool's memory lies.
@@ -251,8 +251,8 @@ macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident,)*) => {$(
         $(#[$doc])*
         ///
-        /// A plain number, as the driver gave it: it owns nothing, and using it is unsafe, since it may
-        /// name nothing any more.
+        /// A plain number from the driver: it owns nothing. Using it is unsafe, because it may no longer
+        /// refer to anything.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(transparent)]
         pub struct $name(pub u64);
@@ -290,7 +290,7 @@ pub struct StreamHandle {
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The address `bytes` further.
+    /// Returns the address `bytes` further.
     ///
     /// # Panics
     /// In debug builds, if the address would wrap.
@@ -306,22 +306,22 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
-/// The 64 bytes that name memory across the nodes of an IMEX domain: `CUmemFabricHandle`.
+/// The 64 bytes that identify memory across the nodes of an IMEX domain: `CUmemFabricHandle`.
 ///
-/// Whoever holds them can map the memory, so they are never shown and are wiped when dropped.
+/// They grant the right to map the memory, so `Debug` hides them and dropping wipes them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FabricHandle(Box<[u8; 64]>);
 
 impl FabricHandle {
-    /// The handle with these bytes.
+    /// Returns the handle with these bytes.
     pub fn from_bytes(bytes: &[u8; 64]) -> Self {
-        // Copied where it is wiped later, and not by way of the stack.
+        // Copies into memory that is wiped later, not through the stack.
         let mut own = Box::new([0; 64]);
         own.copy_from_slice(bytes);
         Self(own)
     }
 
-    /// The handle's bytes: a secret.
+    /// Returns the handle's bytes: a secret.
     pub fn expose_bytes(&self) -> &[u8; 64] {
         &self.0
     }
@@ -330,7 +330,7 @@ impl FabricHandle {
 impl Drop for FabricHandle {
     fn drop(&mut self) {
         for byte in self.0.iter_mut() {
-            // SAFETY: `byte` is a live, exclusive reference; volatile so that the wipe is kept.
+            // SAFETY: `byte` is a live, exclusive reference; volatile so that the compiler keeps the wipe.
             unsafe { std::ptr::write_volatile(byte, 0) };
         }
     }
@@ -352,7 +352,7 @@ pub enum ShareableHandle {
 }
 
 impl ShareableHandle {
-    /// Which type it is.
+    /// Returns its type.
     pub const fn handle_type(&self) -> HandleType {
         match self {
             Self::PosixFd(_) => HandleType::PosixFd,

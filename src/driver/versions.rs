@@ -1,23 +1,23 @@
-//! What each driver version lacks, from 12.2 on: older ones are refused by
-//! [`Driver::open`](super::Driver::open).
+//! The features that drivers lack by version, from 12.2 on: [`Driver::open`](super::Driver::open) refuses
+//! older ones.
 
 use super::{Code, CudaVersion, DeviceAttribute, HandleTypes, Location};
 use crate::Error;
 
-/// Something that drivers have from some version on.
+/// A feature that drivers have from some version on.
 ///
 /// docs/driver-versions.md has the same table with sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feature {
-    /// What it is.
+    /// The feature's name.
     pub name: &'static str,
-    /// The first version with it.
+    /// The first version that has it.
     pub since: CudaVersion,
-    /// What is so without it.
+    /// The consequence of not having it.
     pub without: &'static str,
 }
 
-/// The features of this crate's interest, oldest first.
+/// The features that matter to this crate, oldest first.
 pub const FEATURES: &[Feature] = &[
     Feature {
         name: "fabric handles",
@@ -54,13 +54,13 @@ pub const FEATURES: &[Feature] = &[
 const FABRIC: CudaVersion = CudaVersion(12030);
 const HOST: CudaVersion = CudaVersion(13000);
 
-/// The features that a driver of version `have` lacks.
+/// Iterates over the features that a driver of version `have` lacks.
 pub fn lacking(have: CudaVersion) -> impl Iterator<Item = &'static Feature> {
     FEATURES.iter().filter(move |feature| have < feature.since)
 }
 
 impl DeviceAttribute {
-    /// The first version whose drivers know the attribute, where that is after 12.2; before it they
+    /// Returns the first version whose drivers know the attribute, if that is after 12.2; older drivers
     /// answer `INVALID_VALUE`, which says nothing about the GPU.
     pub const fn since(self) -> Option<CudaVersion> {
         match self {
@@ -76,8 +76,8 @@ impl DeviceAttribute {
     }
 }
 
-/// The better reason where memory at `location` with `handle_types` was refused because the driver
-/// is older than the request.
+/// Replaces the error if memory at `location` with `handle_types` was refused because the driver is older
+/// than the request.
 pub(crate) fn explain(
     error: Error,
     have: CudaVersion,

@@ -17,14 +17,14 @@ pub(super) fn opaque(handle: u64) -> Opaque {
 /// Reads a string that `read` writes, NUL-terminated, into a buffer of the given length.
 fn string(read: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     let mut buffer = [0_u8; 256];
-    // One byte less, so that a NUL is left whatever the driver does.
+    // One byte less, so that the text ends with a NUL whatever the driver does.
     read(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1)?;
     let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Imports what `handle` names: a POSIX fd by value in place of the pointer, a fabric handle's bytes
-/// through it.
+/// Imports the memory or pool behind `handle`: passes a POSIX fd by value in place of the pointer, a fabric
+/// handle's bytes by pointer.
 pub(super) fn import<T>(
     handle: &ShareableHandle,
     call: impl FnOnce(*mut c_void, u32) -> Result<T>,
@@ -33,14 +33,14 @@ pub(super) fn import<T>(
     match handle {
         ShareableHandle::PosixFd(fd) => call(fd.as_raw_fd() as usize as *mut c_void, kind),
         ShareableHandle::Fabric(fabric) => {
-            // A copy, since the driver's signature is not const; wiped when dropped.
+            // A copy, because the driver's signature is not const; wiped when dropped.
             let copy = fabric.clone();
             call(copy.expose_bytes().as_ptr().cast_mut().cast(), kind)
         }
     }
 }
 
-/// Exports to a handle of `kind`, which `export` writes.
+/// Exports to a handle of `kind`; `export` writes it.
 pub(super) fn export(
     by: Call,
     kind: HandleType,
@@ -51,24 +51,24 @@ pub(super) fn export(
         HandleType::PosixFd => {
             let mut raw = -1_i32;
             export((&raw mut raw).cast(), bits)?;
-            // SAFETY: the driver has just made the fd for us and written it.
+            // SAFETY: the driver has just created the fd for this call and written it.
             Ok(ShareableHandle::PosixFd(unsafe { fd::take(by, raw)? }))
         }
         HandleType::Fabric => {
             let mut bytes: Opaque64 = [0; 64];
             export(bytes.as_mut_ptr().cast(), bits)?;
             let handle = FabricHandle::from_bytes(&bytes);
-            // SAFETY: a live, exclusive reference; volatile so that the wipe of a secret is kept.
+            // SAFETY: a live, exclusive reference; volatile so that the compiler keeps the wipe of the
+            // secret.
             unsafe { ptr::write_volatile(&mut bytes, [0; 64]) };
             Ok(ShareableHandle::Fabric(handle))
         }
     }
 }
 
-// In the blocks below, unless more is said: pointers are to live values of the types that CUDA's
-// headers give, which the call fills or reads before it returns and does not keep; numbers and
-// handles are checked by the driver; what pulls memory from under somebody is the caller's to
-// answer for, by the contract of `Backend`.
+// The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
+// call fills or reads them before it returns and does not keep them. The driver checks numbers and handles.
+// The caller guarantees, by the contract of `Backend`, that nothing uses memory that a call removes.
 
 // SAFETY: each method makes the call that it is named after and reports its result.
 unsafe impl Backend for Cuda {
@@ -201,7 +201,7 @@ unsafe impl Backend for Cuda {
 
     fn mem_address_reserve(&self, size: u64, alignment: u64, hint: u64) -> Result<DevicePtr> {
         let mut ptr = 0;
-        // SAFETY: as said above; the hint is only a wish, the flags must be 0.
+        // SAFETY: as said above; the hint is not binding, the flags must be 0.
         unsafe {
             self.api()
                 .mem_address_reserve(&mut ptr, size as usize, alignment as usize, hint, 0)?;
@@ -332,7 +332,7 @@ unsafe impl Backend for Cuda {
                 )
             }
         })?;
-        // SAFETY: the driver has just made the fd for us and written it.
+        // SAFETY: the driver has just created the fd for this call and written it.
         unsafe { fd::take(Call::MemGetHandleForAddressRange, raw) }
     }
 
@@ -442,7 +442,7 @@ unsafe impl Backend for Cuda {
     }
 
     unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        // Forgotten first: once destroyed, another thread may get the same handle for another event.
+        // Removed first: once the event is destroyed, another thread may get the same handle for a new event.
         let device = self.core.events().remove(&event);
         // SAFETY: as said above; the event lives until here by the caller's contract.
         let destroy = || unsafe { self.api().event_destroy(opaque(event.0)) };
@@ -491,7 +491,7 @@ unsafe impl Backend for Cuda {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<()> {
-        // SAFETY: as said above; the ranges are the caller's to answer for.
+        // SAFETY: as said above; the caller guarantees the ranges.
         self.on_stream(stream, |raw| unsafe {
             self.api().memcpy_async(dst.0, src.0, bytes as usize, raw)
         })
@@ -504,7 +504,7 @@ unsafe impl Backend for Cuda {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<()> {
-        // SAFETY: as said above; the range is the caller's to answer for.
+        // SAFETY: as said above; the caller guarantees the range.
         self.on_stream(stream, |raw| unsafe {
             self.api()
                 .memset_d8_async(dst.0, value, bytes as usize, raw)
@@ -553,8 +553,8 @@ unsafe impl Backend for Cuda {
             .iter()
             .map(|arg| ptr::from_ref(arg).cast_mut().cast())
             .collect();
-        // SAFETY: as said above; the driver copies the arguments, as many and as wide as the kernel
-        // has by the caller's contract, and does not write them.
+        // SAFETY: as said above. The driver copies the arguments and does not write them; the caller
+        // guarantees that their number and widths are the kernel's.
         self.on_stream(stream, |raw| unsafe {
             self.api().launch_kernel(
                 opaque(function.0),
@@ -598,7 +598,7 @@ impl Core {
     }
 }
 
-/// Whether work is done: `NOT_READY` is an answer, not a failure.
+/// Returns whether work is done: `NOT_READY` is an answer, not a failure.
 fn done(result: Result<()>) -> Result<bool> {
     match result {
         Ok(()) => Ok(true),

@@ -1,4 +1,4 @@
-//! Primary contexts: retained once a device, made current for a call, and given back.
+//! Primary contexts: retained once per device, made current for a call, and released.
 
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -7,12 +7,12 @@ use super::symbols::{DriverApi, Opaque};
 use crate::driver::{Call, Code};
 use crate::{Error, Result};
 
-/// The devices and those of their primary contexts that have been retained.
+/// The devices, and the primary contexts retained so far.
 pub(super) struct Contexts {
     devices: Box<[Device]>,
-    // Held while a context is being retained, so that it is retained once.
+    // Held while a context is being retained, so that it is retained only once.
     retaining: Mutex<()>,
-    // A forked child has a copy of this, but not of the driver's state.
+    // A forked child has a copy of this value, but not of the driver's state.
     process: u32,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Contexts {
 struct Device {
     /// `CUdevice`
     id: OnceLock<i32>,
-    /// `CUcontext`, as a number so that it can be shared; it is never followed here.
+    /// `CUcontext`, as a number so that it can be shared; never dereferenced here.
     context: OnceLock<usize>,
 }
 
@@ -36,7 +36,7 @@ impl Contexts {
         })
     }
 
-    /// The `CUdevice` of an ordinal. An ordinal that does not exist is the driver's to refuse.
+    /// Returns the `CUdevice` of an ordinal. The driver refuses ordinals that do not exist.
     pub(super) fn device(&self, api: &DriverApi, ordinal: i32) -> Result<i32> {
         let known = usize::try_from(ordinal)
             .ok()
@@ -50,7 +50,7 @@ impl Contexts {
         Ok(known.map_or(id, |device| *device.id.get_or_init(|| id)))
     }
 
-    /// The primary context of an ordinal, retained when first asked for.
+    /// Returns the primary context of an ordinal; retains it on first use.
     fn primary(&self, api: &DriverApi, ordinal: i32) -> Result<Opaque> {
         let id = self.device(api, ordinal)?;
         let slot = usize::try_from(ordinal)
@@ -68,8 +68,7 @@ impl Contexts {
             return Ok(*context as Opaque);
         }
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is a live pointer; `id` is a device; what is retained here is released
-        // in `release`.
+        // SAFETY: `context` is a live pointer; `id` is a device; `release` releases what is retained here.
         unsafe { api.device_primary_ctx_retain(&mut context, id)? };
         Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
     }
@@ -79,7 +78,7 @@ impl Contexts {
         (0..self.devices.len()).try_for_each(|ordinal| self.primary(api, ordinal as i32).map(drop))
     }
 
-    /// Runs `work` with the primary context of `ordinal` current, and leaves the caller's as it was.
+    /// Runs `work` with the primary context of `ordinal` current, and restores the caller's.
     pub(super) fn with<T>(
         &self,
         api: &DriverApi,
@@ -91,8 +90,8 @@ impl Contexts {
         work().map_err(|error| lost(error, ordinal))
     }
 
-    /// Runs `work`, which needs no particular context, in the caller's; where the driver wants one
-    /// and the caller has none, in the first device's.
+    /// Runs `work`, which needs no particular context, in the caller's; in the first device's if the driver
+    /// needs one and the caller has none.
     pub(super) fn anywhere<T>(
         &self,
         api: &DriverApi,
@@ -104,15 +103,15 @@ impl Contexts {
         }
     }
 
-    /// Gives back what was retained.
+    /// Releases the retained contexts.
     pub(super) fn release(&self, api: &DriverApi) {
         if self.process != std::process::id() {
             return;
         }
         for device in &self.devices {
             if let (Some(id), Some(_)) = (device.id.get(), device.context.get()) {
-                // SAFETY: it was retained once, in `primary`, and nobody can use it through this
-                // value, which is being dropped.
+                // SAFETY: `primary` retained it once, and no code can use it through this value, which is
+                // being dropped.
                 let released = unsafe { api.device_primary_ctx_release(*id) };
                 if let Err(error) = released {
                     tracing::debug!(%error, "a primary context was not released");
@@ -122,7 +121,7 @@ impl Contexts {
     }
 }
 
-/// A context made current on this thread, until dropped.
+/// Keeps a context current on this thread until dropped.
 struct Current<'a> {
     /// `None`: it was current already.
     api: Option<&'a DriverApi>,
@@ -139,7 +138,7 @@ impl<'a> Current<'a> {
         // SAFETY: the context is retained for as long as the backend, which `api` belongs to, lives.
         let pushed = unsafe { api.ctx_push_current(context) };
         if let Err(error) = pushed {
-            // The call may pass on the error of earlier work although it has pushed.
+            // The call may report an error of earlier work although it has pushed the context.
             let mut after = ptr::null_mut();
             // SAFETY: as above.
             if known && unsafe { api.ctx_get_current(&mut after) }.is_ok() && after == context {
@@ -155,15 +154,15 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let Some(api) = self.api else { return };
         let mut popped = ptr::null_mut();
-        // SAFETY: `popped` is a live pointer; this thread pushed in `enter`, and what was pushed in
-        // between has been popped.
+        // SAFETY: `popped` is a live pointer; this thread pushed in `enter`, and everything pushed since has
+        // been popped.
         if let Err(error) = unsafe { api.ctx_pop_current(&mut popped) } {
             tracing::debug!(%error, "the context was not popped cleanly");
         }
     }
 }
 
-/// Says so where a code means that the device's context is gone.
+/// Converts the error if its code means that the device's context is lost.
 pub(super) fn lost(error: Error, device: i32) -> Error {
     match error {
         Error::Driver(source) if source.code.loses_context() => {

@@ -1,4 +1,4 @@
-//! A library loaded at run time, whose functions are looked up one by one when first called.
+//! A library loaded at run time. Each function is looked up when it is first called.
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -15,17 +15,17 @@ use crate::{Error, Result};
 /// A loaded CUDA library.
 #[derive(Debug)]
 pub(super) struct Library {
-    // Never closed: CUDA's libraries have threads and exit handlers of their own.
+    // Never closed: CUDA's libraries run their own threads and exit handlers.
     inner: ManuallyDrop<unix::Library>,
     name: &'static str,
 }
 
 impl Library {
-    /// Loads `path`, which errors call `name`; refused, the loader's words.
+    /// Loads `path`, which errors call `name`; returns the loader's message on failure.
     pub(super) fn open(path: &Path, name: &'static str) -> std::result::Result<Self, String> {
-        // SAFETY: loading runs the library's initialisers. These are CUDA's own libraries, by name,
-        // which are made to be loaded at run time, from any thread; whoever can put another library
-        // in their place can as well put another program in this one's.
+        // SAFETY: loading runs the library's initialisers. These are CUDA's own libraries, by name, which are
+        // made to be loaded at run time from any thread. An attacker that can replace such a library can also
+        // replace this program.
         let loaded = unsafe { unix::Library::open(Some(path), unix::RTLD_LAZY | unix::RTLD_LOCAL) };
         match loaded {
             Ok(inner) => Ok(Self {
@@ -36,15 +36,15 @@ impl Library {
         }
     }
 
-    /// The library's name, as errors use it.
+    /// Returns the library's name, as errors use it.
     pub(super) const fn name(&self) -> &'static str {
         self.name
     }
 
     fn find(&self, symbols: &[&'static CStr]) -> Option<*mut c_void> {
         symbols.iter().find_map(|symbol| {
-            // SAFETY: the address is only taken here; it is called through the type that
-            // `Function::get` vouches for.
+            // SAFETY: the address is only stored here; it is called through the type that `Function::new`'s
+            // contract guarantees.
             let found = unsafe { self.inner.get::<*mut c_void>(*symbol) };
             let address = found.ok()?.as_raw_ptr();
             (!address.is_null()).then_some(address)
@@ -52,7 +52,7 @@ impl Library {
     }
 }
 
-/// The loader's message alone: `libloading` shows it only as the error's source.
+/// Returns the loader's message, which `libloading` shows only as the error's source.
 fn words(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => source.to_string(),
@@ -60,7 +60,7 @@ fn words(error: &libloading::Error) -> String {
     }
 }
 
-/// A function of a library, of type `F`, found when first used.
+/// A function of a library, of type `F`, looked up on first use.
 pub(super) struct Function<F> {
     call: Call,
     symbols: &'static [&'static CStr],
@@ -70,8 +70,8 @@ pub(super) struct Function<F> {
 }
 
 impl<F: Copy> Function<F> {
-    /// The function for `call`: the first of `symbols` that the library has. Drivers have it from
-    /// `since` on.
+    /// Describes the function for `call`: the first of `symbols` that the library has. Drivers have it from
+    /// version `since` on.
     ///
     /// # Safety
     /// `F` must be the `extern "C"` function pointer type of each of `symbols`.
@@ -90,15 +90,15 @@ impl<F: Copy> Function<F> {
         }
     }
 
-    /// The function's address in `library`, which belongs to a driver of version `have`.
+    /// Returns the function's address in `library`, which belongs to a driver of version `have`.
     #[inline]
     pub(super) fn get(&self, library: &Library, have: Option<CudaVersion>) -> Result<F> {
-        // Relaxed: what is at the address was there before the address was known to anyone.
+        // Relaxed: the code at the address was loaded before any thread could know the address.
         let mut address = self.address.load(Ordering::Relaxed);
         if address.is_null() {
             address = self.look_up(library, have)?;
         }
-        // SAFETY: the address is not null and of one of `symbols`, whose type is `F` (`new`'s
+        // SAFETY: the address is not null and belongs to one of `symbols`, whose type is `F` (`new`'s
         // contract), a pointer by the size asserted there.
         Ok(unsafe { transmute_copy::<*mut c_void, F>(&address) })
     }
@@ -132,7 +132,7 @@ impl<F: Copy> Function<F> {
     }
 }
 
-/// A library's functions: a struct with one checked method for each, and a table of them.
+/// Defines a library's functions: a struct with one checked method for each, and a table of them.
 ///
 /// `name = Variant ["symbol", ...] since version (arguments);`
 macro_rules! functions {
@@ -171,17 +171,17 @@ macro_rules! functions {
             }
 
             $(
-                #[allow(clippy::too_many_arguments)] // As many as the C function has.
+                #[allow(clippy::too_many_arguments)] // as many as the C function has
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
                     let function = self.$name.get(&self.library, self.version)?;
-                    // SAFETY: the caller answers for the arguments, as for the C function.
+                    // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
                     $crate::driver::cuda::check($crate::driver::Call::$call, code)
                 }
             )*
 
-            /// What the functions are called in the library, and since which CUDA version.
+            /// The functions' names in the library, and the CUDA versions that first had them.
             #[cfg(test)]
             pub(super) const TABLE: &'static [(
                 $crate::driver::Call,
@@ -210,7 +210,7 @@ mod tests {
     type Nullary = unsafe extern "C" fn() -> i32;
 
     const fn absent(since: i32) -> Function<Nullary> {
-        // SAFETY: there is no such function, so it has every type.
+        // SAFETY: no such function exists, so none is called.
         unsafe { Function::new(Call::MemCreate, &[c"egmem_no_such"], CudaVersion(since)) }
     }
 

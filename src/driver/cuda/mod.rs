@@ -1,13 +1,12 @@
 //! The CUDA driver, loaded at run time.
 //!
-//! Nothing here panics, whatever is installed: the library may be absent, a stub, too old, or lack
-//! functions. Functions are looked up one by one, and result codes are integers.
+//! Nothing here panics, whatever is installed: the library may be absent, a stub, too old, or lack functions.
+//! Functions are looked up one by one, and result codes are integers.
 //!
-//! Contexts: calls that need one run in the device's primary context, which is retained on first use
-//! and released with the driver. The caller's current context is the same after each call, failed or
-//! not. Every method works from any thread. As with CUDA itself, a child made by `fork` without
-//! `exec` cannot use a driver that was opened before the fork; dropping it there, and what was made
-//! with it, does nothing.
+//! Calls that need a context run in the device's primary context, which is retained on first use and released
+//! with the driver. The caller's current context is the same after each call, failed or not. Every method
+//! works from any thread. As with CUDA itself, a child made by `fork` without `exec` cannot use a driver that
+//! was opened before the fork; dropping it and its objects in the child does nothing.
 
 mod abi;
 mod backend;
@@ -35,13 +34,13 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The driver's own name first: the other may be the toolkit's stub, for linking only.
+/// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// From 12.4 on VMM works without a context on every visible device.
 const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
 
-/// The CUDA driver of this machine.
+/// Opens the CUDA driver of this machine.
 pub(super) fn open() -> Result<Arc<dyn Backend>> {
     let core = Core::open()?;
     Ok(Arc::new(Cuda {
@@ -51,7 +50,7 @@ pub(super) fn open() -> Result<Arc<dyn Backend>> {
     }))
 }
 
-/// The backend: the driver API, and the runtime API when first asked for.
+/// The backend: the driver API, and the runtime API once it is used.
 #[derive(Debug)]
 struct Cuda {
     core: Arc<Core>,
@@ -59,13 +58,13 @@ struct Cuda {
     runtime: OnceLock<Result<runtime::Runtime>>,
 }
 
-/// What both APIs stand on.
+/// The state that both APIs share.
 struct Core {
     api: DriverApi,
     contexts: Contexts,
-    /// Which device an event belongs to: its handle does not say.
+    /// The device of each event: a handle does not tell.
     events: Mutex<HashMap<EventHandle, i32>>,
-    /// Granularities never change, and asking takes over 1 % of creating 2 MiB.
+    /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
     granularities: Mutex<Granularities>,
 }
 
@@ -108,7 +107,7 @@ impl Core {
         self.contexts.anywhere(&self.api, work)
     }
 
-    /// The better reason where a location or handle type is newer than the driver.
+    /// Replaces the error if a location or handle type is newer than the driver.
     fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
         versions::explain(error, self.api.version(), location, handle_types)
     }
@@ -123,7 +122,7 @@ impl Core {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the device of `event`; an event made elsewhere, in the caller's context.
+    /// Runs `work` on the device of `event`; in the caller's context if the event was created elsewhere.
     fn at_event<T>(&self, event: EventHandle, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let device = self.events().get(&event).copied();
         match device {
@@ -158,7 +157,7 @@ fn load() -> Result<Library> {
     })
 }
 
-/// The result of a call from its code.
+/// Converts a call's code to a result.
 #[inline]
 fn check(call: Call, code: i32) -> Result<()> {
     if code == 0 {
@@ -170,7 +169,7 @@ fn check(call: Call, code: i32) -> Result<()> {
 
 #[cold]
 fn failed(call: Call, code: Code) -> Error {
-    // Not an error but an answer.
+    // `NOT_READY` is an answer, not an error.
     if code != Code::NOT_READY {
         tracing::debug!(%call, %code, "a driver call failed");
     }

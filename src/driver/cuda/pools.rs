@@ -10,7 +10,7 @@ use super::symbols::Opaque;
 use crate::Result;
 use crate::driver::*;
 
-/// A pool attribute in the width that CUDA gives it: `int` or 64 bits.
+/// A pool attribute in CUDA's width: `int` or 64 bits.
 pub(super) enum AttributeValue {
     Int(i32),
     Wide(u64),
@@ -19,7 +19,7 @@ pub(super) enum AttributeValue {
 impl AttributeValue {
     pub(super) fn new(attribute: PoolAttribute, value: u64) -> Self {
         if attribute.is_int() {
-            // What does not fit is not 0 or 1: the driver refuses −1 just so.
+            // A value that does not fit is not 0 or 1; the driver refuses −1 in the same way.
             Self::Int(i32::try_from(value).unwrap_or(-1))
         } else {
             Self::Wide(value)
@@ -41,10 +41,9 @@ impl AttributeValue {
     }
 }
 
-// In the blocks below, unless more is said: pointers are to live values of the types that CUDA's
-// headers give, which the call fills or reads before it returns and does not keep; numbers and
-// handles are checked by the driver; what pulls memory from under somebody is the caller's to
-// answer for, by the contract of `PoolCalls`.
+// The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
+// call fills or reads them before it returns and does not keep them. The driver checks numbers and handles.
+// The caller guarantees, by the contract of `PoolCalls`, that nothing uses memory that a call removes.
 
 // SAFETY: each method makes the call that it is named after and reports its result.
 unsafe impl PoolCalls for Core {
@@ -220,7 +219,7 @@ mod tests {
         // SAFETY: the attribute has 64 bits, and `value` lives.
         assert_eq!(unsafe { *value.as_mut_ptr().cast::<u64>() }, u64::MAX);
         assert_eq!(value.widened(), u64::MAX);
-        // A wide value does not become a valid flag by losing its upper half.
+        // Truncating a wide value must not turn it into a valid flag.
         let value = AttributeValue::new(PoolAttribute::ReuseFollowEventDependencies, 1 << 32 | 1);
         assert_eq!(value.widened() as i64, -1);
     }

@@ -1,7 +1,7 @@
-//! The pool calls of the CUDA runtime API, by libcudart, loaded at run time.
+//! The pool calls of the CUDA runtime API, through libcudart, loaded at run time.
 //!
-//! The runtime works in whatever context is current, so a device's primary context is made current
-//! around each call; left without one, it would make device 0's current for good.
+//! The runtime uses the current context, so each call makes a device's primary context current; without one,
+//! the runtime would make device 0's current permanently.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ impl RuntimeApi {
     }
 }
 
-/// The runtime API over the driver's contexts.
+/// The runtime API on top of the driver's contexts.
 #[derive(Debug)]
 pub(super) struct Runtime {
     core: Arc<Core>,
@@ -91,7 +91,7 @@ impl Runtime {
             };
             let mut api = RuntimeApi::new(library);
             let version = api.learn_version()?;
-            // Within a major version an older driver serves a newer runtime.
+            // Within a major version an older driver supports a newer runtime.
             if version.parts().0 > driver.parts().0 {
                 return Err(too_new(driver, version));
             }
@@ -101,7 +101,7 @@ impl Runtime {
                 version,
             });
         }
-        // By bare names the loader has searched its own folders; the rest only adds noise.
+        // For the bare names the loader has searched its own folders; the remaining messages only add noise.
         refused.truncate(NAMES.len());
         Err(Error::MissingLibrary {
             library: "libcudart.so",
@@ -143,8 +143,8 @@ fn too_new(have: CudaVersion, need: CudaVersion) -> Error {
 
 const NAMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"];
 
-/// Where to look, best first: a runtime of the driver's own major version by the loader's search
-/// path, then in the toolkit's folders; a runtime newer than the driver last, to be named in the
+/// Iterates over the places to look, best first: a runtime of the driver's own major version in the loader's
+/// search path, then in the toolkit's folders, and last a runtime newer than the driver, to name it in the
 /// error.
 fn candidates(driver: CudaVersion) -> impl Iterator<Item = (&'static str, PathBuf)> {
     let mut names = NAMES;
@@ -164,7 +164,7 @@ fn candidates(driver: CudaVersion) -> impl Iterator<Item = (&'static str, PathBu
         .flat_map(move |folder| names.map(|name| (name, Path::join(&folder, name))))
 }
 
-/// The device whose context serves calls about memory at `location`.
+/// Returns the device whose context serves calls about memory at `location`.
 fn device_for(location: Location) -> i32 {
     match location {
         Location::Device(ordinal) => ordinal,
@@ -172,10 +172,9 @@ fn device_for(location: Location) -> i32 {
     }
 }
 
-// In the blocks below, unless more is said: pointers are to live values of the types that CUDA's
-// headers give, which the call fills or reads before it returns and does not keep; numbers and
-// handles are checked by the runtime; what pulls memory from under somebody is the caller's to
-// answer for, by the contract of `PoolCalls`.
+// The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
+// call fills or reads them before it returns and does not keep them. The runtime checks numbers and handles.
+// The caller guarantees, by the contract of `PoolCalls`, that nothing uses memory that a call removes.
 
 // SAFETY: each method makes the call that it is named after and reports its result.
 unsafe impl PoolCalls for Runtime {

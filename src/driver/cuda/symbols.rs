@@ -1,15 +1,15 @@
-//! The functions of libcuda that are used, under the names that CUDA's headers map them to.
+//! The functions of libcuda that this crate uses, under the names that CUDA's headers map them to.
 //!
-//! A suffix (`_v2`) is the version of a function's signature. The numbers are the CUDA versions
-//! that first had the symbol; docs/driver-versions.md has the table for people.
+//! A suffix (`_v2`) is the version of a function's signature. The numbers are the CUDA versions that first
+//! had the symbol; docs/driver-versions.md contains the same table.
 
 use std::ffi::{c_char, c_void};
 
 use super::abi::{MemAccessDesc, MemAllocationProp, MemLocation, MemPoolProps, Opaque64};
 use super::library::functions;
 
-/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUmemoryPool`: pointers to the
-/// driver's own objects, never followed here.
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUmemoryPool`: pointers to the driver's own
+/// objects, never dereferenced here.
 pub(super) type Opaque = *mut c_void;
 
 functions! {
@@ -131,7 +131,7 @@ functions! {
     event_record = EventRecord [c"cuEventRecord"] since 2000 (event: Opaque, stream: Opaque);
     event_synchronize = EventSynchronize [c"cuEventSynchronize"] since 2000 (event: Opaque);
     event_query = EventQuery [c"cuEventQuery"] since 2000 (event: Opaque);
-    // Only the plain one is in every driver; the other answers the same.
+    // Only the plain symbol is in every driver; both return the same.
     event_elapsed_time = EventElapsedTime
         [c"cuEventElapsedTime", c"cuEventElapsedTime_v2"] since 2000
         (milliseconds: *mut f32, start: Opaque, end: Opaque);
@@ -151,7 +151,7 @@ functions! {
 }
 
 impl DriverApi {
-    /// Reads the driver's version, which says from then on whether a missing function is missed.
+    /// Reads the driver's version, which decides whether a missing function is expected.
     pub(super) fn learn_version(&mut self) -> crate::Result<crate::driver::CudaVersion> {
         let mut version = 0;
         // SAFETY: `version` is a live integer.
@@ -161,7 +161,7 @@ impl DriverApi {
         Ok(version)
     }
 
-    /// The driver's version; the oldest until it is known.
+    /// Returns the driver's version; the oldest until it is known.
     pub(super) fn version(&self) -> crate::driver::CudaVersion {
         self.version.unwrap_or(crate::driver::CudaVersion::OLDEST)
     }

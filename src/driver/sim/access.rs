@@ -1,4 +1,4 @@
-//! From addresses to memory, with the checks that a GPU's own memory management would make.
+//! Finds the memory behind addresses, with the checks of a GPU's own memory management.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ pub(super) enum Piece {
     Pageable { address: u64, len: u64 },
 }
 
-/// Who accesses memory.
+/// The hardware that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// The copy engine: it reaches every allocation of the old kind, on any device.
+    /// The copy engine: it reaches every allocation of the older kind, on any device.
     Copy,
-    /// A kernel: it reaches pageable memory where the GPU is coherent with the CPU.
+    /// A kernel: it reaches pageable memory if the GPU is coherent with the CPU.
     Kernel,
 }
 
 impl State {
-    /// The pieces of a range, all of which `device` may access so; else the fault.
+    /// Returns the pieces of a range if `device` has this access to all of them; otherwise the fault.
     pub(super) fn pieces(
         &self,
         device: i32,
@@ -45,8 +45,7 @@ impl State {
             let Some((begin, region)) = self.region(at) else {
                 break;
             };
-            // From one mapping to the next within a reservation; what else lies side by side does
-            // so by chance.
+            // A range may span mappings only within one reservation; other mappings are adjacent by chance.
             if at > start && self.reservation(start, at - start + 1).is_none() {
                 return Err(Code::ILLEGAL_ADDRESS);
             }
@@ -81,7 +80,7 @@ impl State {
         }
     }
 
-    /// Whether any part of a range is reserved or allocated by the driver.
+    /// Returns whether the driver has reserved or allocated any part of a range.
     fn is_ours(&self, start: u64, len: u64) -> bool {
         let last = start + (len - 1);
         let reserved = self.reservations.range(..=last).next_back();
@@ -90,8 +89,8 @@ impl State {
             || region.is_some_and(|(&at, region)| at + region.len > start)
     }
 
-    /// What the driver checks when a copy or memset is submitted: that the range is allocated, and
-    /// that the device has been granted something. Tells whether it is pageable memory.
+    /// Checks what the driver checks when a copy or memset is submitted: that the range is allocated, and
+    /// that the device has some access. Returns whether it is pageable memory.
     pub(super) fn check_submitted(&self, device: i32, start: u64, len: u64) -> Result<bool, Code> {
         let pieces = self
             .pieces(device, Engine::Copy, start, len, Access::Read)
@@ -113,7 +112,7 @@ impl Piece {
         }
     }
 
-    /// The first `n` bytes, which are taken off.
+    /// Splits off the first `n` bytes.
     fn split(&mut self, n: u64) -> Self {
         let mut first = self.clone();
         match (&mut first, self) {
@@ -147,7 +146,7 @@ impl Piece {
     /// Overwrites the piece from `at` on.
     ///
     /// # Safety
-    /// A pageable piece must be the caller's to overwrite.
+    /// If the piece is pageable, the caller may overwrite it.
     pub(super) unsafe fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Code> {
         match self {
             Self::Known { memory, offset, .. } => memory.write(offset + at, bytes),
@@ -182,7 +181,7 @@ impl Piece {
 /// Copies between two ranges of the same length.
 ///
 /// # Safety
-/// Pageable pieces of `dst` must be the caller's to overwrite.
+/// The caller may overwrite the pageable pieces of `dst`.
 pub(super) unsafe fn copy(mut dst: Vec<Piece>, mut src: Vec<Piece>) -> Result<(), Code> {
     dst.reverse();
     src.reverse();
@@ -218,7 +217,7 @@ pub(super) unsafe fn copy(mut dst: Vec<Piece>, mut src: Vec<Piece>) -> Result<()
     Ok(())
 }
 
-/// Memory to pass bytes through, so that the kernel checks the addresses.
+/// Creates memory to pass bytes through, so that the kernel checks the addresses.
 fn scratch(len: u64) -> Result<Memory, Code> {
     Memory::create(
         Purpose::Physical,

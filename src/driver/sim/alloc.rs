@@ -1,4 +1,4 @@
-//! The allocators of old, and questions about pointers.
+//! The older allocators, and queries about pointers.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use crate::driver::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttri
 /// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.
 const UNIT: u64 = 64 << 10;
 
-/// What a pointer lies in.
+/// The allocation or mapping at a pointer.
 struct Found<'a> {
     start: u64,
     size: u64,
@@ -37,7 +37,7 @@ impl State {
     pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.context(device)?;
         if size == 0 {
-            return Ok(DevicePtr(0)); // To be freed like any other.
+            return Ok(DevicePtr(0)); // freed like any other
         }
         let location = match self.machine.gpu(device) {
             Some(gpu) if gpu.host_numa >= 0 => Location::HostNuma(gpu.host_numa),
@@ -124,7 +124,7 @@ impl State {
         Ok((free, self.machine.gpus[index].memory))
     }
 
-    /// What holds an address. Behind the last byte that was asked for there is nothing.
+    /// Finds what contains an address. Bytes after the requested size belong to nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
         self.find_region(ptr)
             .filter(|found| ptr.0 - found.start < found.size)
@@ -175,7 +175,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         };
         let host = found.location.is_host();
-        // Of a mapping, the reservation around it.
+        // For a mapping, the reservation around it.
         let reservation = match found.region.kind {
             Kind::Mapping { .. } => self.reservation(ptr.0, 1),
             _ => None,
@@ -199,8 +199,7 @@ impl State {
         })
     }
 
-    /// Measured: of a host pool's memory the driver tells no address, but where the memory lies in the
-    /// pool's block.
+    /// Returns an offset in the pool's block instead of an address: measured for a host pool's memory.
     fn offset_in_block(&self, found: &Found<'_>) -> Option<u64> {
         let Kind::Chunk { pool } = found.region.kind else {
             return None;
@@ -227,7 +226,7 @@ impl State {
         Ok((DevicePtr(base), found.size))
     }
 
-    /// Stands for a DMA-BUF: an fd that keeps the memory at `ptr`.
+    /// Stands for a DMA-BUF: returns an fd that keeps the memory at `ptr`.
     pub(super) fn mem_dma_buf(&self, ptr: DevicePtr, size: u64) -> Answer<OwnedFd> {
         let whole_pages = |bytes: u64| bytes.is_multiple_of(4096);
         let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
@@ -243,17 +242,17 @@ impl State {
         }
     }
 
-    /// Whether a DMA-BUF of what a pointer lies in can be of `start..end`.
+    /// Returns whether a DMA-BUF of the memory at a pointer can cover `start..end`.
     fn exports_to(&self, found: &Found<'_>, start: u64, end: u64) -> bool {
         if found.location.is_host() {
             return false;
         }
         match found.region.kind {
-            // On through the device memory that is mapped behind it.
+            // Further, through the device memory that is mapped behind it.
             Kind::Mapping { .. } => self.is_device_memory(start, end),
             // Up to the end of its last page.
             Kind::Device { size, .. } => end - found.start <= size.next_multiple_of(GRANULARITY),
-            // Memory that shares a block with other memory: from the block's start alone.
+            // Memory that shares a block with other memory: only from the block's start.
             Kind::Chunk { .. } => {
                 let block = self.region(start);
                 block.is_some_and(|(at, block)| at == start && end - start <= block.len)
@@ -262,7 +261,7 @@ impl State {
         }
     }
 
-    /// Whether device memory is mapped everywhere in a range, in one reservation.
+    /// Returns whether device memory is mapped everywhere in a range, in one reservation.
     fn is_device_memory(&self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {
@@ -281,7 +280,7 @@ impl State {
         self.reservation(start, end - start).is_some()
     }
 
-    /// Whether GPU 0 may access a region: the seam asks about pointers in its context.
+    /// Returns whether GPU 0 may access a region: the seam queries pointers in its context.
     fn first_gpu_reaches(&self, region: &Region) -> bool {
         !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
     }

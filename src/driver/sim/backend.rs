@@ -1,4 +1,4 @@
-//! The seam's methods, each handed to the part that answers it.
+//! The seam's methods; each forwards to the part that implements it.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -38,8 +38,8 @@ impl Simulator {
     }
 }
 
-// SAFETY: what is reported as mapped is mapped with `mmap` over a reservation that stays ours until
-// it is freed, and what is reported as granted to the host has been given that protection.
+// SAFETY: memory reported as mapped is mapped with `mmap` over a reservation that stays ours until it is
+// freed, and memory reported as granted to the host has been given that protection.
 unsafe impl Backend for Simulator {
     fn name(&self) -> &'static str {
         "simulated"
@@ -115,7 +115,7 @@ unsafe impl Backend for Simulator {
     }
 
     fn mem_granularity(&self, _: &AllocationProps, _: GranularityKind) -> Result<u64> {
-        // Measured: the same for every location, also for those that do not exist.
+        // Measured: the same for every location, even those that do not exist.
         self.shared()
             .ask(Call::MemGetAllocationGranularity, |_| Ok(GRANULARITY))
     }
@@ -276,7 +276,7 @@ unsafe impl Backend for Simulator {
     }
 
     unsafe fn stream_is_capturing(&self, stream: StreamHandle) -> Result<bool> {
-        // Nothing here can begin a capture.
+        // The simulator has no captures.
         self.shared().call(Call::StreamIsCapturing, |state| {
             state.stream(stream).map(|_| false)
         })
@@ -390,7 +390,7 @@ unsafe impl Backend for Simulator {
     }
 }
 
-/// Whether work is done: an injected NOT_READY is an answer, as the real driver's is.
+/// Returns whether work is done: an injected NOT_READY is an answer, as in the real driver.
 fn done(answer: Result<bool>) -> Result<bool> {
     match answer {
         Err(error) if error.code() == Some(Code::NOT_READY) => Ok(false),

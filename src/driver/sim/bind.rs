@@ -1,4 +1,4 @@
-//! Binds memory to the real NUMA node, where this machine has it.
+//! Binds memory to the real NUMA node, if this machine has it.
 
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
@@ -6,9 +6,8 @@ use std::sync::OnceLock;
 use super::memory::Memory;
 use crate::driver::Location;
 
-/// Asks the kernel to take the file's pages from its node. On a machine with one node there is
-/// nothing to choose; elsewhere a refusal (no such node, no right) changes no answer of the
-/// simulator, only where the pages lie.
+/// Asks the kernel to take the file's pages from its node. A machine with one node has no choice; elsewhere a
+/// refusal (no such node, no permission) changes only where the pages lie, not the simulator's answers.
 pub(super) fn bind(memory: &Memory, offset: u64, len: u64) {
     let Location::HostNuma(node) = memory.label.location else {
         return;
@@ -18,7 +17,7 @@ pub(super) fn bind(memory: &Memory, offset: u64, len: u64) {
     }
     let mut mask = [0_u64; 16];
     mask[node as usize / 64] = 1 << (node % 64);
-    // SAFETY: the mapping is made, bound and unmapped here and touched by nobody; the policy of a
+    // SAFETY: this block creates, binds and unmaps the mapping, and nothing accesses it; the policy of a
     // shared mapping of a memfd stays with the file. `mask` has 1024 bits and outlives the call.
     unsafe {
         let start = libc::mmap64(

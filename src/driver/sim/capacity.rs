@@ -1,4 +1,4 @@
-//! How much memory each place has, and how much of it is taken.
+//! How much memory each place has, and how much of it is in use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Machine;
 use crate::driver::Location;
 
-/// The machine's memories. Counters are independent of the simulator's lock, so that memory which
-/// dies late (a mapping outlives its handle) gives its bytes back wherever it dies.
+/// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
+/// mapping outlives its handle) returns its bytes wherever it dies.
 #[derive(Debug)]
 pub(super) struct Capacity {
     places: Vec<Place>,
@@ -42,18 +42,18 @@ impl Capacity {
         }
     }
 
-    /// Free bytes at a location; for the host as a whole, the sum over its nodes.
+    /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
     pub(super) fn free(&self, location: Location) -> u64 {
         self.at(location).map(|(_, place)| place.free()).sum()
     }
 
-    /// The most that any place of a location could ever hold.
+    /// Returns the most that any place of a location could ever hold.
     pub(super) fn largest(&self, location: Location) -> u64 {
         let totals = self.at(location).map(|(_, place)| place.total);
         totals.max().unwrap_or(0)
     }
 
-    /// Takes `bytes` at a location: for the host as a whole, on the node with most room.
+    /// Takes `bytes` at a location; for the host as a whole, on the node with the most free.
     pub(super) fn take(self: &Arc<Self>, location: Location, bytes: u64) -> Option<Charge> {
         let (index, place) = self.at(location).max_by_key(|(_, place)| place.free())?;
         place.take(bytes).then(|| Charge {
@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-/// Bytes taken; given back when dropped.
+/// Bytes taken; returned when dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     capacity: Arc<Capacity>,

@@ -1,4 +1,4 @@
-//! Questions about devices: answered from the machine's description alone.
+//! Queries about devices, answered from the machine's description alone.
 
 use super::machine::{AttributeAnswer, Machine, parse_pci};
 use super::state::{Answer, fail};
@@ -50,7 +50,7 @@ impl Machine {
             DeviceAttribute::MEMORY_POOLS_SUPPORTED => 1,
             DeviceAttribute::MEMPOOL_SUPPORTED_HANDLE_TYPES => handle_types,
             DeviceAttribute::DMA_BUF_SUPPORTED => 1,
-            // A hint only: without an IMEX channel the driver says 1 too, and refuses.
+            // Only a hint: without an IMEX channel the driver also answers 1, and refuses later.
             DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
             DeviceAttribute::NUMA_CONFIG => i32::from(gpu.numa_id >= 0),
             DeviceAttribute::NUMA_ID => gpu.numa_id,
@@ -60,13 +60,13 @@ impl Machine {
             DeviceAttribute::HOST_NUMA_MULTINODE_IPC_SUPPORTED => coherent,
             DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED => 1,
             DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
-            // Others are not simulated: what the simulator does not know it does not make up.
+            // The simulator does not invent answers for attributes that it does not know.
             _ => return fail(Code::INVALID_VALUE),
         })
     }
 }
 
-/// The CUDA version that brought an attribute.
+/// Returns the CUDA version that introduced an attribute.
 const fn since(attribute: DeviceAttribute) -> i32 {
     match attribute {
         DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 12030,

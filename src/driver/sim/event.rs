@@ -1,4 +1,4 @@
-//! Events: points in streams that others wait for.
+//! Events: positions in streams that others wait for.
 
 use super::state::{Answer, State, fail};
 use super::stream::{Point, StreamKey, Work};
@@ -98,7 +98,7 @@ impl State {
                 if !self.is_complete(from) || !self.is_complete(to) {
                     fail(Code::NOT_READY)
                 } else {
-                    Ok(0.0) // Simulated work takes no time that would mean anything.
+                    Ok(0.0) // the duration of simulated work means nothing
                 }
             }
             _ => fail(Code::INVALID_HANDLE),

@@ -6,15 +6,15 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::driver::{Call, Code};
 
-/// An injected fault that can be taken back. It is taken back by itself once it has happened.
+/// Identifies an injected fault, to cancel it. A fault is removed once it has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FaultId(u64);
 
-/// Every call of the simulator passes here first.
+/// Counts every call of the simulator and injects faults.
 #[derive(Debug)]
 pub(super) struct Faults {
     counts: Box<[AtomicU64]>,
-    /// How many rules there are: looked at without the lock.
+    /// The number of rules, readable without the lock.
     armed: AtomicUsize,
     next: AtomicU64,
     rules: Mutex<Vec<Rule>>,
@@ -24,7 +24,7 @@ pub(super) struct Faults {
 struct Rule {
     id: FaultId,
     call: Call,
-    /// Uses until it happens; 1: the next.
+    /// Uses until the fault happens; 1: at the next.
     left: u64,
     code: Code,
 }
@@ -39,7 +39,7 @@ impl Faults {
         }
     }
 
-    /// Counts a call, and answers with the fault that was injected into it.
+    /// Counts a call, and returns the fault that was injected into it.
     pub(super) fn enter(&self, call: Call) -> Result<(), Code> {
         self.counts[call as usize].fetch_add(1, Ordering::Relaxed);
         if self.armed.load(Ordering::Acquire) == 0 {
@@ -74,7 +74,7 @@ impl Faults {
         id
     }
 
-    /// Takes back the faults that `which` chooses; tells how many there were.
+    /// Removes the faults that `which` selects; returns their number.
     pub(super) fn remove(&self, which: impl Fn(FaultId) -> bool) -> usize {
         let mut rules = self.rules();
         let before = rules.len();

@@ -1,11 +1,11 @@
-//! Who may do what with mapped memory.
+//! Access rights to mapped memory.
 
 use super::references::Counted;
 use super::state::{Answer, Kind, Region, State, exhausted, fail};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 
 impl State {
-    /// The starts of the mappings that make up a range exactly.
+    /// Returns the starts of the mappings that make up a range exactly.
     fn whole_mappings(&self, ptr: DevicePtr, size: u64) -> Answer<Vec<u64>> {
         if size == 0 || self.reservation(ptr.0, size).is_none() {
             return fail(Code::INVALID_VALUE);
@@ -29,8 +29,8 @@ impl State {
         }
     }
 
-    /// Grants mapping by mapping, and of each mapping location by location: what fails leaves what was
-    /// granted before it.
+    /// Grants mapping by mapping, and within each mapping location by location: a failure keeps the grants
+    /// before it.
     pub(super) fn mem_set_access(
         &mut self,
         ptr: DevicePtr,
@@ -38,7 +38,7 @@ impl State {
         descs: &[AccessDesc],
     ) -> Answer<()> {
         let starts = self.whole_mappings(ptr, size)?;
-        // Locations that do not exist come before what cannot be granted.
+        // Unknown locations are reported before impossible grants.
         let unknown = |desc: &AccessDesc| match desc.location {
             Location::Device(device) => self.device(device).is_err(),
             Location::HostNumaCurrent => true,
@@ -110,7 +110,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks that what `desc` says can be granted for memory that lies at `location`.
+    /// Checks that `desc` can be granted for memory at `location`.
     pub(super) fn check_grant(&self, desc: &AccessDesc, location: Location) -> Answer<()> {
         match (desc.location, location) {
             (Location::Device(device), _) => {
@@ -122,7 +122,7 @@ impl State {
                     Ok(())
                 }
             }
-            // The CPU reaches a GPU's memory only where that is a NUMA node of its own.
+            // The CPU reaches a GPU's memory only if that is a NUMA node of its own.
             (_, Location::Device(device)) if desc.access != Access::None => {
                 match self.machine.gpu(device) {
                     Some(gpu) if !gpu.coherent || gpu.numa_id < 0 => fail(Code::NOT_SUPPORTED),
@@ -154,8 +154,7 @@ impl State {
                 let access = match location {
                     Location::Device(device) => devices[device as usize],
                     Location::HostNuma(_) | Location::HostNumaCurrent => *host,
-                    // HOST is not the CPU here: it is the CPU or GPU 0, whichever was granted what it
-                    // has last.
+                    // HOST does not mean the CPU here: it is the CPU or GPU 0, whichever got its access last.
                     Location::Host => {
                         let first = devices.first().copied().unwrap_or(Access::None);
                         match (*host, first) {
@@ -167,7 +166,7 @@ impl State {
                 };
                 Ok(access.flags().into())
             }
-            // The call knows nothing of memory that was not mapped by hand.
+            // The call knows only memory that `cuMemMap` mapped.
             Some(_) => Ok(Access::None.flags().into()),
             None => fail(Code::INVALID_VALUE),
         }

@@ -1,10 +1,10 @@
-//! What a program has not given back.
+//! Counts of objects that a program has not freed.
 
 use std::fmt;
 
 use super::state::{Kind, State};
 
-/// What is still held of a simulated driver: all zero after a program that gave everything back.
+/// The objects of a simulated driver that are still alive: all zero after a program that freed everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Held {
@@ -31,7 +31,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Whether nothing is held.
+    /// Returns whether nothing is alive.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

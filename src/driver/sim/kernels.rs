@@ -103,7 +103,7 @@ fn each(
                 index += 1;
             }
             if access == Access::ReadWrite {
-                // SAFETY: whoever launched the kernel vouched for the range.
+                // SAFETY: the caller that launched the kernel guarantees the range.
                 unsafe { place.write(0, bytemuck::cast_slice(part)) }?;
             }
             at += n * 8;
@@ -113,7 +113,7 @@ fn each(
 }
 
 impl Piece {
-    /// The piece without its first `n` bytes.
+    /// Returns the piece without its first `n` bytes.
     fn after(&self, n: u64) -> Self {
         let mut rest = self.clone();
         match &mut rest {

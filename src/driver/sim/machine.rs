@@ -10,8 +10,8 @@ use crate::size::Bytes;
 
 /// A machine to simulate: its NUMA nodes, GPUs and driver.
 ///
-/// Read from JSON, only `nodes` with their `memory` and `gpus` with their `memory` are needed;
-/// sizes are numbers of bytes or texts such as `"96 GiB"`.
+/// In JSON only `nodes` and `gpus`, each with its `memory`, are required; a size is a number of bytes or a
+/// text such as `"96 GiB"`.
 ///
 /// ```
 /// let machine: egmem::Machine = serde_json::from_str(
@@ -25,11 +25,11 @@ use crate::size::Bytes;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// A name for people.
+    /// A human-readable name.
     #[serde(default = "default_name")]
     pub name: String,
-    /// What `cuDriverGetVersion` answers: 12.2 or newer. What a version lacks is refused as by a
-    /// driver of that version. 13.0 if not given.
+    /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses what that version lacks, as
+    /// its driver does. 13.0 if not given.
     #[serde(default = "default_version")]
     pub driver_version: CudaVersion,
     /// The host NUMA nodes: at least one.
@@ -37,30 +37,28 @@ pub struct Machine {
     /// The GPUs, by CUDA ordinal.
     #[serde(default)]
     pub gpus: Vec<GpuSpec>,
-    /// Which GPUs reach which others' memory.
+    /// Which GPUs can access each other's memory.
     #[serde(default)]
     pub peer_access: PeerAccess,
-    /// Whether there is an IMEX channel, without which FABRIC is refused.
+    /// Whether there is an IMEX channel; without one the driver refuses FABRIC.
     #[serde(default)]
     pub imex_channel: bool,
     /// Whether a host-NUMA pool may become a device's pool, so that `cudaMallocAsync` draws from it.
     #[serde(default)]
     pub host_pool_for_device: bool,
-    /// By how many bytes a pool grows at a time, if a request does not need more: a multiple of
-    /// 2 MiB.
+    /// How many bytes a pool grows by at a time, unless a request needs more: a multiple of 2 MiB.
     #[serde(default = "default_chunk", deserialize_with = "bytes")]
     pub pool_chunk: u64,
-    /// How many references one physical memory can have, over all processes, for a CPU mapping
-    /// still to be granted: exports (fds not closed), imports and CPU mappings count together, that
-    /// mapping among them. 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the
-    /// default: any number.
+    /// The most references that one physical memory may have, over all processes, when a CPU mapping is
+    /// granted: exports (fds not closed), imports and CPU mappings count together, including that mapping.
+    /// 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_references: Option<u32>,
-    /// Answers of `cuDeviceGetAttribute` that differ from what the rest implies, by the attribute's
+    /// Answers of `cuDeviceGetAttribute` that differ from what the other fields imply, by the attribute's
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<i32, AttributeAnswer>,
-    /// An `lstopo` XML file of the machine, for what hwloc would say of it.
+    /// An `lstopo` XML file of the machine, which stands for hwloc's answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology_xml: Option<PathBuf>,
 }
@@ -78,8 +76,8 @@ pub struct NodeSpec {
     /// Its memory in bytes.
     #[serde(deserialize_with = "bytes")]
     pub memory: u64,
-    /// The distance to other NUMA nodes, GPU memories among them, as the firmware's SLIT has it: 10
-    /// is the node itself. May be empty: unknown.
+    /// The distances to other NUMA nodes, including GPU memories, as in the firmware's SLIT: 10 is the node
+    /// itself. May be empty: unknown.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub distances: BTreeMap<i32, u32>,
 }
@@ -91,10 +89,10 @@ pub struct GpuSpec {
     /// Its product name.
     #[serde(default = "default_gpu_name")]
     pub name: String,
-    /// `domain:bus:device.function`; empty: made up from the ordinal.
+    /// `domain:bus:device.function`; empty: derived from the ordinal.
     #[serde(default)]
     pub pci_bus_id: String,
-    /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` allowed; empty: made up.
+    /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` allowed; empty: derived from the ordinal.
     #[serde(default)]
     pub uuid: String,
     /// Its memory in bytes.
@@ -112,7 +110,7 @@ pub struct GpuSpec {
     /// Its compute capability, major and minor. 9.0 if not given.
     #[serde(default = "default_capability")]
     pub compute_capability: (i32, i32),
-    /// How many multiprocessors it has. 132 if not given.
+    /// The number of multiprocessors. 132 if not given.
     #[serde(default = "default_multiprocessors")]
     pub multiprocessors: i32,
     /// The distance from its memory's node to other NUMA nodes. May be empty: unknown.
@@ -120,21 +118,21 @@ pub struct GpuSpec {
     pub distances: BTreeMap<i32, u32>,
 }
 
-/// Which GPUs reach which others' memory.
+/// Which GPUs can access each other's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerAccess {
-    /// Each every other.
+    /// Every GPU can access every other's.
     #[default]
     All,
-    /// None any other.
+    /// No GPU can access another's.
     None,
-    /// These pairs of ordinals, both ways.
+    /// These pairs of ordinals can, both ways.
     Pairs(Vec<(i32, i32)>),
 }
 
-/// An answer of `cuDeviceGetAttribute`: a number, or `"INVALID_VALUE"` where the driver does not
-/// know the attribute.
+/// An answer of `cuDeviceGetAttribute`: a number, or `"INVALID_VALUE"` if the driver does not know the
+/// attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AttributeAnswer {
@@ -174,7 +172,7 @@ fn unknown() -> i32 {
     -1
 }
 
-/// A number of bytes, or a text such as `"96 GiB"`.
+/// Parses a number of bytes, or a text such as `"96 GiB"`.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     #[derive(Deserialize)]
     #[serde(
@@ -195,7 +193,7 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 impl Default for Machine {
-    /// A machine without nodes and GPUs: to be filled in.
+    /// Returns a machine without nodes and GPUs, to be filled in.
     fn default() -> Self {
         Self {
             name: default_name(),
@@ -214,7 +212,7 @@ impl Default for Machine {
 }
 
 impl Default for GpuSpec {
-    /// A GPU without memory, nowhere: to be filled in.
+    /// Returns a GPU without memory and location, to be filled in.
     fn default() -> Self {
         Self {
             name: default_gpu_name(),
@@ -232,19 +230,19 @@ impl Default for GpuSpec {
 }
 
 impl Machine {
-    /// The host node with this id.
+    /// Returns the host node with this id.
     pub fn node(&self, id: NodeId) -> Option<&NodeSpec> {
         self.nodes.iter().find(|node| node.id == id.0)
     }
 
-    /// The GPU with this ordinal.
+    /// Returns the GPU with this ordinal.
     pub fn gpu(&self, ordinal: i32) -> Option<&GpuSpec> {
         usize::try_from(ordinal)
             .ok()
             .and_then(|ordinal| self.gpus.get(ordinal))
     }
 
-    /// The distance from one NUMA node to another, host node or GPU memory; `None`: unknown.
+    /// Returns the distance from one NUMA node to another, host node or GPU memory; `None`: unknown.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let gpu = || self.gpus.iter().find(|gpu| gpu.numa_id == from.0);
         match self.node(from) {
@@ -253,7 +251,7 @@ impl Machine {
         }
     }
 
-    /// Whether GPU `device` can reach the memory of GPU `peer`; a GPU is no peer of its own.
+    /// Returns whether GPU `device` can access the memory of GPU `peer`; a GPU is not its own peer.
     pub fn peers(&self, device: i32, peer: i32) -> bool {
         device != peer
             && self.gpu(device).is_some()
@@ -267,7 +265,7 @@ impl Machine {
             }
     }
 
-    /// The PCI bus id of a GPU, given or made up.
+    /// Returns a GPU's PCI bus id, given or derived.
     pub fn pci_bus_id(&self, ordinal: i32) -> Option<String> {
         let gpu = self.gpu(ordinal)?;
         Some(if gpu.pci_bus_id.is_empty() {
@@ -277,13 +275,13 @@ impl Machine {
         })
     }
 
-    /// The UUID of a GPU, given or made up.
+    /// Returns a GPU's UUID, given or derived.
     pub fn uuid(&self, ordinal: i32) -> Option<[u8; 16]> {
         let gpu = self.gpu(ordinal)?;
         parse_uuid(&gpu.uuid).or_else(|| {
             let mut uuid = [0; 16];
             for (i, half) in uuid.chunks_exact_mut(8).enumerate() {
-                // Any well-mixed function of the ordinal will do: the UUID is stable and unique.
+                // Any well-mixed function of the ordinal suffices: the UUID is stable and unique.
                 let word = crate::kernels::pattern(0x5eed + ordinal as u64, 1 + i as u64);
                 half.copy_from_slice(&word.to_be_bytes());
             }
@@ -292,7 +290,7 @@ impl Machine {
     }
 }
 
-/// Domain, bus, device and function of `0000:01:00.0`.
+/// Parses the domain, bus, device and function of `0000:01:00.0`.
 pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;

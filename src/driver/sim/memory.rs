@@ -1,8 +1,8 @@
-//! Physical memory: a memfd, so that bytes are real, cost nothing until touched, and can be mapped
-//! by another process.
+//! Physical memory: a memfd, so that the bytes are real, take no memory until touched, and can be mapped by
+//! another process.
 //!
-//! The simulated GPU reads and writes it by `pread` and `pwrite`: that needs no mapping, cannot
-//! fault, and leaves holes holes. The memfd's name carries what an importer must know.
+//! The simulated GPU accesses it by `pread` and `pwrite`: that needs no mapping, cannot fault, and leaves
+//! holes in the file. The memfd's name contains what an importer must know.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,22 +19,22 @@ use crate::driver::{Code, HandleTypes, Location};
 const BOUNCE: usize = 256 << 10;
 const MARK: &str = "egmem-sim-1";
 
-/// What the memory is for.
+/// What the memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// One handle's memory, of one size for ever.
+    /// One handle's memory, of a fixed size.
     Physical,
     /// A pool's chunks, one after another; the file grows.
     Pool,
 }
 
-/// What a memfd's name says.
+/// The information in a memfd's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) purpose: Purpose,
     pub(super) location: Location,
     pub(super) handle_types: HandleTypes,
-    /// Names the memory among all simulators, past and present.
+    /// Identifies the memory among all simulators, past and present.
     pub(super) id: u128,
 }
 
@@ -82,15 +82,15 @@ impl Label {
 pub(super) struct Memory {
     file: File,
     pub(super) label: Label,
-    /// What this process's references of it lock.
+    /// The bytes that this process's references lock.
     pub(super) bytes: Bytes,
-    /// The capacity it takes; `None` for imported memory, which its exporter paid for, and for
-    /// pools, which pay by the chunk.
+    /// The capacity it takes; `None` for imported memory, which counts at its exporter, and for pools, which
+    /// take capacity by the chunk.
     _charge: Option<Charge>,
 }
 
 impl Memory {
-    /// New memory of `size` bytes, all zero. A pool's starts empty and grows.
+    /// Creates memory of `size` bytes, all zero. A pool's memory starts empty and grows.
     pub(super) fn create(
         purpose: Purpose,
         location: Location,
@@ -112,12 +112,12 @@ impl Memory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the fd was just made and is owned by nobody else.
+        // SAFETY: the fd was just created and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         if size > 0 {
             file.set_len(size)?;
         }
-        // Nobody who gets the fd can pull the pages from under a mapping by truncating.
+        // Seals keep an importer from truncating the file, which would remove pages under a mapping.
         let seals = match purpose {
             Purpose::Physical => libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
             Purpose::Pool => libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL,
@@ -134,8 +134,8 @@ impl Memory {
         })
     }
 
-    /// The memory behind an fd that a simulator exported, in this process or another; `None` for
-    /// any other fd.
+    /// Opens the memory behind an fd that a simulator exported, in this process or another; `None` for any
+    /// other fd.
     pub(super) fn import(fd: BorrowedFd<'_>, purpose: Purpose) -> Option<Self> {
         let given = File::from(fd.try_clone_to_owned().ok()?);
         let label = Self::label_of(&given).filter(|label| label.purpose == purpose)?;
@@ -152,7 +152,7 @@ impl Memory {
             return None;
         }
         Some(Self {
-            // Its own: the exporter's keeps the export's lock.
+            // Opened again: the exporter's file keeps the export's lock.
             file: open_again(&given).ok()?,
             label,
             bytes: Bytes::new().ok()?,
@@ -160,19 +160,19 @@ impl Memory {
         })
     }
 
-    /// The memory as a file of its own, not a duplicate: its locks are its own too.
+    /// Opens the memory as a new open file, not a duplicate: its locks are separate.
     pub(super) fn open_again(&self) -> io::Result<File> {
         open_again(&self.file)
     }
 
-    /// An fd for others: a reference until its last duplicate is closed, in whatever process.
+    /// Returns an fd for others: one reference until its last duplicate is closed, in any process.
     pub(super) fn export(&self) -> io::Result<OwnedFd> {
         let file = self.open_again()?;
         Bytes::new()?.lock(&file);
         Ok(file.into())
     }
 
-    /// What an open file's name says, where it is a simulator's memory.
+    /// Parses an open file's name; `None` if it is not a simulator's memory.
     pub(super) fn label_of(file: &File) -> Option<Label> {
         let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         let name = target.to_str()?.strip_prefix("/memfd:")?;
@@ -183,12 +183,12 @@ impl Memory {
         &self.file
     }
 
-    /// Its size now: another process may have grown a pool's.
+    /// Returns the current size: another process may have grown a pool's memory.
     pub(super) fn size(&self) -> u64 {
         self.file.metadata().map_or(0, |data| data.len())
     }
 
-    /// Makes the file at least `size` bytes long.
+    /// Grows the file to at least `size` bytes.
     pub(super) fn grow(&self, size: u64) -> io::Result<()> {
         if self.size() < size {
             self.file.set_len(size)?;
@@ -196,14 +196,15 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives the pages of a range back: it reads as zero from now on.
+    /// Frees the pages of a range, which then reads as zero.
     pub(super) fn discard(&self, offset: u64, len: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: plain integers; the fd is open.
         let done =
             unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, offset as i64, len as i64) };
         if done != 0 {
-            // The pages stay until the pool dies; the bytes must go all the same.
+            // If the kernel refuses, the pages stay until the pool dies, but the bytes must still become
+            // zero.
             let _ = self.fill(offset, 0, len);
         }
     }
@@ -222,7 +223,7 @@ impl Memory {
         pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
     }
 
-    /// Copies `len` bytes from other memory, or from another place of this.
+    /// Copies `len` bytes from other memory, or from another offset of this.
     pub(super) fn copy_from(
         &self,
         offset: u64,
@@ -237,8 +238,8 @@ impl Memory {
         })
     }
 
-    /// Copies `len` bytes from an address of this process. The kernel does it, so that a wrong
-    /// address is an error, not a fault.
+    /// Copies `len` bytes from an address of this process. The kernel does it, so a wrong address is an
+    /// error, not a fault.
     pub(super) fn copy_from_address(
         &self,
         offset: u64,
@@ -246,8 +247,8 @@ impl Memory {
         len: u64,
     ) -> Result<(), Code> {
         self.transfer(offset, address, len, |fd, address, len, offset| {
-            // SAFETY: the kernel checks the address: one that cannot be read answers EFAULT. That
-            // the range may be read is the contract of the copy that asked for it.
+            // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of
+            // the copy guarantees that the range may be read.
             unsafe { libc::pwrite64(fd, address as *const _, len, offset) }
         })
     }
@@ -255,7 +256,7 @@ impl Memory {
     /// Copies `len` bytes to an address of this process, as above.
     ///
     /// # Safety
-    /// The range must be the caller's to overwrite.
+    /// The caller may overwrite the range.
     pub(super) unsafe fn copy_to_address(
         &self,
         offset: u64,
@@ -263,7 +264,7 @@ impl Memory {
         len: u64,
     ) -> Result<(), Code> {
         self.transfer(offset, address, len, |fd, address, len, offset| {
-            // SAFETY: as above; the caller vouches that the range may be overwritten.
+            // SAFETY: as above; the caller guarantees that the range may be overwritten.
             unsafe { libc::pread64(fd, address as *mut _, len, offset) }
         })
     }
@@ -372,7 +373,7 @@ mod tests {
     fn a_wrong_address_is_an_error() {
         let memory = memory(Purpose::Physical);
         assert_eq!(memory.copy_from_address(0, 4096, 16), Err(FAULT));
-        // SAFETY: nothing can be overwritten at an address where nothing is mapped.
+        // SAFETY: nothing is mapped at the address, so nothing can be overwritten.
         let answer = unsafe { memory.copy_to_address(0, 4096, 16) };
         assert_eq!(answer, Err(FAULT));
         let text = *b"some words";
@@ -380,7 +381,7 @@ mod tests {
             .copy_from_address(5, text.as_ptr() as u64, text.len() as u64)
             .unwrap();
         let mut back = [0_u8; 10];
-        // SAFETY: `back` is ours and as long.
+        // SAFETY: `back` is a local variable and long enough.
         unsafe { memory.copy_to_address(5, back.as_mut_ptr() as u64, 10) }.unwrap();
         assert_eq!(back, text);
     }

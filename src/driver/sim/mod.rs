@@ -1,4 +1,4 @@
-//! The simulated driver: answers as the real one answers, with real memory behind it.
+//! The simulated driver: answers like the real one, with real memory behind it.
 
 mod access;
 mod alloc;
@@ -41,7 +41,7 @@ use crate::{DriverError, Error, Result};
 use fault::Faults;
 use state::{Answer, Fail, State};
 
-/// Physical memory is created and mapped in units of this many bytes, wherever it lies.
+/// Physical memory is created and mapped in units of this many bytes, at every location.
 const GRANULARITY: u64 = 2 << 20;
 
 /// The simulator's controls: injected faults, call counts, and what is still held.
@@ -63,7 +63,7 @@ pub struct Sim {
     shared: Arc<Shared>,
 }
 
-/// What the driver API, the runtime API and the controls share.
+/// The state that the driver API, the runtime API and the controls share.
 #[derive(Debug)]
 struct Shared {
     machine: Arc<Machine>,
@@ -72,57 +72,57 @@ struct Shared {
 }
 
 impl Sim {
-    /// Makes the `nth` use of `call` from now on fail with `code`: 1 is the next use, 0 too. Any
-    /// code can be given, also one that CUDA does not have.
+    /// Makes the `nth` use of `call` from now on fail with `code`: both 1 and 0 mean the next use. The code
+    /// need not exist in CUDA.
     ///
-    /// The call then has no other effect, but for being counted.
+    /// The failing call has no other effect, but is counted.
     pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
         self.shared.faults.add(call, nth, code)
     }
 
-    /// Takes a fault back; tells whether it had not happened yet.
+    /// Cancels a fault; returns whether it had not happened yet.
     pub fn cancel(&self, fault: FaultId) -> bool {
         self.shared.faults.remove(|id| id == fault) > 0
     }
 
-    /// Takes back all faults that have not happened yet; tells how many.
+    /// Cancels all faults that have not happened yet; returns their number.
     pub fn cancel_all(&self) -> usize {
         self.shared.faults.remove(|_| true)
     }
 
-    /// How often each call was used; calls that were not used are left out.
+    /// Returns how often each call was used; unused calls are left out.
     pub fn calls(&self) -> BTreeMap<Call, u64> {
         self.shared.faults.counts()
     }
 
-    /// How often a call was used.
+    /// Returns how often a call was used.
     pub fn count(&self, call: Call) -> u64 {
         self.shared.faults.count(call)
     }
 
-    /// Counts from zero again.
+    /// Resets all counts to zero.
     pub fn reset_counts(&self) {
         self.shared.faults.reset_counts();
     }
 
-    /// What has not been given back.
+    /// Returns the counts of objects that are still alive.
     pub fn held(&self) -> Held {
         Held::of(&self.shared.lock())
     }
 
-    /// Free bytes at a location; for the host as a whole, the sum over its nodes.
+    /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
     pub fn free_bytes(&self, location: Location) -> u64 {
         self.shared.lock().capacity.free(location)
     }
 
-    /// Whether work on streams runs at once (`true`), or as late as CUDA allows (`false`, as at
-    /// first), so that a missing synchronisation shows.
+    /// Sets whether work on streams runs at once (`true`) or as late as CUDA allows (`false`, the default),
+    /// so that a missing synchronisation shows.
     ///
-    /// As late as CUDA allows is when somebody waits for it, or **asks** for it: who asks again and again
-    /// would never hear yes else. So [`Stream::is_done`](crate::Stream::is_done),
-    /// [`Event::is_done`](crate::Event::is_done) and [`Heap::collect`](crate::Heap::collect) run the work
-    /// and find it done. For a GPU that is still busy let the question be answered so, one fault for each
-    /// question; the work then waits for the next:
+    /// In the second mode the work runs when a thread waits for it or **queries** it. Without this, a caller
+    /// that polls would never see completion. So [`Stream::is_done`](crate::Stream::is_done),
+    /// [`Event::is_done`](crate::Event::is_done) and [`Heap::collect`](crate::Heap::collect) run the work and
+    /// find it done. To simulate a GPU that is still busy, inject one fault for each query; the work then
+    /// waits for the next query:
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -150,7 +150,7 @@ impl Sim {
         }
     }
 
-    /// The machine that is simulated.
+    /// Returns the simulated machine.
     pub fn machine(&self) -> &Machine {
         &self.shared.machine
     }
@@ -158,24 +158,24 @@ impl Sim {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock would be a defect of ours; the state is still the best there is.
+        // A panic under the lock would be a defect of this crate; the state is still the best available.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call, and fails it where a fault was injected.
+    /// Counts a call, and fails it if a fault was injected.
     fn enter(&self, call: Call) -> Result<()> {
         self.faults
             .enter(call)
             .map_err(|code| Error::driver(call, code))
     }
 
-    /// A call that needs the state.
+    /// Makes a call that needs the state.
     fn call<T>(&self, call: Call, answer: impl FnOnce(&mut State) -> Answer<T>) -> Result<T> {
         self.enter(call)?;
         answer(&mut self.lock()).map_err(|fail| error(call, fail))
     }
 
-    /// A call that the machine's description answers.
+    /// Makes a call that the machine's description answers.
     fn ask<T>(&self, call: Call, answer: impl FnOnce(&Machine) -> Answer<T>) -> Result<T> {
         self.enter(call)?;
         answer(&self.machine).map_err(|fail| error(call, fail))

@@ -1,4 +1,4 @@
-//! Physical memory: created, released, asked about, exported and imported.
+//! Physical memory: creating, releasing, querying, exporting and importing it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl State {
             _ => {}
         }
         if size > self.capacity.largest(props.location) {
-            return fail(Code::OUT_OF_MEMORY); // Before the handle types are looked at.
+            return fail(Code::OUT_OF_MEMORY); // the driver checks this before the handle types
         }
         self.check_fabric(props.location, props.handle_types)?;
         let memory =
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// Checks that FABRIC, where it is asked for, can be had.
+    /// Checks that FABRIC is available if requested.
     pub(super) fn check_fabric(&self, location: Location, types: HandleTypes) -> Answer<()> {
         if !types.contains(HandleTypes::FABRIC) {
             Ok(())
@@ -130,7 +130,7 @@ impl State {
 
     pub(super) fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
         let physical = self.physical(handle)?;
-        // Memory of the host as a whole reads back as that of its first node.
+        // Memory of the host as a whole reports its first node.
         let location = match physical.location {
             Location::Host => Location::HostNuma(self.machine.nodes[0].id),
             location => location,

@@ -6,11 +6,11 @@ use super::{GpuSpec, Machine, NodeSpec};
 use crate::{Error, Result};
 
 const GIB: u64 = 1 << 30;
-/// References of one memory, as measured.
+/// The limit of one memory's references, as measured.
 const H200_REFERENCES: u32 = 254;
 /// The CPUs of a Grace socket.
 const GRACE_CPUS: i32 = 72;
-/// SLIT distances as Grace machines report them: another socket, and GPU memory.
+/// SLIT distances that Grace machines report: another socket, and GPU memory.
 const OTHER_SOCKET: u32 = 40;
 const GPU_MEMORY: u32 = 80;
 const FAR_GPU_MEMORY: u32 = 120;
@@ -19,10 +19,10 @@ impl Machine {
     /// The names that [`Machine::preset`] knows.
     pub const PRESETS: &'static [&'static str] = &["gh200", "gh200x4", "gb200", "h200x8"];
 
-    /// The preset called `name`.
+    /// Returns the preset called `name`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] listing the presets, where there is none of that name.
+    /// [`Error::InvalidArgument`], listing the presets, if there is none of that name.
     pub fn preset(name: &str) -> Result<Self> {
         match name {
             "gh200" => Ok(Self::gh200()),
@@ -32,14 +32,14 @@ impl Machine {
             _ => Err(Error::invalid(
                 "preset",
                 format!(
-                    "'{name}' is none of {}, nor a machine's description",
+                    "'{name}' is neither one of {} nor a machine's description",
                     Self::PRESETS.join(", ")
                 ),
             )),
         }
     }
 
-    /// One GH200 superchip, 480 GB + 96 GB, a member of an NVLink domain.
+    /// Returns one GH200 superchip, 480 GB + 96 GB, a member of an NVLink domain.
     pub fn gh200() -> Self {
         Self {
             imex_channel: true,
@@ -57,7 +57,7 @@ impl Machine {
         }
     }
 
-    /// A quad GH200 node: CPU nodes 0 to 3, GPU memory nodes 4, 12, 20 and 28, 120 GB + 96 GB each.
+    /// Returns a quad GH200 node: CPU nodes 0 to 3, GPU memory nodes 4, 12, 20 and 28, 120 GB + 96 GB each.
     pub fn gh200x4() -> Self {
         grace(
             "gh200x4",
@@ -72,7 +72,7 @@ impl Machine {
         )
     }
 
-    /// A GB200 node: two Grace sockets, four GPUs, a member of an NVLink domain.
+    /// Returns a GB200 node: two Grace sockets, four GPUs, a member of an NVLink domain.
     pub fn gb200() -> Self {
         Self {
             imex_channel: true,
@@ -92,7 +92,7 @@ impl Machine {
         }
     }
 
-    /// Eight H200 on an x86-64 host with one NUMA node, as measured (docs/driver-behaviour.md).
+    /// Returns eight H200 on an x86-64 host with one NUMA node, as measured (docs/driver-behaviour.md).
     pub fn h200x8() -> Self {
         let gpus = (0..8)
             .map(|ordinal| GpuSpec {
@@ -118,7 +118,7 @@ impl Machine {
     }
 }
 
-/// A machine of Grace sockets; `gpus` are pairs of host node and GPU memory node.
+/// Builds a machine of Grace sockets; `gpus` are pairs of host node and GPU memory node.
 fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i32)]) -> Machine {
     let distances = |from: i32, host: i32| -> BTreeMap<i32, u32> {
         let to_node = |to: i32| match (to == from, to == host) {

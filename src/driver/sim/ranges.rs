@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 pub(super) struct FreeRanges(BTreeMap<u64, u64>);
 
 impl FreeRanges {
-    /// All of `start..start + len`.
+    /// Returns the set that contains `start..start + len`.
     pub(super) fn whole(start: u64, len: u64) -> Self {
         Self(BTreeMap::from([(start, len)]))
     }
 
-    /// Takes `len` bytes from the first range that has them, and tells where they start.
+    /// Takes `len` bytes from the first range that has them; returns their start.
     pub(super) fn take(&mut self, len: u64) -> Option<u64> {
         let (&start, &have) = self.0.iter().find(|&(_, &have)| have >= len)?;
         self.0.remove(&start);
@@ -22,7 +22,7 @@ impl FreeRanges {
         Some(start)
     }
 
-    /// The free ranges of at least `len` bytes: start and length.
+    /// Iterates over the free ranges of at least `len` bytes: start and length.
     pub(super) fn fitting(&self, len: u64) -> impl Iterator<Item = (u64, u64)> {
         self.0
             .iter()
@@ -30,7 +30,7 @@ impl FreeRanges {
             .filter(move |&(_, have)| have >= len)
     }
 
-    /// Takes `len` bytes at the lowest multiple of `alignment` from `from` on where they are free.
+    /// Takes `len` bytes at the lowest free multiple of `alignment` from `from` on.
     pub(super) fn take_aligned(&mut self, len: u64, alignment: u64, from: u64) -> Option<u64> {
         let start = self.0.iter().find_map(|(&start, &have)| {
             let at = start.max(from).checked_next_multiple_of(alignment)?;
@@ -58,7 +58,7 @@ impl FreeRanges {
         true
     }
 
-    /// Gives a range back. It must not be free in any part.
+    /// Frees a range. No part of it may be free already.
     pub(super) fn give(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &have)) = self.0.range(..start).next_back() {
             debug_assert!(before + have <= start, "given back twice");
@@ -73,7 +73,7 @@ impl FreeRanges {
         self.0.insert(start, len);
     }
 
-    /// Whether all of `start..start + len` is free.
+    /// Returns whether all of `start..start + len` is free.
     pub(super) fn is_whole(&self, start: u64, len: u64) -> bool {
         self.0.get(&start).is_some_and(|&have| have >= len)
     }
@@ -100,7 +100,7 @@ mod tests {
                     ranges.give(start, len);
                     model[start as usize..(start + len) as usize].fill(true);
                 } else {
-                    // 4: no alignment asked for.
+                    // 4: no alignment requested.
                     let alignment = 1_u64 << (shift % 4);
                     let fits = (0..)
                         .step_by(alignment as usize)

@@ -1,8 +1,8 @@
-//! How often a memory is exported, imported and mapped for CPUs, counted over all processes.
+//! Counts how often a memory is exported, imported and mapped for CPUs, over all processes.
 //!
-//! Each such reference is a lock on a byte far beyond the memory's end. The lock goes with the open
-//! file that took it, as the reference does: duplicates of an exported fd are one reference, and a
-//! process that dies gives its own back.
+//! Each such reference is a lock on a byte far beyond the memory's end. The lock belongs to the open file
+//! that took it, as the reference does: duplicates of an exported fd are one reference, and the kernel
+//! releases those of a process that dies.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use super::memory::Memory;
 use crate::driver::random;
 
-/// Where the bytes to lock start: no memory is as large.
+/// The first byte to lock: no memory is as large.
 const FIRST: i64 = 1 << 62;
-/// How many tries for a byte that nobody has, of which the first all but always hits.
+/// How often to try for an unlocked byte; the first try almost always succeeds.
 const TRIES: usize = 8;
 
-/// The bytes that one open file locks, from a random one on, so that no two files meet.
+/// The bytes that one open file locks, from a random one on, so that two files do not collide.
 #[derive(Debug)]
 pub(super) struct Bytes(AtomicI64);
 
@@ -28,8 +28,8 @@ impl Bytes {
         Ok(Self(AtomicI64::new(FIRST + start)))
     }
 
-    /// Locks the next one, through `file`. `None` where the system has no such locks or no room for
-    /// one: then the reference is not counted.
+    /// Locks the next byte, through `file`. `None` if the system has no such locks or no room for one: the
+    /// reference is then not counted.
     pub(super) fn lock(&self, file: &File) -> Option<i64> {
         (0..TRIES).find_map(|_| {
             let at = self.0.fetch_add(1, Ordering::Relaxed);
@@ -54,8 +54,7 @@ impl Counted {
         }
     }
 
-    /// Counts a reference unless there are `limit` of them; where processes race for the last one,
-    /// it may be nobody's.
+    /// Counts a reference unless there are `limit` already; if processes race for the last one, all may fail.
     pub(super) fn within(memory: &Arc<Memory>, limit: Option<u32>) -> Option<Self> {
         let counted = Self::new(memory);
         let over = |limit: u32| exceeds(memory, limit.into()).unwrap_or(false);
@@ -66,15 +65,15 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            // If it fails, it goes with the file.
+            // If this fails, closing the file releases the lock.
             let _ = lock(self.memory.file(), libc::F_UNLCK, at);
         }
     }
 }
 
-/// Whether a memory has more than `limit` references.
+/// Returns whether a memory has more than `limit` references.
 fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
-    // Of its own locks an open file is told nothing, so a fresh one asks.
+    // The query omits an open file's own locks, so a fresh open file asks.
     let asker = memory.open_again()?;
     let mut open = vec![(FIRST, i64::MAX)];
     let mut found = 0;
@@ -82,7 +81,7 @@ fn exceeds(memory: &Memory, limit: u64) -> io::Result<bool> {
         if start >= end {
             continue;
         }
-        // Any lock there; neighbours of one file are told as one.
+        // Any lock there; the kernel merges adjacent locks of one file.
         let Some((first, last)) = locked(&asker, start, end)? else {
             continue;
         };
@@ -115,7 +114,7 @@ fn lock(file: &File, kind: i32, at: i64) -> io::Result<()> {
     }
 }
 
-/// A lock of another open file on some of the bytes from `start` up to `end`.
+/// Returns a lock of another open file on some of the bytes from `start` up to `end`.
 fn locked(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
     let mut range = range(libc::F_WRLCK, start, end - start);
     // SAFETY: the fd is open, and `range` lives during the call, which writes it.
@@ -124,7 +123,7 @@ fn locked(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
         return Err(io::Error::last_os_error());
     }
     let end = match range.l_len {
-        0 => i64::MAX, // To the end of all files.
+        0 => i64::MAX, // 0 means to the end of the file
         len => range.l_start.saturating_add(len),
     };
     let free = i32::from(range.l_type) == libc::F_UNLCK;
@@ -159,10 +158,10 @@ mod tests {
         assert_eq!(count(&memory), 4);
         let export = memory.export().unwrap();
         assert_eq!(count(&memory), 5);
-        // Another open file, as in another process.
+        // A second open file, as in another process.
         let import = Memory::import(export.as_fd(), Purpose::Physical).unwrap();
         let import = Arc::new(import);
-        assert_eq!(count(&memory), 5, "counted by who imports, not by looking");
+        assert_eq!(count(&memory), 5, "an import counts, a look does not");
         let theirs = Counted::new(&import);
         assert_eq!((count(&memory), count(&import)), (6, 6));
         drop((theirs, counted));

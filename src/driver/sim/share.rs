@@ -1,7 +1,7 @@
 //! Memory that leaves the process: as an fd, or under a fabric handle.
 //!
-//! A simulated fabric handle names a process of this machine, its fd and the memory's random id;
-//! whoever holds it opens the memory through `/proc`, so that no server is needed.
+//! A simulated fabric handle contains a process of this machine, its fd and the memory's random id; an
+//! importer opens the memory through `/proc`, so no server is needed.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ pub(super) fn export(memory: &Memory, kind: HandleType) -> io::Result<ShareableH
     })
 }
 
-/// The memory that a fabric handle names.
+/// Opens the memory that a fabric handle refers to.
 pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Answer<Memory> {
     let bytes = handle.expose_bytes();
     if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
@@ -40,8 +40,8 @@ pub(super) fn import(handle: &FabricHandle, purpose: Purpose, imex: bool) -> Ans
     let path = format!("/proc/{}/fd/{}", number(8), number(12));
     let mut id = [0; 16];
     id.copy_from_slice(&bytes[16..32]);
-    // The fd may have been closed and its number used again: the id tells. Only what looks like
-    // ours is opened, since opening a stranger's fd may block or have effects.
+    // The fd may have been closed and its number reused: the id tells. Only a file whose name looks right is
+    // opened, because opening a foreign fd may block or have side effects.
     let ours = std::fs::read_link(&path).is_ok_and(|target| {
         let name = target.to_string_lossy();
         name.contains(&format!("{:032x}", u128::from_le_bytes(id)))

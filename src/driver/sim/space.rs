@@ -1,4 +1,4 @@
-//! Address space: ranges that are reserved without memory, and files placed in them.
+//! Address space: reserved ranges without memory, and files mapped into them.
 
 use std::fs::File;
 use std::io;
@@ -9,28 +9,28 @@ use super::GRANULARITY;
 use super::window::{Freed, Window};
 use crate::driver::Access;
 
-/// Below this address Linux lets nobody map anything (`vm.mmap_min_addr`).
+/// Linux lets no process map below this address (`vm.mmap_min_addr`).
 const LOWEST: u64 = 64 << 10;
-/// The end of the addresses that Linux gives a process by itself.
+/// The end of the addresses that Linux gives a process by default.
 const HIGHEST: u64 = if cfg!(target_arch = "x86_64") {
     1 << 47
 } else {
     1 << 48
 };
 
-/// A reserved range of addresses, given back when dropped, whatever was placed in it.
+/// A reserved range of addresses, released when dropped, with everything mapped into it.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) start: u64,
     pub(super) len: u64,
-    /// Where it was taken from; `None`: from the operating system.
+    /// The window it was taken from; `None`: from the operating system.
     pub(super) window: Option<Arc<Window>>,
-    /// What lies before it and behind it that belongs to it.
+    /// The size of the guard before it and behind it, which belongs to it.
     pub(super) guard: u64,
 }
 
 impl Range {
-    /// Reserves `len` bytes that nobody may touch, at a multiple of `alignment`.
+    /// Reserves `len` inaccessible bytes at a multiple of `alignment`.
     pub(super) fn reserve(len: u64, alignment: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
         let whole = len
@@ -38,14 +38,14 @@ impl Range {
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let low = anonymous(0, whole, 0)?;
         let start = low.next_multiple_of(alignment);
-        // Too much is reserved and the ends are cut off, so the range is ours at every moment.
+        // Reserves too much and cuts the ends off, so the range is ours at every moment.
         for (cut, bytes) in [(low, start - low), (start + len, low + whole - start - len)] {
             drop(Self::own(cut, bytes));
         }
         Ok(Self::own(start, len))
     }
 
-    /// The same at the lowest such address from `hint` on where nothing is.
+    /// As [`reserve`](Self::reserve), at the lowest free such address from `hint` on.
     pub(super) fn reserve_from(len: u64, alignment: u64, hint: u64) -> io::Result<Self> {
         let alignment = alignment.max(GRANULARITY);
         for gap in gaps(hint)? {
@@ -56,7 +56,7 @@ impl Range {
             if !fits {
                 continue;
             }
-            // Another thread may have been faster, and a kernel before 4.17 takes the flag for a hint.
+            // Another thread may have taken it, and a kernel before 4.17 treats the flag as a hint.
             if let Ok(at) = anonymous(start, len, libc::MAP_FIXED_NOREPLACE) {
                 let range = Self::own(at, len);
                 if at == start {
@@ -91,7 +91,7 @@ impl Range {
                 .is_some_and(|end| end <= self.start + self.len)
     }
 
-    /// Nothing outside the range may be touched, whatever a caller got wrong.
+    /// Checks that nothing outside the range is accessed, even if a caller is wrong.
     fn expect_within(&self, start: u64, len: u64) -> io::Result<()> {
         if self.contains(start, len) {
             Ok(())
@@ -100,7 +100,7 @@ impl Range {
         }
     }
 
-    /// Places `len` bytes of `file` from `offset` on at `start`, with what the CPU may do.
+    /// Maps `len` bytes of `file` from `offset` on at `start`, with the CPU's access.
     pub(super) fn place(
         &self,
         start: u64,
@@ -112,8 +112,8 @@ impl Range {
         self.expect_within(start, len)?;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let (prot, fd) = (protection(access), file.as_raw_fd());
-        // SAFETY: the range lies in a reservation that `self` owns, so that nothing else is
-        // replaced; it is replaced in one step.
+        // SAFETY: the range lies in a reservation that `self` owns, so nothing else is replaced; the
+        // replacement is one step.
         answer(unsafe {
             libc::mmap64(
                 start as *mut _,
@@ -127,17 +127,17 @@ impl Range {
         .map(drop)
     }
 
-    /// Takes what was placed in a part of the range away; the part stays reserved.
+    /// Unmaps a part of the range, which stays reserved.
     pub(super) fn clear(&self, start: u64, len: u64) -> io::Result<()> {
         self.expect_within(start, len)?;
         anonymous(start, len, libc::MAP_FIXED).map(drop)
     }
 
-    /// Changes what the CPU may do with a part of the range.
+    /// Changes the CPU's access to a part of the range.
     pub(super) fn protect(&self, start: u64, len: u64, access: Access) -> io::Result<()> {
         self.expect_within(start, len)?;
-        // SAFETY: the range lies in a reservation that `self` owns; who still uses it is the
-        // contract of the driver call.
+        // SAFETY: the range lies in a reservation that `self` owns; the contract of the driver call covers
+        // remaining users.
         let done = unsafe { libc::mprotect(start as *mut _, len as usize, protection(access)) };
         if done == 0 {
             Ok(())
@@ -151,7 +151,7 @@ impl Drop for Range {
     fn drop(&mut self) {
         if let Some(window) = &self.window {
             debug_assert!(window.all.contains(self.start, self.len));
-            // Where the kernel refuses, the addresses are not used again.
+            // If the kernel refuses, the addresses are not reused.
             if self.clear(self.start, self.len).is_ok() {
                 window.give(Freed {
                     start: self.start,
@@ -160,14 +160,13 @@ impl Drop for Range {
                 });
             }
         } else if self.len > 0 {
-            // SAFETY: the range is owned by `self` alone; the driver's contract says that nobody
-            // uses it any more.
+            // SAFETY: `self` alone owns the range; the driver's contract says that nothing uses it any more.
             unsafe { libc::munmap(self.start as *mut _, self.len as usize) };
         }
     }
 }
 
-/// The addresses of the process that end behind `from` and have nothing in them, in order.
+/// Returns the unused address ranges of the process that end behind `from`, in order.
 fn gaps(from: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let mapped = maps.lines().filter_map(|line| {
@@ -188,8 +187,8 @@ fn gaps(from: u64) -> io::Result<Vec<std::ops::Range<u64>>> {
 
 fn anonymous(start: u64, len: u64, flags: i32) -> io::Result<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
-    // SAFETY: without MAP_FIXED nothing that exists is replaced; with it, the caller owns the
-    // range (`Range::clear`).
+    // SAFETY: without MAP_FIXED the call replaces nothing; with it, the caller owns the range
+    // (`Range::clear`).
     answer(unsafe { libc::mmap64(start as *mut _, len as usize, libc::PROT_NONE, flags, -1, 0) })
 }
 

@@ -1,4 +1,4 @@
-//! What the simulated driver knows: one state under one lock, as the real driver serialises too.
+//! The simulated driver's state under one lock; the real driver serialises too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -15,7 +15,7 @@ use super::window::{Placement, Window};
 use super::{GRANULARITY, Machine};
 use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
 
-/// How a call answers inside the simulator.
+/// The result of a call inside the simulator.
 pub(super) type Answer<T> = Result<T, Fail>;
 
 /// Why a call fails.
@@ -37,7 +37,7 @@ pub(super) fn fail<T>(code: Code) -> Answer<T> {
     Err(Fail::Code(code))
 }
 
-/// The operating system is out of something.
+/// The operating system has run out of a resource.
 pub(super) fn exhausted(_: io::Error) -> Fail {
     Fail::Code(Code::OUT_OF_MEMORY)
 }
@@ -51,11 +51,11 @@ pub(super) struct Physical {
     pub(super) handle_types: HandleTypes,
     pub(super) gpu_direct_rdma: bool,
     pub(super) size: u64,
-    /// For an import, which is one until its last mapping is gone too.
+    /// Counts an import, which lasts until its last mapping is gone too.
     pub(super) _counted: Option<Counted>,
 }
 
-/// Handles given out and not yet released.
+/// Handles created and not yet released.
 #[derive(Debug)]
 pub(super) struct Reference {
     pub(super) physical: Arc<Physical>,
@@ -67,37 +67,37 @@ pub(super) struct Reference {
 pub(super) struct Region {
     pub(super) len: u64,
     pub(super) memory: Arc<Memory>,
-    /// Where in `memory` the region starts.
+    /// The region's start in `memory`.
     pub(super) offset: u64,
     pub(super) kind: Kind,
 }
 
-/// Whose a region is.
+/// The owner of a region.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// `cuMemMap` made it, within a reservation.
+    /// `cuMemMap` created it, within a reservation.
     Mapping {
         physical: Arc<Physical>,
         host: Access,
         /// Whether the host's access was changed after GPU 0's.
         host_newer: bool,
-        /// Where the host has access.
+        /// Present if the host has access.
         counted: Option<Counted>,
         devices: Box<[Access]>,
     },
     /// A pool's chunk.
     Chunk { pool: u64 },
-    /// `cuMemAlloc` made it.
+    /// `cuMemAlloc` created it.
     Device {
         device: i32,
-        /// What was asked for.
+        /// The bytes requested.
         size: u64,
         _range: Range,
     },
-    /// `cuMemHostAlloc` made it.
+    /// `cuMemHostAlloc` created it.
     Host {
         device: i32,
-        /// What was asked for.
+        /// The bytes requested.
         size: u64,
         _range: Range,
     },
@@ -119,11 +119,11 @@ pub(super) struct State {
     pub(super) eager: bool,
     next: u64,
     pub(super) references: HashMap<u64, Reference>,
-    /// Memory that left the process and may come back.
+    /// Exported memory that may be imported again.
     pub(super) exported: HashMap<u128, Weak<Memory>>,
     pub(super) prune_at: usize,
     pub(super) reservations: BTreeMap<u64, Range>,
-    /// Where reservations are taken from; made with the first.
+    /// The window for reservations; created with the first.
     pub(super) window: Option<Arc<Window>>,
     pub(super) placement: Placement,
     pub(super) regions: BTreeMap<u64, Region>,
@@ -135,7 +135,7 @@ pub(super) struct State {
     /// The device of each loaded module.
     pub(super) modules: HashMap<u64, i32>,
     pub(super) functions: HashMap<u64, Function>,
-    /// The fault that each device's context died of.
+    /// The fault that lost each device's context.
     pub(super) lost: Box<[Option<Code>]>,
 }
 
@@ -146,7 +146,7 @@ impl State {
             capacity: Arc::new(Capacity::of(&machine)),
             machine,
             eager: false,
-            // Handles look like handles: non-zero, no small numbers.
+            // Handles look like handles: neither zero nor small numbers.
             next: 0x5100_0000,
             references: HashMap::new(),
             exported: HashMap::new(),
@@ -166,7 +166,7 @@ impl State {
         }
     }
 
-    /// A number for a new handle, never used before.
+    /// Returns a number for a new handle, never used before.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 0x10;
         self.next
@@ -189,7 +189,7 @@ impl State {
         }
     }
 
-    /// Access for each GPU: none yet.
+    /// Returns no access for each GPU.
     pub(super) fn nobody(&self) -> Box<[Access]> {
         vec![Access::None; self.machine.gpus.len()].into()
     }
@@ -201,7 +201,7 @@ impl State {
             .ok_or(Fail::Code(Code::OUT_OF_MEMORY))
     }
 
-    /// New memory, taken from the location's capacity and bound to its node.
+    /// Creates memory, taken from the location's capacity and bound to its node.
     pub(super) fn new_memory(
         &self,
         purpose: Purpose,
@@ -219,7 +219,7 @@ impl State {
         Ok(Arc::new(memory))
     }
 
-    /// Remembers memory that leaves the process, so that it is known when it comes back.
+    /// Records memory that leaves the process, to recognise it when it is imported.
     pub(super) fn remember(&mut self, memory: &Arc<Memory>) {
         if self.exported.len() >= self.prune_at {
             self.exported.retain(|_, memory| memory.strong_count() > 0);
@@ -229,19 +229,19 @@ impl State {
             .insert(memory.label.id, Arc::downgrade(memory));
     }
 
-    /// The region that holds an address, with its start.
+    /// Returns the region that contains an address, with its start.
     pub(super) fn region(&self, address: u64) -> Option<(u64, &Region)> {
         let (&start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.len).then_some((start, region))
     }
 
-    /// The reservation that holds a whole range.
+    /// Returns the reservation that contains a whole range.
     pub(super) fn reservation(&self, start: u64, len: u64) -> Option<&Range> {
         let (_, range) = self.reservations.range(..=start).next_back()?;
         range.contains(start, len).then_some(range)
     }
 
-    /// What a device may do with a region in a kernel.
+    /// Returns what a device's kernel may do with a region.
     pub(super) fn access(&self, region: &Region, device: i32) -> Access {
         match &region.kind {
             Kind::Mapping { devices, .. } => devices[device as usize],
@@ -252,7 +252,7 @@ impl State {
         }
     }
 
-    /// Whether a GPU can reach a location at all.
+    /// Returns whether a GPU can reach a location at all.
     pub(super) fn reaches(&self, device: i32, location: Location) -> bool {
         match location {
             Location::Device(owner) if self.machine.gpu(owner).is_some() => {
@@ -263,7 +263,7 @@ impl State {
     }
 }
 
-/// Whether a size or address is a whole number of granules, and not 0.
+/// Returns whether a size or address is a positive multiple of the granularity.
 pub(super) const fn is_granular(bytes: u64) -> bool {
     bytes != 0 && bytes.is_multiple_of(GRANULARITY)
 }

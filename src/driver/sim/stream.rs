@@ -1,7 +1,7 @@
 //! Streams.
 //!
-//! Work runs at the latest moment that CUDA allows: when somebody waits or asks for it. A program that
-//! forgets to wait sees stale bytes here every time, and on a GPU now and then.
+//! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
+//! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,10 +13,10 @@ use crate::driver::{Access, Code, StreamHandle};
 /// A device and the driver's pointer: 0 is the device's default stream.
 pub(super) type StreamKey = (i32, u64);
 
-/// How much work may wait in a stream: a program that never waits must not fill the memory.
+/// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
 
-/// A place in a stream: after its `seq`-th piece of work.
+/// A position in a stream: after its `seq`-th piece of work.
 pub(super) type Point = (StreamKey, u64);
 
 #[derive(Debug, Default)]
@@ -24,14 +24,13 @@ pub(super) struct Stream {
     queue: VecDeque<Work>,
     submitted: u64,
     completed: u64,
-    /// Its handle is gone; it lives until its work is done.
+    /// Its handle was destroyed; the stream lives until its work is done.
     pub(super) destroyed: bool,
-    /// How far into other streams this one has been told to wait.
+    /// For each other stream, the position that this one waits for.
     pub(super) waited: HashMap<StreamKey, u64>,
 }
 
-/// A piece of work, with addresses as the program gave them: what lies there is looked up when it
-/// runs, as on a GPU.
+/// A piece of work, with the program's addresses: they are looked up when it runs, as on a GPU.
 #[derive(Debug)]
 pub(super) enum Work {
     Copy {
@@ -50,7 +49,7 @@ pub(super) enum Work {
     },
     Record,
     Wait(Point),
-    /// Memory freed at this point goes back to its pool.
+    /// Memory freed at this point returns to its pool.
     Free {
         pool: u64,
     },
@@ -113,7 +112,7 @@ impl State {
         self.context(handle.device).map(drop)
     }
 
-    /// Runs all work of a stream, and of streams of its device that nobody can wait for any more.
+    /// Runs all work of a stream, and of destroyed streams of its device.
     fn synchronize(&mut self, key: StreamKey) {
         let orphans: Vec<StreamKey> = self
             .streams
@@ -142,7 +141,7 @@ impl State {
         }
     }
 
-    /// Runs a stream's work up to a point, and what that work waits for.
+    /// Runs a stream's work up to a point, and the work that it waits for.
     pub(super) fn run(&mut self, point: Point) {
         let mut pending = vec![point];
         while let Some(&(key, upto)) = pending.last() {
@@ -176,7 +175,7 @@ impl State {
         self.streams.get(&key).is_none_or(|s| s.completed >= seq)
     }
 
-    /// Whether work submitted to a stream now is ordered after a point, by stream or by event.
+    /// Returns whether work submitted to a stream now is ordered after a point, by stream or by event.
     pub(super) fn is_ordered(&self, key: StreamKey, point: Point) -> bool {
         let waited = |stream: &Stream| stream.waited.get(&point.0).is_some_and(|&s| s >= point.1);
         self.streams.get(&key).is_some_and(waited)
@@ -196,7 +195,7 @@ impl State {
         point
     }
 
-    /// Where the next piece of work will be.
+    /// Returns the position of the next piece of work.
     pub(super) fn next_point(&self, key: StreamKey) -> Point {
         (key, self.streams.get(&key).map_or(0, |s| s.submitted) + 1)
     }
@@ -213,7 +212,7 @@ impl State {
             Work::Fill { dst, value, bytes } => {
                 let pieces = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
                 pieces.iter().try_for_each(|piece| {
-                    // SAFETY: whoever submitted the memset vouched for the range.
+                    // SAFETY: the caller that submitted the memset guarantees the range.
                     unsafe { piece.fill(value) }
                 })
             }
@@ -224,11 +223,11 @@ impl State {
     fn copy(&self, device: i32, dst: u64, src: u64, bytes: u64) -> Result<(), Code> {
         let from = self.pieces(device, Engine::Copy, src, bytes, Access::Read)?;
         let to = self.pieces(device, Engine::Copy, dst, bytes, Access::ReadWrite)?;
-        // SAFETY: whoever submitted the copy vouched for the range.
+        // SAFETY: the caller that submitted the copy guarantees the range.
         unsafe { access::copy(to, from) }
     }
 
-    /// A fault: the device's context is lost with all work that was to come.
+    /// Handles a fault: the device's context is lost with all pending work.
     fn lose(&mut self, device: i32, code: Code) {
         if let Some(lost) = self.lost.get_mut(device as usize) {
             lost.get_or_insert(code);
@@ -250,7 +249,7 @@ impl State {
     }
 
     pub(super) fn stream_query(&mut self, handle: StreamHandle) -> Answer<bool> {
-        // Who asks again and again would never be told yes if asking did not run the work.
+        // A query runs the work; otherwise a caller that polls would never see completion.
         self.stream_synchronize(handle).map(|()| true)
     }
 
@@ -271,7 +270,7 @@ impl State {
             self.submit(key, Work::Copy { dst, src, bytes });
             return Ok(());
         }
-        // Pageable memory is copied before the call returns, after the stream's earlier work.
+        // Copies of pageable memory finish before the call returns, after the stream's earlier work.
         self.run_all(key);
         self.context(stream.device)?;
         match self.copy(stream.device, dst, src, bytes) {
@@ -284,7 +283,7 @@ impl State {
         }
     }
 
-    /// Whether the GPU lacks the access that a copy needs.
+    /// Returns whether the GPU lacks the access that a copy needs.
     fn pieces_fault(&self, device: i32, dst: u64, src: u64, bytes: u64) -> bool {
         let pieces = |at, need| self.pieces(device, Engine::Copy, at, bytes, need);
         pieces(src, Access::Read).is_err() || pieces(dst, Access::ReadWrite).is_err()
@@ -301,7 +300,7 @@ impl State {
         if bytes == 0 {
             return Ok(());
         }
-        // Only memory that the driver knows can be set.
+        // A memset works only on memory that the driver knows.
         if self.check_submitted(stream.device, dst, bytes)? {
             return fail(Code::INVALID_VALUE);
         }

@@ -27,7 +27,7 @@ impl Machine {
         }
         if self.pool_chunk == 0 || !self.pool_chunk.is_multiple_of(2 << 20) {
             return bad(format!(
-                "pool_chunk is {}, which is no multiple of 2 MiB",
+                "pool_chunk is {}, which is not a multiple of 2 MiB",
                 self.pool_chunk
             ));
         }
@@ -44,7 +44,7 @@ impl Machine {
             }
             if !is_cpu_list(&node.cpus) {
                 return bad(format!(
-                    "'{}', the CPUs of node {}, is no list such as 0-71",
+                    "'{}', the CPUs of node {}, is not a list such as 0-71",
                     node.cpus, node.id
                 ));
             }
@@ -57,7 +57,7 @@ impl Machine {
             let count = self.gpus.len() as i32;
             for &(a, b) in pairs {
                 if !(0..count).contains(&a) || !(0..count).contains(&b) || a == b {
-                    return bad(format!("({a}, {b}) is no pair of GPUs"));
+                    return bad(format!("({a}, {b}) is not a pair of GPUs"));
                 }
             }
         }
@@ -83,12 +83,12 @@ impl Machine {
         }
         if !gpu.pci_bus_id.is_empty() && parse_pci(&gpu.pci_bus_id).is_none() {
             return bad(format!(
-                "'{}' is no PCI bus id such as 0000:01:00.0",
+                "'{}' is not a PCI bus id such as 0000:01:00.0",
                 gpu.pci_bus_id
             ));
         }
         if !gpu.uuid.is_empty() && parse_uuid(&gpu.uuid).is_none() {
-            return bad(format!("'{}' is no UUID", gpu.uuid));
+            return bad(format!("'{}' is not a UUID", gpu.uuid));
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ impl State {
 
     fn find_addresses(&mut self, size: u64, alignment: u64, hint: u64) -> Answer<Range> {
         if self.window.is_none() {
-            // Without one, as under a limit on addresses, each reservation is made by itself.
+            // Without a window, as under a limit on addresses, each reservation is separate.
             self.window = Window::new(self.placement).ok().map(Arc::new);
         }
         let take = |hint| self.window.as_ref()?.take(size, alignment, hint);
@@ -68,7 +68,8 @@ impl State {
         handle: PhysicalHandle,
     ) -> Answer<()> {
         let physical = Arc::clone(self.physical(handle)?);
-        // All of it or nothing: whatever else is wrong with a part, this comes first.
+        // The mapping must cover the memory from its start; the driver checks this before anything else
+        // about it.
         if size < physical.size || offset != 0 {
             return fail(Code::NOT_SUPPORTED);
         }
@@ -104,7 +105,7 @@ impl State {
         if size == 0 || self.reservation(ptr.0, size).is_none() {
             return fail(Code::INVALID_VALUE);
         }
-        // Whole mappings only; gaps are fine: what is unmapped may be unmapped again.
+        // Only whole mappings; gaps are allowed: what is unmapped may be unmapped again.
         let end = ptr.0 + size;
         let begins = self.region(ptr.0).is_none_or(|(start, _)| start == ptr.0);
         let ends = |(start, region): (u64, &Region)| start + region.len == end;

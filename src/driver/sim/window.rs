@@ -1,4 +1,4 @@
-//! Addresses that are handed out for reservations, densely or with room between them.
+//! A window of addresses for reservations, packed or with guards between them.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +11,17 @@ use crate::{Error, Result};
 /// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// `packed`: from the lowest address on, without room between them. A hint is where the search starts.
+    /// `packed`: from the lowest address on, without gaps. A hint is where the search starts.
     #[default]
     Packed,
-    /// `guarded`: with addresses on both sides that nobody may touch, so that an access beyond an end faults.
-    /// What is freed is used again at once, for the next reservation of its size: a use after that faults or
-    /// meets another's memory.
+    /// `guarded`: with inaccessible addresses on both sides, so that an access beyond an end faults. The next
+    /// reservation of the same size reuses a freed one at once: a use after free faults or meets another's
+    /// memory.
     Guarded,
 }
 
 impl Placement {
-    /// What the environment says.
+    /// Reads the placement from the environment.
     pub(super) fn from_env() -> Result<Self> {
         let Some(value) = std::env::var_os("EGMEM_SIM_PLACEMENT") else {
             return Ok(Self::default());
@@ -45,15 +45,15 @@ pub(super) struct Window {
     places: Mutex<Places>,
 }
 
-/// The addresses of a window.
+/// The addresses in a window.
 #[derive(Debug)]
 struct Places {
     free: FreeRanges,
-    /// Guarded ones that were freed, the last one last. Their guards are theirs still.
+    /// Guarded places that were freed, the most recent last. They still own their guards.
     freed: Vec<Freed>,
 }
 
-/// A place that was freed.
+/// A freed place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Freed {
     pub(super) start: u64,
@@ -62,7 +62,7 @@ pub(super) struct Freed {
 }
 
 impl Places {
-    /// The last freed place of a size that is at a multiple of `alignment`.
+    /// Returns the most recently freed place of a size that is at a multiple of `alignment`.
     fn reuse(&mut self, len: u64, alignment: u64) -> Option<Freed> {
         let fits = |freed: &Freed| freed.len == len && freed.start.is_multiple_of(alignment);
         let at = self.freed.iter().rposition(fits)?;
@@ -85,7 +85,7 @@ impl Places {
         })
     }
 
-    /// Gives the freed places up, with their guards, for others of other sizes.
+    /// Merges the freed places and their guards, so that they serve other sizes.
     fn merge_freed(&mut self) {
         for Freed { start, len, guard } in std::mem::take(&mut self.freed) {
             self.free.give(start - guard, len + 2 * guard);
@@ -93,18 +93,19 @@ impl Places {
     }
 }
 
-/// Room for more than any test reserves; what does not fit gets addresses of its own.
+/// The size of a window: more than any test reserves; a reservation that does not fit gets separate
+/// addresses.
 const WINDOW: u64 = 64 << 30;
-/// The same with guards: for reservations that need a window of their own otherwise, too.
+/// The size of a window with guards, which also serves reservations that would need a window of their own.
 const GUARDED_WINDOW: u64 = 1 << 40;
-/// Where in its window the first reservation lies: the real driver's is at 12 GiB and 32 MiB, so an alignment
-/// of more than that is not met by chance.
+/// The offset of the first reservation in its window: the real driver's is at 12 GiB and 32 MiB, so no larger
+/// alignment is met by chance.
 const FIRST: u64 = 32 << 20;
 /// The alignment of a window.
 const WINDOW_ALIGNMENT: u64 = 1 << 30;
 
 impl Window {
-    /// Sets addresses aside, without memory.
+    /// Reserves addresses for the window, without memory.
     pub(super) fn new(placement: Placement) -> io::Result<Self> {
         let bytes = match placement {
             Placement::Packed => WINDOW,
@@ -126,8 +127,8 @@ impl Window {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a free range, the lowest from `hint` on. `None`: there is no room in the window, or the hint
-    /// is not in it, or a guarded range cannot be exactly there.
+    /// Takes the lowest free range from `hint` on. `None`: the window has no room, the hint is outside it, or
+    /// a guarded range cannot be exactly there.
     pub(super) fn take(self: &Arc<Self>, len: u64, alignment: u64, hint: u64) -> Option<Range> {
         let alignment = alignment.max(GRANULARITY);
         let mut places = self.places();
@@ -161,7 +162,7 @@ impl Window {
         Freed { start, len, guard }
     }
 
-    /// Takes a place back.
+    /// Returns a place to the window.
     pub(super) fn give(&self, place: Freed) {
         let mut places = self.places();
         match self.placement {
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(third.start() - first.start(), 6 << 20);
         let at = first.start();
         assert!(!at.is_multiple_of(WINDOW_ALIGNMENT));
-        // The search goes upwards from the hint.
+        // The search goes up from the hint.
         let above = window.take(2 << 20, 0, at).unwrap();
         assert_eq!(above.start(), second.start() + second.len());
         drop((first, above));
@@ -205,10 +206,10 @@ mod tests {
         assert!(window.take(WINDOW - FIRST, 0, 0).is_some());
     }
 
-    /// Whether the kernel can read a byte there.
+    /// Returns whether the kernel can read a byte there.
     fn is_readable(address: u64) -> bool {
         let (_reader, writer) = io::pipe().unwrap();
-        // SAFETY: the kernel checks the address, and only reads there.
+        // SAFETY: the kernel checks the address, and only reads it.
         unsafe { libc::write(writer.as_raw_fd(), address as *const _, 1) == 1 }
     }
 
@@ -240,7 +241,7 @@ mod tests {
         assert_ne!(larger.start(), at);
         let again = take(2 << 20, 0);
         drop((again, larger, second));
-        // All of it but for its two guards.
+        // All of it except its two guards.
         let whole = GUARDED_WINDOW - FIRST - (4 << 20);
         assert!(window.take(whole, 0, 0).is_some());
     }

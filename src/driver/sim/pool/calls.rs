@@ -1,4 +1,4 @@
-//! The pool calls through either API: the same pools, under the names of that API.
+//! The pool calls of either API: the same pools, under that API's call names.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::driver::{
     PoolHandle, PoolProps, PoolPtrExport, ShareableHandle, StreamHandle,
 };
 
-/// The pools as one API shows them.
+/// The pools as seen through one API.
 #[derive(Debug)]
 pub(in crate::driver::sim) struct Face {
     shared: Arc<Shared>,

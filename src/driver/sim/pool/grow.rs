@@ -1,4 +1,4 @@
-//! Chunks: how pools get memory and give it back.
+//! How pools get memory in chunks and give it back.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{Chunk, Pool};
 use crate::driver::{Code, PoolHandle};
 
 impl State {
-    /// Adds a chunk with room for `len` bytes: one of the usual size, or of just enough.
+    /// Adds a chunk with room for `len` bytes: of the usual size, or just large enough.
     pub(super) fn grow(&mut self, handle: PoolHandle, len: u64) -> Answer<()> {
         let Some(least) = len.checked_next_multiple_of(GRANULARITY) else {
             return fail(Code::OUT_OF_MEMORY);
@@ -27,7 +27,7 @@ impl State {
         let usual = self.machine.pool_chunk;
         let pool = self.pool(handle)?;
         let held = pool.reserved.current.checked_add(len);
-        // The limit holds in whole chunks: 100 MiB let through 128.
+        // The limit counts whole chunks: measured, 100 MiB allowed 128.
         let limit = pool.max_size.checked_next_multiple_of(usual);
         let fits =
             held.is_some_and(|held| pool.max_size == 0 || limit.is_none_or(|limit| held <= limit));
@@ -83,7 +83,7 @@ impl State {
         Ok(())
     }
 
-    /// At a synchronisation, pools give back what they hold above their threshold.
+    /// Gives back what pools hold above their thresholds, at a synchronisation.
     pub(in crate::driver::sim) fn release_pools(&mut self) {
         let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
         let pools: Vec<(u64, u64)> = self

@@ -1,8 +1,8 @@
 //! Stream-ordered memory pools.
 //!
-//! A pool has one memfd that grows; chunks of it are mapped at addresses of their own and divided
-//! among allocations. Memory is freed when the stream reaches the free, and may before that be used
-//! again by whatever comes later in the same stream.
+//! A pool has one memfd that grows; its chunks are mapped at separate addresses and divided among
+//! allocations. Memory is freed when the stream reaches the free; later work in the same stream may reuse it
+//! before that.
 
 mod calls;
 mod grow;
@@ -32,22 +32,22 @@ pub(super) struct Pool {
     pub(super) handle_types: HandleTypes,
     pub(super) memory: Arc<Memory>,
     pub(super) imported: bool,
-    /// It was exported: only then pointers of it can be.
+    /// Whether it was exported: only then can pointers of it be.
     pub(super) exported: bool,
     /// A device's own pool, which cannot be destroyed.
     pub(super) is_default: bool,
-    /// Its handle is gone; it lives until its last allocation is freed.
+    /// Its handle was destroyed; the pool lives until its last allocation is freed.
     pub(super) destroyed: bool,
     host: Access,
     pub(super) devices: Box<[Access]>,
     max_size: u64,
     pub(super) chunks: BTreeMap<u64, Chunk>,
-    /// Unused parts of the file, and where it ends.
+    /// Unused parts of the file, and the file's end.
     holes: FreeRanges,
     end: u64,
     /// Live allocations by address: chunk and length.
     pub(super) live: BTreeMap<u64, Allocation>,
-    /// What was freed in a stream that has not come so far.
+    /// Frees that their streams have not reached.
     freed: Vec<Freed>,
     /// Follow events, opportunistic, internal dependencies.
     reuse: [u64; 3],
@@ -56,7 +56,7 @@ pub(super) struct Pool {
     used: Level,
 }
 
-/// A count and the most it has been.
+/// A count and its maximum so far.
 #[derive(Debug, Default)]
 struct Level {
     current: u64,
@@ -67,7 +67,7 @@ struct Level {
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) range: Range,
-    /// Where in the pool's file it starts.
+    /// Its start in the pool's file.
     pub(super) offset: u64,
     /// Free addresses; an imported allocation's chunk has none.
     free: FreeRanges,
@@ -77,9 +77,9 @@ pub(super) struct Chunk {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
     pub(super) chunk: u64,
-    /// What it takes of the chunk.
+    /// The bytes it takes in the chunk.
     pub(super) len: u64,
-    /// What was asked for.
+    /// The bytes requested.
     pub(super) size: u64,
 }
 
@@ -137,13 +137,13 @@ impl Pool {
         pool
     }
 
-    /// The live allocation that an address lies in: start and length.
+    /// Returns the live allocation that contains an address: start and length.
     pub(super) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, allocation) = self.live.range(..=address).next_back()?;
         (address - start < allocation.size).then_some((start, allocation.size))
     }
 
-    /// Whether a whole range lies in one live allocation.
+    /// Returns whether a whole range lies in one live allocation.
     pub(super) fn is_live(&self, start: u64, len: u64) -> bool {
         let fits = |(at, size): (u64, u64)| len <= size - (start - at);
         self.allocation(start).is_some_and(fits)
@@ -168,7 +168,7 @@ impl Pool {
         );
     }
 
-    /// Whether an import of what starts at `offset` in the file is not freed yet.
+    /// Returns whether an import of the allocation at `offset` in the file is still alive.
     pub(super) fn has_imported(&self, offset: u64) -> bool {
         let freed = self
             .freed
@@ -185,7 +185,7 @@ impl Pool {
             })
     }
 
-    /// Takes the smallest free part that is large enough; what was never used comes last.
+    /// Takes the smallest free range that is large enough; never-used memory comes last.
     fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
         let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
@@ -199,7 +199,7 @@ impl Pool {
         free.take_at(start, len).then_some((start, allocation))
     }
 
-    /// Takes from what was freed earlier in the same order.
+    /// Takes memory that was freed earlier in the same order.
     fn take_freed(
         &mut self,
         size: u64,
@@ -226,7 +226,7 @@ impl Pool {
         }
     }
 
-    /// The chunks that can be given back to the system until no more than `keep` bytes are held.
+    /// Returns the chunks that can be given back to the system until at most `keep` bytes are held.
     fn releasable(&self, keep: u64) -> Vec<u64> {
         let mut held = self.reserved.current;
         let mut chunks = Vec::new();
@@ -284,14 +284,14 @@ impl State {
         pool.destroyed = true;
         for current in &mut self.current_pools {
             if *current == Some(handle.0) {
-                *current = None; // The device falls back to its default pool.
+                *current = None; // the device falls back to its default pool
             }
         }
         self.reap(handle.0);
         Ok(())
     }
 
-    /// Ends a destroyed pool once nothing of it is in use.
+    /// Ends a destroyed pool once nothing in it is in use.
     fn reap(&mut self, handle: u64) {
         let done = |pool: &Pool| pool.destroyed && pool.live.is_empty() && pool.freed.is_empty();
         if self.pools.get(&handle).is_some_and(done)

@@ -17,7 +17,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         if size == 0 {
-            return Ok(DevicePtr(0)); // To be freed like any other.
+            return Ok(DevicePtr(0)); // freed like any other
         }
         let (start, allocation) = self.find_room(handle, size, key)?;
         self.pool(handle)?.hold(start, allocation);
@@ -50,7 +50,7 @@ impl State {
         }
         let grown = self.grow(handle, size);
         if grown.is_err() {
-            // Short of memory: wait for what other streams have freed, then for whole chunks.
+            // Short of memory: waits for frees in other streams, then for whole chunks.
             let pool = self.pool(handle)?;
             if pool.reuse[2] == 1 {
                 let points: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
@@ -97,7 +97,7 @@ impl State {
         };
         pool.used.current -= allocation.size;
         if answer.is_err() {
-            // The context is lost: no stream will ever come to the free.
+            // The context is lost: no stream will ever reach the free.
             pool.give_back(ptr.0, allocation);
             self.forget_imported(handle, allocation);
             self.reap(handle);
@@ -134,7 +134,7 @@ impl State {
         self.context(device).map(drop)
     }
 
-    /// A stream came to a free.
+    /// Handles a free that its stream has reached.
     pub(in crate::driver::sim) fn free_reached(&mut self, handle: u64, point: Point) {
         let Some(pool) = self.pools.get_mut(&handle) else {
             return;

@@ -1,4 +1,4 @@
-//! Attributes of pools, and who may access their memory.
+//! Attributes of pools, and access to their memory.
 
 use super::super::state::{Answer, State, exhausted, fail};
 use crate::driver::{Access, AccessDesc, Code, Location, PoolAttribute, PoolHandle};

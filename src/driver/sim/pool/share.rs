@@ -133,7 +133,7 @@ impl State {
             return fail(Code::ALREADY_MAPPED);
         }
         let pool = self.pool(handle)?;
-        // Whole granules around it are mapped, as pages cannot be divided.
+        // Maps whole granules around it, because pages cannot be divided.
         let first = offset - offset % GRANULARITY;
         let whole = end.next_multiple_of(GRANULARITY) - first;
         let host = match pool.location {

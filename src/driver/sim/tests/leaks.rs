@@ -1,10 +1,10 @@
-//! That everything is given back, and that threads do not disturb each other.
+//! Everything is released, and threads do not disturb each other.
 
 use super::super::Held;
 use super::*;
 use crate::kernels;
 
-/// This process's open fds and mapped ranges.
+/// Returns this process's open fds and mapped ranges.
 fn open() -> (usize, usize) {
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -12,7 +12,7 @@ fn open() -> (usize, usize) {
     (fds, ours.count())
 }
 
-/// One of everything, given back where `tidy`.
+/// Creates one of everything, and releases it if `tidy`.
 fn use_everything(driver: &Driver, tidy: bool) {
     let props = AllocationProps::at(Location::HostNuma(0)).handle_types(HandleTypes::POSIX_FD);
     let handle = driver.mem_create(GRANULE, &props).unwrap();
@@ -61,7 +61,7 @@ fn use_everything(driver: &Driver, tidy: bool) {
 #[test]
 fn cycles_leave_no_fd_and_no_mapping() {
     if !is_child() {
-        // Alone in a process, since other tests open and map too.
+        // In a process of its own, because other tests open and map too.
         let name = "leaks::cycles_leave_no_fd_and_no_mapping";
         assert!(child(name, &[], Stdio::null()).success());
         return;
@@ -141,7 +141,7 @@ fn threads_do_not_disturb_each_other() {
     assert_eq!(sim(&driver).free_bytes(Location::Host), 560 << 30);
 }
 
-/// Allocates both ways, has a GPU write, and checks that the bytes are this thread's.
+/// Allocates both ways, has a GPU write, and checks that the bytes belong to this thread.
 fn work(driver: &Driver, pool: PoolHandle, thread: u64) {
     let device = thread as i32;
     let pools = driver.driver_pools();

@@ -1,4 +1,4 @@
-//! The simulator through the seam, as the layers above use it.
+//! The simulator through the seam, as higher layers use it.
 
 mod leaks;
 mod own;
@@ -32,7 +32,7 @@ fn sim(driver: &Driver) -> &Sim {
     driver.sim().unwrap()
 }
 
-/// The result's code, `SUCCESS` for a success.
+/// Returns the result's code, `SUCCESS` for a success.
 fn code<T>(result: Result<T, Error>) -> Code {
     match result {
         Ok(_) => Code::SUCCESS,
@@ -44,7 +44,7 @@ fn desc(location: Location, access: Access) -> AccessDesc {
     AccessDesc { location, access }
 }
 
-/// Memory mapped for tests, which unmap it or let the simulator go.
+/// Memory mapped for tests, which unmap it or drop the simulator.
 #[derive(Clone, Copy)]
 struct Mapped {
     handle: PhysicalHandle,
@@ -62,7 +62,7 @@ impl Mapped {
 
     fn of(driver: &Driver, handle: PhysicalHandle, size: u64) -> Self {
         let ptr = driver.mem_address_reserve(size, 0, 0).unwrap();
-        // SAFETY: the range is new and nobody else's.
+        // SAFETY: the range is new and has no other user.
         unsafe { driver.mem_map(ptr, size, 0, handle) }.unwrap();
         Self { handle, ptr, size }
     }
@@ -101,7 +101,7 @@ fn poke(ptr: DevicePtr, value: u64) {
     unsafe { (ptr.0 as *mut u64).write_volatile(value) }
 }
 
-/// Runs one test of this program in a process of its own, told its role by the environment.
+/// Runs one test of this program in a process of its own; the environment sets its role.
 fn child(test: &str, environment: &[(&str, String)], stdin: Stdio) -> ExitStatus {
     let exe = std::env::current_exe().unwrap();
     let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
@@ -138,7 +138,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The 64 bytes that a parent put into the environment.
+/// Returns the 64 bytes that the parent put into the environment.
 fn bytes_of(name: &str) -> [u8; 64] {
     let text = std::env::var(name).unwrap();
     std::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())

@@ -1,4 +1,4 @@
-//! The seam's calls on handles, for tests that use only handles of their own, while they live.
+//! The seam's calls on handles, for tests that use only live handles of their own.
 
 use std::ffi::CStr;
 use std::ops::Deref;
@@ -8,7 +8,7 @@ use crate::driver::*;
 
 macro_rules! own {
     ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
-        /// Found on a driver before the unsafe calls of the same names.
+        /// Safe methods that shadow the unsafe calls of the same names.
         pub(super) trait OwnCalls {
             fn driver_pools(&self) -> OwnPools<'_>;
             $(fn $name(&self, $($arg: $type),*) -> Result<$out>;)*
@@ -39,7 +39,7 @@ own! {
     module_function(device: i32, module: ModuleHandle, name: &CStr) -> FunctionHandle;
 }
 
-/// The same for pools.
+/// The same for pool calls.
 #[derive(Clone, Copy)]
 pub(super) struct OwnPools<'a>(pub(super) &'a dyn PoolCalls);
 

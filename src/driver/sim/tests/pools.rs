@@ -19,7 +19,7 @@ fn node_pool(driver: &Driver) -> PoolHandle {
 }
 
 fn free(driver: &Driver, ptr: DevicePtr, stream: StreamHandle) -> Code {
-    // SAFETY: tests free what is their own, or expect the refusal.
+    // SAFETY: tests free only their own memory, or expect the refusal.
     code(unsafe { pools(driver).free_async(ptr, stream) })
 }
 
@@ -73,7 +73,7 @@ fn access_defaults_and_grants_are_as_measured() {
 fn the_most_a_pool_may_hold_is_kept_and_counted() {
     let driver = h200();
     let calls = pools(&driver);
-    // In chunks of 32 MiB, 100 MiB are 128.
+    // In chunks of 32 MiB, 100 MiB take 128.
     let limited = props(Location::HostNuma(0), 0, 100 * MIB);
     let pool = calls.pool_create(&limited).unwrap();
     let stream = driver.stream_create(0).unwrap();
@@ -89,7 +89,7 @@ fn the_most_a_pool_may_hold_is_kept_and_counted() {
     assert_eq!(free(&driver, first, stream), Code::SUCCESS);
     assert_eq!(get(PoolAttribute::UsedCurrent), 0);
     assert_eq!(get(PoolAttribute::UsedHigh), 96 * MIB);
-    // Another stream gets the room, since the pool may wait for the free.
+    // Another stream gets the room, because the pool may wait for the free.
     let other = driver.stream_create(1).unwrap();
     let third = calls.alloc_from_pool_async(pool, 96 * MIB, other).unwrap();
     assert_eq!(free(&driver, third, other), Code::SUCCESS);

@@ -1,4 +1,4 @@
-//! Memory between processes. Each test runs itself again as a child, which plays the other part.
+//! Memory between processes. Each test runs itself again as a child, which plays the other process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
@@ -12,12 +12,12 @@ fn props(bits: u32) -> AllocationProps {
     AllocationProps::at(Location::HostNuma(0)).handle_types(HandleTypes::from_bits(bits))
 }
 
-/// The parent's fd, which the child got as its standard input.
+/// Returns the parent's fd, which the child got as its standard input.
 fn inherited() -> ShareableHandle {
     ShareableHandle::PosixFd(std::io::stdin().as_fd().try_clone_to_owned().unwrap())
 }
 
-/// Maps what was shared, checks the parent's word and answers with another.
+/// Maps the shared memory, checks the parent's word and answers with another.
 fn answer(driver: &Driver, shared: &ShareableHandle) {
     let handle = driver.mem_import(shared).unwrap();
     let found = driver.mem_properties(handle).unwrap();
@@ -26,7 +26,7 @@ fn answer(driver: &Driver, shared: &ShareableHandle) {
     memory.grant_all(driver);
     assert_eq!(peek(memory.ptr), 41);
     let stream = driver.stream_create(0).unwrap();
-    // SAFETY: the parent waits for this process before it looks.
+    // SAFETY: the parent waits for this process before it reads.
     unsafe { driver.memset_d8_async(memory.ptr.add(8), 9, 8, stream) }.unwrap();
     driver.stream_synchronize(stream).unwrap();
     poke(memory.ptr, 42);
@@ -114,7 +114,7 @@ fn an_import_outlives_its_exporter() {
     let driver = h200();
     let name = "processes::an_import_outlives_its_exporter";
     if is_child() {
-        // The exporter: it puts its memory where its parent finds it, and dies.
+        // The exporter: it puts its memory where its parent finds it, and exits.
         let handle = driver.mem_create(GRANULE, &props(1)).unwrap();
         let memory = Mapped::of(&driver, handle, GRANULE);
         memory.grant_all(&driver);
@@ -136,12 +136,12 @@ fn an_import_outlives_its_exporter() {
     assert_eq!(peek(memory.ptr), 41);
 }
 
-/// How a process ends that touches memory which `access` was granted for.
+/// Returns the signal that ends a process when it accesses memory granted with `access`.
 fn touch(name: &str, access: &[AccessDesc], touch: fn(DevicePtr)) -> Option<i32> {
     if !is_child() {
         return child(&format!("processes::{name}"), &[], Stdio::null()).signal();
     }
-    // SAFETY: no handler is installed; a sanitizer's would report what is meant to happen.
+    // SAFETY: this installs no handler; a sanitizer's handler would report the intended fault.
     unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
     let driver = h200();
     let memory = Mapped::new(&driver, Location::HostNuma(0), GRANULE);
@@ -189,8 +189,8 @@ fn pass(socket: &OwnedFd, fd: Option<&OwnedFd>) -> Option<OwnedFd> {
         iov_base: byte.as_mut_ptr().cast(),
         iov_len: 1,
     };
-    // SAFETY: all pointers are to locals that outlive the calls, with their sizes; the control
-    // buffer is aligned and has room for one fd; a received fd is owned by nobody else.
+    // SAFETY: all pointers are to locals that outlive the calls, with their sizes; the control buffer is
+    // aligned and has room for one fd; a received fd has no other owner.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut vector;

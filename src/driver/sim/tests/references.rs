@@ -1,4 +1,4 @@
-//! How often a memory can be shared, through the seam.
+//! The limit of a memory's references, through the seam.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn neighbours_are_granted_one_after_another() {
 
 #[test]
 fn an_import_counts_in_every_process_until_it_is_unmapped() {
-    // Two simulators know as little of each other as two processes do.
+    // Two simulators share as little state as two processes.
     let (exporter, importer) = (limited(3), limited(3));
     let handle = create(&exporter);
     let own = Mapped::of(&exporter, handle, GRANULE);
@@ -80,7 +80,7 @@ fn an_import_counts_in_every_process_until_it_is_unmapped() {
     let imported = importer.mem_import(&fd).unwrap();
     let there = Mapped::of(&importer, imported, GRANULE);
     assert_eq!(set(&importer, there.ptr, GRANULE, &HOST), Code::SUCCESS);
-    // The export, the import and the mapping there are three.
+    // The export, the import and the importer's mapping make three.
     assert_eq!(set(&exporter, own.ptr, GRANULE, &HOST), Code::INVALID_VALUE);
     // SAFETY: the test is done with the handle; the mapping keeps the memory.
     unsafe { importer.mem_release(imported) }.unwrap();

@@ -12,7 +12,7 @@ fn function(driver: &Driver, device: i32, name: &std::ffi::CStr) -> FunctionHand
 }
 
 fn launch(driver: &Driver, function: FunctionHandle, args: &[u64], stream: StreamHandle) -> Code {
-    // SAFETY: tests launch on memory of their own, or want the fault.
+    // SAFETY: tests launch on their own memory, or expect the fault.
     code(unsafe { driver.launch_kernel(function, ALL, args, stream) })
 }
 
@@ -115,7 +115,7 @@ fn long_chains_of_events_need_no_deep_stack() {
         driver
             .stream_wait_event(streams[(i + 1) % 2], event)
             .unwrap();
-        // SAFETY: nobody else knows the event.
+        // SAFETY: no other code has the event.
         unsafe { driver.event_destroy(event) }.unwrap();
     }
     driver.stream_synchronize(streams[0]).unwrap();
@@ -203,7 +203,7 @@ fn a_fault_loses_the_context_of_that_gpu_alone() {
     }
     let held = sim(&driver).held();
     assert_eq!((held.streams, held.device_allocations), (0, 0));
-    // Another GPU goes on, and what needs no context too.
+    // Another GPU continues to work, and so do calls that need no context.
     let stream = driver.stream_create(1).unwrap();
     assert_eq!(memset(&driver, memory.ptr, 3, 8, stream), Code::SUCCESS);
     driver.stream_synchronize(stream).unwrap();
@@ -295,7 +295,7 @@ fn wrong_addresses_are_errors_at_the_call() {
     }
     driver.stream_synchronize(stream).unwrap();
     let gone = stream;
-    // SAFETY: nothing is queued on it.
+    // SAFETY: no work is submitted to it.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     assert_eq!(code(driver.stream_synchronize(gone)), Code::INVALID_HANDLE);
 }
@@ -305,7 +305,7 @@ fn ranges_do_not_run_from_one_allocation_into_the_next() {
     let driver = h200();
     let stream = driver.stream_create(0).unwrap();
     let first = driver.mem_address_reserve(GRANULE, 0, 0).unwrap();
-    // Right behind the first, where the address space lets us.
+    // Right behind the first, if the address space allows it.
     let second = driver
         .mem_address_reserve(GRANULE, 0, first.0 + GRANULE)
         .unwrap();
@@ -326,7 +326,7 @@ fn ranges_do_not_run_from_one_allocation_into_the_next() {
     }
     let across = memset(&driver, first.add(GRANULE - 8), 1, 16, stream);
     assert_eq!(across, Code::INVALID_VALUE);
-    // Within one reservation a range may go over several mappings.
+    // Within one reservation a range may span several mappings.
     let wide = driver.mem_address_reserve(2 * GRANULE, 0, 0).unwrap();
     for ptr in [wide, wide.add(GRANULE)] {
         let handle = driver.mem_create(GRANULE, &props).unwrap();

@@ -50,7 +50,7 @@ fn reserve_answers_as_measured() {
     assert_eq!(code(reserve(GRANULE, 3)), Code::INVALID_VALUE);
     for size in [1 << 40, 64 << 40] {
         if std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread") {
-            continue; // It ends programs that map so much.
+            continue; // it ends programs that map this much
         }
         // A sanitizer or an emulator may leave less of the address space than that.
         let expected = match address_space_has(size + (4 << 20)) {
@@ -80,7 +80,7 @@ fn reserve_answers_as_measured() {
 
 fn address_space_has(size: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping that nobody knows is made and unmapped.
+    // SAFETY: a new mapping that no other code uses is created and unmapped.
     unsafe {
         let start = libc::mmap(std::ptr::null_mut(), size as usize, 0, flags, -1, 0);
         start != libc::MAP_FAILED && libc::munmap(start, size as usize) == 0
@@ -145,11 +145,11 @@ fn access_is_set_read_back_and_checked() {
     memory.grant(
         &driver,
         &[
-            desc(Location::HostNuma(5), Access::ReadWrite), // The id is not checked.
+            desc(Location::HostNuma(5), Access::ReadWrite), // the driver does not check the id
             desc(Location::Device(3), Access::Read),
         ],
     );
-    // HOST: the least that GPU 0 and the CPU were granted.
+    // HOST: the lesser of GPU 0's and the CPU's access.
     assert_eq!(get(Location::Host).unwrap(), 3);
     assert_eq!(get(Location::HostNuma(0)).unwrap(), 3);
     assert_eq!(get(Location::Device(3)).unwrap(), 1);
@@ -259,7 +259,7 @@ fn fabric_handles_work_where_there_is_an_imex_channel() {
     there.grant_all(&importer);
     poke(here.ptr, 5);
     assert_eq!(peek(there.ptr), 5);
-    // Gone with its exporter, though a mapping made before lives on.
+    // Gone with its exporter, though an earlier mapping lives on.
     drop(exporter);
     assert_eq!(code(importer.mem_import(&fabric)), Code::INVALID_VALUE);
     assert_eq!(peek(there.ptr), 5);
