@@ -1,4 +1,4 @@
-//! Things made once and counted: the first user makes one, the last one's end is its end.
+//! Reference-counted values by key: the first user creates a value, the last one drops it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use crate::Result;
 use crate::per_driver::lock;
 
-/// Values by key, each alive as long as somebody uses it. Clones are the same cache.
+/// Values by key, each alive while it has users. Clones are the same cache.
 #[derive(Debug)]
 pub(super) struct Cache<K: Eq + Hash, V>(Arc<Mutex<HashMap<K, Entry<V>>>>);
 
 #[derive(Debug)]
 struct Entry<V> {
-    /// Those who use the value, make it, or wait for it.
+    /// The number of users of the value, including those that create it or wait for it.
     seats: usize,
     cell: Arc<Mutex<Option<Arc<V>>>>,
 }
@@ -39,8 +39,8 @@ impl<K: Eq + Hash, V> Default for Cache<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V> Cache<K, V> {
-    /// The value under `key`, by `make` if there is none. Who asks for the same key meanwhile waits;
-    /// if `make` fails, it tries by its own `make`.
+    /// Returns the value under `key`, created by `make` if there is none. Another caller with the same key
+    /// waits meanwhile; if `make` fails, that caller tries its own `make`.
     pub(super) fn get_or_try(
         &self,
         key: K,
@@ -64,7 +64,7 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
         Ok(Cached { value, seat })
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         lock(&self.0).len()
@@ -74,13 +74,13 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
 /// A use of a cached value.
 #[derive(Debug)]
 pub(super) struct Cached<K: Eq + Hash, V> {
-    // In this order: the last seat's end finds the value in the entry alone, and drops it there.
+    // In this order: when the last seat is dropped, only the entry has the value, and drops it.
     value: Arc<V>,
     seat: Seat<K, V>,
 }
 
 impl<K: Eq + Hash, V> Cached<K, V> {
-    /// Under what key it is.
+    /// Returns the value's key.
     pub(super) fn key(&self) -> &K {
         &self.seat.key
     }
@@ -112,7 +112,7 @@ impl<K: Eq + Hash, V> Drop for Seat<K, V> {
         };
         let gone = last.then(|| entries.remove(&self.key));
         drop(entries);
-        // Outside the lock, since giving memory back takes the driver's time.
+        // Outside the lock, because releasing memory takes the driver's time.
         drop(gone);
     }
 }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    /// Counts those of its kind that are alive.
+    /// Counts the live values of its kind.
     struct Counted(Arc<AtomicUsize>);
 
     impl Counted {

@@ -1,4 +1,4 @@
-//! Memory from one process to another over a Unix socket.
+//! Sends memory from one process to another over a Unix socket.
 
 use std::fmt;
 use std::io;
@@ -18,13 +18,13 @@ use super::{Credentials, Offer, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::{Error, Result};
 
-/// How long one operation of a [`Channel`] may take, unless it is told otherwise.
+/// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection with another process of this machine, over which memory is shared.
+/// A connection to another process of this machine, which sends and receives memory.
 ///
-/// After an error other than that nothing came in time the connection is closed, since what comes
-/// next could be anything.
+/// Any error except a timeout before the first byte closes the connection, because the position in the byte
+/// stream is lost.
 ///
 /// ```
 /// use egmem::driver::{Access, NodeId};
@@ -55,16 +55,16 @@ pub struct Channel {
     stream: UnixStream,
     peer: Credentials,
     timeout: Duration,
-    /// After an error: what is in the socket's buffer can still be read then, but means nothing.
+    /// Set after an error: the socket's buffer may still contain bytes, but they mean nothing.
     closed: bool,
 }
 
 impl Channel {
-    /// Connects to a [`Listener`](super::Listener)'s socket at `path`, if it is of a process that `peers` admits.
+    /// Connects to a [`Listener`](super::Listener)'s socket at `path`, if `peers` admits its process.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] where nobody listens, [`Error::NotTrusted`], [`Error::TimedOut`], the
-    /// system's.
+    /// [`Error::Unreachable`] if no process listens, [`Error::NotTrusted`], [`Error::TimedOut`], the system's
+    /// errors.
     pub fn connect(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
         Self::new(
             socket::connect(path.as_ref(), DEFAULT_TIMEOUT)?.into(),
@@ -72,10 +72,10 @@ impl Channel {
         )
     }
 
-    /// A connection made by other means: one end of a pair, a socket that was inherited.
+    /// Wraps a connection made by other means: one end of a pair, or an inherited socket.
     ///
     /// # Errors
-    /// [`Error::NotTrusted`], the system's.
+    /// [`Error::NotTrusted`], the system's errors.
     pub fn new(stream: UnixStream, peers: &Peers) -> Result<Self> {
         let peer = fd::credentials(stream.as_fd())
             .map_err(|error| Error::system("asking who is at a socket", &error))?;
@@ -91,24 +91,24 @@ impl Channel {
         })
     }
 
-    /// How long each operation may take from now on, all its waiting together. Default
+    /// Sets how long each operation may take from now on, including all its waits. Default
     /// [`DEFAULT_TIMEOUT`].
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Who is at the other end, as the kernel says.
+    /// Returns the credentials of the other end, as the kernel reports them.
     pub fn peer(&self) -> Credentials {
         self.peer
     }
 
-    /// Shares memory with the other process, which is told to keep to `access`.
+    /// Shares memory with the other process and asks it to keep to `access`.
     ///
-    /// It may use all of the memory from now on, and keeps it alive for as long as it likes.
+    /// From now on the other process may use all of the memory, and keeps it alive for as long as it likes.
     ///
     /// # Errors
     /// Those of [`Shared::describe`] and [`Shared::export`] as POSIX fd, before anything is sent;
-    /// [`Error::PeerLost`], [`Error::TimedOut`], the system's.
+    /// [`Error::PeerLost`], [`Error::TimedOut`], the system's errors.
     pub fn send(&mut self, shared: &Shared, access: Access) -> Result<()> {
         let description = shared.describe(access)?;
         let handles = shared.export(HandleType::PosixFd)?;
@@ -116,11 +116,11 @@ impl Channel {
         self.send_body(&Body::Memory(description), &fds)
     }
 
-    /// Waits for memory that the other process sends.
+    /// Waits for memory from the other process.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], after which it may be tried again if nothing had come;
-    /// [`Error::PeerLost`], [`Error::Protocol`], the system's.
+    /// [`Error::TimedOut`], after which the caller may retry if no byte had arrived; [`Error::PeerLost`],
+    /// [`Error::Protocol`], the system's errors.
     pub fn receive(&mut self) -> Result<Offer> {
         match self.receive_body()? {
             (Body::Memory(description), fds) => Ok(Offer {
@@ -132,7 +132,7 @@ impl Channel {
         }
     }
 
-    /// Whether the other end is closed, and has left nothing to read.
+    /// Returns whether the other end is closed, and has left nothing to read.
     pub(super) fn is_gone(&self) -> bool {
         let mut poll = [PollFd::new(&self.stream, PollFlags::empty())];
         let hung_up = rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok()
@@ -140,7 +140,7 @@ impl Channel {
         hung_up && rustix::io::ioctl_fionread(&self.stream) == Ok(0)
     }
 
-    /// Closes the connection: what came is not what was waited for.
+    /// Closes the connection after an unexpected message.
     pub(super) fn unexpected(&mut self, found: &Body) -> Error {
         self.close();
         self.protocol(format!("it sent {}", found.name()))
@@ -204,7 +204,7 @@ impl Channel {
         result
     }
 
-    /// `idle` stays true until something comes.
+    /// `idle` stays true until a byte arrives.
     fn read(&self, idle: &mut bool) -> Result<(Body, Vec<OwnedFd>)> {
         let wait = self.deadline("waiting for memory");
         let mut fds = Vec::new();
@@ -237,11 +237,11 @@ impl Channel {
     }
 }
 
-/// One operation on a channel, and until when it must be done.
+/// One operation on a channel, and its deadline.
 struct Wait<'a> {
     channel: &'a Channel,
     what: &'static str,
-    /// `None` is beyond all time.
+    /// `None`: no deadline.
     until: Option<Instant>,
 }
 
@@ -254,7 +254,7 @@ impl Wait<'_> {
                 if left.is_zero() {
                     return Err(self.timed_out());
                 }
-                // Below, the kernel would take it for no limit.
+                // A shorter wait rounds to 0, which the kernel takes for no limit.
                 Some(left.max(Duration::from_micros(1)))
             }
             None => None,
@@ -291,7 +291,8 @@ impl Wait<'_> {
             self.arm(Timeout::Send)?;
             match fd::send(self.channel.stream.as_fd(), bytes, fds) {
                 Ok(sent) => return Ok(sent),
-                // A user may have so many fds on their way at once: until the other has taken some.
+                // The kernel limits the fds that a user may have in flight: wait until the peer has received
+                // some.
                 Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -300,7 +301,7 @@ impl Wait<'_> {
         }
     }
 
-    /// Fills `bytes`; fds that come with them are added to `fds`, up to `max` in all.
+    /// Fills `bytes`; adds fds that arrive with them to `fds`, up to `max` in all.
     fn fill(
         &self,
         bytes: &mut [u8],
@@ -329,7 +330,7 @@ impl Wait<'_> {
     }
 }
 
-/// The fd of a handle that is one.
+/// Returns the fd of a POSIX handle.
 pub(super) fn posix(handle: &ShareableHandle) -> Option<BorrowedFd<'_>> {
     match handle {
         ShareableHandle::PosixFd(fd) => Some(fd.as_fd()),

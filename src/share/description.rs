@@ -1,4 +1,4 @@
-//! What an importer must know about memory beside its handles.
+//! The description that an importer of memory needs besides its handles.
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -7,39 +7,40 @@ use crate::driver::{Access, Location};
 use crate::size::Granularity;
 use crate::{Error, Result};
 
-/// The most parts that shared memory may have.
+/// The most parts of shared memory.
 pub const MAX_PARTS: usize = 4096;
 
 /// One physical memory of several that are mapped side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
-    /// Which memory it is.
+    /// The memory's identity.
     pub identity: Identity,
     /// Its size in bytes, as created: a multiple of 2 MiB.
     pub bytes: u64,
-    /// Where it lies, on its own machine.
+    /// Its location on its own machine.
     pub location: Location,
 }
 
-/// Shared memory without its handles: nothing secret.
+/// A description of shared memory without its handles: it contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(try_from = "Received")]
 pub struct Description {
     /// Usable bytes, from [`offset`](Self::offset) on.
     pub len: u64,
-    /// Of a window on memory that others use too: where its bytes begin, from the first part's
-    /// start. It begins in the first part and ends in the last, and nothing around it is padding.
+    /// The start of a window, in bytes from the first part's start, if other code uses the memory too. A
+    /// window begins in the first part and ends in the last, and nothing around it is padding.
     ///
-    /// `None`: the usable bytes begin where the first part does, and what follows them is padding.
+    /// `None`: the usable bytes begin where the first part does, and padding follows them.
     pub offset: Option<u64>,
-    /// What an importer is asked to keep to; a handle itself allows everything.
+    /// The access that an importer is asked to keep to; a handle itself allows everything.
     pub access: Access,
     /// The physical memories, in the order of addresses: 1 to [`MAX_PARTS`].
     pub parts: Vec<Part>,
 }
 
-/// As it is sent. A peer that does not know windows skips the field, and would take the memory's
-/// first bytes for the window's: so that it finds none instead, `len` is 0 beside a window.
+/// The description as it is sent. A peer that does not know windows skips that field and would take the
+/// memory's first bytes for the window. So `len` is 0 beside a window, and such a peer finds no bytes
+/// instead.
 #[derive(Serialize)]
 struct Sent<'a> {
     len: u64,
@@ -49,7 +50,7 @@ struct Sent<'a> {
     window: Option<Window>,
 }
 
-/// As it is received.
+/// The description as it is received.
 #[derive(Deserialize)]
 struct Received {
     len: u64,
@@ -92,7 +93,7 @@ impl TryFrom<Received> for Description {
             window,
         } = received;
         let (len, offset) = match window {
-            // Others would read it otherwise.
+            // Other versions would read it differently.
             Some(_) if len != 0 => return Err("a length beside a window"),
             Some(window) => (window.len, Some(window.offset)),
             None => (len, None),
@@ -107,25 +108,25 @@ impl TryFrom<Received> for Description {
 }
 
 impl Description {
-    /// Whether it is a window on memory that others use too.
+    /// Returns whether this is a window on memory that other code uses too.
     pub const fn is_window(&self) -> bool {
         self.offset.is_some()
     }
 
-    /// All parts together, in bytes.
+    /// Returns the size of all parts, in bytes.
     pub fn padded(&self) -> u64 {
         self.parts
             .iter()
             .fold(0, |sum, part| sum.saturating_add(part.bytes))
     }
 
-    /// Checks what came from elsewhere.
+    /// Checks a description from an untrusted source.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that names what cannot be: no parts or too many, a size that is 0
-    /// or no multiple of 2 MiB, more bytes than an address space has, `len` of 0, beyond the parts or
-    /// ending before the last one, a window that does not begin in the first part and end in the
-    /// last, the same part twice, or no access.
+    /// [`Error::InvalidArgument`] that names the first fault: no parts or too many, a size that is 0 or not a
+    /// multiple of 2 MiB, more bytes than an address space has, a `len` of 0, beyond the parts or ending
+    /// before the last one, a window that does not begin in the first part and end in the last, the same part
+    /// twice, or no access.
     pub fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid("description", why));
         if self.parts.is_empty() || self.parts.len() > MAX_PARTS {
@@ -144,7 +145,7 @@ impl Description {
             };
         }
         let right = match self.offset {
-            // The last part may be padding alone: room for a probe.
+            // The last part may be padding only: room for a probe.
             None => self.len != 0 && (before..=sum).contains(&self.len),
             Some(offset) => {
                 let end = offset.checked_add(self.len);
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// What a peer that does not know windows reads.
+    /// How a peer that does not know windows reads it.
     #[derive(Deserialize)]
     struct Old {
         len: u64,
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(now, sent);
         let json = serde_json::to_string(&sent).unwrap();
         assert_eq!(serde_json::from_str::<Description>(&json).unwrap(), sent);
-        // Two lengths are none.
+        // Two lengths contradict each other.
         let both = json.replace("\"len\":0", "\"len\":77");
         assert_ne!(both, json);
         serde_json::from_str::<Description>(&both).unwrap_err();

@@ -1,4 +1,5 @@
-//! What is exported and mapped of a physical memory that is shared: once, however often it is shared.
+//! The exports and the CPU mapping of one shared physical memory: each is created once, however often the
+//! memory is shared.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -10,16 +11,16 @@ use crate::per_driver::lock;
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
-/// Physical memory that somebody keeps, together with its exports: a chunk, of which many blocks are
-/// shared.
+/// Physical memory that another owner keeps alive, together with its exports: a chunk with many shared
+/// blocks.
 pub(crate) trait Holds: fmt::Debug + Send + Sync {
-    /// The memory, the same as long as this lives.
+    /// Returns the memory, the same for the value's whole life.
     fn physical(&self) -> &PhysicalMemory;
-    /// What is exported of it.
+    /// Returns the memory's exports.
     fn exports(&self) -> &Exports;
 }
 
-/// The handles of one physical memory and the CPU's mapping of it, each made when it is first needed.
+/// The handles of one physical memory and the CPU's mapping of it, each created on first use.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     // In this order: unmapped first, then closed.
@@ -29,9 +30,9 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// A handle of `memory`, always the same memory's: a copy of the one that is kept. Drivers have
-    /// been seen to refuse the CPU's access to memory with more than some 250 exports, imports and
-    /// CPU mappings together.
+    /// Returns a handle of `memory`, which is the same memory in every call: a copy of the cached one.
+    /// Drivers have been seen to refuse the CPU's access to memory with more than about 250 exports, imports
+    /// and CPU mappings together.
     pub fn export(
         &self,
         memory: &PhysicalMemory,
@@ -65,7 +66,7 @@ impl Exports {
         }
     }
 
-    /// Lends the CPU's window on all of `memory`, by a mapping that is made for it and kept.
+    /// Lends the CPU's view of all of `memory`, through a mapping that is created for it and kept.
     pub fn with_cpu<T>(
         &self,
         memory: &PhysicalMemory,

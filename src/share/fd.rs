@@ -1,6 +1,6 @@
-//! File descriptors over Unix sockets, and who is at a socket's other end.
+//! Sends file descriptors over Unix sockets and reads the credentials of the other end.
 //!
-//! For blocking and non-blocking sockets: `WouldBlock` is passed on, interruptions are not.
+//! For blocking and non-blocking sockets: `WouldBlock` is returned, interruptions are retried.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
@@ -19,11 +19,11 @@ use super::Credentials;
 /// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
 pub(crate) const MAX_FDS: usize = 253;
 
-/// Sends the beginning of `bytes`, at least one of them, with all of `fds` (at most [`MAX_FDS`]);
-/// says how many bytes went. The fds are on their way then, and what is left goes without them.
+/// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
+/// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them.
 ///
 /// # Errors
-/// The system's; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
+/// The system's errors; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
 /// then.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
@@ -39,19 +39,18 @@ pub(crate) fn send(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let sent = retry_on_intr(|| {
-        // A peer that is gone is an error, not a signal.
+        // NOSIGNAL: a peer that has closed causes an error, not a signal.
         let iov = [IoSlice::new(bytes)];
         sendmsg(socket, &iov, &mut control, SendFlags::NOSIGNAL)
     })?;
     Ok(sent)
 }
 
-/// Receives bytes, and the fds that came with them, close-on-exec. 0 bytes are the connection's end.
+/// Receives bytes, and the fds that arrived with them, close-on-exec. 0 bytes mean the connection's end.
 ///
 /// # Errors
-/// The system's; `InvalidData` for more than `max_fds` fds, or where some could not be had (this
-/// process may have too many open). All that came are closed then, and the bytes are lost: the
-/// connection is of no use any more.
+/// The system's errors; `InvalidData` for more than `max_fds` fds, or if some were lost (this process may
+/// have too many open). All that arrived are closed then, and the bytes are lost: the connection is unusable.
 pub(crate) fn recv(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -83,17 +82,18 @@ fn invalid(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Who made the other end of the connection, as the kernel says.
+/// Returns the credentials of the process that made the other end of the connection, as the kernel reports
+/// them.
 ///
 /// # Errors
-/// The system's.
+/// The system's errors.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    // Not by rustix, whose process id cannot be 0, which the kernel says of processes in a PID
-    // namespace that this one cannot see.
+    // Not through rustix, whose process id cannot be 0: the kernel reports 0 for a process in a PID namespace
+    // that this one cannot see.
     let mut found = MaybeUninit::<libc::ucred>::zeroed();
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, which the
-    // kernel writes, and no more.
+    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, and the kernel
+    // writes no more.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -109,7 +109,7 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     if len as usize != size_of::<libc::ucred>() {
         return Err(invalid("the kernel's credentials are of another size"));
     }
-    // SAFETY: three integers, for which every bit pattern is a value; zeroed, then written whole.
+    // SAFETY: three integers, for which every bit pattern is valid; zeroed, then written whole.
     let found = unsafe { found.assume_init() };
     Ok(Credentials {
         pid: u32::try_from(found.pid).ok().filter(|&pid| pid != 0),
@@ -118,14 +118,14 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     })
 }
 
-/// The process that made the other end of the connection, as a pidfd: unlike its number it is never
-/// that of another process. `None` where the kernel does not say, as before Linux 6.5.
+/// Returns the process that made the other end of the connection, as a pidfd: unlike a process id it never
+/// refers to another process. `None` if the kernel does not support this, as before Linux 6.5.
 #[cfg(feature = "exchange")]
 pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut found: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, which the
-    // kernel writes, and no more.
+    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, and the kernel
+    // writes no more.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -138,7 +138,7 @@ pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     if result != 0 || found < 0 {
         return None;
     }
-    // SAFETY: the kernel has just opened it for this call, so that nothing else owns it.
+    // SAFETY: the kernel has just opened it for this call, so nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(found) })
 }
 

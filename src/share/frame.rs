@@ -1,8 +1,7 @@
-//! What goes over a [`Channel`](super::Channel): frames of a length (32 bits, big-endian) and that
-//! many bytes of CBOR.
+//! The frames of a [`Channel`](super::Channel): a length (32 bits, big-endian) and that many bytes of CBOR.
 //!
-//! The fds of a frame come with its first byte, as many as a message can carry; further ones with
-//! bytes of their own, which follow the frame and are zero.
+//! The first byte of a frame carries as many of its fds as one message can; further fds come with bytes of
+//! their own, which follow the frame and are zero.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -10,7 +9,7 @@ use super::Description;
 use crate::driver::{Location, PoolPtrExport};
 use crate::{Error, Result};
 
-/// The version of the frames that this crate speaks.
+/// The version of the frames that this crate writes and reads.
 pub(super) const VERSION: u16 = 1;
 /// The most bytes of CBOR in a frame.
 pub(super) const MAX_FRAME: usize = 1 << 20;
@@ -19,25 +18,25 @@ pub(super) const MAX_FRAME: usize = 1 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Body {
-    /// Memory: an fd for each of its parts.
+    /// Memory, with an fd for each of its parts.
     Memory(Description),
-    /// A pool: its fd.
+    /// A pool, with its fd.
     Pool {
-        /// Where its memory lies, on the exporter's word.
+        /// The memory's location, as the exporter claims.
         location: Location,
     },
-    /// An allocation of the pool that was sent last: an fd, which the importer keeps open for as
-    /// long as it has the allocation.
+    /// An allocation of the pool that was sent last, with an fd that the importer keeps open while it has the
+    /// allocation.
     PoolBuffer {
-        /// Its size.
+        /// The allocation's size.
         bytes: u64,
-        /// What the driver needs to import it.
+        /// The data with which the driver imports it.
         pointer: Pointer,
     },
 }
 
 impl Body {
-    /// How many fds come with it.
+    /// Returns how many fds come with it.
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Memory(description) => description.parts.len(),
@@ -45,7 +44,7 @@ impl Body {
         }
     }
 
-    /// What it is, for errors.
+    /// Returns the message's name, for errors.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
@@ -108,7 +107,7 @@ struct Incoming {
     body: Body,
 }
 
-/// The frame with its length before it.
+/// Encodes a frame, with its length in front.
 pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
     body.check()?;
     let mut bytes = vec![0; 4];
@@ -127,10 +126,10 @@ pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// How many bytes follow the length.
+/// Returns how many bytes follow the length.
 ///
 /// # Errors
-/// Why it cannot be right, as in [`decode`].
+/// The reason why it is invalid, as in [`decode`].
 pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
     match u32::from_be_bytes(prefix) as usize {
         0 => Err("an empty frame".into()),
@@ -139,7 +138,7 @@ pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
     }
 }
 
-/// What a frame says, checked.
+/// Decodes and checks a frame.
 pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
     let Version { version } = whole(bytes)?;
     if version != VERSION {
@@ -253,7 +252,7 @@ mod tests {
             let _ = decode(&bytes);
         }
 
-        /// Nearly right ones get further.
+        /// Nearly valid messages reach more of the code.
         #[test]
         fn damaged_messages_are_read_without_a_panic(
             at in any::<prop::sample::Index>(),

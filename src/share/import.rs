@@ -1,4 +1,4 @@
-//! Importing memory of another process: to whom it is granted, and what is there already.
+//! Imports memory of another process: grants access to it, and reuses existing imports.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::explain::no_imex_channel;
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
 
-/// Who may use imported memory, and whose it is; [`import`](Self::import) maps it.
+/// Options for importing memory: its access and its origin; [`import`](Self::import) maps it.
 #[derive(Clone, Debug, Default)]
 #[must_use = "options do nothing until `import`"]
 pub struct ImportOptions {
@@ -22,10 +22,10 @@ pub struct ImportOptions {
     origin: Option<Origin>,
 }
 
-/// What somebody is to be granted.
+/// The access to grant one location.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
-    /// All that the description allows.
+    /// Whatever the description allows.
     Allowed,
     /// Exactly this.
     Exactly(Access),
@@ -46,13 +46,13 @@ impl Wanted {
 }
 
 impl ImportOptions {
-    /// Access for the host and every GPU that can reach the memory, as far as its description
-    /// allows.
+    /// Returns options that grant access to the host and to every GPU that can reach the memory, as far as
+    /// its description allows.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Which GPUs may use the memory, besides the host: as far as its description allows.
+    /// Sets which GPUs may use the memory, besides the host: as far as its description allows.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.gpus.get_or_insert_default();
         for location in who {
@@ -61,7 +61,7 @@ impl ImportOptions {
         self
     }
 
-    /// What one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.set(who.into(), Wanted::Exactly(access));
         self
@@ -76,43 +76,43 @@ impl ImportOptions {
         }
     }
 
-    /// Who sent the description, as authenticated: then memory of this origin that is imported
-    /// already is not imported once more. See [`Origin`]. Without it, nothing is shared.
+    /// Sets the authenticated sender of the description: memory of this origin that is already imported is
+    /// not imported again. See [`Origin`]. Without it, nothing is shared.
     pub fn origin(mut self, origin: Origin) -> Self {
         self.origin = Some(origin);
         self
     }
 
-    /// The same without an origin: for descriptions whose sender nobody has proved.
+    /// Removes the origin, for descriptions whose sender is not authenticated.
     #[cfg(feature = "exchange")]
     pub(crate) fn unshared(mut self) -> Self {
         self.origin = None;
         self
     }
 
-    /// The same, unless an origin was given.
+    /// Sets the origin unless one was given.
     pub(super) fn or_origin(mut self, origin: Origin) -> Self {
         self.origin.get_or_insert(origin);
         self
     }
 
-    /// Imports the memory that `description` describes and `handles` name, one for each part, maps
-    /// it at one range of addresses, and grants it. If a step fails, the steps before it are undone.
+    /// Imports the memory of `description` through `handles`, one for each part, maps it at one range of
+    /// addresses, and grants access. If a step fails, the steps before it are undone.
     ///
-    /// With an [`origin`](Self::origin), memory that this process has imported already is counted
-    /// instead, and its handles are closed unused; where the same is granted to the same, the
-    /// mapping is shared too.
+    /// With an [`origin`](Self::origin), memory that this process has imported already gets one more
+    /// reference instead, and its handles are closed unused; if the same access goes to the same locations,
+    /// the mapping is shared too.
     ///
-    /// The access is what this process keeps to. The handles would allow it more.
+    /// The access restricts this process only by its own mapping; the handles would allow more.
     ///
-    /// Source: `cuMemImportFromShareableHandle`, `cuMemMap`, `cuMemSetAccess`. The driver maps
-    /// memory whole or not at all, so that a description with wrong sizes is refused by it.
+    /// Source: `cuMemImportFromShareableHandle`, `cuMemMap`, `cuMemSetAccess`. The driver maps memory whole
+    /// or not at all, so it refuses a description with wrong sizes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a description that cannot be, and for handles that are not as
-    /// many, or not of one type; [`Error::NotAccessible`] where more access is wanted than the
-    /// description allows; [`Error::NoImexChannel`]; those of [`PhysicalMemory::import`] and
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access), [`Error::TooManyReferences`] among them.
+    /// [`Error::InvalidArgument`] for an invalid description, and for handles of another number or of several
+    /// types; [`Error::NotAccessible`] if the options ask for more access than the description allows;
+    /// [`Error::NoImexChannel`]; those of [`PhysicalMemory::import`] and
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access), including [`Error::TooManyReferences`].
     ///
     /// ```
     /// use egmem::driver::{Access, HandleType, NodeId};
@@ -151,7 +151,7 @@ impl ImportOptions {
                 identity: part.identity,
                 bytes: part.bytes,
             };
-            // Closed or wiped in here, used or not.
+            // `handle` is dropped in here, used or not, which closes or wipes it.
             parts.push(imports.parts.get_or_try(key, || {
                 PhysicalMemory::import(driver, &handle, part.bytes)
                     .map_err(|error| explain(driver, error, via))
@@ -169,7 +169,7 @@ impl ImportOptions {
         Ok(ImportedBuffer::new(mapped, description.clone(), via))
     }
 
-    /// Whom to grant what, the host first, and whether the import is of use without the host.
+    /// Returns the access to grant, the host first, and whether the import is useful without the host.
     fn resolve(
         &self,
         driver: &Driver,
@@ -213,7 +213,7 @@ impl ImportOptions {
     }
 }
 
-/// The type of all handles, of which there are `count`.
+/// Returns the type of all handles; there must be `count`.
 fn one_type(handles: &[ShareableHandle], count: usize) -> Result<HandleType> {
     let first = match handles {
         [first, ..] if handles.len() == count => first.handle_type(),

@@ -1,4 +1,4 @@
-//! Memory of another process, mapped and granted here.
+//! Memory of another process, mapped and granted in this one.
 
 use std::sync::Arc;
 
@@ -48,27 +48,27 @@ impl Mapped {
     }
 }
 
-/// Memory of another node may be out of the CPU's reach, and good for the GPUs all the same.
+/// Grants access. The CPU may be unable to reach memory of another node, which the GPUs can still use.
 fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> Result<()> {
     let result = mapping.set_access(access);
     let gpus = match access {
         [host, gpus @ ..] if optional_host && host.location.is_host() && !gpus.is_empty() => gpus,
         _ => return result,
     };
-    // The first error tells more, if the second try fails too.
+    // If the second try fails too, the first error says more.
     result.or_else(|error| mapping.set_access(gpus).map_err(|_| error))
 }
 
-/// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are
-/// the same mapping; with the last one it is unmapped and then released.
+/// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are the same
+/// mapping; dropping the last one unmaps the memory and then releases it.
 ///
-/// Of a window on larger memory it is exactly the window. All of the memory is mapped, once for all
-/// windows of one [`Origin`](super::Origin) that are granted alike.
+/// For a window on larger memory this is exactly the window. The whole memory is mapped, once for all windows
+/// of one [`Origin`](super::Origin) that have the same access.
 ///
-/// It stays valid, with its bytes, whatever becomes of the exporter. Before the last clone is
-/// dropped, GPU work that uses it must have finished.
+/// It stays valid, with its bytes, even if the exporter ends. Before the last clone is dropped, GPU work that
+/// uses it must have finished.
 ///
-/// Made by [`ImportOptions::import`](super::ImportOptions::import), where an example is, and by
+/// [`ImportOptions::import`](super::ImportOptions::import) creates it, with an example, and so does
 /// [`Offer`](super::Offer).
 #[derive(Clone, Debug)]
 pub struct ImportedBuffer(Arc<Inner>);
@@ -93,17 +93,17 @@ impl ImportedBuffer {
         }))
     }
 
-    /// What the exporter said of the memory.
+    /// Returns the exporter's description of the memory.
     pub fn description(&self) -> &Description {
         &self.0.description
     }
 
-    /// By which type of handle it came.
+    /// Returns the type of handle that it was imported through.
     pub fn via(&self) -> HandleType {
         self.0.via
     }
 
-    /// What `location` may do, as the driver tells.
+    /// Returns what `location` may do, as the driver reports it.
     ///
     /// # Errors
     /// As [`Mapping::access`].
@@ -111,7 +111,7 @@ impl ImportedBuffer {
         self.first().access(location.into())
     }
 
-    /// The CPU's window on the memory.
+    /// Returns the CPU's view of the memory.
     ///
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
@@ -120,13 +120,13 @@ impl ImportedBuffer {
         self.all_cpu()?.slice(self.start(), len)
     }
 
-    /// The CPU's window on all that is mapped.
+    /// Returns the CPU's view of everything mapped.
     fn all_cpu(&self) -> Result<CpuView<'_>> {
         let mapped = &self.0.mapped;
         Mapping::cpu_of_neighbours(&mapped.mappings, mapped.padded())
     }
 
-    /// The CPU's window on all of it, padding included, of which a window has none.
+    /// Returns the CPU's view of the memory with its padding; a window has none.
     fn padded_cpu(&self) -> Result<CpuView<'_>> {
         match self.0.description.is_window() {
             true => self.cpu(),
@@ -134,53 +134,54 @@ impl ImportedBuffer {
         }
     }
 
-    /// Where its bytes begin in what is mapped.
+    /// Returns where its bytes begin in the mapping.
     fn start(&self) -> u64 {
         self.0.description.offset.unwrap_or(0)
     }
 
     cpu_accessors!();
 
-    /// The word at `offset` bytes, read by the CPU; it may lie in the padding beyond
-    /// [`len`](Self::len), of which a window has none.
+    /// Reads the word at `offset` bytes with the CPU. It may lie in the padding beyond [`len`](Self::len); a
+    /// window has none.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible), [`Error::OutOfRange`](crate::Error::OutOfRange).
+    /// [`Error::NotAccessible`](crate::Error::NotAccessible),
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
     pub fn word(&self, offset: u64) -> Result<u64> {
         self.padded_cpu()?.get(offset)
     }
 
-    /// Writes a word, as [`word`](Self::word) reads one.
+    /// Writes a word where [`word`](Self::word) reads one.
     ///
     /// # Errors
-    /// As there.
+    /// As [`word`](Self::word).
     pub fn put_word(&self, offset: u64, word: u64) -> Result<()> {
         self.padded_cpu()?.put(offset, word)
     }
 
-    /// The mappings of the parts, in the order of addresses. Of a window they show what lies around
-    /// it too: it begins [`Description::offset`] bytes into the first.
+    /// Returns the mappings of the parts, in the order of addresses. For a window they include the bytes
+    /// around it: the window begins [`Description::offset`] bytes into the first.
     pub fn mappings(&self) -> &[Mapping] {
         &self.0.mapped.mappings
     }
 
     fn first(&self) -> &Mapping {
-        // Never empty: the description was checked.
+        // Never empty, because the description was checked.
         &self.0.mapped.mappings[0]
     }
 
-    /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
-    /// another has other addresses for the same memory.
+    /// Returns the address, the same for every GPU and, on a host node, for the CPU. It is valid in this
+    /// process: another process has other addresses for the same memory.
     pub fn device_ptr(&self) -> DevicePtr {
         Memory::device_ptr(self)
     }
 
-    /// The usable bytes.
+    /// Returns the number of usable bytes.
     pub fn len(&self) -> u64 {
         self.0.description.len
     }
 
-    /// Never: shared memory has at least one byte.
+    /// Returns `false`: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -208,7 +209,7 @@ impl Memory for ImportedBuffer {
     fn len(&self) -> u64 {
         self.0.description.len
     }
-    /// Of the first part, as this machine's driver tells.
+    /// Returns the location of the first part, as this machine's driver reports it.
     fn location(&self) -> Location {
         self.first().location()
     }

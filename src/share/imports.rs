@@ -1,4 +1,4 @@
-//! What a process has imported, so that the same memory is imported once.
+//! The imports of a process, so that the same memory is imported only once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,28 +10,27 @@ use crate::driver::AccessDesc;
 use crate::per_driver::PerDriver;
 use crate::vmm::PhysicalMemory;
 
-/// Who sent a description, as far as that is proved: by the kernel, or by a certificate.
+/// The authenticated sender of a description: the kernel or a certificate proves it.
 ///
-/// Memory is recognised by the identity that its description claims, and anybody can claim
-/// anything. If a claim alone counted, a peer could name another's memory as its own, and what this
-/// process then writes to the one it would write to the other. So imports are shared only between
-/// descriptions of one origin, which at worst deceives itself. Take a name that the peer has proved
-/// to have, never one that it only says.
+/// Memory is recognised by the identity that its description claims, and any peer can claim any identity. If
+/// the claim alone counted, a peer could present its own memory as another's, and this process would write
+/// data for the other into it. So only descriptions of one origin share imports, and an origin can deceive
+/// only itself. Use a name that the peer has proved, never one that it merely states.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Processes of one user of this machine: [`Credentials::uid`](super::Credentials::uid). They
-    /// are not protected against each other, as they are not elsewhere in the system.
+    /// Processes of one user of this machine: [`Credentials::uid`](super::Credentials::uid). The system does
+    /// not protect them against each other anyway.
     User(u32),
     /// A peer with a proved name: that of its certificate.
     Peer(String),
 }
 
-/// Whose claims an identity is among.
+/// The scope of an identity's claims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Origin(Origin),
-    /// Nobody else's.
+    /// Not shared with any other import.
     Unshared(u64),
 }
 
@@ -42,8 +41,8 @@ impl Source {
     }
 }
 
-/// Names imported physical memory. The size belongs to it, so that one wrong claim, which the driver
-/// refuses to map, does not stand in the way of a right one.
+/// The key of imported physical memory. It includes the size, so that a wrong claim, which the driver refuses
+/// to map, does not block a right one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PartKey {
     pub(super) source: Source,
@@ -51,13 +50,13 @@ pub(super) struct PartKey {
     pub(super) bytes: u64,
 }
 
-/// Names a mapping of it.
+/// The key of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct MappedKey {
     pub(super) parts: Vec<PartKey>,
-    /// The host first, then GPUs by their ordinals, nobody twice.
+    /// The host first, then GPUs by their ordinals, each location once.
     pub(super) access: Vec<AccessDesc>,
-    /// Whether it may be without the host, though that is in `access`.
+    /// Whether the mapping may do without the host's access, although `access` lists it.
     pub(super) optional_host: bool,
 }
 
@@ -69,7 +68,7 @@ pub(super) struct Imports {
 }
 
 impl Imports {
-    /// Those of `driver`.
+    /// Returns the imports of `driver`.
     pub(super) fn of(driver: &Driver) -> Self {
         static IMPORTS: PerDriver<Imports> = PerDriver::new();
         IMPORTS.of(driver)

@@ -1,4 +1,4 @@
-//! Where other processes of the machine connect.
+//! Accepts connections from other processes of the machine.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -11,10 +11,10 @@ use super::socket::{self, SocketFile};
 use super::{Channel, Peers};
 use crate::{Error, Result};
 
-/// A Unix socket at which other processes of this machine connect.
+/// A Unix socket that other processes of this machine connect to.
 ///
-/// Its file is for this process's user alone, unless the policy admits others; a file that a dead
-/// process has left is replaced. It is removed when the listener is dropped.
+/// Only this process's user can open its file, unless the policy admits others. It replaces a file that a
+/// dead process has left. Dropping the listener removes the file.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -27,7 +27,7 @@ impl Listener {
     /// Listens at `path`.
     ///
     /// # Errors
-    /// [`Error::System`] that names the path, also where somebody listens there already.
+    /// [`Error::System`] that names the path, also if another process listens there.
     pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
         let (socket, file) = socket::listen(path.as_ref(), &peers)?;
         Ok(Self {
@@ -38,11 +38,11 @@ impl Listener {
         })
     }
 
-    /// How long [`accept`](Self::accept) waits; without this, for ever. Twice as long at most, where it passes
-    /// over processes that have gone again.
+    /// Sets how long [`accept`](Self::accept) waits; the default is forever. At most twice as long if it
+    /// skips processes that have disconnected.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no time at all.
+    /// [`Error::InvalidArgument`] for a timeout of 0.
     pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(timeout))
             .map_err(|error| Error::invalid("timeout", error.to_string()))?;
@@ -50,14 +50,14 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for the next process that connects. One that has gone again without a word is passed over.
+    /// Waits for the next process that connects. Skips one that has disconnected without sending anything.
     ///
-    /// Any other may go at any time, so what is done with the channel can fail at any time, with
-    /// [`Error::PeerLost`]: that ends this channel and need not end whoever accepts.
+    /// Any other process may disconnect at any time, so every operation on the channel can fail with
+    /// [`Error::PeerLost`]: that ends this channel, not the accept loop.
     ///
     /// # Errors
-    /// [`Error::NotTrusted`] for one that the policy does not admit, which is disconnected;
-    /// [`Error::TimedOut`]; the system's. The listener goes on after each.
+    /// [`Error::NotTrusted`] for a process that the policy does not admit, which is disconnected;
+    /// [`Error::TimedOut`]; the system's errors. The listener stays usable after each.
     pub fn accept(&self) -> Result<Channel> {
         let until = self
             .timeout

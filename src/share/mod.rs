@@ -1,4 +1,4 @@
-//! Memory shared with other processes of the same machine: as POSIX fds over Unix sockets.
+//! Shares memory with other processes of the same machine, as POSIX fds over Unix sockets.
 //!
 //! ```text
 //! one process:   Buffer ─▶ Shared ──────────── Channel::send ─┐
@@ -6,14 +6,14 @@
 //! another:       ImportedBuffer ◀── import ─── Offer ◀── receive
 //! ```
 //!
-//! Whoever has a handle can map, read and write the memory for as long as it likes, whatever the
-//! description says and whatever becomes of the exporter. So the other end of a socket is checked
+//! A process with a handle can map, read and write the memory for as long as it likes, whatever the
+//! description says, even after the exporter has ended. So a channel checks the other end of its socket
 //! ([`Peers`]), and handles are closed or wiped when dropped.
 //!
-//! An importer maps the same memory once, however often it comes: see [`Origin`]. Pools are shared
-//! too, and their allocations freed in the right order: see [`LentPoolBuffer`].
+//! An importer maps the same memory once, however often it receives it: see [`Origin`]. Pools can be shared
+//! too, and their allocations are freed in the right order: see [`LentPoolBuffer`].
 //!
-//! For other nodes, and for finding memory by name, see the feature `exchange`.
+//! To share with other nodes, and to find memory by name, see the feature `exchange`.
 
 mod cache;
 mod channel;
@@ -50,13 +50,13 @@ pub use shared::Shared;
 pub use crate::capability::shareable::{Shareable, best_handle_types};
 pub use crate::vmm::identity::{BootId, Identity, InstanceId};
 
-/// For tests/fuzz alone.
+/// For tests/fuzz only.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {
     use super::frame;
 
-    /// Reads a frame, its length first; one that is taken must go out again.
+    /// Decodes a frame, its length first; an accepted one must encode again.
     pub fn frame(bytes: &[u8]) {
         if let Some((prefix, rest)) = bytes.split_first_chunk() {
             let _ = frame::length(*prefix);

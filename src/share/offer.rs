@@ -1,11 +1,11 @@
-//! What came over a channel and is not imported yet.
+//! Memory received over a channel and not imported yet.
 
 use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin};
 use crate::driver::ShareableHandle;
 use crate::{Driver, Result};
 
-/// Memory that another process offers: its description and its handles, not imported yet.
-/// Dropped, the handles are closed.
+/// Memory that another process offers: its description and its handles, not imported yet. Dropping it closes
+/// the handles.
 #[derive(Debug)]
 pub struct Offer {
     pub(super) description: Description,
@@ -14,17 +14,17 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// What the memory is, on the other's word.
+    /// Returns the description of the memory, as the other process claims.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Who offers it.
+    /// Returns the credentials of the sender.
     pub fn peer(&self) -> Credentials {
         self.peer
     }
 
-    /// Imports it, by default as memory of the other process's user: see [`Origin`].
+    /// Imports the memory, by default with the other process's user as its origin: see [`Origin`].
     ///
     /// # Errors
     /// As [`ImportOptions::import`].
@@ -36,7 +36,7 @@ impl Offer {
         )
     }
 
-    /// The description and the handles, to import them by other means.
+    /// Returns the description and the handles, to import them by other means.
     pub fn into_parts(self) -> (Description, Vec<ShareableHandle>) {
         (self.description, self.handles)
     }

@@ -1,21 +1,22 @@
-//! Whom to share with on one machine.
+//! Policies on which processes of a machine to share with.
 
 use std::fmt;
 
 use crate::{Distrust, Error, Result};
 
-/// Who made the other end of a Unix socket's connection. Source: unix(7), `SO_PEERCRED`.
+/// The credentials of the process that made the other end of a Unix socket's connection. Source: unix(7),
+/// `SO_PEERCRED`.
 ///
-/// Fixed when the connection was made: it says who connected or listened, whoever has the socket
-/// now. User and group are in terms of this process's user namespace.
+/// Fixed when the connection was made: they name the process that connected or listened, even if another
+/// process has the socket now. User and group are in terms of this process's user namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
-    /// The process's id; `None` in a PID namespace that this process cannot see. For people to
-    /// read: a process may end, and its id be used again, at any time.
+    /// The process id; `None` in a PID namespace that this process cannot see. For display only: the process
+    /// may end at any time, and its id be reused.
     pub pid: Option<u32>,
-    /// Its effective user.
+    /// The effective user.
     pub uid: u32,
-    /// Its effective group.
+    /// The effective group.
     pub gid: u32,
 }
 
@@ -28,7 +29,7 @@ impl fmt::Display for Credentials {
     }
 }
 
-/// Whom to talk to over Unix sockets: by default processes of the same user alone.
+/// The users whose processes may connect over Unix sockets: by default only this process's user.
 ///
 /// ```
 /// use egmem::share::Peers;
@@ -38,7 +39,7 @@ impl fmt::Display for Credentials {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
-    /// `None` for anybody.
+    /// `None`: any user.
     users: Option<Vec<u32>>,
 }
 
@@ -49,19 +50,20 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// Processes of this process's effective user. Root is not among them, unless that is it.
+    /// Admits processes of this process's effective user. That includes root only if this process runs as
+    /// root.
     pub fn same_user() -> Self {
         Self::user(rustix::process::geteuid().as_raw())
     }
 
-    /// Processes of one user alone.
+    /// Admits processes of one user only.
     pub fn user(uid: u32) -> Self {
         Self {
             users: Some(vec![uid]),
         }
     }
 
-    /// Processes of `uid` too.
+    /// Also admits processes of `uid`.
     pub fn and_user(mut self, uid: u32) -> Self {
         if let Some(users) = &mut self.users {
             users.push(uid);
@@ -69,7 +71,7 @@ impl Peers {
         self
     }
 
-    /// Processes of any user.
+    /// Admits processes of any user.
     pub fn any_user(mut self) -> Self {
         self.users = None;
         self
@@ -90,13 +92,13 @@ impl Peers {
         }
     }
 
-    /// Whether processes of this user are admitted.
+    /// Returns whether processes of this user are admitted.
     pub fn admits_user(&self, uid: u32) -> bool {
         let users = self.users.as_ref();
         users.is_none_or(|users| users.contains(&uid))
     }
 
-    /// Whether processes of users other than this process's are admitted.
+    /// Returns whether processes of users other than this process's are admitted.
     pub(crate) fn reach_beyond_own_user(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.users

@@ -1,4 +1,4 @@
-//! Pools over a channel, and the order in which their memory is freed.
+//! Shares pools over a channel, and frees their memory in the right order.
 
 use std::io::{self, PipeReader};
 use std::ops::Deref;
@@ -17,15 +17,15 @@ use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
 use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 
-/// An allocation of a pool that other processes may have imported: not freed before they have.
+/// An allocation of a pool that other processes may have imported. It is not freed before they have freed it.
 ///
-/// With each sending the importer gets one end of a pipe, and keeps it open until it has freed the
-/// allocation, or until its process ends: the kernel closes it then, so that a crash counts as a
-/// return, and silence does not. The other end, held here, tells whether that has happened. It
-/// costs one fd in either process for each allocation and importer.
+/// Each send gives the importer one end of a pipe. The importer keeps it open until it has freed the
+/// allocation or its process ends: the kernel then closes it, so a crash counts as a return, and silence does
+/// not. This value holds the other end and checks it. That takes one fd in each process for each allocation
+/// and importer.
 ///
-/// Dropped while others hold it, the allocation is kept back. What is kept back is freed, once it
-/// can be, when some such value is dropped or sent next, or [`sweep`](Self::sweep) is called.
+/// If the value is dropped while others hold the allocation, the free is deferred. A deferred free runs, once
+/// possible, when the next such value is dropped or sent, or in [`sweep`](Self::sweep).
 ///
 /// ```
 /// use egmem::driver::{HandleTypes, NodeId};
@@ -63,19 +63,19 @@ use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 /// ```
 #[derive(Debug)]
 pub struct LentPoolBuffer {
-    /// `None` only while it is taken out.
+    /// `None` only after it was taken out.
     buffer: Option<PoolBuffer>,
     holders: Vec<Holder>,
 }
 
 #[derive(Debug)]
 struct Holder {
-    /// At its end when the importer has freed the allocation.
+    /// Reaches its end when the importer has freed the allocation.
     returned: PipeReader,
     peer: Credentials,
 }
 
-/// What was dropped while others held it.
+/// Allocations that were dropped while others held them.
 static KEPT_BACK: Mutex<Vec<(PoolBuffer, Vec<Holder>)>> = Mutex::new(Vec::new());
 
 impl From<PoolBuffer> for LentPoolBuffer {
@@ -88,16 +88,16 @@ impl From<PoolBuffer> for LentPoolBuffer {
 }
 
 impl LentPoolBuffer {
-    /// Who has it, by now.
+    /// Returns the processes that still hold the allocation.
     pub fn holders(&mut self) -> Vec<Credentials> {
         keep_holders(&mut self.holders);
         self.holders.iter().map(|holder| holder.peer).collect()
     }
 
-    /// Waits until nobody has it any more.
+    /// Waits until no other process holds the allocation.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with the holders where that takes longer than `timeout`.
+    /// [`Error::StillHeld`] with the holders if that takes longer than `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         let until = Instant::now().checked_add(timeout);
         while let Some(holder) = self.holders.last() {
@@ -114,10 +114,10 @@ impl LentPoolBuffer {
         Ok(())
     }
 
-    /// The allocation itself, to be freed or used alone, unless somebody still has it.
+    /// Returns the allocation for exclusive use, or to free it, unless another process still holds it.
     ///
     /// # Errors
-    /// Itself, where somebody has.
+    /// `self`, if another process holds it.
     pub fn into_buffer(mut self) -> Result<PoolBuffer, Self> {
         keep_holders(&mut self.holders);
         match self.buffer.take_if(|_| self.holders.is_empty()) {
@@ -126,8 +126,7 @@ impl LentPoolBuffer {
         }
     }
 
-    /// Frees what was dropped while others held it, and is held no more; says how many allocations
-    /// are left.
+    /// Runs deferred frees whose holders have returned the allocation; returns how many are left.
     pub fn sweep() -> usize {
         let mut kept = lock(&KEPT_BACK);
         let mut free = Vec::new();
@@ -140,7 +139,7 @@ impl LentPoolBuffer {
         }
         let left = kept.len();
         drop(kept);
-        // Outside the lock, since freeing takes the driver's time.
+        // Outside the lock, because a free takes the driver's time.
         drop(free);
         left
     }
@@ -162,7 +161,7 @@ impl Drop for LentPoolBuffer {
         if let Some(buffer) = &self.buffer
             && !buffer.pool().driver().is_of_this_process()
         {
-            return; // a forked child, where the list below may be locked for ever
+            return; // in a forked child the list's lock may never be released
         }
         if let Some(buffer) = self.buffer.take() {
             keep_holders(&mut self.holders);
@@ -175,33 +174,33 @@ impl Drop for LentPoolBuffer {
     }
 }
 
-/// Forgets those who have returned it.
+/// Removes the holders that have returned the allocation.
 fn keep_holders(holders: &mut Vec<Holder>) {
-    // Who cannot be asked still has it.
+    // If the check fails, the holder counts as still having it.
     holders.retain(|holder| !ended(&holder.returned, Some(Duration::ZERO)).unwrap_or(false));
 }
 
-/// Whether nobody has the pipe's other end any more, at the latest after `timeout`.
+/// Returns whether no process has the pipe's other end any more; waits at most `timeout`.
 fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> Result<bool> {
     let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
-    // Nothing is ever written, so the end is all that can come.
+    // Nothing is ever written, so only the end can become readable.
     let mut fds = [PollFd::new(pipe, PollFlags::empty())];
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) => Ok(fds[0].revents().contains(PollFlags::HUP)),
-        // The caller tries again, for as long as it has time.
+        // The caller retries for as long as it has time.
         Err(Errno::INTR) => Ok(false),
         Err(error) => Err(Error::system("waiting for a pipe's end", &error.into())),
     }
 }
 
 impl Channel {
-    /// Shares a pool with the other process: it can then receive the pool's allocations.
+    /// Shares a pool with the other process, which can then receive the pool's allocations.
     ///
-    /// The handle lets it reach all of the pool's memory, whatever is sent later.
+    /// The handle grants access to all of the pool's memory, whatever is sent later.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a pool that was made without
-    /// [`HandleTypes::POSIX_FD`](crate::driver::HandleTypes::POSIX_FD), the driver's, and those of
+    /// [`Error::InvalidArgument`] for a pool that was created without
+    /// [`HandleTypes::POSIX_FD`](crate::driver::HandleTypes::POSIX_FD), the driver's errors, and those of
     /// [`send`](Self::send).
     pub fn send_pool(&mut self, pool: &Pool) -> Result<()> {
         let handle = pool.export(HandleType::PosixFd)?;
@@ -210,11 +209,11 @@ impl Channel {
         self.send_body(&Body::Pool { location }, &fds)
     }
 
-    /// Waits for a pool that the other process sends, imports it, and grants it to every GPU if it
-    /// is the host's, and to the GPU whose it is.
+    /// Waits for a pool from the other process and imports it. Grants host memory to every GPU, and a GPU's
+    /// memory to that GPU.
     ///
     /// # Errors
-    /// The driver's, and those of [`receive`](Self::receive).
+    /// The driver's errors, and those of [`receive`](Self::receive).
     pub fn receive_pool(&mut self, driver: &Driver) -> Result<ImportedPool> {
         match self.receive_body()? {
             (Body::Pool { location }, mut fds) => {
@@ -225,11 +224,11 @@ impl Channel {
         }
     }
 
-    /// Shares an allocation of the pool that was sent last. It is held by the other process from
-    /// now on, until it has freed it.
+    /// Shares an allocation of the pool that was sent last. The other process holds it from now on, until it
+    /// has freed it.
     ///
     /// # Errors
-    /// What earlier work on the allocation's stream failed with, the driver's, and those of
+    /// The error of earlier work on the allocation's stream, the driver's errors, and those of
     /// [`send`](Self::send).
     pub fn send_pool_buffer(&mut self, lent: &mut LentPoolBuffer) -> Result<()> {
         LentPoolBuffer::sweep();
@@ -238,20 +237,19 @@ impl Channel {
             io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
         let peer = self.peer();
         let bytes = crate::Memory::len(&**lent);
-        // First, so that whatever becomes of the sending, it is looked after.
+        // First, so that the holder is tracked even if the send fails.
         lent.holders.push(Holder { returned, peer });
         self.send_body(&Body::PoolBuffer { bytes, pointer }, &[tether.as_fd()])
     }
 }
 
 impl ImportedPool {
-    /// Waits for an allocation of this pool that the other process sends over the channel by which
-    /// the pool came. It will be freed on `stream`.
+    /// Waits for an allocation of this pool, from the channel that the pool came from. It will be freed on
+    /// `stream`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's stream, or a size that cannot be; the
-    /// driver's INVALID_VALUE for what is no allocation of the pool; those of
-    /// [`Channel::receive`].
+    /// [`Error::InvalidArgument`] for another driver's stream, or an impossible size; the driver's
+    /// INVALID_VALUE for data that is not an allocation of the pool; those of [`Channel::receive`].
     pub fn receive_buffer(
         &self,
         channel: &mut Channel,

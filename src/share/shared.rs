@@ -12,9 +12,9 @@ use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;
 use crate::{Buffer, Error, Result};
 
-/// Memory of this process, to be described and exported to others. Clones are the same memory.
+/// Memory of this process that can be described and exported to others. Clones are the same memory.
 ///
-/// Whoever has imported it keeps the memory itself alive, whatever becomes of this value.
+/// An importer keeps the memory alive even after this value is dropped.
 ///
 /// ```
 /// use egmem::driver::{Access, HandleType, NodeId};
@@ -29,10 +29,10 @@ use crate::{Buffer, Error, Result};
 /// # Ok::<(), egmem::Error>(())
 /// ```
 ///
-/// Part of it is shared as a [`window`](Self::window).
+/// To share a part of it, see [`window`](Self::window).
 #[derive(Clone, Debug)]
 pub struct Shared {
-    // In this order: what keeps the memory for others goes last.
+    // In this order: `whole`, which keeps the memory alive for others, is dropped last.
     whole: Arc<Whole>,
     view: View,
     keep: Option<Arc<Keep>>,
@@ -40,7 +40,7 @@ pub struct Shared {
 
 #[derive(Debug)]
 struct Whole {
-    /// One for each part, but for parts that have their own. Unmapped and closed first.
+    /// One for each part, except for parts that have their own. Unmapped and closed first.
     exports: Vec<Exports>,
     memory: Memories,
 }
@@ -52,7 +52,7 @@ enum Memories {
     Held(Vec<Arc<dyn Holds>>),
 }
 
-/// What is kept as long as memory is shared.
+/// Kept alive while the memory is shared.
 struct Keep {
     _owner: Box<dyn Any + Send + Sync>,
     _others: Option<Arc<Keep>>,
@@ -119,13 +119,13 @@ impl Shared {
         }
     }
 
-    /// Physical memory that need not be mapped here, side by side in this order, of which `len`
-    /// bytes are of use.
+    /// Shares physical memory that need not be mapped here: the parts side by side in this order, with `len`
+    /// usable bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
-    /// drivers, and for a `len` of 0, beyond them, or ending before the last one begins. That one may
-    /// be padding alone, where peers can probe.
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers,
+    /// and for a `len` of 0, beyond the parts, or ending before the last one begins. The last part may be
+    /// padding only, for probes.
     pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
         check_parts(parts.iter())?;
         let all = padded(parts.iter());
@@ -137,13 +137,13 @@ impl Shared {
         Ok(Self::new(Memories::Physical(parts), len))
     }
 
-    /// A window of `len` bytes on memory that others hold too, at `offset` from the first part's
-    /// start, and `keep`, which lives until this, its clones and its windows are gone. What is
-    /// exported is exported once for each part, whoever shares it.
+    /// Shares a window of `len` bytes on memory that others hold too, at `offset` from the first part's
+    /// start. `keep` lives until this value, its clones and its windows are dropped. Each part is exported
+    /// once, for all windows on it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several
-    /// drivers, and for a `len` of 0; [`Error::OutOfRange`].
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers,
+    /// and for a `len` of 0; [`Error::OutOfRange`].
     pub(crate) fn from_held(
         parts: Vec<Arc<dyn Holds>>,
         offset: u64,
@@ -156,19 +156,18 @@ impl Shared {
         Ok(all.window(offset, len)?.holding(keep))
     }
 
-    /// The `len` bytes at `offset` of this memory, to be shared without the rest: by the same
-    /// handles, which are exported once however many windows there are, and imported once by
-    /// whoever gets several from one [`Origin`](super::Origin). All of the memory stays alive.
+    /// Returns a window: the `len` bytes at `offset` of this memory, to be shared without the rest. All
+    /// windows use the same handles, which are exported once, and imported once by a process that gets
+    /// several from one [`Origin`](super::Origin). All of the memory stays alive.
     ///
-    /// **A handle names all of the memory.** Whoever imports a window can reach what lies beside
-    /// it, in the parts that the window touches: this library's importers keep to the window,
-    /// others need not. Give windows only to those who may see, and overwrite, all of it.
+    /// **A handle grants all of the memory.** An importer of a window can access the bytes beside it, in the
+    /// parts that the window touches: this library's importers keep to the window, others need not. Give
+    /// windows only to peers that may read and overwrite all of it.
     ///
-    /// Whoever has imported a window keeps the memory alive, but knows nothing of who uses the
-    /// window's bytes next: before they are used for something else, be sure that no importer is
-    /// left, as the exchange's `Published::withdraw` makes sure of.
+    /// An importer keeps the memory alive, but does not learn when the window's bytes get another use. Before
+    /// you reuse them, make sure that no importer is left, as the exchange's `Published::withdraw` does.
     ///
-    /// Around a window lies no padding, so that no probe is made of it.
+    /// A window has no padding around it, so it cannot be probed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a `len` of 0, [`Error::OutOfRange`] beyond the usable bytes.
@@ -200,10 +199,10 @@ impl Shared {
         })
     }
 
-    /// The same memory, which keeps `owner` as long as this, its clones and its windows are there:
-    /// under names, on their way, or held by yourself. Clones made before do not.
+    /// Returns the same memory, which keeps `owner` alive until this value, its clones and its windows are
+    /// dropped: under names, in flight, or held by the caller. Earlier clones do not.
     ///
-    /// What importers have mapped does not keep it: they may outlive it.
+    /// Imported mappings do not keep it: they may outlive it.
     pub fn holding(mut self, owner: impl Any + Send + Sync) -> Self {
         self.keep = Some(Arc::new(Keep {
             _owner: Box::new(owner),
@@ -212,8 +211,8 @@ impl Shared {
         self
     }
 
-    /// The physical memory again, if it was made from some, is all of it, and nobody else has a
-    /// clone or window.
+    /// Returns the physical memory if this was made from some, is all of it, and has no other clone or
+    /// window.
     #[cfg(feature = "service")]
     pub(crate) fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
         let Self { whole, view, keep } = self;
@@ -230,7 +229,7 @@ impl Shared {
                 exports,
                 memory: Memories::Physical(parts),
             } => {
-                // Unmapped, and no handle left, before anybody else gets it.
+                // Unmapped, and without a handle, before another user gets it.
                 drop(exports);
                 Ok(parts)
             }
@@ -238,21 +237,22 @@ impl Shared {
         }
     }
 
-    /// The parts that it touches.
+    /// Iterates over the parts that it touches.
     fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> {
         self.view.parts().map(|index| self.whole.part(index))
     }
 
-    /// Whether it is a [`window`](Self::window): then what lies around it is other memory's.
+    /// Returns whether this is a [`window`](Self::window): the bytes around it then belong to other memory.
     pub fn is_window(&self) -> bool {
         self.view.is_window()
     }
 
-    /// What an importer must know beside the handles, and be told to keep to `access`.
+    /// Returns the description that an importer needs besides the handles; it asks the importer to keep to
+    /// `access`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for [`Access::None`] or more than [`MAX_PARTS`] parts,
-    /// [`Error::System`] where the kernel does not tell the machine's boot id.
+    /// [`Error::InvalidArgument`] for [`Access::None`] or more than [`MAX_PARTS`] parts, [`Error::System`] if
+    /// the kernel does not report the machine's boot id.
     pub fn describe(&self, access: Access) -> Result<Description> {
         let part = |memory: &PhysicalMemory| {
             Ok(Part {
@@ -271,15 +271,15 @@ impl Shared {
         Ok(description)
     }
 
-    /// Handles by which others import the memory: one for each part that is described, in order.
+    /// Returns handles to import the memory: one for each part of the description, in order.
     ///
-    /// Whoever has them can read and write the memory, whatever the description says: of a window,
-    /// all of the parts that it touches. Each is exported once and copied, because drivers have
-    /// been seen to refuse the CPU's access to memory with more than some 250 exports, imports and
-    /// CPU mappings together.
+    /// A process that has them can read and write the memory, whatever the description says: for a window,
+    /// all of the parts that it touches. Each part is exported once and its handle copied, because drivers
+    /// have been seen to refuse the CPU's access to memory with more than about 250 exports, imports and CPU
+    /// mappings together.
     ///
     /// # Errors
-    /// Those of [`PhysicalMemory::export`]; [`Error::System`] where there are no more fds to be had.
+    /// Those of [`PhysicalMemory::export`]; [`Error::System`] if no more fds are available.
     pub fn export(&self, handle_type: HandleType) -> Result<Vec<ShareableHandle>> {
         let parts = self.view.parts();
         let export = |index| {
@@ -289,7 +289,7 @@ impl Shared {
         parts.map(export).collect()
     }
 
-    /// The types that all of the memory can be exported as.
+    /// Returns the types that all of the memory can be exported as.
     pub fn handle_types(&self) -> HandleTypes {
         let bits = self.parts().fold(u32::MAX, |bits, part| {
             bits & part.props().handle_types.bits()
@@ -297,44 +297,44 @@ impl Shared {
         HandleTypes::from_bits(bits)
     }
 
-    /// Makes it count as other memory from now on: it changes owners, and who imported it as what it
-    /// was is not to take it for the same. Of a window, all of the parts that it touches do.
+    /// Gives the memory a new identity when it changes owners, so that importers of the old one do not take
+    /// it for the same memory. For a window, this applies to all of the parts that it touches.
     pub fn renew_identity(&self) {
         self.parts().for_each(PhysicalMemory::renew_identity);
     }
 
-    /// The driver it belongs to.
+    /// Returns the memory's driver.
     pub fn driver(&self) -> &Driver {
         self.first().driver()
     }
 
-    /// Where the first part lies.
+    /// Returns the location of the first part.
     pub fn location(&self) -> Location {
         self.first().location()
     }
 
     fn first(&self) -> &PhysicalMemory {
-        // Never empty: no way to make one allows that.
+        // Never empty: every constructor checks that.
         self.whole.part(self.view.parts().start)
     }
 
-    /// The usable bytes.
+    /// Returns the number of usable bytes.
     pub fn len(&self) -> u64 {
         self.view.len()
     }
 
-    /// Never: there is at least one byte.
+    /// Returns `false`: there is at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// All bytes, padding included: what an importer maps. Of a window, those of the parts that it
+    /// Returns all bytes that an importer maps, including padding. For a window, those of the parts that it
     /// touches.
     pub fn padded(&self) -> u64 {
         padded(self.parts())
     }
 
-    /// The buffer, where it was made from one: all of it, of a window too.
+    /// Returns the buffer that this was made from, if any: all of it, for a window too.
     pub fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.whole.memory {
             Memories::Buffer(buffer) => Some(buffer),
@@ -342,25 +342,25 @@ impl Shared {
         }
     }
 
-    /// The word at `offset` bytes, read by the CPU: below [`padded`](Self::padded), so that it may
-    /// lie in the padding, and within one part. Of a window, within its usable bytes.
+    /// Reads the word at `offset` bytes with the CPU: below [`padded`](Self::padded), so possibly in the
+    /// padding, and within one part. For a window, within its usable bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; where the memory is not mapped for the CPU, those of mapping it.
+    /// [`Error::OutOfRange`]; if the memory is not mapped for the CPU, those of mapping it.
     pub fn word(&self, offset: u64) -> Result<u64> {
         self.with_cpu(offset, |cpu, at| cpu.get(at))
     }
 
-    /// Writes a word, as [`word`](Self::word) reads one.
+    /// Writes a word where [`word`](Self::word) reads one.
     ///
     /// # Errors
-    /// As there.
+    /// As [`word`](Self::word).
     pub fn put_word(&self, offset: u64, word: u64) -> Result<()> {
         self.with_cpu(offset, |cpu, at| cpu.put(at, word))
     }
 
-    /// Lends a window on the part in which the word at `offset` begins, and says where in it: of
-    /// the buffer's own mapping, if the CPU may write there, or of one that is made for it and kept.
+    /// Lends a view of the part in which the word at `offset` begins, and its offset there: of the buffer's
+    /// own mapping, if the CPU may write there, or of one that is created for it and kept.
     fn with_cpu<T>(
         &self,
         offset: u64,
@@ -380,7 +380,7 @@ impl Shared {
 }
 
 fn padded<'a>(parts: impl Iterator<Item = &'a PhysicalMemory>) -> u64 {
-    // Each exists, so that together they fit an address space, or nearly.
+    // All parts exist, so their sum nearly fits an address space.
     parts.fold(0, |sum, part| part.size().padded().saturating_add(sum))
 }
 

@@ -20,12 +20,12 @@ use crate::{Error, Result, Unreachable};
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// A socket's file, removed when dropped, unless another socket is there by then. A forked child leaves it.
+/// A socket's file, removed when dropped, unless another socket has replaced it. A forked child leaves it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     born: Generation,
-    /// Opened as a mere place in the file system, so that its inode's number is not used again.
+    /// Opened as a path only, so that the file's inode number is not reused.
     file: File,
 }
 
@@ -67,21 +67,21 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
     })
 }
 
-/// A listening socket at `path`: for its user alone, unless others are among `peers`.
+/// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
 ///
-/// A socket file at which nobody listens any more is replaced; one at which somebody does is not.
+/// Replaces a socket file at which no process listens any more, but not one at which a process does.
 /// [`SocketLock`] keeps other processes out meanwhile.
 ///
 /// # Errors
-/// [`Error::System`] that names the path: `AddrInUse` where somebody listens, or where something
-/// else than a socket is there; the one of [`SocketLock::take`].
+/// [`Error::System`] that names the path: `AddrInUse` if a process listens there, or if the file is not a
+/// socket; that of [`SocketLock::take`].
 pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
     let failed =
         |error: io::Error| Error::system(format!("listening at {}", path.display()), &error);
     let address = address(path)?;
-    // Two processes that both find a dead socket must not each remove the other's new one.
+    // If two processes find a dead socket, neither must remove the other's new one.
     let _lock = SocketLock::take(path)?;
-    // Bound under these permissions, so that there is no moment with others.
+    // Binds under these permissions, so that the socket never has others.
     let socket = File::from(new(SocketType::STREAM).map_err(|error| failed(error.into()))?);
     let mode = match peers.reach_beyond_own_user() {
         true => 0o666,
@@ -101,37 +101,36 @@ pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)
     .map_err(|error| failed(error.into()))?;
     let file = SocketFile::at(path).map_err(failed)?;
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
-    // The credentials are checked in either case. The process's umask does not count.
+    // The credentials are checked in either case. The process's umask has no influence.
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
     Ok((socket, file))
 }
 
-/// Whether there is a socket at `path` at which nobody listens any more.
+/// Returns whether there is a socket at `path` at which no process listens any more.
 #[cfg(feature = "exchange")]
 pub(crate) fn nobody_listens(path: &Path) -> bool {
     address(path).is_ok_and(|address| is_dead(path, &address))
 }
 
-/// The same, with the path as an address.
+/// As [`nobody_listens`], with the path as an address.
 fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = |of| {
         let socket = new(of)?;
-        // Somebody who listens may have a full backlog.
+        // A listener may have a full backlog.
         set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_millis(1)))?;
         rustix::net::connect(&socket, address)
     };
     let is_refused = |of| refused(of) == Err(Errno::CONNREFUSED);
-    // By datagram first: who listens hears nothing of that, Linux refuses it as of the wrong type (unix(7),
-    // EPROTOTYPE). Other kernels may refuse it as if nobody was there, so that alone is not enough.
+    // By datagram first, which a listener does not notice: Linux refuses it as the wrong type (unix(7),
+    // EPROTOTYPE). Other kernels may refuse it as if nothing listened, so that check alone does not suffice.
     is_socket && is_refused(SocketType::DGRAM) && is_refused(SocketType::STREAM)
 }
 
-/// A connection to the socket at `path`.
+/// Connects to the socket at `path`.
 ///
 /// # Errors
-/// [`Error::TimedOut`] where nobody accepts within `timeout`; [`Error::Unreachable`] where nobody
-/// listens.
+/// [`Error::TimedOut`] if no process accepts within `timeout`; [`Error::Unreachable`] if no process listens.
 pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
     let socket =
@@ -194,10 +193,10 @@ mod tests {
         let (first, first_file) = listen(&path, &peers).unwrap();
         let error = listen(&path, &peers).unwrap_err();
         assert!(matches!(error, Error::System { .. }), "{error}");
-        // Who listens hears nothing of the look.
+        // The listener does not notice the check.
         rustix::io::ioctl_fionbio(&first, true).unwrap();
         assert_eq!(rustix::net::accept(&first).unwrap_err(), Errno::WOULDBLOCK);
-        // As after a crash: closed, with the file still there.
+        // As after a crash: closed, with the file still present.
         drop(first);
         assert!(matches!(
             connect(&path, SHORT),
@@ -207,7 +206,7 @@ mod tests {
             })
         ));
         let (_second, _second_file) = listen(&path, &peers).unwrap();
-        // The first one's file is gone; it leaves the second one's alone.
+        // The first one's file is gone; dropping it leaves the second one's alone.
         drop(first_file);
         drop(connect(&path, SHORT).unwrap());
 
@@ -227,7 +226,7 @@ mod tests {
         let _waiting = connect(&path, SHORT).unwrap();
         let error = connect(&path, SHORT).unwrap_err();
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-        // Somebody who has no time is no dead one.
+        // A busy listener is not a dead one.
         assert!(listen(&path, &Peers::same_user()).is_err());
     }
 
@@ -235,7 +234,7 @@ mod tests {
     fn of_many_at_once_one_wins() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        // A dead one in the way.
+        // A dead socket at the path.
         let (dead, _file) = listen(&path, &Peers::same_user()).unwrap();
         drop(dead);
         let barrier = std::sync::Barrier::new(8);

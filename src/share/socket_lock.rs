@@ -16,10 +16,11 @@ use crate::{Error, Result};
 /// How long another process of the same user may hold the lock.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// An exclusive lock for replacing the socket at a path. Dropping it removes the file, then releases the lock.
+/// An exclusive lock for replacing the socket at a path. Dropping it removes the file, then releases the
+/// lock.
 ///
-/// The lock is `flock(2)` on `<socket>.lock`, a file of mode 0600. A file that a crash left behind is not
-/// locked any more, so the next process takes it over.
+/// The lock is `flock(2)` on `<socket>.lock`, a file of mode 0600. A file that a crash left behind is
+/// unlocked, so the next process takes it over.
 #[derive(Debug)]
 pub(super) struct SocketLock {
     path: PathBuf,
@@ -31,7 +32,7 @@ impl SocketLock {
     ///
     /// # Errors
     /// [`Error::System`] that names the lock file: if it cannot be created, is held for longer, or is not a
-    /// private file of this process's user. Such a file is neither followed, changed nor removed.
+    /// private file of this process's user. Such a file is not followed, changed or removed.
     pub(super) fn take(socket: &Path) -> Result<Self> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
@@ -59,7 +60,7 @@ impl Drop for SocketLock {
     }
 }
 
-/// Opens and locks the file; `None` if another process has it locked, or has removed it meanwhile.
+/// Opens and locks the file; `None` if another process has locked it, or has removed it meanwhile.
 fn attempt(path: &Path) -> io::Result<Option<File>> {
     // Nonblocking, because opening a fifo would wait for a writer.
     let flags =
@@ -81,7 +82,7 @@ fn attempt(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Refuses a file that another user made, can lock, or linked here from elsewhere.
+/// Refuses a file that another user created, can lock, or linked here from elsewhere.
 fn check(found: &fs::Metadata) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     let refuse = |why: String| {
@@ -116,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder as /tmp is: shared, and sticky.
+    /// A folder like /tmp: shared, and sticky.
     fn shared_folder() -> (tempfile::TempDir, PathBuf, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
@@ -198,7 +199,7 @@ mod tests {
         let (_folder, socket, lock) = shared_folder();
         fs::write(&lock, "").unwrap();
         fs::set_permissions(&lock, fs::Permissions::from_mode(0o600)).unwrap();
-        // Only root can give a file away.
+        // Only root can give a file to another user.
         if std::os::unix::fs::chown(&lock, Some(65_534), None).is_ok() {
             refused(&socket);
             assert!(lock.exists());

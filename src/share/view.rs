@@ -1,4 +1,4 @@
-//! Which bytes of several parts side by side are shared: arithmetic alone.
+//! Which bytes of several adjacent parts are shared: pure arithmetic.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
     parts: Range<usize>,
-    /// Of a window: from the start of the first of `parts`, in which it begins.
+    /// For a window: its start, from the start of the first of `parts`, in which it begins.
     offset: Option<u64>,
     len: u64,
 }
 
 impl View {
-    /// All of `count` parts, of which `len` bytes are of use.
+    /// Returns all of `count` parts, with `len` usable bytes.
     pub fn whole(count: usize, len: u64) -> Self {
         Self {
             parts: 0..count,
@@ -24,12 +24,12 @@ impl View {
         }
     }
 
-    /// The parts that it touches.
+    /// Returns the parts that it touches.
     pub fn parts(&self) -> Range<usize> {
         self.parts.clone()
     }
 
-    /// Where a window begins in the first of them.
+    /// Returns where a window begins in the first of them.
     pub const fn offset(&self) -> Option<u64> {
         self.offset
     }
@@ -42,7 +42,7 @@ impl View {
         self.len
     }
 
-    /// A window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
+    /// Returns a window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
     pub fn window(&self, sizes: impl Iterator<Item = u64>, offset: u64, len: u64) -> Result<Self> {
         if len == 0 {
             return Err(Error::invalid_of(
@@ -75,7 +75,8 @@ impl View {
         })
     }
 
-    /// In which part the word at `offset` begins, and where in it. Beyond a window there is none.
+    /// Returns the part in which the word at `offset` begins, and its offset there. There is none beyond a
+    /// window.
     pub fn word_at(&self, sizes: impl Iterator<Item = u64>, offset: u64) -> Result<(usize, u64)> {
         const WORD: u64 = size_of::<u64>() as u64;
         if self.is_window() {
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of a view, each as its part and where in it.
+    /// Returns the bytes of a view, each as its part and its offset there.
     fn bytes(view: &View, sizes: &[u64]) -> Vec<(usize, u64)> {
         let mine = view.parts().flat_map(|part| {
             let size = sizes.get(part).copied().unwrap_or(0);
@@ -120,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// Windows on windows are exactly the bytes they name, and no part more.
+        /// Windows on windows are exactly their bytes, and touch no further part.
         #[test]
         fn a_window_is_the_bytes_it_names(
             sizes in proptest::collection::vec(1_u64..40, 1..6),
@@ -161,7 +162,7 @@ mod tests {
             let bytes = bytes(&view, &sizes);
             let limit = match view.is_window() {
                 true => view.len().saturating_sub(7),
-                // It may run out of its part, which is looked at elsewhere.
+                // It may extend beyond its part; another test covers that.
                 false => view.len(),
             };
             let found = view.word_at(sizes_of(&view, &sizes), offset).ok();

@@ -75,7 +75,7 @@ fn both_ways_the_same_bytes() {
                 let access = imported.access(Location::Device(gpu)).unwrap();
                 assert_eq!(access, Access::ReadWrite);
             }
-            // In the padding, where only words are read and written.
+            // Words in the padding can be read and written, other bytes cannot.
             assert!(imported.get::<u64>(7 * MIB).is_err());
             imported.put_word(8 * MIB - 8, 9).unwrap();
             assert_eq!(shared.word(8 * MIB - 8).unwrap(), 9);
@@ -170,7 +170,7 @@ fn wrong_descriptions_and_handles_are_refused_and_leave_nothing() {
         wrong.parts[1].bytes = bytes;
         wrong.len = 4 * MIB + 1;
         refused(&wrong, fds(&shared));
-        // It does not stand in the way of what is right.
+        // It does not block the right one.
         drop(ours().import(&driver, &description, fds(&shared)).unwrap());
     }
     let mut odd = description.clone();

@@ -1,4 +1,4 @@
-//! The same memory is imported once, for those who may share it.
+//! The same memory is imported once, for those that may share it.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ fn the_same_memory_is_imported_once() {
     let third = import(only_gpu_1.clone());
     assert_ne!(first.device_ptr(), third.device_ptr());
     assert_eq!(third.access(Location::Device(0)).unwrap(), Access::None);
-    // The order of words and their form do not matter.
+    // The order of calls and their form do not matter.
     let same = ours()
         .access(Location::Device(1), Access::ReadWrite)
         .access(NodeId(0), Access::ReadWrite);
@@ -33,7 +33,7 @@ fn the_same_memory_is_imported_once() {
     assert_eq!(held(&driver), before);
     assert_eq!(Imports::of(&driver).parts.len(), 0);
     assert_eq!(Imports::of(&driver).mapped.len(), 0);
-    // As other memory it would be imported anew.
+    // With a new identity it would be imported again.
     let old = import(ours());
     shared.renew_identity();
     let renewed = shared.describe(Access::ReadWrite).unwrap();
@@ -41,14 +41,14 @@ fn the_same_memory_is_imported_once() {
     assert_ne!(new.device_ptr(), old.device_ptr());
 }
 
-/// A mapping that does without the host is not for somebody who asks for it by name.
+/// A caller that requires host access does not get a mapping without it.
 #[test]
 fn a_mapping_without_the_host_is_not_shared_with_who_needs_it() {
     let driver = driver();
     let shared = shared(&driver);
     let mut description = shared.describe(Access::ReadWrite).unwrap();
     for part in &mut description.parts {
-        // As of another node.
+        // As if from another node.
         part.identity.boot = BootId::from_bytes([7; 16]);
     }
     let import =
@@ -63,7 +63,7 @@ fn a_mapping_without_the_host_is_not_shared_with_who_needs_it() {
     with_host.put(0, 1_u8).unwrap();
 }
 
-/// Without the host it would be of no use.
+/// Without the host it would be useless.
 #[test]
 fn who_needs_the_host_asks_for_access_once() {
     let driver = driver();
@@ -77,7 +77,7 @@ fn who_needs_the_host_asks_for_access_once() {
     assert_eq!(count(&driver, Call::MemSetAccess), before + 1);
 }
 
-/// They are not even looked at.
+/// They are not even checked.
 #[test]
 fn handles_of_what_is_imported_already_are_closed() {
     let driver = driver();
@@ -90,7 +90,7 @@ fn handles_of_what_is_imported_already_are_closed() {
     let _second = ours()
         .import(&driver, &description, handles.into())
         .unwrap();
-    // The pipe's end comes when every copy of its other end is closed.
+    // The pipe ends when every copy of its other end is closed.
     assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
 }
 
@@ -126,7 +126,7 @@ fn threads_that_import_at_once_import_once() {
             scope.spawn(|| {
                 barrier.wait();
                 let imported = ours().import(&driver, &description, fds(&shared)).unwrap();
-                // Nobody drops before all have one.
+                // No thread drops its import before all have one.
                 barrier.wait();
                 imported.put(0, 1_u8).unwrap();
             });
@@ -142,8 +142,8 @@ type Kind = (usize, bool, bool);
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Whatever is imported and dropped in whatever order: one handle for each memory and origin,
-    /// one mapping for each access.
+    /// For any order of imports and drops: one handle for each memory and origin, one mapping for each
+    /// access.
     #[test]
     fn imports_are_counted(steps in proptest::collection::vec(
         (any::<bool>(), 0..2_usize, any::<bool>(), any::<bool>(), any::<prop::sample::Index>()),

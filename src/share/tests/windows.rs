@@ -20,7 +20,7 @@ fn many_windows_of_one_memory_are_exported_and_imported_once() {
     {
         let buffer = Buffer::on(NodeId(0)).bytes(4 * MIB).shareable();
         let shared = Shared::from(buffer.allocate(&driver).unwrap());
-        // What can be shared was found out by trying.
+        // A trial has already found out what can be shared.
         let counts = || {
             let calls = [
                 Call::MemExportToShareableHandle,
@@ -120,7 +120,7 @@ fn words_and_copies_stay_in_the_window() {
     );
 }
 
-/// It begins where no word does: the GPU's kernels would fault there.
+/// It begins inside a word: the GPU's kernels would fault there.
 #[test]
 fn a_window_at_an_odd_address_is_copied_but_not_proved_by_kernels() {
     let driver = driver();
@@ -143,7 +143,7 @@ fn a_window_at_an_odd_address_is_copied_but_not_proved_by_kernels() {
     prover.read(&imported).unwrap_err();
 }
 
-/// A chunk as a heap has it.
+/// A chunk like a heap's.
 #[derive(Debug)]
 struct Chunk {
     memory: PhysicalMemory,
@@ -167,7 +167,7 @@ fn chunk(driver: &Driver, bytes: u64) -> Arc<dyn Holds> {
     })
 }
 
-/// A block: counted out when it is freed.
+/// A block that decrements the count when it is freed.
 struct Block(Arc<AtomicUsize>);
 
 impl Drop for Block {
@@ -215,14 +215,14 @@ fn blocks_of_kept_chunks_are_shared_and_keep_what_they_hold() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// What importers write through windows is what the memory then holds, and nothing else.
+    /// After importers write through windows, the memory has exactly those bytes changed.
     #[test]
     fn windows_show_exactly_their_bytes(
         windows in proptest::collection::vec((0..7 * MIB, 1..300_u64, any::<bool>()), 1..20),
     ) {
         let driver = driver();
         let shared = shared(&driver);
-        // Windows lie near the seam of the parts, and near the end.
+        // Windows lie near the border of the parts, and near the end.
         let mut expected = vec![0_u8; 7 * MIB as usize];
         let mut alive = Vec::new();
         for (index, (at, len, near)) in windows.into_iter().enumerate() {
