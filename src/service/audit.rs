@@ -1,4 +1,4 @@
-//! The audit log in a file of its own: JSON, one event a line.
+//! Writes the audit log to a file: JSON, one event per line.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -15,12 +15,12 @@ use super::LineWriter;
 use crate::exchange::server::audit::{Event, Sink};
 use crate::{Error, Result};
 
-/// What waits for a slow disk, in bytes.
+/// How many bytes may wait for a slow disk.
 const ROOM: usize = 8 << 20;
 /// How long the end of the service waits for a slow disk.
 const LAST: Duration = Duration::from_secs(1);
 
-/// The file, and the queue of what is written to it. Clones are the same.
+/// The file and its queue. Clones share them.
 #[derive(Clone, Debug)]
 pub(super) struct AuditFile {
     path: PathBuf,
@@ -35,7 +35,7 @@ struct Line<'a, T> {
     event: &'a T,
 }
 
-/// Lines that did not get into the file.
+/// Counts lines that were not written to the file.
 #[derive(Serialize)]
 struct Lost {
     event: &'static str,
@@ -43,11 +43,11 @@ struct Lost {
 }
 
 impl AuditFile {
-    /// Opens the file to append to it; it is made with mode 0600.
+    /// Opens the file to append to it; creates it with mode 0600.
     ///
     /// # Errors
-    /// [`Error::System`] that names the file: if it cannot be opened, or is not a regular file of this process's
-    /// user.
+    /// [`Error::System`] that names the file: if it cannot be opened, or is not a regular file of this
+    /// process's user.
     pub fn open(path: &Path) -> Result<Self> {
         let lines = LineWriter::with_room("audit log", ROOM, file(path)?, |count| {
             line(&Lost {
@@ -61,27 +61,27 @@ impl AuditFile {
         })
     }
 
-    /// Opens the file at the path anew, after it was moved away.
+    /// Reopens the file at the path, after it was moved away.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open): the old file is written to then.
+    /// Those of [`open`](Self::open): events then still go to the old file.
     pub fn reopen(&self) -> Result<()> {
         self.lines.reopen(file(&self.path)?);
         Ok(())
     }
 
-    /// Where a server's events go.
+    /// Returns the sink for a server's events.
     pub fn sink(&self) -> Sink {
         let lines = self.lines.clone();
         Arc::new(move |event: &Event| lines.line(&line(event)))
     }
 
-    /// Lines that were lost since the start.
+    /// Returns the number of lines lost since the start.
     pub fn dropped(&self) -> u64 {
         self.lines.dropped()
     }
 
-    /// Waits for what is on its way, for at most a second.
+    /// Waits until queued lines are written, for at most a second.
     pub fn flush(&self) {
         if !self.lines.flush_within(LAST) {
             tracing::warn!(path = %self.path.display(), "not all of the audit log is written");

@@ -1,4 +1,4 @@
-//! Making memory and giving it a name.
+//! Creates memory and publishes it under a name.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -19,12 +19,12 @@ use crate::exchange::{Owner, PeerName, Who};
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
 
-/// Told to peers whose request comes too late.
+/// The refusal of requests that come too late.
 const ENDING: &str = "the service is ending";
-/// How often a creation that waits for memory looks whether anybody still waits for it.
+/// How often a creation that waits for memory checks whether its client still waits.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Tells a half-made creation that nobody waits for it any more.
+/// Tells a creation in progress that its client no longer waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Abandoned(Arc<AtomicBool>);
 
@@ -54,7 +54,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl State {
-    /// Makes memory that a peer asks for and publishes it. Blocks.
+    /// Creates memory that a peer asks for and publishes it. Blocks.
     pub fn create(&self, peer: &PeerName, ask: &Create, abandoned: &AtomicBool) -> Result<(), No> {
         let made = self.try_create(peer, ask, abandoned);
         let count = match &made {
@@ -73,8 +73,8 @@ impl State {
             return Err((Refusal::Closing, "the service is ending".into()));
         }
         let invalid = |error: Error| (Refusal::Invalid, error.to_string());
-        // The peer's rights come first, then its request, its quota and last the name: a peer must not
-        // learn from a refusal which names exist outside its prefixes.
+        // Checks the peer's rights first, then its request, its quota and last the name: a refusal must not
+        // reveal which names exist outside the peer's prefixes.
         let preferred = self.may_create(peer, &ask.name)?;
         check_name(&ask.name).map_err(invalid)?;
         let others = Who::list(&ask.peers).map_err(invalid)?;
@@ -108,7 +108,7 @@ impl State {
         Ok(create.node)
     }
 
-    /// Where most is ready; with nothing ready, the first.
+    /// Returns the node with most memory ready; the first if none has any.
     fn best_node(&self) -> Option<NodeId> {
         let ready = |reserve: &Reserve<PeerName>| reserve.levels().warm;
         let best = self
@@ -119,11 +119,11 @@ impl State {
         best.map(|(node, _)| *node)
     }
 
-    /// Makes memory and publishes it. Blocks.
+    /// Creates memory and publishes it. Blocks.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a name that is taken and beyond the owner's quota; those of making
-    /// memory and of publishing it. Nothing is left then.
+    /// [`Error::Refused`] for a name that is taken and beyond the owner's quota; those of creating and of
+    /// publishing memory. After an error nothing is left.
     pub fn publish(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<()> {
         let reserve = self
             .nodes
@@ -134,15 +134,15 @@ impl State {
                 choices: self.nodes.keys().copied().collect(),
             })?;
         let padded = reserve.padded(wanted.bytes)?;
-        // Probes need room behind the bytes. Where these fill all, a granule is added, unless the quota
-        // has no room for it.
+        // Probes need room behind the bytes. If there is no padding, a granule is added, unless the quota has
+        // no room for it.
         let more = match wanted.probe && padded == wanted.bytes {
             true => reserve.granule(),
             false => 0,
         };
         let charge = {
             let mut table = lock(&self.table);
-            // Under the lock: `vacate` sees all that is made from now on, or nothing more is.
+            // Under the lock: `vacate` sees every creation from now on, or no creation begins any more.
             if self.draining.load(Relaxed) {
                 return Err(refused(wanted, Refusal::Closing, ENDING));
             }
@@ -183,7 +183,7 @@ impl State {
         published
     }
 
-    /// Memory for a charge: what is kept for the owner first, then what is ready or made now.
+    /// Returns memory for a charge: first what is kept for the owner, then what is ready or created now.
     fn chunks_for(
         &self,
         wanted: &Wanted<'_>,
@@ -203,8 +203,8 @@ impl State {
         filled
     }
 
-    /// Gives memory that its owner has deleted back to the driver, until a new charge fits the quota.
-    /// Nothing is pinned for the charge before.
+    /// Gives memory that its owner has deleted back to the driver, until a new charge fits the quota. Nothing
+    /// is pinned for the charge before.
     fn reclaim(&self, wanted: &Wanted<'_>, charge: &Charge, abandoned: &AtomicBool) -> Result<()> {
         loop {
             let (over, amounts) = self.ledger.over(charge);
@@ -223,13 +223,13 @@ impl State {
                     left => freed + reserve.evict_charged(charge, left).min(left),
                 });
             if freed == 0 {
-                // It is being zeroed, or on its way back to the driver.
+                // The memory is being zeroed, or on its way back to the driver.
                 charge.changed_since(amounts, LOOK);
             }
         }
     }
 
-    /// Checks that somebody still waits for the memory.
+    /// Checks that a client still waits for the memory.
     fn is_wanted(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<()> {
         if self.draining.load(Relaxed) {
             return Err(refused(wanted, Refusal::Closing, ENDING));
@@ -263,7 +263,7 @@ impl State {
         chunks.extend(extra);
         let pinned = chunks.iter().map(HasBytes::bytes).sum();
         if let Some(charge) = &mut charge {
-            // A granule that was not made.
+            // The granule for probes was not created.
             drop(charge.split(charge.bytes().saturating_sub(pinned)));
         }
         let server = match (self.is_wanted(wanted, abandoned), self.server()) {
@@ -304,7 +304,7 @@ impl State {
                 ended: watch::channel(false).0,
             }),
             Err(error) => {
-                // Nobody has seen it.
+                // No peer has seen it.
                 match shared.into_physical() {
                     Ok(memories) => {
                         give_back(reserve, chunks_of(memories, unseen), charge, has_extra);
@@ -329,7 +329,7 @@ fn refused(wanted: &Wanted<'_>, reason: Refusal, detail: &str) -> Error {
     }
 }
 
-/// Which node is not there and which are, for people.
+/// Describes which node is missing and which exist, for a message.
 fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId>) -> String {
     let nodes: Vec<_> = nodes.map(NodeId::to_string).collect();
     let there = match &nodes[..] {
@@ -343,11 +343,11 @@ fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId
     }
 }
 
-/// The pasts of memory that is published now.
+/// Updates the histories of memory that is published now.
 fn seen(mut pasts: Vec<Past<PeerName>>, wanted: &Wanted<'_>) -> Vec<Past<PeerName>> {
     for past in &mut pasts {
         match wanted.owner {
-            // Anybody on the machine is `local`.
+            // Any process on the machine is `local`.
             Some(owner) => past.shown(owner, *owner != PeerName::Local),
             None => past.open_to_others(),
         }
@@ -358,7 +358,7 @@ fn seen(mut pasts: Vec<Past<PeerName>>, wanted: &Wanted<'_>) -> Vec<Past<PeerNam
     pasts
 }
 
-/// A failed creation as it is told to a peer.
+/// Converts a failed creation to a refusal for a peer.
 fn refusal(error: Error) -> No {
     match error {
         Error::Refused { reason, detail, .. } => (reason, detail),

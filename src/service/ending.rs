@@ -1,4 +1,4 @@
-//! How names end, and what becomes of their memory.
+//! How names end, and how their memory is released.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::exchange::server::Doubt;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
 
-/// How often it is looked whether the configuration is another.
+/// How often to check whether the configuration has changed.
 const RELOADED: Duration = Duration::from_secs(1);
 
 impl State {
-    /// Ends a name of `peer`'s. When the time is over the name stays closed, and it goes on ending.
+    /// Ends one of `peer`'s names. At the deadline the name stays closed and continues to end.
     pub async fn delete(
         self: &Arc<Self>,
         peer: &PeerName,
@@ -40,7 +40,7 @@ impl State {
             Some(named) if named.owner.is_none() && named.is_shown_to(peer) => {
                 return Err((Refusal::Configured, "no request deletes it".into()));
             }
-            // To whom a name is not shown it does not exist; whose it is not, is not told.
+            // A name that is not shown to a peer does not exist for it; a refusal does not name the owner.
             _ => {
                 return Err((
                     Refusal::NotFound,
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Begins to end a name, if that has not begun.
+    /// Begins to end a name, unless that has begun.
     fn end(self: &Arc<Self>, named: &Arc<Named>, wait: Duration) {
         if named.ending.swap(true, Relaxed) {
             return;
@@ -74,14 +74,14 @@ impl State {
         let (state, named) = (Arc::clone(self), Arc::clone(named));
         tokio::spawn(async move {
             let clean = named.withdraw(wait).await;
-            // What comes back while the server ends is not worth a mistake: nobody gets it again.
+            // Memory that returns while the server ends is never handed out again, so it need not be kept.
             let clean = clean && !state.draining.load(Relaxed);
             state.take_back(&named, clean).await;
             named.ended.send_replace(true);
         });
     }
 
-    /// What becomes of the memory of a name that has ended.
+    /// Returns the memory of a name that has ended to the reserve or the driver.
     async fn take_back(self: &Arc<Self>, named: &Arc<Named>, clean: bool) {
         let published = lock(&named.published).take();
         let doubt = match &published {
@@ -95,7 +95,7 @@ impl State {
         }
         let mut charge = lock(&named.charge).take();
         let doubted = doubt.map(|doubt| {
-            // It goes back to the driver, and counts all the same until its holders are heard of.
+            // It goes back to the driver, but counts until its holders have confirmed.
             let mut charge = charge.take();
             charge
                 .iter_mut()
@@ -129,8 +129,8 @@ impl State {
         }
     }
 
-    /// Waits until nothing in this process uses memory any more whose name is gone, such as a driver
-    /// call that does not return, and gives it back to the driver.
+    /// Waits until no code in this process uses the memory of a deleted name any more, such as a driver call
+    /// that does not return, and gives it back to the driver.
     async fn outlast(&self, named: &Named, mut shared: Shared) {
         let name = &named.name;
         tracing::warn!(
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// Lets the memory of a name that is gone count until nobody can have it mapped any more, or for as
+    /// Keeps charging the memory of a deleted name until no holder can have it mapped any more, or for as
     /// long as the configuration says.
     async fn in_doubt(&self, named: &Named, doubt: Doubt, charge: Option<Charge>) {
         let (Some(owner), Some(charge)) = (&named.owner, charge) else {
@@ -164,7 +164,7 @@ impl State {
             resolved = doubt.resolved() => {
                 drop(charge);
                 if resolved {
-                    tracing::info!(name, %owner, bytes, "nobody has it mapped any more");
+                    tracing::info!(name, %owner, bytes, "no holder has it mapped any more");
                 }
             }
             after = self.forgiven() => {
@@ -172,13 +172,13 @@ impl State {
                 self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
                 tracing::warn!(
                     name, %owner, bytes, ?after,
-                    "it counts no more, though its silent holders were not heard of: they may have it mapped"
+                    "it no longer counts, but its silent holders may still have it mapped"
                 );
             }
         }
     }
 
-    /// Waits for as long as a doubt beginning now counts; the configuration can be changed meanwhile.
+    /// Waits until a doubt that begins now expires; a reload may change the time meanwhile.
     async fn forgiven(&self) -> Duration {
         let begun = Instant::now();
         loop {
@@ -191,8 +191,8 @@ impl State {
         }
     }
 
-    /// Asks all holders to let go by then, those of names that are still being made too, once these
-    /// are there. Tells who did not, for people.
+    /// Asks all holders to release their memory by `until`, also holders of names that are still being
+    /// created, once they exist. Describes those that did not.
     pub async fn vacate(&self, until: Instant) -> Vec<String> {
         let mut made = self.made.subscribe();
         let mut asked = JoinSet::new();
@@ -209,9 +209,9 @@ impl State {
             if making == 0 {
                 break;
             }
-            // What has not been made by then the server refuses to publish.
+            // The server refuses to publish what is not created by then.
             let Ok(Ok(())) = tokio::time::timeout_at(until, made.changed()).await else {
-                tracing::warn!(making, "names were still being made when the time was over");
+                tracing::warn!(making, "names were still being created at the deadline");
                 break;
             };
         }
@@ -223,8 +223,8 @@ impl State {
     }
 }
 
-/// Gives chunks back, of which the last was perhaps added for probes. What they are charged with goes with
-/// them; a name's charge ends.
+/// Gives chunks back; the last one may have been added for probes. Their charges go with them; the name's
+/// charge ends.
 pub(super) fn give_back(
     reserve: &Reserve<PeerName>,
     mut chunks: Vec<Chunk<PeerName>>,
@@ -286,7 +286,7 @@ mod tests {
         let memory = client.fetch("late").go().await.unwrap();
         let state = Arc::clone(&service.state);
 
-        // As it is while the memory is being made.
+        // The state while the memory is being created.
         let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
         let Some(Entry::There(named)) = insert(Entry::Making) else {
             panic!()
@@ -311,7 +311,7 @@ mod tests {
         let (still, ()) = tokio::join!(vacate, holder);
         assert!(still.is_empty(), "{still:?}");
 
-        // No peer gets the configuration's name, published or not.
+        // No peer can create a name of the configuration, published or not.
         let ask = |name: &str, bytes| Create {
             name: name.into(),
             bytes,
@@ -339,13 +339,13 @@ mod tests {
             .names
             .extend(late.map(|late| ("late".to_owned(), late)));
 
-        // A reserve that has ended says just that.
+        // A reserve that has ended says so.
         state.nodes.values().for_each(Reserve::stop);
         let refused = state.create(&PeerName::Local, &ask("more", 1), &AtomicBool::new(false));
         assert_eq!(refused.unwrap_err().0, Refusal::Closing);
         state.draining.store(true, Relaxed);
 
-        // Nothing more is made.
+        // Nothing more is created.
         let wanted = Wanted {
             name: "later",
             bytes: 1,

@@ -1,4 +1,4 @@
-//! The HTTP endpoint: metrics, and whether the service lives and is ready.
+//! The HTTP endpoint: metrics, liveness and readiness.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,26 +22,26 @@ use super::metrics;
 use crate::exchange::bind;
 use crate::{Error, Result};
 
-/// Connections at once. A newer one replaces the oldest of those that have not sent a request, or the
-/// oldest of all. With [`BUFFER`] this bounds what clients can make the endpoint keep.
+/// The most connections at once. A new one replaces the oldest that has not sent a request, or the oldest of
+/// all. With [`BUFFER`] this bounds the memory that clients can make the endpoint use.
 const CONNECTIONS: usize = 64;
-/// Bytes of a request's head.
+/// The most bytes of a request's head.
 const BUFFER: usize = 16 << 10;
-/// A request's head may take so long, and a connection altogether.
+/// The time limits of a request's head and of a connection.
 const HEAD: Duration = Duration::from_secs(5);
 const CONNECTION: Duration = Duration::from_secs(30);
-/// The kernel had no file descriptor or memory for a connection: a moment later it may.
+/// How long to wait after the kernel had no file descriptor or memory for a connection.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// What the endpoint tells.
+/// The content that the endpoint serves.
 pub(super) trait Pages: Send + Sync + 'static {
-    /// The metrics as text.
+    /// Returns the metrics as text.
     fn metrics(&self) -> String;
-    /// Whether the service is ready; if not, why.
+    /// Returns whether the service is ready, or the reason why not.
     fn readiness(&self) -> Result<(), String>;
 }
 
-/// A running endpoint, ended when dropped.
+/// A running endpoint, which ends when dropped.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     address: SocketAddr,
@@ -53,7 +53,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an address that other machines reach, unless `anywhere`;
-    /// [`Error::System`] where it cannot be listened at.
+    /// [`Error::System`] if the socket cannot be opened.
     pub async fn start(address: &str, anywhere: bool, pages: Arc<dyn Pages>) -> Result<Self> {
         let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
         let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
@@ -72,7 +72,7 @@ impl Endpoint {
         Ok(Self { address, task })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +84,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// The refusal of an address that other machines may reach.
+/// Returns the error for an address that other machines may reach.
 pub(super) fn elsewhere(address: &str) -> Error {
     Error::invalid(
         "metrics address",
@@ -92,12 +92,12 @@ pub(super) fn elsewhere(address: &str) -> Error {
     )
 }
 
-/// The connections that are open, the oldest first.
+/// The open connections, oldest first.
 #[derive(Default)]
 struct Connections(VecDeque<One>);
 
 struct One {
-    /// Whether a request has come.
+    /// Whether a request has arrived.
     asked: Arc<AtomicBool>,
     task: AbortHandle,
 }
@@ -294,7 +294,7 @@ mod tests {
         panic!("it still listens");
     }
 
-    /// Opens 1000 connections that never finish a request, then asks.
+    /// Opens 1000 connections that never finish a request, then sends one.
     fn ask_beside_idle_connections(address: SocketAddr) {
         let connect = || {
             let stream = std::net::TcpStream::connect(address).unwrap();
@@ -322,11 +322,11 @@ mod tests {
         drop(idle);
     }
 
-    /// No answer takes 1 s because of idle peers: none waits for a timer at all.
+    /// Idle connections do not delay an answer by 1 s: no answer waits for a timer.
     ///
-    /// Tokio's paused clock stands still while a task of `spawn_blocking` runs, so no deadline of a connection
-    /// passes before the last answer. Apart from timers, an answer takes only the processor's time for at most
-    /// 1000 accepted connections, which depends on the machine and is not asserted.
+    /// Tokio's paused clock stands still while a task of `spawn_blocking` runs, so no deadline of a
+    /// connection passes before the last answer. Apart from timers, an answer takes only the processor's time
+    /// for at most 1000 accepted connections, which depends on the machine and is not asserted.
     #[tokio::test(start_paused = true)]
     async fn answers_beside_a_thousand_idle_connections_wait_for_no_deadline() {
         let endpoint = Endpoint::start("127.0.0.1:0", false, Arc::new(Two))

@@ -1,48 +1,48 @@
-//! What may become of memory that was in use: the rules, without any memory.
+//! The rules for reusing memory, without any memory.
 //!
-//! Whoever was given a handle of a memory and still has it mapped sees what is written there later,
-//! and nobody can take that mapping away. So memory is given to somebody else only where every
-//! earlier holder has said that it unmapped it, and by default not even then: only to a peer that
-//! was the only one ever to see it.
+//! A process that was given a handle and still has the memory mapped sees what is written there later, and no
+//! other process can revoke that mapping. So memory goes to another peer only if every earlier holder has
+//! confirmed that it unmapped it. By default not even then: it goes only to a peer that was the only one ever
+//! to have it.
 
 use serde::{Deserialize, Serialize};
 
-/// Who may get memory that was in use, after it was released cleanly and zeroed.
+/// Which peers may get memory that was in use, after it was released cleanly and zeroed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reuse {
     /// The peer that had it, if no other peer ever did.
     #[default]
     SamePeer,
-    /// Anybody: holders are trusted to have unmapped what they released.
+    /// Any peer: holders are trusted to have unmapped what they released.
     Anyone,
-    /// Nobody: all of it goes back to the driver.
+    /// None: all of it goes back to the driver.
     Never,
 }
 
-/// Who has been given handles of a memory since the driver made it.
+/// Which peers have had handles of a memory since the driver created it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Past<P> {
-    /// Nobody.
+    /// None.
     Fresh,
-    /// One peer, known by name, and nobody else.
+    /// One peer with a name of its own, and no other.
     Only(P),
-    /// Several peers, or one that has no name of its own.
+    /// Several peers, or one without a name of its own.
     Many,
-    /// Somebody who may still have it mapped: who died, fell silent, or would not let go.
+    /// A peer that may still have it mapped: it died, fell silent, or refused to release it.
     Tainted,
 }
 
-/// What is to become of memory that came back.
+/// What to do with memory that was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict<P> {
-    /// Nobody has seen it: it can be given to anybody as it is.
+    /// No peer has seen it: it can go to any peer as it is.
     AsItIs,
-    /// Zeroed, then for this peer alone.
+    /// Zero it, then keep it for this peer only.
     ScrubFor(P),
-    /// Zeroed, then for anybody.
+    /// Zero it, then keep it for any peer.
     ScrubForAnyone,
-    /// Back to the driver.
+    /// Give it back to the driver.
     Discard(Discard),
 }
 
@@ -56,8 +56,8 @@ pub(crate) enum Discard {
 }
 
 impl<P: Clone + Eq> Past<P> {
-    /// `peer` gets a handle. `named`: whether the peer's name is its own, not one that anybody on
-    /// the machine has.
+    /// Notes that `peer` gets a handle. `named`: whether the peer's name is its own, not one that any process
+    /// on the machine has.
     pub fn shown(&mut self, peer: &P, named: bool) {
         *self = match std::mem::replace(self, Self::Tainted) {
             Self::Tainted => Self::Tainted,
@@ -67,19 +67,20 @@ impl<P: Clone + Eq> Past<P> {
         };
     }
 
-    /// Peers other than its owner may fetch it: it counts as seen by them, whether they did or not.
+    /// Notes that peers other than its owner may fetch it: it counts as seen by them, whether they did or
+    /// not.
     pub fn open_to_others(&mut self) {
         if *self != Self::Tainted {
             *self = Self::Many;
         }
     }
 
-    /// A holder went without saying that it unmapped the memory.
+    /// Notes that a holder left without confirming that it unmapped the memory.
     pub fn taint(&mut self) {
         *self = Self::Tainted;
     }
 
-    /// What is to become of it, now that nobody holds a lease.
+    /// Decides what to do with the memory once no peer holds a lease.
     pub fn verdict(&self, reuse: Reuse) -> Verdict<P> {
         match (self, reuse) {
             (Self::Fresh, _) => Verdict::AsItIs,
@@ -114,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// One memory through many lives, against all that ever happened to it.
+        /// Compares one memory's many uses with everything that ever happened to it.
         #[test]
         fn memory_is_never_given_to_whom_an_earlier_holder_could_watch(
             steps in steps(),
@@ -126,7 +127,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Show { peer, named } => {
-                        // The reserve gives memory with a past to that peer alone.
+                        // The reserve gives memory with a past only to that peer.
                         if let (Past::Only(owner), Reuse::SamePeer) = (&past, reuse) {
                             prop_assert!(seen.iter().all(|(peer, named)| peer == owner && *named));
                         }

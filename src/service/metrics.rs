@@ -1,4 +1,4 @@
-//! What a service tells about itself, in Prometheus' text form (OpenMetrics 1.0).
+//! A service's metrics in Prometheus' text form (OpenMetrics 1.0).
 
 use std::fmt::Error as FmtError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -87,21 +87,21 @@ impl NodeNumbers {
     }
 }
 
-/// All that is told.
+/// All numbers of the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Without labels: name, help, value.
+    /// Gauges without labels: name, help, value.
     pub gauges: Vec<(&'static str, &'static str, u64)>,
-    /// Counts since the start, likewise.
+    /// Counters since the start, likewise.
     pub counts: Vec<(&'static str, &'static str, u64)>,
-    /// Bytes that peers are charged with, by what they are.
+    /// Bytes that peers are charged with, by use.
     pub charged: Vec<(&'static str, u64)>,
     /// Refusals by reason.
     pub refusals: Vec<(String, u64)>,
     pub nodes: Vec<NodeNumbers>,
 }
 
-/// Name, help, and which number.
+/// Name, help, and the number's accessor.
 type Level = (&'static str, &'static str, fn(&Levels) -> u64);
 
 impl Collector for Snapshot {
@@ -178,12 +178,12 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The snapshot as text; every name begins with `egmem_`.
+/// Encodes the snapshot as text; every name begins with `egmem_`.
 pub(crate) fn encode(snapshot: Snapshot) -> String {
     let mut registry = Registry::with_prefix("egmem");
     registry.register_collector(Box::new(snapshot));
     let mut out = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = text::encode(&mut out, &registry);
     out
 }

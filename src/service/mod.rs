@@ -1,8 +1,8 @@
-//! A node's allocator service: memory that stays while its users come and go.
+//! A node's allocator service: its memory outlives the processes that use it.
 //!
-//! It makes the buffers that its configuration names and, within quotas, those that clients ask
-//! for, and keeps a warm reserve, so that a client gets gigabytes in the time of importing and
-//! granting, not of pinning. The command `egmem serve` runs it; docs/service.md is its manual.
+//! It creates the buffers of its configuration and, within quotas, those that clients ask for. It keeps a
+//! warm reserve, so that a client gets gigabytes in the time of importing and granting, not of pinning. The
+//! command `egmem serve` runs it; docs/service.md is its manual.
 //!
 //! ```
 //! use egmem::exchange::Client;
@@ -75,108 +75,106 @@ use state::State;
 /// How long a directory may take to forget a service that ends.
 const DEREGISTER: Duration = Duration::from_secs(3);
 
-/// A running service. Dropped without [`drain`](Self::drain), it ends at once: its leases end, and
-/// what holders have mapped stays mapped.
+/// A running service. If dropped without [`drain`](Self::drain), it ends at once: its leases end, and
+/// holders' mappings stay.
 #[derive(Debug)]
 pub struct Service {
     state: Arc<State>,
     server: Server,
     tls: Option<Tls>,
     endpoint: Option<Endpoint>,
-    /// What it runs with: reloading changes some of it.
+    /// The current configuration, which a reload changes in part.
     config: Mutex<ServiceConfig>,
 }
 
 impl Service {
-    /// Starts a service: its buffers are there and it listens when this is done, its reserves may
-    /// still be filling ([`ready`](Self::ready) waits for them).
+    /// Starts a service. When this returns, its buffers exist and it listens; its reserves may still be
+    /// filling ([`ready`](Self::ready) waits for them).
     ///
-    /// It needs a tokio runtime with timers and I/O; driver calls are made in threads of their own.
+    /// It needs a tokio runtime with timers and I/O; driver calls run in separate threads.
     ///
     /// # Errors
-    /// What [`ServiceConfig::check`] finds; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what
-    /// the machine does not have; those of making a buffer; those of
+    /// Those of [`ServiceConfig::check`]; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what the machine
+    /// does not have; those of creating a buffer; those of
     /// [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading certificates.
     ///
     /// # Cancel safety
-    /// Dropped unfinished, what was made is given back.
+    /// If dropped before completion, everything created is released.
     pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
         start::start(config, driver).await
     }
 
-    /// Where clients connect, with the ports that the kernel chose.
+    /// Returns the addresses that clients connect to, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
         self.server.addresses()
     }
 
-    /// Where metrics are told, if they are.
+    /// Returns the address of the metrics, if they are served.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.endpoint.as_ref().map(Endpoint::address)
     }
 
-    /// This life of the service.
+    /// Returns the instance id, which is unique to this run of the service.
     pub fn instance(&self) -> InstanceId {
         self.server.instance()
     }
 
-    /// Numbers about its exchange.
+    /// Returns statistics of its exchange.
     pub fn stats(&self) -> ServerStats {
         self.server.stats()
     }
 
-    /// Whether it is ready: it listens, its buffers are there, every reserve has been filled once, or
-    /// has shown that it cannot be for now, and it does not drain.
+    /// Returns whether it is ready: it listens, its buffers exist, every reserve has been filled once or has
+    /// failed to, and it is not draining.
     pub fn is_ready(&self) -> bool {
         self.state.readiness().is_ok()
     }
 
-    /// Waits until every reserve has been filled once, or has shown that it cannot be for now: then
-    /// the log says why.
+    /// Waits until every reserve has been filled once or has failed to; the log has the reason.
     ///
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn ready(&self) {
         let mut unready = self.state.unready.clone();
-        // A sender that is gone has nothing more to fill.
+        // If the sender is gone, nothing more is to be filled.
         let _ = unready.wait_for(|count| *count == 0).await;
     }
 
-    /// The metrics in Prometheus' text form (OpenMetrics 1.0); docs/service.md lists them.
+    /// Returns the metrics in Prometheus' text form (OpenMetrics 1.0); docs/service.md lists them.
     pub fn metrics(&self) -> String {
         metrics::encode(self.state.snapshot())
     }
 
     /// Counts the lines that `log` loses in the metric `egmem_dropped_log_lines_total`.
     pub fn count_lost_lines_of(&self, log: &LineWriter) {
-        // The first one counts.
+        // The first log counts.
         let _ = self.state.log.set(log.clone());
     }
 
-    /// Takes over from `config` what can be changed while it runs: certificates are read again from
-    /// their files, and lists of peers and users, rights to join groups and quotas are those of
-    /// `config`. Returns the keys that differ and need a restart.
+    /// Applies what can change at run time from `config`: reads certificates again from their files, and
+    /// takes over lists of peers and users, rights to join groups and quotas. Returns the keys that differ
+    /// and need a restart.
     ///
-    /// Sessions end whose certificates are revoked or not trusted any more, whose users may not
-    /// connect any more, and whose peers were on a list and are on none now. Peers that are no longer
-    /// on a buffer's list are asked for it: see
-    /// [`Published::set_who`](crate::exchange::server::Published::set_who).
+    /// Ends sessions whose certificates are revoked or no longer trusted, whose users may no longer connect,
+    /// and whose peers were on a list and are on none now. Recalls a buffer from peers that are no longer on
+    /// its list: see [`Published::set_who`](crate::exchange::server::Published::set_who).
     ///
     /// # Errors
-    /// What [`ServiceConfig::check`] finds, and [`Error::Tls`]: nothing has changed then. [`Error::System`]
-    /// where the audit log cannot be opened again: everything else of `config` holds then, and events go to
-    /// the old file.
+    /// Those of [`ServiceConfig::check`], and [`Error::Tls`]: nothing has changed then. [`Error::System`] if
+    /// the audit log cannot be reopened: everything else of `config` applies then, and events go to the old
+    /// file.
     pub fn reload(&self, config: ServiceConfig) -> Result<Vec<&'static str>> {
         config.check()?;
         if let Some(tls) = &self.tls {
             tls.reload()?;
         }
-        // A failure here must not keep the rights that `config` takes away.
+        // A failure here must not keep the rights that `config` revokes.
         let reopened = self.state.audit.as_ref().map_or(Ok(()), AuditFile::reopen);
         let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         let before = current.clone();
         let mut restart = current.take_over(config);
-        // The new rights hold before a session ends: its peer may connect again at once. The patterns of
-        // groups have been checked.
+        // The new rights apply before a session ends: its peer may reconnect at once. The patterns of groups
+        // have been checked.
         self.server.set_groups(current.group_rights())?;
         self.state.set_create(current.create.clone());
         for buffer in &current.buffers {
@@ -193,30 +191,32 @@ impl Service {
         Ok(restart)
     }
 
-    /// Ends it: creates nothing more, asks all holders to release what they hold, waits for them,
+    /// Ends the service: it creates nothing more, asks all holders to release their memory, waits for them,
     /// and gives all memory back.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with who had not released in time: what they have mapped stays pinned
-    /// until they unmap it. Holders that had fallen silent before are only logged. The service has
-    /// ended all the same.
+    /// [`Error::StillHeld`] with the holders that had not released in time: their mappings stay pinned until
+    /// they unmap them. Holders that had fallen silent before are only logged. The service has ended all the
+    /// same.
     ///
     /// # Cancel safety
-    /// Dropped unfinished, the service ends at once.
+    /// If dropped before completion, the service ends at once.
     pub async fn drain(self, within: Duration) -> Result<()> {
         self.state.draining.store(true, Relaxed);
         let until = tokio::time::Instant::now() + within;
         tracing::info!(?within, "draining");
-        // First of all, so that nobody is sent here any more.
+        // First, so that the directory sends no more clients here.
         if let Some(registration) = self.state.take_directory() {
             let closed = tokio::time::timeout(DEREGISTER.min(within), registration.close()).await;
             if closed.is_err() {
-                tracing::warn!("the directory does not answer: its lease on this service will end");
+                tracing::warn!(
+                    "the directory does not answer: its entry for this service will expire"
+                );
             }
         }
         let still = self.state.vacate(until).await;
         let left = until.saturating_duration_since(tokio::time::Instant::now());
-        // Those who hold names of the service are known already.
+        // The remaining holders are known already.
         let closed = match self.server.close(left).await {
             Err(Error::StillHeld { .. }) => Ok(()),
             closed => closed,
@@ -228,7 +228,7 @@ impl Service {
         let released = tokio::task::spawn_blocking(move || {
             state.nodes.values().for_each(|reserve| reserve.stop());
         });
-        // A panic of the driver's is reported where it happened.
+        // A panic of the driver is reported where it happened.
         let _ = released.await;
         if let Some(audit) = audit {
             let flushed = tokio::task::spawn_blocking(move || audit.flush());

@@ -1,4 +1,4 @@
-//! A name that is there: who holds it, and how it ends.
+//! A published name: its holders, and how it ends.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -16,26 +16,26 @@ use crate::exchange::server::{Holder, HolderState, Published};
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
 
-/// How often holders of a name that is to end are asked again.
+/// How often to ask the holders of an ending name again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
-/// How long the exchange may take to let go of memory that nobody holds.
+/// How long the exchange may keep memory that no peer holds.
 const LET_GO: Duration = Duration::from_secs(5);
 
-/// A name that is there.
+/// A published name.
 #[derive(Debug)]
 pub(super) struct Named {
     pub name: String,
-    /// Who asked for it; `None` for the configuration's own.
+    /// The peer that created it; `None` for the configuration's own.
     pub owner: Option<PeerName>,
     pub node: NodeId,
-    /// What its owner is charged with. Taken out when it ends.
+    /// The charge of its owner. Taken out when the name ends.
     pub charge: Mutex<Option<Charge>>,
     /// All its memory.
     pub pinned: u64,
     /// Whether its last chunk was added for probes.
     pub extra: bool,
     pub pasts: Vec<Past<PeerName>>,
-    /// Taken out when it ends.
+    /// Taken out when the name ends.
     pub published: Mutex<Option<Arc<Published>>>,
     /// Whether it is ending.
     pub ending: AtomicBool,
@@ -43,21 +43,20 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Whether this peer may see the name.
+    /// Returns whether this peer may see the name.
     pub fn is_shown_to(&self, peer: &PeerName) -> bool {
         let published = lock(&self.published).clone();
         published.is_some_and(|published| published.is_shown_to(peer))
     }
 
-    /// Waits until nobody holds it. Not if somebody may still have it mapped and says nothing any
-    /// more: then it returns false.
+    /// Waits until no peer holds it. Returns `false` if a silent holder may still have it mapped.
     pub async fn withdraw(&self, mut wait: Duration) -> bool {
         let Some(published) = lock(&self.published).clone() else {
             return false;
         };
         loop {
             match published.vacate(wait).await {
-                // Memory of a process that died is not used again.
+                // Memory of a process that died is not reused.
                 Ok(()) => return !published.left_by_dead(),
                 Err(Error::StillHeld { .. }) => {
                     let silent = |state| state == HolderState::Expired;
@@ -82,8 +81,8 @@ impl Named {
         }
     }
 
-    /// Asks the holders to let go by then; tells who did not, for people. Those who had fallen silent
-    /// before are not waited for, but logged.
+    /// Asks the holders to release the name in time; describes those that did not. Does not wait for holders
+    /// that had fallen silent before, but logs them.
     pub async fn vacate(&self, within: Duration) -> Vec<String> {
         let Some(published) = lock(&self.published).clone() else {
             return Vec::new();
@@ -114,7 +113,7 @@ impl Named {
         still
     }
 
-    /// Who holds it, for people.
+    /// Describes the holders.
     pub fn holders(&self) -> Vec<String> {
         let published = lock(&self.published).clone();
         let importers = published.map(|published| published.importers());
@@ -129,10 +128,10 @@ impl Named {
     }
 }
 
-/// The memory, when the exchange has let go of it; after a while it is given up.
+/// Returns the memory once the exchange has dropped it; gives up after a while.
 ///
 /// # Errors
-/// What was given, where somebody else still uses it.
+/// `shared`, if other code still uses it.
 pub(super) async fn let_go(mut shared: Shared) -> Result<Vec<PhysicalMemory>, Shared> {
     let until = tokio::time::Instant::now() + LET_GO;
     loop {

@@ -1,8 +1,9 @@
-//! How much each peer has pinned: charged before memory is made, until it is free for anybody again.
+//! Charges each peer for the memory that is pinned for it: from before the memory is created until it is free
+//! for any peer again.
 //!
-//! A [`Charge`] goes where its memory goes: with a name, with a chunk that waits to be zeroed or is
-//! kept for the peer, with the doubt about a silent holder. The memory is released before its charge
-//! is dropped, so that a peer never has more pinned than it is charged with.
+//! A [`Charge`] follows its memory: to a name, to a chunk that waits to be zeroed or is kept for the peer, to
+//! the doubt about a silent holder. The memory is released before its charge is dropped, so a peer never has
+//! more pinned than it is charged with.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -11,25 +12,25 @@ use std::time::Duration;
 
 use crate::size::Bytes;
 
-/// What one peer may have at most.
+/// The limits of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// Bytes, padding counted.
+    /// Bytes, including padding.
     pub bytes: u64,
     /// Names.
     pub names: u64,
 }
 
-/// Why a charge is refused, for people.
+/// Why a charge is refused, as a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Over(pub String);
 
-/// What charged memory is.
+/// The use of charged memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// A name's: published, being made, or being withdrawn.
+    /// A name: published, being created, or being withdrawn.
     Named,
-    /// Of a name that is gone, while a silent holder may have it mapped.
+    /// A deleted name that a silent holder may still have mapped.
     Doubtful,
     /// Waiting to be zeroed.
     Dirty,
@@ -37,10 +38,10 @@ pub(crate) enum Use {
     Kept,
 }
 
-/// What a peer is charged with, or all peers together.
+/// The charges of one peer, or of all peers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amounts {
-    /// Names, those in doubt too.
+    /// Names, including those in doubt.
     pub names: u64,
     /// Bytes, by their [`Use`].
     pub named: u64,
@@ -50,17 +51,17 @@ pub(crate) struct Amounts {
 }
 
 impl Amounts {
-    /// Bytes that only the peer or time can give back.
+    /// Returns the bytes that only the peer or time can free.
     const fn committed(&self) -> u64 {
         self.named.saturating_add(self.doubtful)
     }
 
-    /// Bytes that the service gives back as soon as the peer needs others.
+    /// Returns the bytes that the service frees as soon as the peer needs others.
     pub const fn reclaimable(&self) -> u64 {
         self.dirty.saturating_add(self.kept)
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     pub const fn bytes(&self) -> u64 {
         self.committed().saturating_add(self.reclaimable())
     }
@@ -74,7 +75,7 @@ impl Amounts {
         }
     }
 
-    /// What of it is in doubt, for people.
+    /// Describes the bytes in doubt, for a message.
     fn doubt(&self) -> String {
         match self.doubtful {
             0 => String::new(),
@@ -86,7 +87,7 @@ impl Amounts {
     }
 }
 
-/// One peer's. It lives as long as a charge on it.
+/// One peer's account. It lives as long as a charge on it.
 #[derive(Debug, Default)]
 struct Account {
     amounts: Mutex<Amounts>,
@@ -105,9 +106,9 @@ struct Inner<P> {
     accounts: HashMap<P, Weak<Account>>,
 }
 
-/// Each peer's names and bytes. Peers that have none are not remembered.
+/// Each peer's names and bytes. Peers that have none are not stored.
 ///
-/// Its locks are taken last of all, and nothing is done under them.
+/// Its locks come last in the lock order, and no other lock is taken under them.
 #[derive(Debug)]
 pub(crate) struct Ledger<P>(Mutex<Inner<P>>);
 
@@ -123,19 +124,19 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the quota. A peer that has more keeps it, and gets no more.
+    /// Changes the quota. A peer that is over it keeps what it has, and gets no more.
     pub fn set_quota(&self, quota: Quota) {
         self.inner().quota = quota;
     }
 
     /// Charges `peer` with one name of `bytes`, of which `optional` are left out if they do not fit.
     ///
-    /// What can be [reclaimed](Amounts::reclaimable) does not stand in the way: before any memory is
-    /// pinned under the charge, so much of it must be given back that the charge is no more
-    /// [over](Self::over) the quota.
+    /// [Reclaimable](Amounts::reclaimable) bytes do not count against the quota here. Before any memory is
+    /// pinned under the charge, the caller must reclaim until the charge is no longer [over](Self::over) the
+    /// quota.
     ///
     /// # Errors
-    /// [`Over`] where names or bytes do not fit beside what only the peer or time can give back.
+    /// [`Over`] if names or bytes do not fit beside what only the peer or time can free.
     pub fn charge(&self, peer: &P, bytes: u64, optional: u64) -> Result<Charge, Over> {
         let mut inner = self.inner();
         let quota = inner.quota;
@@ -183,14 +184,14 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
         })
     }
 
-    /// By how many bytes the charged peer is over its quota, and what it is charged with.
+    /// Returns by how many bytes the charged peer is over its quota, and its charges.
     pub fn over(&self, charge: &Charge) -> (u64, Amounts) {
         let quota = self.inner().quota.bytes;
         let amounts = *charge.account.amounts();
         (amounts.bytes().saturating_sub(quota), amounts)
     }
 
-    /// What all peers are charged with, and how many of them have names.
+    /// Returns the charges of all peers, and how many peers have names.
     pub fn all(&self) -> (Amounts, usize) {
         let inner = self.inner();
         let mut sum = Amounts::default();
@@ -209,7 +210,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
     }
 }
 
-/// Bytes that a peer is charged with, and perhaps a name, until this is dropped.
+/// Bytes, and possibly a name, that a peer is charged with until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     account: Arc<Account>,
@@ -219,12 +220,12 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Its bytes.
+    /// Returns its bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes at most so many bytes off, as a charge of their own without a name.
+    /// Splits off at most `bytes`, as a separate charge without a name.
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -236,7 +237,7 @@ impl Charge {
         }
     }
 
-    /// From now on it is charged for another use.
+    /// Changes the use that is charged.
     pub fn turn(&mut self, what: Use) {
         let mut amounts = self.account.amounts();
         let before = amounts.of(self.what);
@@ -248,17 +249,16 @@ impl Charge {
         self.account.changed.notify_all();
     }
 
-    /// Whether both are charged to the same peer.
+    /// Returns whether both are charged to the same peer.
     pub fn is_same_peer(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.account, &other.account)
     }
 
-    /// Waits until something may have changed about the peer's charges since they were `seen`, at most
-    /// so long.
+    /// Waits until the peer's charges may have changed since they were `seen`, for at most `at_most`.
     pub fn changed_since(&self, seen: Amounts, at_most: Duration) {
         let amounts = self.account.amounts();
         let same = |amounts: &mut Amounts| *amounts == seen;
-        // A poisoned lock or a timeout: the caller looks again.
+        // After a poisoned lock or a timeout the caller checks again.
         let _ = self
             .account
             .changed
@@ -317,7 +317,7 @@ mod tests {
                         let both = committed + bytes + optional <= quota.bytes;
                         prop_assert_eq!(charge.bytes(), bytes + if both { optional } else { 0 });
                         all.push(Known { peer, charge, has_name: true });
-                        // As the service does before it pins anything: what it can give back goes.
+                        // Like the service before it pins anything: reclaims what it can.
                         while let (1.., _) = ledger.over(&all[all.len() - 1].charge) {
                             let victim = all.iter().position(|known| {
                                 known.peer == peer && USES[2..].contains(&known.charge.what)
@@ -337,7 +337,7 @@ mod tests {
                         all.push(Known { peer, charge: part, has_name: false });
                     }
                     (what, Some(at)) => {
-                        // Names go when memory is not a name's any more, but for doubt.
+                        // A charge loses its name when the memory no longer has one, except in doubt.
                         let to = USES[usize::from(what - 4)];
                         if all[at].charge.what == Use::Named && (to == Use::Doubtful || !all[at].has_name) {
                             all[at].charge.turn(to);

@@ -1,4 +1,4 @@
-//! What a service tells about itself.
+//! Collects the numbers for a service's metrics.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,7 +9,7 @@ use super::metrics::{self, NodeNumbers, Snapshot};
 use super::state::State;
 
 impl State {
-    /// Whether it is ready; if not, why.
+    /// Returns whether the service is ready, or the reason why not.
     pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Relaxed) {
             return Err("draining".into());
@@ -22,7 +22,7 @@ impl State {
         }
     }
 
-    /// All numbers of now.
+    /// Returns all current numbers.
     pub fn snapshot(&self) -> Snapshot {
         let stats = self
             .server()

@@ -1,4 +1,4 @@
-//! Zeroing memory before somebody gets it.
+//! Zeroes memory before another peer gets it.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::vmm::PhysicalMemory;
 use crate::{Result, Stream};
 
-/// Who zeroes memory.
+/// What zeroes memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scrubber {
@@ -21,10 +21,10 @@ pub enum Scrubber {
 /// Slices of this size are zeroed by one thread each.
 const SLICE: u64 = 16 << 20;
 
-/// Zeroes all of `memory`; nothing of it stays mapped.
+/// Zeroes all of `memory`; leaves none of it mapped.
 ///
 /// # Errors
-/// Those of mapping and granting; with the GPU, the driver's. Not all may be zero then.
+/// Those of mapping and granting; with the GPU, the driver's errors. Some bytes may not be zero then.
 pub(crate) fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> Result<()> {
     let mut mapping = memory.map()?;
     let bytes = memory.size().padded();
@@ -37,7 +37,7 @@ pub(crate) fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> Re
             mapping.set_access(&[AccessDesc::new(Location::Device(gpu), Access::ReadWrite)])?;
             let stream = Stream::new(memory.driver(), gpu)?;
             let filled = stream.fill(&mapping, 0, mapping.len(), 0);
-            // Whatever came of it, nothing may run when the mapping goes.
+            // Even after an error, no work may still run when the mapping is dropped.
             stream.synchronize().and(filled)
         }
         Scrubber::Cpu => {

@@ -1,4 +1,4 @@
-//! How a service comes up.
+//! Starts a service.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -50,7 +50,7 @@ impl OnFilled for Countdown {
 struct Allocator(Arc<State>);
 
 impl Allocate for Allocator {
-    /// [`State::create`] checks that, and counts and logs what it refuses.
+    /// [`State::create`] checks this, and counts and logs its refusals.
     fn may_create(&self, _: &PeerName, _: &str) -> Result<(), (Refusal, String)> {
         Ok(())
     }
@@ -58,7 +58,7 @@ impl Allocate for Allocator {
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
         let (state, peer, ask) = (Arc::clone(&self.0), peer.clone(), ask.clone());
         Box::pin(async move {
-            // Set when this future is dropped: then what is half made is undone.
+            // Set when this future is dropped: the creation in progress is then undone.
             let abandoned = Abandoned::default();
             let flag = abandoned.flag();
             let made = move || state.create(&peer, &ask, &flag);
@@ -73,7 +73,7 @@ impl Allocate for Allocator {
     }
 }
 
-/// Runs what blocks off the runtime.
+/// Runs blocking code outside the runtime.
 async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -127,7 +127,7 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     }
     let server = options.start().await?;
     state.set_server(server.clone());
-    // From here on there is somebody who ends it: state and server hold each other.
+    // From here on dropping `service` ends it: state and server refer to each other.
     let service = Service {
         state: Arc::clone(&state),
         server,
@@ -146,7 +146,7 @@ pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Serv
     Ok(service)
 }
 
-/// What the exchange's server is to be. [`ServiceConfig::check`] checks the same options.
+/// Returns the options of the exchange's server. [`ServiceConfig::check`] checks the same options.
 pub(super) fn server_options(config: &ServiceConfig, security: Security) -> ServerOptions {
     let mut options = Server::options()
         .security(security)
@@ -166,7 +166,7 @@ pub(super) fn server_options(config: &ServiceConfig, security: Security) -> Serv
     }
 }
 
-/// How to reach etcd, but for the user. [`ServiceConfig::check`] checks the same options.
+/// Returns the options to reach etcd, without the user. [`ServiceConfig::check`] checks the same options.
 #[cfg(feature = "etcd")]
 pub(super) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
     let mut options = EtcdOptions::new(config.endpoints.clone())
@@ -181,7 +181,7 @@ pub(super) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
     }
 }
 
-/// Makes the service known in etcd; its names follow as they come.
+/// Registers the service in etcd; its names follow as they are published.
 #[cfg(feature = "etcd")]
 async fn register(config: &DirectoryConfig, server: &Server) -> Result<Registration> {
     let mut options = etcd_options(config);
@@ -242,7 +242,7 @@ pub(super) fn peers(config: &ServiceConfig) -> Peers {
     }
 }
 
-/// The node of each buffer, in order; every node that the configuration names is there.
+/// Returns the node of each buffer, in order; fails if the configuration names a node that does not exist.
 fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
     let known = |node: NodeId| match topology.nodes().iter().any(|known| known.id == node) {
         true => Ok(node),
@@ -265,7 +265,7 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
     config.buffers.iter().map(home).collect()
 }
 
-/// A reserve for every host node; where none is configured, one that keeps nothing ready.
+/// Creates a reserve for every host node; one without a configuration keeps nothing ready.
 fn reserves(
     config: &ServiceConfig,
     driver: &Driver,
@@ -319,7 +319,7 @@ fn reserves(
 const DEFAULT_CHUNK: u64 = 512 << 20;
 const DEFAULT_MIN_CHUNK: u64 = 16 << 20;
 
-/// Nobody waits for a reserve that keeps nothing.
+/// The callback of a reserve that keeps nothing: nothing waits for it.
 #[derive(Debug)]
 struct Nothing;
 

@@ -1,4 +1,4 @@
-//! What the service has: names, who owns them, and where their memory comes from and goes to.
+//! The service's state: names, their owners, and the reserves behind their memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -19,12 +19,12 @@ use crate::exchange::directory::{Registration, RegistrationState};
 use crate::exchange::{PeerName, Server, Who};
 use crate::share::MAX_PARTS;
 
-/// A refusal, for programs and for people.
+/// A refusal, as a code and as a message.
 pub(super) type No = (Refusal, String);
 
 #[derive(Debug)]
 pub(super) enum Entry {
-    /// Its memory is being made.
+    /// Its memory is being created.
     Making,
     There(Arc<Named>),
 }
@@ -32,39 +32,39 @@ pub(super) enum Entry {
 #[derive(Debug)]
 pub(super) struct Table {
     pub names: HashMap<String, Entry>,
-    /// The configuration's names, which no peer can create, also before the service has published them.
+    /// The configuration's names, which no peer can create, even before the service has published them.
     configured: HashSet<String>,
 }
 
 impl Table {
-    /// Whether this owner cannot have the name.
+    /// Returns whether this owner cannot have the name.
     pub fn is_taken(&self, name: &str, owner: Option<&PeerName>) -> bool {
         self.names.contains_key(name) || (owner.is_some() && self.configured.contains(name))
     }
 }
 
-/// Counts of what was asked of the allocator.
+/// Counts of requests to the allocator.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     pub created: AtomicU64,
     pub deleted: AtomicU64,
     pub refused: AtomicU64,
-    /// Bytes in doubt that count no more for want of news.
+    /// Bytes in doubt that no longer count after too long a silence.
     pub forgiven_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     pub nodes: BTreeMap<NodeId, Reserve<PeerName>>,
-    /// Who may create what; changed by reloading.
+    /// Which peers may create what; changed by a reload.
     pub create: Mutex<Option<CreateConfig>>,
     pub table: Mutex<Table>,
-    /// What each peer has pinned.
+    /// Each peer's charges.
     pub ledger: Ledger<PeerName>,
-    /// Changes when a name has been made, or has not come to be.
+    /// Changes when a creation has succeeded or failed.
     pub made: watch::Sender<()>,
     server: Mutex<Option<Server>>,
-    /// Where names are made known.
+    /// The registration of its names in the directory.
     pub directory: Mutex<Option<Registration>>,
     pub asked: Asked,
     /// Where audit events go; without it, to the log.
@@ -72,9 +72,9 @@ pub(super) struct State {
     /// The process's log, whose lost lines are counted.
     pub log: OnceLock<LineWriter>,
     pub draining: AtomicBool,
-    /// Reserves whose first filling has not ended, and one more until the names are published.
+    /// Reserves whose first filling has not ended, plus one until the names are published.
     pub unready: watch::Receiver<usize>,
-    /// The most parts that one answer carries the handles of.
+    /// The most parts whose handles fit one answer.
     pub most_parts: usize,
 }
 
@@ -119,7 +119,7 @@ impl State {
         lock(&self.server).clone()
     }
 
-    /// The server ends when whoever else has a handle of it drops that too.
+    /// Drops the server, which ends when its other handles are dropped too.
     pub fn drop_server(&self) {
         let server = lock(&self.server).take();
         drop(server);
@@ -129,25 +129,25 @@ impl State {
         *lock(&self.directory) = Some(registration);
     }
 
-    /// The registration, to end it.
+    /// Takes the registration out, to end it.
     pub fn take_directory(&self) -> Option<Registration> {
         lock(&self.directory).take()
     }
 
-    /// Whether the directory knows this service; `None` without a directory.
+    /// Returns whether the directory has this service; `None` without a directory.
     pub fn is_registered(&self) -> Option<bool> {
         let directory = lock(&self.directory);
         let state = directory.as_ref().map(Registration::state);
         state.map(|state| matches!(state, RegistrationState::Registered))
     }
 
-    /// Changes who may create what. What is there stays.
+    /// Changes which peers may create what. Existing names stay.
     pub fn set_create(&self, create: Option<CreateConfig>) {
         self.ledger.set_quota(quota_of(create.as_ref()));
         *lock(&self.create) = create;
     }
 
-    /// After how long what is in doubt counts no more.
+    /// Returns how long memory in doubt counts.
     pub fn forgive_after(&self) -> Duration {
         let create = lock(&self.create);
         create
@@ -155,7 +155,7 @@ impl State {
             .map_or_else(forgive_after, |create| create.forgive_after)
     }
 
-    /// Changes who may fetch a name of the configuration.
+    /// Changes which peers may fetch a name of the configuration.
     pub fn set_who(&self, name: &str, who: Who) {
         let named = match lock(&self.table).names.get(name) {
             Some(Entry::There(named)) if named.owner.is_none() => Arc::clone(named),
@@ -167,7 +167,7 @@ impl State {
         }
     }
 
-    /// All names that are there, and how many are still being made.
+    /// Returns all published names, and how many are still being created.
     pub fn all(&self) -> (Vec<Arc<Named>>, usize) {
         let table = lock(&self.table);
         let there = table.names.values().filter_map(|entry| match entry {

@@ -1,22 +1,22 @@
-//! The chunks that a node keeps ready, and which of them a request takes: no memory is touched.
+//! The chunks that a node keeps ready, and the choice of chunks for a request: no memory is accessed.
 
-/// Memory that can be given out.
+/// Memory that can be handed out.
 pub(crate) trait HasBytes {
-    /// Its bytes.
+    /// Returns its bytes.
     fn bytes(&self) -> u64;
 }
 
 #[derive(Debug)]
 struct Kept<P, C> {
     chunk: C,
-    /// For this peer alone; `None` for anybody.
+    /// The only peer that may have it; `None` for any peer.
     owner: Option<P>,
 }
 
-/// Chunks for anybody, and chunks kept for the one peer that has used them.
+/// Chunks for any peer, and chunks kept for the one peer that has used them.
 #[derive(Debug)]
 pub(crate) struct Stock<P, C> {
-    /// In the order they came.
+    /// In order of arrival.
     kept: Vec<Kept<P, C>>,
 }
 
@@ -27,18 +27,18 @@ impl<P, C> Default for Stock<P, C> {
 }
 
 impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
-    /// Adds a chunk: for `owner` alone, or for anybody.
+    /// Adds a chunk: for `owner` only, or for any peer.
     pub fn put(&mut self, chunk: C, owner: Option<P>) {
         self.kept.push(Kept { chunk, owner });
     }
 
-    /// Takes chunks of at most `bytes` and at most `count` together for `peer`: the largest that fit, its own before
-    /// anybody's. Returns them and the bytes that are still missing.
+    /// Takes at most `count` chunks of at most `bytes` together for `peer`: the largest that fit, its own
+    /// first. Returns them and the bytes still missing.
     pub fn take(&mut self, peer: Option<&P>, bytes: u64, count: usize) -> (Vec<C>, u64) {
         self.take_of(bytes, count, |owner| owner.is_none() || owner == peer)
     }
 
-    /// The same, but only chunks kept for `peer`.
+    /// As [`take`](Self::take), but takes only chunks kept for `peer`.
     pub fn take_own(&mut self, peer: &P, bytes: u64, count: usize) -> (Vec<C>, u64) {
         self.take_of(bytes, count, |owner| owner == Some(peer))
     }
@@ -76,8 +76,8 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
         (taken, missing)
     }
 
-    /// Gives up chunks until `bytes` are free or none is left: those kept for other peers first, the
-    /// oldest of them, then anybody's, the smallest; `peer`'s own last.
+    /// Evicts chunks until `bytes` are free or none is left: first those kept for other peers, oldest first,
+    /// then those for any peer, smallest first; `peer`'s own last.
     pub fn evict(&mut self, peer: Option<&P>, bytes: u64) -> Vec<C> {
         let mut out = Vec::new();
         let mut freed = 0_u64;
@@ -100,7 +100,7 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
         out
     }
 
-    /// Gives up chunks that `which` names, the oldest first, until `bytes` are free or none is left.
+    /// Evicts chunks that `which` selects, oldest first, until `bytes` are free or none is left.
     pub fn evict_some(&mut self, bytes: u64, which: impl Fn(&C) -> bool) -> Vec<C> {
         let mut freed = 0_u64;
         let evicted = self.kept.extract_if(.., |kept| {
@@ -113,23 +113,23 @@ impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
         evicted.map(|kept| kept.chunk).collect()
     }
 
-    /// Bytes for anybody.
+    /// Returns the bytes for any peer.
     pub fn warm(&self) -> u64 {
         self.sum(|kept| kept.owner.is_none())
     }
 
-    /// Bytes for some peer alone.
+    /// Returns the bytes kept for single peers.
     pub fn kept(&self) -> u64 {
         self.sum(|kept| kept.owner.is_some())
     }
 
-    /// How many chunks there are.
+    /// Returns the number of chunks.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.kept.len()
     }
 
-    /// All chunks.
+    /// Takes all chunks.
     pub fn drain(&mut self) -> Vec<C> {
         self.kept.drain(..).map(|kept| kept.chunk).collect()
     }

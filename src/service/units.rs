@@ -1,4 +1,4 @@
-//! Sizes and times as configuration files write them: `"16GiB"`, `"500ms"`.
+//! Parses and formats sizes and durations of configuration files: `"16GiB"`, `"500ms"`.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Deserializer, Serializer, de};
 use crate::size::Bytes;
 use crate::{Error, Result};
 
-/// The units of time that are read, and their milliseconds.
+/// The units of time, and their milliseconds.
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("min", 60_000), ("h", 3_600_000)];
 
-/// Reads `500ms`, `2s`, `5min`, `1h`: whole numbers.
+/// Parses `500ms`, `2s`, `5min`, `1h`: whole numbers.
 pub(super) fn parse_duration(text: &str) -> Result<Duration> {
     let bad = |why: &str| Error::invalid("duration", format!("'{text}': {why}"));
     let trimmed = text.trim();
@@ -32,7 +32,7 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration> {
         .ok_or_else(|| bad("more milliseconds than 64 bits hold"))
 }
 
-/// The same in writing, in the largest unit that divides it.
+/// Formats a duration in the largest unit that divides it.
 fn duration_text(duration: Duration) -> String {
     let ms = duration.as_millis() as u64;
     let (unit, size) = UNITS
@@ -56,7 +56,7 @@ pub(super) mod duration {
     }
 }
 
-/// The same bytes in a form that reads back exactly.
+/// Formats bytes so that they parse back exactly.
 fn bytes_text(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     units

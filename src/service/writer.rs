@@ -1,4 +1,4 @@
-//! A writer that never waits: for logs of a service, whose readers may be slow or gone.
+//! A writer that never blocks: for a service's logs, whose readers may be slow or gone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// How much waits for a slow reader by default, in bytes.
+/// How many bytes may wait for a slow reader by default.
 const ROOM: usize = 1 << 20;
-/// What a line counts beyond its bytes: the queue's own memory.
+/// What a line counts in addition to its bytes, for the queue's own memory.
 const PER_LINE: usize = 64;
 
-/// Writes lines in a thread of its own. Beyond a number of bytes that wait, lines are dropped and counted, and a
-/// line says how many were lost. A clone writes to the same queue.
+/// Writes lines in a thread of its own. If too many bytes wait, it drops and counts further lines, and later
+/// writes a line with their number. A clone writes to the same queue.
 ///
 /// ```
 /// use std::io::Write;
@@ -29,7 +29,7 @@ const PER_LINE: usize = 64;
 #[derive(Clone)]
 pub struct LineWriter(Arc<Owner>);
 
-/// Ends the thread when the last writer is gone.
+/// Ends the thread when the last writer is dropped.
 struct Owner(Arc<Shared>);
 
 impl Drop for Owner {
@@ -43,23 +43,23 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     room: usize,
-    /// The line that tells of lost ones.
+    /// Makes the line that reports lost ones.
     lost: Box<dyn Fn(u64) -> Vec<u8> + Send + Sync>,
 }
 
 #[derive(Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Of `lines`, with [`PER_LINE`] for each.
+    /// The bytes of `lines`, with [`PER_LINE`] for each.
     bytes: usize,
-    /// Lines lost since that was last told.
+    /// Lines lost since the last report.
     lost: u64,
     /// Lines lost since the start.
     dropped: u64,
     /// Whether the thread is writing a line.
     writing: bool,
     closed: bool,
-    /// A sink to go on with.
+    /// The sink to continue with.
     next: Option<Box<dyn Write + Send>>,
 }
 
@@ -77,7 +77,7 @@ impl Shared {
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
         let size = line.len() + PER_LINE;
-        // The line that tells of lost ones has to fit, too.
+        // Leaves room for the line that reports lost ones.
         let told = if state.lost > 0 { 256 } else { 0 };
         if state.bytes + size + told > self.room {
             state.lost += 1;
@@ -93,7 +93,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Queues the line that tells of lost ones, if there are any.
+    /// Queues the line that reports lost ones, if there are any.
     fn tell(&self, state: &mut State) {
         if state.lost > 0 {
             let line = (self.lost)(std::mem::take(&mut state.lost));
@@ -104,7 +104,7 @@ impl Shared {
 
     fn run(&self, mut sink: Box<dyn Write + Send>) {
         let mut state = self.state();
-        // Whether the sink may end in a part of a line.
+        // Whether the sink may end with an incomplete line.
         let mut torn = false;
         loop {
             if state.lines.is_empty() {
@@ -127,15 +127,15 @@ impl Shared {
             drop(state);
             torn = write_line(&mut *sink, &line, torn).is_err();
             state = self.state();
-            // Only now is there room: a line that is being written is in memory, too.
+            // Only now is there room: a line that is being written still takes memory.
             state.bytes = state.bytes.saturating_sub(line.len() + PER_LINE);
             state.dropped += u64::from(torn);
         }
     }
 }
 
-/// Writes a line. Where the one before it may be incomplete (`torn`), a line feed comes first, so that the
-/// fragment does not spoil this line as well.
+/// Writes a line. If the previous one may be incomplete (`torn`), writes a line feed first, so that the
+/// fragment does not spoil this line too.
 fn write_line(sink: &mut dyn Write, line: &[u8], torn: bool) -> io::Result<()> {
     if torn {
         sink.write_all(b"\n")?;
@@ -148,7 +148,7 @@ impl LineWriter {
     /// Writes to `sink`, in a thread named after `what`; 1 MiB may wait.
     ///
     /// # Errors
-    /// [`Error::System`] if there is no thread for it.
+    /// [`Error::System`] if the thread cannot be started.
     pub fn new(what: &'static str, sink: impl Write + Send + 'static) -> Result<Self> {
         Self::with_room(what, ROOM, sink, move |lost| {
             format!(
@@ -158,8 +158,8 @@ impl LineWriter {
         })
     }
 
-    /// The same; `room` bytes may wait, and `lost` makes the line, of at most 192 bytes, that tells how many
-    /// were lost.
+    /// As [`new`](Self::new), but `room` bytes may wait, and `lost` makes the line of at most 192 bytes that
+    /// reports how many were lost.
     pub(crate) fn with_room(
         what: &'static str,
         room: usize,
@@ -185,7 +185,7 @@ impl LineWriter {
         self.0.0.push(line);
     }
 
-    /// How many lines were dropped or could not be written.
+    /// Returns how many lines were dropped or could not be written.
     pub fn dropped(&self) -> u64 {
         self.0.0.state().dropped
     }
@@ -195,7 +195,7 @@ impl LineWriter {
         self.0.0.state().next = Some(Box::new(sink));
     }
 
-    /// Waits until all lines are written, at most for so long; whether they are.
+    /// Waits until all lines are written, for at most `most`; returns whether they are.
     pub fn flush_within(&self, most: Duration) -> bool {
         let until = Instant::now() + most;
         let shared = &self.0.0;
@@ -212,7 +212,7 @@ impl LineWriter {
     }
 }
 
-/// Each write is one line, as tracing's subscribers write. Never fails and never waits.
+/// Each write is one line, as `tracing`'s subscribers write. Never fails and never blocks.
 impl Write for LineWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.line(bytes);
@@ -232,7 +232,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Waits for a word before each line, and passes the line on.
+    /// Waits for a message before each line, and passes the line on.
     struct Slow(Receiver<()>, Sender<String>);
 
     impl Write for Slow {
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(log.dropped(), 960);
     }
 
-    /// A disk with room for so many bytes before it is full once.
+    /// A disk with room for this many bytes before it is full once.
     struct Full(usize, bool, Sender<Vec<u8>>);
 
     impl Write for Full {

@@ -1,4 +1,4 @@
-//! What types do not check, and what can be changed in a running service.
+//! Checks beyond the types, and changes that a running service accepts.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::size::Granularity;
 use crate::{Error, Result};
 
 impl ServiceConfig {
-    /// Checks what types do not.
+    /// Checks the configuration beyond its types.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the key.
@@ -50,7 +50,7 @@ impl ServiceConfig {
         Ok(())
     }
 
-    /// Checks buffers, reserves, and what a node is given.
+    /// Checks buffers, reserves, and the limits of each node.
     fn check_memory(&self) -> Result<()> {
         let mut names: Vec<&str> = Vec::new();
         for buffer in &self.buffers {
@@ -105,7 +105,7 @@ impl ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// Whether a list of certificates' names has the peer.
+    /// Returns whether a list of certificate names includes the peer.
     pub(in crate::service) fn lists(&self, peer: &PeerName) -> bool {
         let create = self.create.iter().map(|create| &create.who);
         let buffers = self.buffers.iter().map(|buffer| &buffer.who);
@@ -114,7 +114,7 @@ impl ServiceConfig {
         all.any(|who| who.admits(peer))
     }
 
-    /// The rights to join groups, by pattern of names.
+    /// Returns the rights to join groups, by pattern of names.
     pub(in crate::service) fn group_rights(&self) -> Vec<(String, Who)> {
         let groups = self.groups.iter();
         groups
@@ -122,7 +122,7 @@ impl ServiceConfig {
             .collect()
     }
 
-    /// Takes over what can be changed in a running service; returns the keys that cannot.
+    /// Copies from `new` what can change in a running service; returns the keys of other differences.
     pub(in crate::service) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
         let mut restart = Vec::new();
         let mut fixed = |key, same: bool| {
@@ -216,7 +216,7 @@ impl ReserveConfig {
         }
         for (key, bytes) in [("chunk", self.chunk), ("min_chunk", self.min_chunk)] {
             if bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > 1 << 40 {
-                return wrong(&format!("`{key}` is no multiple of 2 MiB up to 1 TiB"));
+                return wrong(&format!("`{key}` is not a multiple of 2 MiB up to 1 TiB"));
             }
         }
         if self.min_chunk > self.chunk {

@@ -1,4 +1,4 @@
-//! What is left out of a configuration.
+//! Default values of a configuration.
 
 use super::*;
 
@@ -11,8 +11,8 @@ pub fn peer_bytes() -> u64 {
 pub fn peer_names() -> u64 {
     256
 }
-/// Longer than a debugger stops a program, and than most jobs run; short enough that a node whose
-/// clients crash is not without quota until somebody looks.
+/// Longer than a debugger stops a program, and longer than most jobs run; short enough that a node whose
+/// clients crash regains its quota without an operator.
 pub fn forgive_after() -> Duration {
     Duration::from_secs(86_400)
 }

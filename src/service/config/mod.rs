@@ -1,4 +1,4 @@
-//! What a service is to do: read from TOML, every value checked.
+//! A service's configuration: read from TOML, with every value checked.
 
 mod check;
 mod defaults;
@@ -21,22 +21,21 @@ use crate::driver::{Access, NodeId};
 use crate::exchange::{Address, Limits, Namespaces, Who};
 use crate::text::bounded;
 
-/// How much of a parser's message is passed on, in bytes: it quotes the file.
+/// How many bytes of a parser's message an error contains: the message quotes the file.
 const MAX_EXCERPT: usize = 400;
 
-/// What a service is to do.
+/// A service's configuration.
 ///
-/// In TOML, sizes are strings such as `"16GiB"`, durations such as `"500ms"`, `"2s"`, `"5min"` or
-/// `"1h"`. A key that is not known is an error. docs/service.md explains every key, and
-/// docs/egmem.toml is an example.
+/// In TOML, sizes are strings such as `"16GiB"`, durations such as `"500ms"`, `"2s"`, `"5min"` or `"1h"`. An
+/// unknown key is an error. docs/service.md explains every key, and docs/egmem.toml is an example.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ServiceConfig {
     /// Where clients connect: `unix:/path` or `tcp://host:port`. At least one.
     pub listen: Vec<Address>,
-    /// Whether TCP addresses beyond this machine may be served without TLS: handles and names then
-    /// travel in plain, and everybody who reaches the port is let in.
+    /// Whether TCP addresses beyond this machine may be served without TLS: handles and names are then sent
+    /// in plaintext, and any host that reaches the port may connect.
     #[serde(default)]
     pub plain_anywhere: bool,
     /// Certificates; without them only Unix sockets and loopback addresses are served.
@@ -45,31 +44,31 @@ pub struct ServiceConfig {
     /// Clients on this machine.
     #[serde(default)]
     pub local: LocalConfig,
-    /// Memory by request; without it nobody may create any.
+    /// Creation of memory by request; without it no peer may create any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<CreateConfig>,
-    /// Which peers may join groups of which names; without an entry nobody may join any.
+    /// Which peers may join which groups; without an entry no peer may join any.
     #[serde(default)]
     pub groups: Vec<GroupsConfig>,
-    /// Memory that is there from the start.
+    /// Memory that exists from the start.
     #[serde(default, rename = "buffer")]
     pub buffers: Vec<BufferConfig>,
-    /// Memory made ahead of need, for each node.
+    /// Memory created ahead of need, for each node.
     #[serde(default, rename = "reserve")]
     pub reserves: Vec<ReserveConfig>,
-    /// What a node keeps free, and is given at most.
+    /// Limits for each node.
     #[serde(default)]
     pub node: NodeConfig,
-    /// What becomes of memory that was in use.
+    /// What happens to memory that was in use.
     #[serde(default)]
     pub reuse: ReuseConfig,
-    /// How soon silent clients are given up.
+    /// How soon silent clients expire.
     #[serde(default)]
     pub lease: LeaseConfig,
     /// How much peers may ask for; durations are whole milliseconds here.
     #[serde(default)]
     pub limits: Limits,
-    /// Where metrics are told; without it, nowhere.
+    /// Where metrics are served; without it, nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<MetricsConfig>,
     /// Where audit events are written; without it, to the log.
@@ -78,18 +77,18 @@ pub struct ServiceConfig {
     /// How the service ends.
     #[serde(default)]
     pub drain: DrainConfig,
-    /// Where the service's names are made known; needs the feature `etcd`.
+    /// The directory in which the service registers its names; needs the feature `etcd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<DirectoryConfig>,
 }
 
-/// Certificate files, in PEM. They are read again on reload.
+/// Certificate files, in PEM. A reload reads them again.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The authority that clients' certificates come from.
+    /// The authority that signs clients' certificates.
     pub ca: PathBuf,
-    /// The service's own certificate, and what links it to the authority.
+    /// The service's own certificate, and the chain to the authority.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -102,14 +101,14 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalConfig {
-    /// The Unix socket at which TCP clients of this machine get their fds; by default one in a
-    /// directory of its own.
+    /// The Unix socket where TCP clients of this machine get their fds; by default one in a directory of its
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub door: Option<PathBuf>,
-    /// The users who may connect to Unix sockets besides the service's own.
+    /// The users that may connect to Unix sockets besides the service's own.
     #[serde(default)]
     pub users: Vec<u32>,
-    /// Whether any user may; names' lists of peers hold all the same.
+    /// Whether any user may; the names' lists of peers still apply.
     #[serde(default)]
     pub any_user: bool,
 }
@@ -118,24 +117,23 @@ pub struct LocalConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateConfig {
-    /// Who may: names of certificates, `*.suffix`, `uid:1000`, `local`, or `*`.
+    /// The peers that may: names of certificates, `*.suffix`, `uid:1000`, `local`, or `*`.
     pub who: Who,
-    /// Where memory goes that is asked for on no node; without it, where most is ready.
+    /// The node for requests that name none; without it, the node with most memory ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// The most bytes that are pinned because of one peer, padding, what is added for probes and deleted
-    /// memory counted.
+    /// The most bytes pinned for one peer, including padding, what is added for probes, and deleted memory.
     #[serde(with = "bytes", default = "defaults::peer_bytes")]
     pub peer_bytes: u64,
     /// The most names of one peer.
     #[serde(default = "defaults::peer_names")]
     pub peer_names: u64,
-    /// After how long deleted memory counts no more that a silent holder may still have mapped, if
-    /// nothing was heard of it: from 1 ms to 8784 h (366 days), 24 h by default.
+    /// How long deleted memory counts that a silent holder may still have mapped: from 1 ms to 8784 h (366
+    /// days), 24 h by default.
     #[serde(with = "duration", default = "defaults::forgive_after")]
     pub forgive_after: Duration,
-    /// Which names they may create. A peer that none of these names creates names under its own name
-    /// alone, such as `uid:1000/`.
+    /// The names that peers may create. A peer without an entry here may create names only under its own
+    /// name, such as `uid:1000/`.
     #[serde(default, rename = "prefix", skip_serializing_if = "Vec::is_empty")]
     pub prefixes: Vec<PrefixConfig>,
 }
@@ -144,19 +142,19 @@ pub struct CreateConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefixConfig {
-    /// Which peers, as for [`CreateConfig::who`].
+    /// The peers, as for [`CreateConfig::who`].
     pub peers: Who,
-    /// What their names begin with, instead of the peer's own name. Each ends with a slash; `{peer}`
-    /// stands for the peer's name; an empty prefix allows every name. Several entries for a peer add up.
+    /// The prefixes of their names, instead of the peer's own name. Each ends with a slash; `{peer}` stands
+    /// for the peer's name; an empty prefix allows every name. Several entries for a peer add up.
     pub names: Vec<String>,
 }
 
 impl CreateConfig {
-    /// Which names each peer may create.
+    /// Returns the names that each peer may create.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a prefix that
-    /// [`Namespaces::rule`] refuses.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a prefix that [`Namespaces::rule`]
+    /// refuses.
     pub fn namespaces(&self) -> Result<Namespaces> {
         let mut rules = self.prefixes.iter();
         rules.try_fold(Namespaces::own(), |all, rule| {
@@ -171,11 +169,11 @@ impl CreateConfig {
 pub struct GroupsConfig {
     /// The groups: a name, or the beginning of names followed by `*`.
     pub name: String,
-    /// Which peers may join them, as for [`CreateConfig::who`].
+    /// The peers that may join them, as for [`CreateConfig::who`].
     pub who: Who,
 }
 
-/// A name that is there from the start.
+/// A name that exists from the start.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BufferConfig {
@@ -184,56 +182,56 @@ pub struct BufferConfig {
     /// The size.
     #[serde(with = "bytes")]
     pub bytes: u64,
-    /// The host node that it lies on; or else:
+    /// The host node that it lies on; or instead:
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The GPU on whose host node it lies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<i32>,
-    /// Who may fetch it, as for [`CreateConfig::who`].
+    /// The peers that may fetch it, as for [`CreateConfig::who`].
     pub who: Who,
     /// What they may do with it.
     #[serde(default)]
     pub access: Access,
-    /// Whether clients may probe it, in the padding behind its bytes. Where those fill all, one
+    /// Whether clients may probe it, in the padding behind its bytes. If the bytes leave no padding, one
     /// granule (2 MiB) is added, unless the node has no room for it.
     #[serde(default = "defaults::yes")]
     pub probe: bool,
 }
 
-/// Memory made ahead of need on one node.
+/// Memory created ahead of need on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReserveConfig {
     /// The host node.
     pub node: NodeId,
-    /// How much to keep ready.
+    /// How many bytes to keep ready.
     #[serde(with = "bytes")]
     pub bytes: u64,
-    /// In pieces of this size: a buffer is made of whole ones and an exact rest.
+    /// The size of a piece: a buffer consists of whole pieces and an exact remainder.
     #[serde(with = "bytes", default = "defaults::chunk")]
     pub chunk: u64,
-    /// Where memory is short, pieces are halved down to this size.
+    /// If memory is short, pieces are halved down to this size.
     #[serde(with = "bytes", default = "defaults::min_chunk")]
     pub min_chunk: u64,
 }
 
-/// What holds for each node.
+/// Limits for each node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
-    /// What the service pins at most on one node, the reserve too; without it, what the headroom
+    /// The most bytes that the service pins on one node, including the reserve; without it, what the headroom
     /// leaves.
     #[serde(with = "maybe_bytes", default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
-    /// What a node is to have free after each step.
+    /// How much a node is to have free after each step.
     #[serde(with = "bytes", default = "defaults::headroom")]
     pub headroom: u64,
-    /// How long the filling of a reserve waits after memory was given out, so that the driver is
-    /// free for the client that imports it.
+    /// How long the reserve stops filling after memory was handed out, so that the driver is free for the
+    /// client that imports it.
     #[serde(with = "duration", default = "defaults::quiet")]
     pub quiet: Duration,
-    /// When to try again after a reserve could not be filled.
+    /// When to retry after a reserve could not be filled.
     #[serde(with = "duration", default = "defaults::retry")]
     pub retry: Duration,
 }
@@ -242,16 +240,16 @@ pub struct NodeConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReuseConfig {
-    /// Who may get memory that was released cleanly.
+    /// Which peers may get memory that was released cleanly.
     #[serde(default)]
     pub policy: Reuse,
-    /// How much of it is kept on each node at most for the peers that had it.
+    /// The most bytes kept on each node for the peers that had them.
     #[serde(with = "bytes", default = "defaults::keep")]
     pub keep: u64,
-    /// Who zeroes it.
+    /// What zeroes the memory.
     #[serde(default)]
     pub scrub: Scrubber,
-    /// In how many threads of the CPU, for each node.
+    /// The number of CPU threads for zeroing, for each node.
     #[serde(default = "defaults::threads")]
     pub threads: usize,
 }
@@ -260,10 +258,10 @@ pub struct ReuseConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseConfig {
-    /// How often clients give a sign of life.
+    /// How often clients send a heartbeat.
     #[serde(with = "duration", default = "defaults::heartbeat")]
     pub heartbeat: Duration,
-    /// After which silence their leases end: at least twice the heartbeat.
+    /// How long a client may be silent before its leases end: at least twice the heartbeat.
     #[serde(with = "duration", default = "defaults::expiry")]
     pub expiry: Duration,
 }
@@ -274,8 +272,8 @@ pub struct LeaseConfig {
 pub struct MetricsConfig {
     /// Host and port; port 0 is any free one.
     pub address: String,
-    /// Whether the address may be reached from other machines; metrics have no secrets in them,
-    /// but names of nodes and amounts.
+    /// Whether other machines may reach the address; metrics contain no secrets, but names of nodes and
+    /// amounts.
     #[serde(default)]
     pub anywhere: bool,
 }
@@ -284,7 +282,7 @@ pub struct MetricsConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AuditConfig {
-    /// A file to append to, one JSON object a line. It is made with mode 0600, and opened again on reload.
+    /// A file to append to, one JSON object per line. It is created with mode 0600, and reopened on reload.
     pub file: PathBuf,
 }
 
@@ -308,13 +306,13 @@ pub struct DirectoryConfig {
     pub prefix: String,
     /// The address at which other nodes reach this service.
     pub advertise: Address,
-    /// After which silence of this service etcd forgets it; in whole seconds.
+    /// How long this service may be silent before etcd forgets it, in whole seconds.
     #[serde(with = "duration", default = "defaults::directory_lease")]
     pub lease: Duration,
-    /// The authority that etcd's certificate comes from.
+    /// The authority that signs etcd's certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
-    /// This service's certificate for etcd, where it asks for one.
+    /// This service's certificate for etcd, if etcd requires one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
     /// Its key.
@@ -332,9 +330,8 @@ impl ServiceConfig {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that says what is wrong and where: a
-    /// key that is not known or is missing, a value that cannot be; what [`check`](Self::check)
-    /// finds.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) with the fault and its place: an unknown or
+    /// missing key, an impossible value; the errors of [`check`](Self::check).
     ///
     /// ```
     /// use egmem::service::ServiceConfig;

@@ -1,4 +1,4 @@
-//! Addresses, limits and the directory, checked by the functions that the server itself uses.
+//! Checks addresses, limits and the directory with the functions that the server itself uses.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ impl ServiceConfig {
     /// Checks what the exchange's server, the metrics endpoint and the directory would refuse.
     ///
     /// # Errors
-    /// Theirs. A host name other than `localhost` is refused where only addresses of this machine are
-    /// served, because what it resolves to is not known before the start.
+    /// Theirs. A host name other than `localhost` is refused if only addresses of this machine are served,
+    /// because its addresses are not known before the start.
     pub(super) fn check_network(&self) -> Result<()> {
         let plain = self.tls.is_none() && !self.plain_anywhere;
-        // Certificates are not loaded here. With TLS every address is served, as with `PlainAnywhere`.
+        // This does not load certificates. With TLS every address is served, as with `PlainAnywhere`.
         let security = match plain {
             true => Security::Plain,
             false => Security::PlainAnywhere,
@@ -69,7 +69,7 @@ fn literal(address: &Address) -> Option<IpAddr> {
     }
 }
 
-/// Whether it is a host name whose addresses are not known to be of loopback.
+/// Returns whether this is a host name whose addresses may lie beyond loopback.
 fn is_other_name(address: &Address) -> bool {
     match address {
         Address::Tcp { host, .. } => {

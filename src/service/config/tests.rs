@@ -14,7 +14,7 @@ fn the_sample_is_read_and_survives_writing() {
         serde_json::from_str::<ServiceConfig>(&json).unwrap(),
         config
     );
-    // What is commented out is for a program with the feature etcd.
+    // The commented part is for a program with the feature etcd.
     let (_, directory) = sample.split_once("# [directory]").unwrap();
     let directory = format!("[directory]{}", directory.replace("\n# ", "\n"));
     let with = ServiceConfig::from_toml(&format!("{sample}{directory}"));

@@ -1,4 +1,4 @@
-//! The reserve's two threads: one fills it, the other zeroes what comes back.
+//! The reserve's two threads: one fills it, the other zeroes returned memory.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
@@ -11,11 +11,11 @@ use crate::service::scrub::scrub;
 use crate::service::stock::HasBytes;
 use crate::{Error, Result};
 
-/// Longer than anything lasts: waits end by being woken.
+/// Longer than any wait: each ends with a wakeup.
 const LONG: Duration = Duration::from_secs(3600);
 
 impl<P: Clone + Eq> Shared<P> {
-    /// The work of the first thread: keeps the reserve full.
+    /// Runs the first thread: keeps the reserve full.
     pub(super) fn fill(&self) {
         let mut state = self.state();
         loop {
@@ -26,13 +26,13 @@ impl<P: Clone + Eq> Shared<P> {
                 drop(stock);
                 return;
             }
-            // What is being zeroed comes without asking the driver.
+            // Memory that is being zeroed will be ready without asking the driver.
             let lacking = self.plan.target.saturating_sub(state.warm_soon());
-            // Chunks made ahead are whole: a rest smaller than the smallest is left.
+            // Chunks created ahead are whole: a remainder below the smallest size is left out.
             let bytes = state.chunk.min(lacking);
             if lacking < self.plan.min_chunk {
                 state = match state.filled {
-                    // The lock was let go: everything may be otherwise now.
+                    // The lock was released: everything may have changed.
                     None => self.first_filled(state, Ok(())),
                     Some(_) => self.wait(state, LONG),
                 };
@@ -77,7 +77,7 @@ impl<P: Clone + Eq> Shared<P> {
                     tracing::warn!(%node, %error, "the reserve cannot be filled for now");
                     state = self.first_filled(state, Err(error));
                     state = self.pause(state);
-                    // Perhaps there is room for whole chunks again.
+                    // There may be room for whole chunks again.
                     state.chunk = self.plan.chunk;
                 }
             }
@@ -98,7 +98,7 @@ impl<P: Clone + Eq> Shared<P> {
         self.state()
     }
 
-    /// The work of the second thread: zeroes what comes back.
+    /// Runs the second thread: zeroes returned memory.
     pub(super) fn scrub(&self) {
         let mut state = self.state();
         loop {
@@ -120,7 +120,7 @@ impl<P: Clone + Eq> Shared<P> {
             state = self.state();
             *state.dirty(owner.as_ref()) -= bytes;
             if state.stop {
-                // The stock has been given back already: nobody would come for this.
+                // The stock has been given back already: no request would take this.
                 state.pinned -= bytes;
                 drop(state);
                 drop(chunk);
@@ -129,7 +129,7 @@ impl<P: Clone + Eq> Shared<P> {
             }
             match result {
                 Ok(()) => {
-                    // Importers' caches must not take it for what it was.
+                    // Importers' caches must not take it for the old memory.
                     chunk.memory.renew_identity();
                     self.counters.scrubbed_bytes.fetch_add(bytes, Relaxed);
                     match owner {
@@ -154,7 +154,7 @@ impl<P: Clone + Eq> Shared<P> {
 }
 
 impl<P> Shared<P> {
-    /// Waits so long, or until the end.
+    /// Waits this long, or until the end.
     fn pause<'a>(&self, mut state: MutexGuard<'a, State<P>>) -> MutexGuard<'a, State<P>> {
         let until = Instant::now() + self.plan.retry;
         while !state.stop {

@@ -1,7 +1,7 @@
-//! A node's memory made ahead of need: pinning takes long, giving out what is pinned does not.
+//! A node's memory created ahead of need: pinning is slow, handing out pinned memory is fast.
 //!
-//! Two threads look after each node. One makes chunks until the reserve is full, the other zeroes
-//! what comes back. Requests take chunks and make only what is missing.
+//! Each node has two threads. One creates chunks until the reserve is full, the other zeroes returned memory.
+//! Requests take chunks and create only what is missing.
 
 mod keeper;
 mod request;
@@ -21,39 +21,38 @@ use crate::size::{Granularity, PaddedSize};
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Result};
 
-/// What a node's reserve is to be.
+/// The parameters of a node's reserve.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub node: NodeId,
     pub handle_types: HandleTypes,
-    /// Bytes to make ready for anybody.
+    /// Bytes to keep ready for any peer.
     pub target: u64,
-    /// Bytes to keep at most for peers that used them before. What comes back for anybody is kept up to the
+    /// The most bytes to keep for peers that used them before. Returned memory for any peer is kept up to the
     /// larger of this and `target`.
     pub keep: u64,
-    /// The size of a chunk, and the least that it is halved to when memory is short.
+    /// The size of a chunk, and the smallest size that it is halved to when memory is short.
     pub chunk: u64,
     pub min_chunk: u64,
     /// The most bytes that the service pins on the node.
     pub cap: u64,
-    /// Bytes that the node is to have free besides.
+    /// Bytes that the node is to have free beyond that.
     pub headroom: u64,
     /// How long to leave the driver to a client that has just been given memory and imports it.
     pub quiet: Duration,
-    /// How long to wait after a failure before trying to fill the reserve again.
+    /// How long to wait after a failure before filling the reserve again.
     pub retry: Duration,
     pub reuse: Reuse,
     pub scrubber: Scrubber,
     pub scrub_threads: usize,
 }
 
-/// Physical memory, and who has seen it.
+/// Physical memory, and which peers have seen it.
 #[derive(Debug)]
 pub(crate) struct Chunk<P> {
-    // In this order: released first, then counted no more.
+    // In this order: the memory is released before its charge ends.
     pub memory: PhysicalMemory,
-    /// Its bytes in the account of the peer that had it, unless the service itself or a name's charge
-    /// counts them.
+    /// The charge of the peer that had it, unless the service itself or a name's charge counts the bytes.
     pub charge: Option<Charge>,
     pub past: Past<P>,
 }
@@ -64,7 +63,7 @@ impl<P> HasBytes for Chunk<P> {
     }
 }
 
-/// What a reserve has done since it began.
+/// A reserve's counters since its start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub made_chunks: AtomicU64,
@@ -79,17 +78,17 @@ pub(crate) struct Counters {
     pub evicted_bytes: AtomicU64,
 }
 
-/// What a reserve has now, in bytes.
+/// A reserve's current bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Levels {
     pub target: u64,
-    /// Ready for anybody.
+    /// Ready for any peer.
     pub warm: u64,
     /// Ready for one peer each.
     pub kept: u64,
     /// Waiting to be zeroed.
     pub dirty: u64,
-    /// All that the service has pinned on the node, what is lent out too.
+    /// All that the service has pinned on the node, including memory in use.
     pub pinned: u64,
 }
 
@@ -97,26 +96,26 @@ pub(crate) struct Levels {
 struct State<P> {
     stock: Stock<P, Chunk<P>>,
     dirty: VecDeque<(Chunk<P>, Option<P>)>,
-    /// Bytes of `dirty` and of the chunk that is being zeroed, by whom they are for.
+    /// Bytes of `dirty` and of the chunk being zeroed, by future owner.
     dirty_for_anyone: u64,
     dirty_for_owners: u64,
-    /// Bytes that the thread that fills the reserve is making.
+    /// Bytes that the filling thread is creating.
     filling: u64,
-    /// Bytes of all chunks that there are or that are being made.
+    /// Bytes of all chunks that exist or are being created.
     pinned: u64,
-    /// The size that the next chunk is made in.
+    /// The size of the next chunk.
     chunk: u64,
-    /// Requests that are making memory: the reserve waits for them.
+    /// Requests that are creating memory: filling waits for them.
     demands: usize,
-    /// When something was taken last.
+    /// When memory was last taken.
     taken: Option<Instant>,
-    /// Whether the first filling has come to an end, and how.
+    /// The result of the first filling, once it has ended.
     filled: Option<Result<()>>,
     stop: bool,
 }
 
 impl<P> State<P> {
-    /// Bytes that wait to be zeroed, or are being zeroed, for the same use.
+    /// Returns the bytes that wait to be zeroed, or are being zeroed, for this owner.
     const fn dirty(&mut self, owner: Option<&P>) -> &mut u64 {
         match owner {
             None => &mut self.dirty_for_anyone,
@@ -124,7 +123,7 @@ impl<P> State<P> {
         }
     }
 
-    /// Bytes that are there for anybody, or will be without anything more being made.
+    /// Returns the bytes for any peer that exist, or will exist without creating more.
     fn warm_soon(&self) -> u64
     where
         P: Clone + Eq,
@@ -132,7 +131,7 @@ impl<P> State<P> {
         self.stock.warm() + self.dirty_for_anyone + self.filling
     }
 
-    /// Bytes that are there for single peers, or will be once they are zeroed.
+    /// Returns the bytes for single peers that exist, or will exist once zeroed.
     fn kept_soon(&self) -> u64
     where
         P: Clone + Eq,
@@ -145,22 +144,22 @@ impl<P> State<P> {
 struct Shared<P> {
     driver: Driver,
     plan: Plan,
-    /// What all sizes are multiples of.
+    /// All sizes are multiples of this.
     granule: Granularity,
     state: Mutex<State<P>>,
-    /// Something has changed: for both threads.
+    /// Wakes both threads after a change.
     changed: Condvar,
     counters: Counters,
     on_filled: Box<dyn OnFilled>,
 }
 
-/// Hears when the first filling has ended.
+/// A callback for the end of the first filling.
 pub(crate) trait OnFilled: std::fmt::Debug + Send + Sync {
-    /// It has; called once, by the reserve's thread.
+    /// The first filling has ended; called once, by the reserve's thread.
     fn filled(&self, result: &Result<()>);
 }
 
-/// A node's reserve; ends its threads and gives all its memory back when dropped.
+/// A node's reserve; dropping it ends its threads and gives all its memory back.
 #[derive(Debug)]
 pub(crate) struct Reserve<P: Send + 'static> {
     shared: Arc<Shared<P>>,
@@ -171,7 +170,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// Starts to fill a reserve.
     ///
     /// # Errors
-    /// [`Error::System`] where no thread can be started; the driver's.
+    /// [`Error::System`] if a thread cannot be started; the driver's errors.
     pub fn start(driver: &Driver, mut plan: Plan, on_filled: Box<dyn OnFilled>) -> Result<Self> {
         let granule = request::options(&plan).granularity_of(driver)?;
         let whole = |bytes: u64| match bytes {
@@ -221,7 +220,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         Ok(())
     }
 
-    /// Chunks of `bytes` together, as [`fill_up`](Self::fill_up) takes them; none after an error.
+    /// Takes chunks of `bytes` together, like [`fill_up`](Self::fill_up); none after an error.
     #[cfg(test)]
     pub fn take(&self, peer: Option<&P>, bytes: u64) -> Result<Vec<Chunk<P>>> {
         let mut taken = Vec::new();
@@ -234,9 +233,9 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         }
     }
 
-    /// Adds chunks to `taken` until these have `bytes` together, rounded up to the granularity: from the
-    /// reserve as far as it goes, made now beyond. Blocks while memory is made. After an error `taken` has
-    /// the chunks that were taken so far.
+    /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
+    /// reserve, then created now. Blocks while memory is created. After an error `taken` contains the chunks
+    /// taken so far.
     ///
     /// # Errors
     /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`](crate::share::MAX_PARTS) pieces;
@@ -246,7 +245,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.take(peer, missing, taken)
     }
 
-    /// Chunks of at most `bytes` together that are kept for this peer.
+    /// Takes chunks of at most `bytes` together that are kept for this peer.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or more than an address space.
@@ -262,19 +261,19 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         Ok(taken)
     }
 
-    /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver
-    /// until `bytes` are free or none is left; returns the bytes.
+    /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver until
+    /// `bytes` are free or none is left; returns the bytes.
     pub fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
         self.shared.evict_charged(charge, bytes)
     }
 
-    /// One granule more, beside what was taken, made now. `None` where there is no room for it, since
-    /// nothing in stock gives way to it. Blocks while it is made.
+    /// Creates one granule in addition to what was taken. `None` if there is no room for it: nothing in stock
+    /// is evicted for it. Blocks while it is created.
     pub fn extra(&self) -> Option<Chunk<P>> {
         self.shared.extra()
     }
 
-    /// Takes back what [`extra`](Self::extra) made: it is never kept, since stock in such small
+    /// Takes back the granule from [`extra`](Self::extra): it is never kept, because stock in such small
     /// pieces would make later requests slow.
     pub fn discard_extra(&self, chunk: Chunk<P>) {
         let bytes = chunk.bytes();
@@ -289,13 +288,13 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.changed.notify_all();
     }
 
-    /// Takes back what nobody holds any more; each chunk's past decides what becomes of it.
+    /// Takes back chunks that no peer holds any more; each chunk's past decides what happens to it.
     pub fn give_back(&self, chunks: Vec<Chunk<P>>) {
         self.shared.give_back(chunks);
     }
 
-    /// Memory that was taken is not coming back: it went to the driver, since a holder may still
-    /// have it mapped or somebody else has a hand on it.
+    /// Notes that memory that was taken will not return: it went to the driver, because a holder may still
+    /// have it mapped or other code still uses it.
     pub fn lost(&self, bytes: u64) {
         self.shared.state().pinned -= bytes;
         self.shared
@@ -305,7 +304,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.changed.notify_all();
     }
 
-    /// `bytes` as they are charged: rounded up to the granularity.
+    /// Returns `bytes` as they are charged: rounded up to the granularity.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 or more than an address space.
@@ -313,17 +312,17 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         Ok(PaddedSize::new(bytes, self.shared.granule)?.padded())
     }
 
-    /// What all sizes are multiples of, in bytes.
+    /// Returns the granularity of all sizes, in bytes.
     pub fn granule(&self) -> u64 {
         self.shared.granule.bytes()
     }
 
-    /// The node.
+    /// Returns the node.
     pub fn node(&self) -> NodeId {
         self.shared.plan.node
     }
 
-    /// What there is.
+    /// Returns the current bytes.
     pub fn levels(&self) -> Levels {
         let state = self.shared.state();
         Levels {
@@ -335,21 +334,21 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         }
     }
 
-    /// What was done.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 }
 
 impl<P: Send + 'static> Reserve<P> {
-    /// Ends the threads and gives all that is ready back to the driver, and from now on what comes
-    /// back too. Blocks while that lasts.
+    /// Ends the threads and gives everything ready back to the driver, and later everything that is returned.
+    /// Blocks until that is done.
     pub fn stop(&self) {
         self.shared.state().stop = true;
         self.shared.changed.notify_all();
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Serving requests: from what is ready, and made anew beyond.
+//! Serves requests: from what is ready, and beyond that with new memory.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Error, Refusal, Result};
 
 impl<P: Clone + Eq> Shared<P> {
-    /// Adds chunks of `padded` bytes to `taken`; what was taken so far stays there after an error.
+    /// Adds chunks of `padded` bytes to `taken`; after an error the chunks taken so far stay there.
     pub(super) fn take(
         &self,
         peer: Option<&P>,
@@ -66,7 +66,7 @@ impl<P: Clone + Eq> Shared<P> {
         result
     }
 
-    /// A chunk of one granule, unless something would have to give way to it.
+    /// Creates a chunk of one granule, unless something would have to be evicted for it.
     pub(super) fn extra(&self) -> Option<Chunk<P>> {
         let bytes = self.granule.bytes();
         {
@@ -89,7 +89,7 @@ impl<P: Clone + Eq> Shared<P> {
         }
     }
 
-    /// One chunk of at most `missing` bytes, made now; gives up what is in stock where that helps.
+    /// Creates one chunk of at most `missing` bytes; evicts stock if that helps.
     fn make_for(&self, peer: Option<&P>, missing: u64) -> Result<Chunk<P>> {
         let mut bytes = missing.min(self.plan.chunk);
         loop {
@@ -125,7 +125,7 @@ impl<P: Clone + Eq> Shared<P> {
             if !is_shortage(&error) {
                 return Err(error);
             }
-            // What lies in stock is of use to nobody as long as a request cannot be served.
+            // Stock is useless while a request cannot be served.
             let evicted = state.stock.evict(peer, bytes);
             state.pinned -= total(&evicted);
             drop(state);
@@ -139,7 +139,7 @@ impl<P: Clone + Eq> Shared<P> {
         }
     }
 
-    /// Physical memory of `bytes`, if the node keeps its headroom.
+    /// Creates physical memory of `bytes`, if the node keeps its headroom.
     pub(super) fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
         let made = self
             .room_for(bytes)
@@ -170,7 +170,7 @@ impl<P: Clone + Eq> Shared<P> {
         }
     }
 
-    /// Half, in whole granules, and no less than the smallest chunk.
+    /// Returns half, in whole granules, and at least the smallest chunk.
     pub(super) fn halved(&self, bytes: u64) -> u64 {
         (bytes / 2)
             .next_multiple_of(self.granule.bytes())
@@ -194,7 +194,7 @@ impl<P: Clone + Eq> Shared<P> {
         {
             let mut state = self.state();
             let mut left = VecDeque::new();
-            // What waits to be zeroed first: that work is spared.
+            // Memory that waits to be zeroed goes first: that saves the work.
             for (chunk, owner) in std::mem::take(&mut state.dirty) {
                 match same(&chunk) && total(&evicted) < bytes {
                     true => {
@@ -241,11 +241,11 @@ impl<P: Clone + Eq> Shared<P> {
         self.changed.notify_all();
     }
 
-    /// Keeps a chunk that came back, to be given out again. The reserve never has more than the plan says:
-    /// memory beyond that would stay pinned, and no peer's quota counts it.
+    /// Keeps a returned chunk, to be handed out again. The reserve never has more than the plan says: memory
+    /// beyond that would stay pinned, and no peer's quota counts it.
     ///
     /// # Errors
-    /// The chunk, where its past or the plan says that it goes back to the driver.
+    /// The chunk, if by its past or the plan it goes back to the driver.
     fn keep(
         &self,
         state: &mut State<P>,
@@ -278,7 +278,7 @@ impl<P: Clone + Eq> Shared<P> {
 }
 
 impl<P> Chunk<P> {
-    /// Memory that nobody has seen.
+    /// Creates a chunk that no peer has seen.
     pub(super) const fn fresh(memory: PhysicalMemory) -> Self {
         Self {
             memory,
@@ -287,7 +287,7 @@ impl<P> Chunk<P> {
         }
     }
 
-    /// Its bytes are charged for another use.
+    /// Changes the use that its bytes are charged for.
     pub(super) fn turn(&mut self, what: Use) {
         if let Some(charge) = &mut self.charge {
             charge.turn(what);
@@ -310,7 +310,7 @@ pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
         .fold(0, |sum, chunk| sum.saturating_add(chunk.bytes()))
 }
 
-/// Whether less may be had where so much was not.
+/// Returns whether a smaller request might succeed.
 pub(super) fn is_shortage(error: &Error) -> bool {
     matches!(error, Error::OutOfMemory { .. } | Error::NodeTooFull { .. })
         || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)

@@ -50,7 +50,7 @@ fn driver() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
 }
 
-/// Waits until the levels are as they should be.
+/// Waits until the levels are as expected.
 fn until(reserve: &Reserve<&'static str>, what: impl Fn(Levels) -> bool) -> Levels {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -63,7 +63,7 @@ fn until(reserve: &Reserve<&'static str>, what: impl Fn(Levels) -> bool) -> Leve
     }
 }
 
-/// Writes `byte` everywhere, as a peer would, and tells what was there before.
+/// Writes `byte` everywhere, as a peer would; returns the previous contents.
 fn use_by(chunks: &mut [Chunk<&'static str>], peer: &'static str, byte: u8) -> Vec<u8> {
     let mut found = Vec::new();
     for chunk in chunks {
@@ -111,7 +111,7 @@ fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     let (reserve, _) = start(&driver, plan());
     let taken = reserve.take(Some(&"a"), 43 * MIB + 1).unwrap();
     assert_eq!(sum(&taken), 44 * MIB);
-    // Nobody has seen it, so it goes back as it is, but for what the reserve has no room for.
+    // No peer has seen it, so it is kept as it is, except what the reserve has no room for.
     until(&reserve, |levels| levels.warm == 32 * MIB);
     reserve.give_back(taken);
     let levels = reserve.levels();
@@ -155,7 +155,7 @@ fn the_cap_and_the_headroom_hold_and_the_stock_gives_way_to_requests() {
     };
     let (reserve, filled) = start(&driver, cap);
     filled.unwrap();
-    // 32 are warm, none fits 4 but what is made; 8 more are left to make.
+    // 32 are warm, and only new memory fits 4; 8 more may be created.
     let small: Vec<_> = (0..3)
         .map(|_| reserve.take(Some(&"a"), 4 * MIB).unwrap())
         .collect();
@@ -402,7 +402,7 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
         reserve.stop();
         assert_eq!(reserve.levels(), Levels::default());
         assert!(sim.held().is_empty(), "still held: {}", sim.held());
-        // Who asks now is told that it ends, not that the request was wrong.
+        // The refusal says that the reserve ends, not that the request was wrong.
         let error = reserve.take(Some(&"a"), MIB).map(drop).unwrap_err();
         let closing =
             matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);

@@ -1,9 +1,9 @@
-//! What memory that came back is charged with.
+//! The charges of returned memory.
 
 use super::*;
 use crate::service::quota::{Ledger, Quota};
 
-/// Waits until a ledger counts so many bytes.
+/// Waits until a ledger counts this many bytes.
 fn until_charged(ledger: &Ledger<&'static str>, bytes: u64) {
     let end = Instant::now() + PATIENCE;
     while ledger.all().0.bytes() != bytes {
@@ -45,7 +45,7 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         until_charged(&ledger, left + 2 * MIB);
         assert_eq!(ledger.all().0.kept, left);
 
-        // Its own are evicted where it needs others; other peers' are not.
+        // A request evicts the peer's own memory, not that of other peers.
         let charge = ledger.charge(&"a", 64 * MIB, 0).unwrap();
         assert_eq!(ledger.over(&charge).0, left);
         assert_eq!(reserve.evict_charged(&other, left), 0);
