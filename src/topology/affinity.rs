@@ -1,4 +1,4 @@
-//! Binding the calling thread to a node's CPUs.
+//! Binds the calling thread to a node's CPUs.
 
 use std::io;
 use std::marker::PhantomData;
@@ -7,12 +7,12 @@ use super::{CpuSet, Live, Topology};
 use crate::driver::NodeId;
 use crate::{Error, Result};
 
-/// Words in a mask: 65 536 CPUs, more than any kernel has.
+/// Words in a mask: 65 536 CPUs, more than any kernel supports.
 const WORDS: usize = 65_536 / u64::BITS as usize;
 
-/// The calling thread, bound to CPUs until this is dropped: then the earlier CPUs are restored.
+/// Binds the calling thread to CPUs until dropped, and then restores the earlier CPUs.
 ///
-/// It stays on the thread that it binds.
+/// It cannot leave the thread that it binds.
 #[derive(Debug)]
 #[must_use = "the thread is bound until the guard is dropped"]
 pub struct ThreadBinding {
@@ -27,8 +27,8 @@ impl ThreadBinding {
     /// Source: `sched_setaffinity(2)`.
     ///
     /// # Errors
-    /// [`Error::System`] where the system refuses, in particular where the control group (cpuset)
-    /// allows none of the CPUs.
+    /// [`Error::System`] if the system refuses, in particular if the control group (cpuset) allows none of
+    /// the CPUs.
     pub fn to(cpus: &CpuSet) -> Result<Self> {
         let what = || format!("binding the thread to CPUs {cpus}");
         let earlier = affinity().map_err(|error| Error::system(what(), &error))?;
@@ -50,7 +50,7 @@ impl ThreadBinding {
         })
     }
 
-    /// The CPUs that the thread is bound to: those asked for, less those not allowed.
+    /// Returns the CPUs that the thread is bound to: those requested, without those not allowed.
     pub fn cpus(&self) -> &CpuSet {
         &self.cpus
     }
@@ -65,14 +65,14 @@ impl Drop for ThreadBinding {
 }
 
 impl Topology {
-    /// Binds the calling thread to the CPUs of a host node until the guard is dropped: for first
-    /// touch, and so that a benchmark measures this node.
+    /// Binds the calling thread to the CPUs of a host node until the guard is dropped: for first touch, and
+    /// so that a benchmark measures this node.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`] · [`Error::InvalidArgument`] where the node has no CPUs, or where the
-    /// topology is simulated or of another machine, so that its CPUs are not those of this one;
-    /// [`Topology::bind_thread_if_real`] spares the question · [`Error::System`] where the system
-    /// refuses, for example because the control group allows none of the CPUs.
+    /// [`Error::NoSuchNode`] · [`Error::InvalidArgument`] if the node has no CPUs, or if the topology is
+    /// simulated or of another machine, so that its CPUs are not those of this one;
+    /// [`Topology::bind_thread_if_real`] returns `None` then · [`Error::System`] if the system refuses, for
+    /// example because the control group allows none of the CPUs.
     pub fn bind_thread(&self, node: NodeId) -> Result<ThreadBinding> {
         let cpus = &self.node(node)?.cpus;
         if !matches!(self.live, Live::Kernel) {
@@ -88,7 +88,7 @@ impl Topology {
         ThreadBinding::to(cpus)
     }
 
-    /// [`Topology::bind_thread`] on a topology of this machine, nothing on any other.
+    /// Calls [`Topology::bind_thread`] on a topology of this machine; returns `None` on any other.
     ///
     /// # Errors
     /// As for [`Topology::bind_thread`].
@@ -102,8 +102,8 @@ impl Topology {
 }
 
 impl Topology {
-    /// The CPUs of a host node that the calling thread may use; none where the topology is not this
-    /// machine's, or where the kernel does not tell.
+    /// Returns the CPUs of a host node that the calling thread may use; none if the topology is not this
+    /// machine's, or if the kernel does not report them.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`].
@@ -116,7 +116,7 @@ impl Topology {
     }
 }
 
-/// The CPUs that the control group allows this process.
+/// Returns the CPUs that the control group allows this process.
 fn allowed() -> Option<CpuSet> {
     let status = super::kernel::Kernel::here().read("/proc/thread-self/status")?;
     let line = status

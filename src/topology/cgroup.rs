@@ -1,8 +1,8 @@
-//! What the control groups of this process allow: versions 1 and 2.
+//! Memory limits of this process's control groups, versions 1 and 2.
 
 use super::kernel::Kernel;
 
-/// Version 1 writes 'no limit' as the largest multiple of a page.
+/// Version 1 writes "no limit" as the largest multiple of a page.
 const NO_LIMIT_V1: u64 = 1 << 62;
 
 /// A control group's memory limit and use, in bytes.
@@ -10,7 +10,7 @@ const NO_LIMIT_V1: u64 = 1 << 62;
 struct Memory {
     limit: u64,
     used: u64,
-    /// The part of `used` that is page cache and goes when the limit is met.
+    /// The part of `used` that is page cache, which the kernel drops at the limit.
     cache: u64,
 }
 
@@ -21,20 +21,20 @@ impl Memory {
     }
 }
 
-/// The smallest memory limit over this process in bytes, where there is one.
+/// Returns the smallest memory limit over this process in bytes, if there is one.
 pub(crate) fn memory_limit(kernel: &Kernel) -> Option<u64> {
     memories(kernel).iter().map(|memory| memory.limit).min()
 }
 
-/// The bytes that this process's control groups leave it, where any has a limit.
+/// Returns the bytes that this process's control groups leave to it, if any has a limit.
 ///
-/// Whether the driver's pages are charged to a group depends on the driver's version; to count the
-/// limit is the careful side.
+/// Whether the driver's pages are charged to a group depends on the driver's version; respecting the limit is
+/// the safe choice.
 pub(crate) fn memory_room(kernel: &Kernel) -> Option<u64> {
     memories(kernel).into_iter().map(Memory::room).min()
 }
 
-/// The limits of the process's group and of those above it, as far as they can be seen.
+/// Returns the limits of the process's group and of its ancestors, as far as they are visible.
 fn memories(kernel: &Kernel) -> Vec<Memory> {
     let (Some(groups), Some(mounts)) = (
         kernel.read("/proc/self/cgroup"),
@@ -77,7 +77,7 @@ fn memory(kernel: &Kernel, folder: &str, files: &Files) -> Option<Memory> {
             .parse()
             .ok()
     };
-    let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is no number
+    let limit = number(files.limit).filter(|limit| *limit < NO_LIMIT_V1)?; // "max" is not a number
     let stat = kernel
         .read(&format!("{folder}/memory.stat"))
         .unwrap_or_default();
@@ -94,7 +94,7 @@ fn memory(kernel: &Kernel, folder: &str, files: &Files) -> Option<Memory> {
     })
 }
 
-/// The folders of the process's group and of its ancestors, in the hierarchy of a version 1
+/// Returns the folders of the process's group and of its ancestors, in the hierarchy of a version 1
 /// `controller`, or in version 2's.
 fn folders(groups: &str, mounts: &str, controller: Option<&str>) -> Vec<String> {
     let Some(group) = group_path(groups, controller) else {
@@ -103,7 +103,7 @@ fn folders(groups: &str, mounts: &str, controller: Option<&str>) -> Vec<String> 
     let Some((root, point)) = mount(mounts, controller) else {
         return Vec::new();
     };
-    // In a container without a group namespace the mount shows a part of the tree, from `root`.
+    // In a container without a control group namespace the mount shows a part of the tree, from `root`.
     let below = match group.strip_prefix(root.trim_end_matches('/')) {
         Some(below) if below.is_empty() || below.starts_with('/') => below,
         _ => "",
@@ -117,7 +117,7 @@ fn folders(groups: &str, mounts: &str, controller: Option<&str>) -> Vec<String> 
     folders
 }
 
-/// The group's path in `/proc/self/cgroup`, whose lines are `id:controllers:path`.
+/// Returns the group's path in `/proc/self/cgroup`, whose lines are `id:controllers:path`.
 fn group_path<'a>(groups: &'a str, controller: Option<&str>) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -130,7 +130,7 @@ fn group_path<'a>(groups: &'a str, controller: Option<&str>) -> Option<&'a str> 
     })
 }
 
-/// Root and mount point of a hierarchy in `/proc/self/mountinfo`.
+/// Returns the root and mount point of a hierarchy in `/proc/self/mountinfo`.
 fn mount<'a>(mounts: &'a str, controller: Option<&str>) -> Option<(&'a str, &'a str)> {
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;

@@ -1,4 +1,4 @@
-//! CPU sets, written as the kernel writes them: `0-71,144`.
+//! CPU sets in the kernel's format: `0-71,144`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,33 +12,33 @@ const MAX_CPU: u32 = 65_535;
 
 /// A set of logical CPUs, by the operating system's numbers.
 ///
-/// Shown and read in the kernel's list format: `0-71,144-215`.
+/// Formatted and parsed in the kernel's list format: `0-71,144-215`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CpuSet(BTreeSet<u32>);
 
 impl CpuSet {
-    /// The CPUs, in rising order.
+    /// Iterates over the CPUs, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
 
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `cpu` is in the set.
+    /// Returns whether `cpu` is in the set.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// The CPUs that are in both sets.
+    /// Returns the CPUs that are in both sets.
     pub fn intersection(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
@@ -80,7 +80,7 @@ impl fmt::Display for CpuSet {
 impl std::str::FromStr for CpuSet {
     type Err = Error;
 
-    /// Reads the kernel's list format; an empty text is the empty set.
+    /// Parses the kernel's list format; an empty text is the empty set.
     fn from_str(text: &str) -> Result<Self> {
         let bad =
             |part: &str| Error::invalid("CPU list", format!("'{part}' is not a CPU or a range"));

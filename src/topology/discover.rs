@@ -1,4 +1,4 @@
-//! Where a topology comes from: the driver with hwloc or the kernel, or an XML text.
+//! Sources of a topology: the driver with hwloc or the kernel, or an XML text.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +12,16 @@ use crate::Result;
 use crate::driver::{Driver, NodeId};
 
 impl Topology {
-    /// The topology of the machine that `driver` drives.
+    /// Discovers the topology of the machine of `driver`.
     ///
-    /// GPUs are what the driver reports. Host nodes, and the PCI locality of a GPU whose host node
-    /// the driver does not know, are asked of hwloc (feature `hwloc`) or of the kernel.
+    /// The driver reports the GPUs. hwloc (feature `hwloc`) or the kernel reports the host nodes, and the PCI
+    /// locality of a GPU whose host node the driver does not know.
     ///
     /// Source: `cuDeviceGetAttribute` and its family; hwloc; `/sys/devices/system/node`.
     ///
     /// # Errors
-    /// [`crate::Error::Driver`] where a driver call fails. An attribute that the driver is too old to know
-    /// is unknown, not an error.
+    /// [`crate::Error::Driver`] if a driver call fails. An attribute that the driver is too old to know is
+    /// unknown, not an error.
     pub fn discover(driver: &Driver) -> Result<Self> {
         let count = driver.device_count()?;
         let gpus = (0..count)
@@ -36,12 +36,12 @@ impl Topology {
         Ok(Self::here(gpus))
     }
 
-    /// The host nodes of this machine alone, with no GPU: for where there is no driver to ask.
+    /// Returns this machine's host nodes without GPUs, for machines without a driver.
     pub fn of_host() -> Self {
         Self::here(Vec::new())
     }
 
-    /// This machine with these GPUs.
+    /// Returns this machine's topology with these GPUs.
     fn here(gpus: Vec<Gpu>) -> Self {
         let kernel = Kernel::here();
         #[cfg(feature = "hwloc")]
@@ -69,7 +69,7 @@ impl Topology {
         Self::new(source, None, gpus, nodes, Live::Kernel)
     }
 
-    /// As [`Self::of_this_machine`], with hwloc's word before the kernel's.
+    /// As [`Self::of_this_machine`], but hwloc takes precedence over the kernel.
     #[cfg(feature = "hwloc")]
     pub(super) fn with_hwloc(
         machine: &hwloc::Machine,
@@ -100,16 +100,16 @@ impl Topology {
         Self::new(TopologySource::Hwloc, None, gpus, nodes, Live::Kernel)
     }
 
-    /// The topology of the machine of an XML text of hwloc, as `lstopo machine.xml` writes it: of
-    /// this machine or of any other.
+    /// Reads a topology from an XML text of hwloc, as `lstopo machine.xml` writes it: of this machine or of
+    /// any other.
     ///
-    /// Its GPUs are NVIDIA's display and 3D controllers on the PCI bus; name, UUID and memory are
-    /// known where hwloc was built with its CUDA, NVML or OpenCL part, and the memory also from the
-    /// NUMA node that a coherent GPU's memory forms; 0 where none of them told. All GPUs are taken
-    /// to be peers of each other, which an XML does not say.
+    /// Its GPUs are NVIDIA's display and 3D controllers on the PCI bus. Name, UUID and memory are known if
+    /// hwloc was built with its CUDA, NVML or OpenCL part; the memory also from the NUMA node that a coherent
+    /// GPU's memory forms, and otherwise 0. All GPUs count as peers of each other, because the XML does not
+    /// say.
     ///
     /// # Errors
-    /// [`Error::Topology`] where hwloc cannot read it or finds no memory in it.
+    /// [`Error::Topology`] if hwloc cannot parse it or finds no memory in it.
     #[cfg(feature = "hwloc")]
     pub fn from_xml(xml: &str) -> Result<Self> {
         let machine = hwloc::Machine::from_xml(xml)?;
@@ -130,8 +130,8 @@ impl Topology {
     }
 }
 
-/// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is
-/// no host node (a GPU's memory, or one that this machine lacks) is no answer.
+/// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is not a
+/// host node (a GPU's memory, or one that this machine lacks) does not count.
 pub(super) fn locate(
     gpu: &mut Gpu,
     nodes: &[NumaNode],

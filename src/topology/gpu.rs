@@ -1,4 +1,4 @@
-//! GPUs, and what of them the driver tells.
+//! GPUs, and what the driver reports about them.
 
 use std::fmt;
 
@@ -22,36 +22,36 @@ pub struct Gpu {
     pub uuid: Option<GpuUuid>,
     /// The GPU's own memory in bytes.
     pub memory: u64,
-    /// Major and minor compute capability, where the driver says.
+    /// Major and minor compute capability, if the driver reports them.
     pub compute_capability: Option<(i32, i32)>,
-    /// The nearest host NUMA node, where anybody knows; see [`Gpu::host_node`].
+    /// The nearest host NUMA node, if known; see [`Gpu::host_node`].
     pub host_numa: Option<NodeId>,
     /// How the host node is known.
     pub host_numa_source: Locality,
-    /// The NUMA node that the GPU's own memory forms, where the operating system manages it.
+    /// The NUMA node that the GPU's own memory forms, if the operating system manages it.
     ///
     /// Source: `NUMA_CONFIG` and `NUMA_ID`. Never a host node: EGM lies on [`Gpu::host_node`].
     pub memory_node: Option<NodeId>,
-    /// Whether GPU and CPU share page tables, so that each reaches the other's memory coherently.
+    /// Whether GPU and CPU share page tables, so that each accesses the other's memory coherently.
     ///
-    /// Source: `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`; `PAGEABLE_MEMORY_ACCESS` alone is
-    /// also 1 where the kernel migrates pages in software (HMM) over PCIe.
+    /// Source: `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`; `PAGEABLE_MEMORY_ACCESS` alone is also 1 if
+    /// the kernel migrates pages in software (HMM) over PCIe.
     pub coherent: bool,
-    /// What links the GPU to the CPU.
+    /// The link between the GPU and the CPU.
     pub link: LinkKind,
     /// The GPUs whose memory this one can map, by ordinal. Source: `cuDeviceCanAccessPeer`.
     pub peers: Vec<i32>,
-    /// The host nodes there are, for the error when none is known to be the GPU's.
+    /// The existing host nodes, for the error if the GPU's is unknown.
     #[serde(skip)]
     pub(super) choices: Vec<NodeId>,
 }
 
 impl Gpu {
-    /// The host NUMA node nearest to the GPU: where its Extended GPU Memory belongs.
+    /// Returns the host NUMA node nearest to the GPU: where its Extended GPU Memory belongs.
     ///
     /// # Errors
-    /// [`Error::NodeUnknown`], with the nodes to choose from, where neither the driver nor PCI
-    /// locality tells. No node is ever assumed.
+    /// [`Error::NodeUnknown`], with the nodes to choose from, if neither the driver nor PCI locality gives
+    /// one. This function never guesses.
     pub fn host_node(&self) -> Result<NodeId> {
         self.host_numa.ok_or_else(|| Error::NodeUnknown {
             gpu: self.ordinal,
@@ -59,7 +59,7 @@ impl Gpu {
         })
     }
 
-    /// What a described machine tells of its GPU `ordinal`.
+    /// Returns GPU `ordinal` of a machine description.
     pub(super) fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
         let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
         let host_numa = known_node(spec.host_numa);
@@ -83,7 +83,7 @@ impl Gpu {
         }
     }
 
-    /// What the driver tells of device `ordinal` among `count`.
+    /// Returns device `ordinal` of `count`, as the driver reports it.
     pub(super) fn of_driver(driver: &Driver, ordinal: i32, count: i32) -> Result<Self> {
         let attribute = |attribute| optional_attribute(driver, ordinal, attribute);
         let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
@@ -123,8 +123,8 @@ impl Gpu {
     }
 }
 
-/// An attribute that an older driver may not know: it then answers `INVALID_VALUE`, which is
-/// 'unknown' and not an error.
+/// Returns an attribute that an older driver may not know: its `INVALID_VALUE` means "unknown" and is not an
+/// error.
 fn optional_attribute(
     driver: &Driver,
     device: i32,
@@ -143,16 +143,16 @@ impl From<&Gpu> for Location {
     }
 }
 
-/// How a GPU's host NUMA node is known.
+/// The source of a GPU's host NUMA node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Locality {
-    /// The driver says so: `HOST_NUMA_ID`.
+    /// The driver: `HOST_NUMA_ID`.
     Driver,
-    /// The driver does not know; the operating system says where the GPU's PCI device hangs.
+    /// The operating system, by the GPU's PCI device; the driver does not know.
     Pci,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -175,7 +175,7 @@ impl fmt::Display for Locality {
     }
 }
 
-/// What links a GPU to the CPU.
+/// The kind of link between a GPU and the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -184,14 +184,14 @@ pub enum LinkKind {
     NvlinkC2c,
     /// PCI Express.
     Pcie,
-    /// Not known, or neither.
+    /// Unknown, or neither.
     Unknown,
 }
 
 impl LinkKind {
-    /// CUDA has no attribute for the link. What tells NVLink-C2C apart is a discrete GPU that uses
-    /// the host's page tables, and that is Hopper or later: POWER9 machines did the same with
-    /// Volta over NVLink 2. An integrated GPU shares the CPU's memory and has no link to name.
+    /// Derives the link, for which CUDA has no attribute. NVLink-C2C means a discrete GPU of Hopper or later
+    /// that uses the host's page tables: POWER9 machines did the same with Volta over NVLink 2. An integrated
+    /// GPU shares the CPU's memory and has no link.
     fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
         match (coherent, integrated) {
             (None, _) | (_, true) => Self::Unknown,
@@ -212,7 +212,7 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// A GPU's UUID, shown as `nvidia-smi` shows it: `GPU-` and five groups of hexadecimal digits.
+/// A GPU's UUID, formatted like `nvidia-smi`: `GPU-` and five groups of hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct GpuUuid(pub [u8; 16]);

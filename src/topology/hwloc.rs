@@ -1,9 +1,8 @@
-//! The machine's part through hwloc: the only file that names hwlocality.
+//! The machine's part through hwloc: the only file that uses hwlocality.
 //!
-//! Which nodes are a GPU's own memory is taken from the driver and the kernel as well, so that
-//! hwloc's own switch for them (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that
-//! versions before 2.11 want set before they look) is not needed: to set it here would race with
-//! other threads that read the environment.
+//! The driver and the kernel also report which nodes are GPUs' own memory. So hwloc's own switch for them is
+//! not needed (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that versions before 2.11 read at
+//! discovery): setting it here would race with other threads that read the environment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -20,16 +19,16 @@ use crate::{Error, Result};
 
 /// NVIDIA's PCI vendor id.
 const NVIDIA: u16 = 0x10de;
-/// The PCI base class of display controllers, 3D controllers among them.
+/// The PCI base class of display controllers, including 3D controllers.
 const DISPLAY: u16 = 0x03;
 
-/// What hwloc tells of a machine.
+/// hwloc's view of a machine.
 pub(super) struct Machine(Hwloc);
 
 impl Machine {
-    /// This machine: its nodes and PCI devices, those that the process may not use included.
+    /// Discovers this machine: its nodes and PCI devices, including those that the process may not use.
     ///
-    /// OS devices are left out, for which hwloc would call into CUDA, NVML and OpenCL.
+    /// Leaves out OS devices, for which hwloc would call CUDA, NVML and OpenCL.
     pub(super) fn here() -> Result<Self> {
         let told = |error: &dyn std::fmt::Display| Error::Topology {
             detail: format!("hwloc: {error}"),
@@ -41,17 +40,17 @@ impl Machine {
             .map_err(|error| told(&error))?
             .build()
             .map_err(|error| told(&error))?;
-        // HWLOC_XMLFILE and HWLOC_SYNTHETIC can put another machine here.
+        // HWLOC_XMLFILE and HWLOC_SYNTHETIC can substitute another machine.
         if !hwloc.is_this_system() {
             return Err(told(&"it was told to describe another machine"));
         }
         Ok(Self(hwloc))
     }
 
-    /// The machine of an XML text, as `lstopo` writes it.
+    /// Reads the machine of an XML text, as `lstopo` writes it.
     pub(super) fn from_xml(xml: &str) -> Result<Self> {
         let told = |error: &dyn std::fmt::Display| Error::Topology {
-            detail: format!("this is no XML of hwloc: {error}"),
+            detail: format!("this is not an hwloc XML: {error}"),
         };
         let hwloc = Hwloc::builder()
             .from_xml(xml)
@@ -65,9 +64,9 @@ impl Machine {
         Ok(Self(hwloc))
     }
 
-    /// The host nodes, less the `gpu_memory` nodes and those that hwloc knows to be GPUs'.
+    /// Returns the host nodes, without the `gpu_memory` nodes and those that hwloc knows to be GPUs'.
     ///
-    /// Free memory is not hwloc's business: it is `None`.
+    /// hwloc does not report free memory: it is `None`.
     pub(super) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
         let mut taken = BTreeSet::new();
         let hosts: Vec<&TopologyObject> = self
@@ -80,8 +79,8 @@ impl Machine {
             .into_iter()
             .filter_map(|object| {
                 let cpus = object.cpuset();
-                // hwloc lends a node without CPUs those of its neighbourhood; in Linux a CPU is of
-                // one node, and where several claim it, that is the one with the lowest id.
+                // hwloc gives a node without CPUs those of its neighbours. In Linux a CPU belongs to one
+                // node: if several claim it, to the one with the lowest id.
                 let own: CpuSet = cpus
                     .iter()
                     .flat_map(|set| set.iter_set())
@@ -121,7 +120,7 @@ impl Machine {
         }
     }
 
-    /// The only host node at which a PCI device hangs.
+    /// Returns the host node of a PCI device, if there is only one.
     pub(super) fn pci_node(&self, bus_id: &str, hosts: &[NumaNode]) -> Option<NodeId> {
         let address = super::kernel::sysfs_pci_address(bus_id)?;
         let device = self
@@ -131,8 +130,8 @@ impl Machine {
         only_host_node(device, hosts)
     }
 
-    /// The GPUs of NVIDIA, by CUDA ordinal where hwloc knew it, else in the order of their PCI
-    /// addresses, which is CUDA's for GPUs of one kind.
+    /// Returns NVIDIA's GPUs, by CUDA ordinal if hwloc knows it, otherwise in the order of their PCI
+    /// addresses, which is CUDA's order for GPUs of one kind.
     pub(super) fn gpus(&self, hosts: &[NumaNode]) -> Vec<Gpu> {
         let memory_nodes: Vec<&TopologyObject> = self
             .0
@@ -186,7 +185,7 @@ fn gpu(
     let name = info("GPUModel")
         .or_else(|| info("PCIDevice"))
         .unwrap_or_else(|| "NVIDIA GPU".into());
-    // hwloc before 2.11 hides the GPUs' memory nodes; then the product's name tells.
+    // hwloc before 2.11 hides the GPUs' memory nodes; the product's name decides then.
     let superchip = ["GH200", "GB200", "GB300"]
         .iter()
         .any(|chip| name.contains(chip));
@@ -246,7 +245,7 @@ fn pci(device: &TopologyObject) -> Option<&PCIDeviceAttributes> {
     }
 }
 
-/// As sysfs writes it.
+/// Formats an address as sysfs does.
 fn pci_address(pci: &PCIDeviceAttributes) -> String {
     format!(
         "{:04x}:{:02x}:{:02x}.{:x}",

@@ -1,4 +1,4 @@
-//! What the Linux kernel tells of NUMA nodes, free memory and PCI locality, under `/sys` and `/proc`.
+//! The Linux kernel's view of NUMA nodes, free memory and PCI locality, under `/sys` and `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,33 +13,33 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// This machine's kernel.
+    /// Returns this machine's kernel.
     pub(crate) fn here() -> Self {
         Self::at("/")
     }
 
-    /// The kernel whose files lie under `root`.
+    /// Returns the kernel whose files lie under `root`.
     pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The text of a file, where it can be read.
+    /// Returns the text of a file, if it can be read.
     pub(crate) fn read(&self, path: &str) -> Option<String> {
-        // Bytes first: a file of the kernel need not be UTF-8.
+        // As bytes first: a file of the kernel need not be UTF-8.
         Some(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
     }
 
-    /// The bytes of a file, where it can be read.
+    /// Returns the bytes of a file, if it can be read.
     pub(crate) fn read_bytes(&self, path: &str) -> Option<Vec<u8>> {
         std::fs::read(self.path(path)).ok()
     }
 
-    /// Where a path of the kernel's is.
+    /// Returns the location of a kernel path under the root.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// The names in a folder, sorted; empty where there is none.
+    /// Returns the names in a folder, sorted; none if there is no folder.
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else {
             return Vec::new();
@@ -52,7 +52,7 @@ impl Kernel {
         names
     }
 
-    /// The nodes that are memory of NVIDIA GPUs, whether or not CUDA shows these GPUs.
+    /// Returns the nodes that are memory of NVIDIA GPUs, even if CUDA does not show these GPUs.
     ///
     /// Source: the kernel module's `/proc/driver/nvidia/gpus/*/numa_status`, which hwloc reads too.
     pub(crate) fn gpu_memory_nodes(&self) -> BTreeSet<NodeId> {
@@ -64,9 +64,9 @@ impl Kernel {
             .collect()
     }
 
-    /// The host nodes: those with memory or CPUs, less the `gpu_memory` nodes.
+    /// Returns the host nodes: those with memory or CPUs, without the `gpu_memory` nodes.
     ///
-    /// A kernel without NUMA has one memory, which is node 0 to itself and to everybody.
+    /// A kernel without NUMA has one memory, which every API calls node 0.
     pub(crate) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
         let online: Option<CpuSet> = self
             .read("/sys/devices/system/node/online")
@@ -119,7 +119,7 @@ impl Kernel {
         })
     }
 
-    /// Bytes that an allocation on `node` could get now.
+    /// Returns the bytes that an allocation on `node` could get now.
     pub(crate) fn free_memory(&self, node: NodeId) -> Option<u64> {
         let online = self.read("/sys/devices/system/node/online");
         let only = online.map_or(node.0 == 0, |list| list.trim() == node.to_string());
@@ -132,8 +132,8 @@ impl Kernel {
         self.bound_by_cgroup(meminfo.available())
     }
 
-    /// On a machine of one node this knows more than the node's file: the kernel's own estimate,
-    /// and memory that a virtual machine's host adds when it is needed.
+    /// Returns the estimate of a machine with one node, which beats the node's file: it includes the kernel's
+    /// own estimate, and memory that a virtual machine's host adds on demand.
     fn whole_machine(&self) -> Option<MemInfo> {
         self.read("/proc/meminfo").map(|text| MemInfo::parse(&text))
     }
@@ -143,7 +143,7 @@ impl Kernel {
         free.map(|free| room.map_or(free, |room| free.min(room)))
     }
 
-    /// The node at which a PCI device hangs, where the kernel knows.
+    /// Returns the node of a PCI device, if the kernel knows it.
     pub(crate) fn pci_node(&self, bus_id: &str) -> Option<NodeId> {
         let address = sysfs_pci_address(bus_id)?;
         let text = self.read(&format!("/sys/bus/pci/devices/{address}/numa_node"))?;
@@ -155,7 +155,7 @@ fn node_id(number: u32) -> Option<NodeId> {
     i32::try_from(number).ok().map(NodeId)
 }
 
-/// A CUDA PCI bus id (`0009:01:00.0`, `00000009:01:00.0` or `01:00.0`) as sysfs writes it.
+/// Converts a CUDA PCI bus id (`0009:01:00.0`, `00000009:01:00.0` or `01:00.0`) to sysfs's form.
 pub(crate) fn sysfs_pci_address(bus_id: &str) -> Option<String> {
     let (address, function) = bus_id.trim().rsplit_once('.')?;
     let parts: Vec<&str> = address.split(':').collect();
@@ -174,7 +174,7 @@ pub(crate) fn sysfs_pci_address(bus_id: &str) -> Option<String> {
     ))
 }
 
-/// The node in a `numa_status` file, for example `Node: 4`.
+/// Returns the node in a `numa_status` file, for example `Node: 4`.
 fn numa_status_node(text: &str) -> Option<NodeId> {
     let (_, after) = text.split_once("Node:")?;
     let id: i32 = after.split_ascii_whitespace().next()?.parse().ok()?;
@@ -186,7 +186,7 @@ fn numa_status_node(text: &str) -> Option<NodeId> {
 struct MemInfo(BTreeMap<String, u64>);
 
 impl MemInfo {
-    /// Reads `/proc/meminfo` and a node's `meminfo`, whose lines begin with `Node 0`.
+    /// Parses `/proc/meminfo` or a node's `meminfo`, whose lines begin with `Node 0`.
     fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(Self::line).collect())
     }
@@ -208,9 +208,9 @@ impl MemInfo {
         self.0.get("MemTotal").copied()
     }
 
-    /// Bytes that an allocation could get without killing anybody: the kernel's `MemAvailable`.
-    /// It has none per node; there: free pages, the page cache that needs no writing, and half of
-    /// the reclaimable slab, since a slab page goes only when all its objects do.
+    /// Returns the bytes that an allocation could get without killing a process: the kernel's `MemAvailable`.
+    /// Nodes have no such line; for them: free pages, clean page cache, and half of the reclaimable slab,
+    /// because a slab page becomes free only with all its objects.
     fn available(&self) -> Option<u64> {
         if let Some(available) = self.0.get("MemAvailable") {
             return Some(*available);

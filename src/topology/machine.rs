@@ -1,4 +1,4 @@
-//! Topologies of described machines, and descriptions from topologies.
+//! Converts between topologies and machine descriptions.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,11 @@ use crate::driver::NodeId;
 use crate::driver::sim::{GpuSpec, Machine, NodeSpec, PeerAccess};
 
 impl Topology {
-    /// The topology of a described machine, without a driver that simulates it.
+    /// Returns the topology of a described machine, without a driver that simulates it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) where a list of CPUs is none ·
-    /// [`Error::Topology`](crate::Error::Topology) where the description names an XML file that
-    /// cannot be read.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an invalid list of CPUs ·
+    /// [`Error::Topology`](crate::Error::Topology) if the description names an XML file that cannot be read.
     pub fn of_machine(machine: &Machine) -> Result<Self> {
         let gpus = (0..).zip(&machine.gpus);
         let gpus = gpus.map(|(ordinal, spec)| Gpu::of_spec(machine, spec, ordinal));
@@ -33,11 +32,11 @@ impl Topology {
         ))
     }
 
-    /// A description of the machine, for the simulator to play:
+    /// Returns a description of the machine for the simulator:
     /// [`Driver::simulated`](crate::Driver::simulated).
     ///
-    /// What a topology does not say is as in [`Machine::default`]. Nodes without memory are left
-    /// out. A GPU whose memory is not known has 0 bytes, which the simulator refuses: fill it in.
+    /// Fields that a topology does not know are as in [`Machine::default`]. Nodes without memory are left
+    /// out. A GPU whose memory is unknown has 0 bytes, which the simulator refuses: fill it in.
     pub fn to_machine(&self) -> Machine {
         let nodes: Vec<NodeSpec> = self
             .nodes
@@ -77,8 +76,8 @@ impl Topology {
         }
     }
 
-    /// The distances to nodes that the description has; none where firmware calls another node
-    /// local, which a description may not.
+    /// Returns the distances to nodes that the description has; none if firmware calls another node local,
+    /// which a description may not.
     fn spec_distances(&self, node: &NumaNode) -> BTreeMap<i32, u32> {
         let has_memory = |id: &NodeId| self.node(*id).is_ok_and(|node| node.memory_total > 0);
         let told = node.distances.iter().filter(|(to, _)| has_memory(to));
@@ -128,7 +127,7 @@ fn node(spec: &NodeSpec) -> Result<NumaNode> {
     })
 }
 
-/// Plays hwloc's part for GPUs whose host node the simulated driver does not know.
+/// Stands for hwloc for GPUs whose host node the simulated driver does not know.
 #[cfg(feature = "hwloc")]
 fn locate_by_xml(machine: &Machine, nodes: &[NumaNode], gpus: &mut [Gpu]) -> Result<()> {
     let Some(path) = &machine.topology_xml else {
@@ -144,7 +143,7 @@ fn locate_by_xml(machine: &Machine, nodes: &[NumaNode], gpus: &mut [Gpu]) -> Res
     Ok(())
 }
 
-/// Without hwloc nobody reads the XML.
+/// Without hwloc the XML is not read.
 #[cfg(not(feature = "hwloc"))]
 fn locate_by_xml(_: &Machine, _: &[NumaNode], _: &mut [Gpu]) -> Result<()> {
     Ok(())

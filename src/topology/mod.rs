@@ -1,10 +1,9 @@
-//! The node's topology: its GPUs, host NUMA nodes, and what is near to what.
+//! The node's topology: its GPUs, host NUMA nodes, and their distances.
 //!
-//! # Where it differs on the simulator
-//! The GPUs are asked of the simulated driver by the same calls, so they can be trusted to come out
-//! as on the real one. The host nodes come from the simulated [`Machine`](crate::Machine) and not from the kernel:
-//! CPUs that this machine may not have, so no thread is ever bound to them. Free memory is the
-//! simulated node's capacity less what is allocated there.
+//! # On the simulator
+//! The simulated driver reports the GPUs through the same calls as the real one. The host nodes come from the
+//! simulated [`Machine`](crate::Machine) and not from the kernel: this machine may not have their CPUs, so no
+//! thread is ever bound to them. Free memory is the simulated node's capacity less the bytes allocated there.
 
 mod affinity;
 pub(crate) mod cgroup;
@@ -50,14 +49,14 @@ pub struct Topology {
     live: Live,
 }
 
-/// Whom to ask for what changes.
+/// The source of values that change.
 #[derive(Clone, Debug)]
 enum Live {
     /// This machine's kernel.
     Kernel,
     /// The simulator.
     Simulator(Driver),
-    /// Nobody: the topology is of a machine elsewhere.
+    /// None: the topology describes a machine elsewhere.
     Nobody,
 }
 
@@ -88,22 +87,22 @@ impl Topology {
         }
     }
 
-    /// Who told it.
+    /// Returns the topology's source.
     pub fn source(&self) -> TopologySource {
         self.source
     }
 
-    /// The name of the simulated machine.
+    /// Returns the name of the simulated machine.
     pub fn machine(&self) -> Option<&str> {
         self.machine.as_deref()
     }
 
-    /// The GPUs, by ordinal.
+    /// Returns the GPUs, by ordinal.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// The GPU with this CUDA ordinal.
+    /// Returns the GPU with this CUDA ordinal.
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`]
@@ -115,15 +114,15 @@ impl Topology {
         })
     }
 
-    /// The host nodes (the CPUs' memory), by rising id; never a GPU's own memory.
+    /// Returns the host nodes (the CPUs' memory), by ascending id; never a GPU's own memory.
     pub fn nodes(&self) -> &[NumaNode] {
         &self.nodes
     }
 
-    /// The host node with this id.
+    /// Returns the host node with this id.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`], also where the id is that of a GPU's own memory.
+    /// [`Error::NoSuchNode`], also if the id is that of a GPU's own memory.
     pub fn node(&self, id: NodeId) -> Result<&NumaNode> {
         let found = self.nodes.iter().find(|node| node.id == id);
         found.ok_or_else(|| Error::NoSuchNode {
@@ -133,18 +132,18 @@ impl Topology {
         })
     }
 
-    /// The GPU whose own memory is this NUMA node.
+    /// Returns the GPU whose own memory is this NUMA node.
     pub(crate) fn gpu_with_memory(&self, id: NodeId) -> Option<i32> {
         let gpu = self.gpus.iter().find(|gpu| gpu.memory_node == Some(id))?;
         Some(gpu.ordinal)
     }
 
-    /// The ids of the host nodes, rising.
+    /// Returns the ids of the host nodes, ascending.
     pub fn node_ids(&self) -> Vec<NodeId> {
         self.nodes.iter().map(|node| node.id).collect()
     }
 
-    /// Bytes that an allocation on the node could get now; `None` where nobody says.
+    /// Returns the bytes that an allocation on the node could get now; `None` if unknown.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`]
@@ -152,7 +151,7 @@ impl Topology {
         Ok(self.live_free(self.node(id)?))
     }
 
-    /// Reads anew how much memory of each node is free.
+    /// Reads again how much memory of each node is free.
     pub fn refresh_free(&mut self) {
         let free: Vec<Option<u64>> = self.nodes.iter().map(|node| self.live_free(node)).collect();
         for (node, free) in self.nodes.iter_mut().zip(free) {
@@ -169,9 +168,9 @@ impl Topology {
     }
 }
 
-/// Bytes that an allocation on a host node of `driver`'s machine could get now.
+/// Returns the bytes that an allocation on a host node of `driver`'s machine could get now.
 ///
-/// `None` where nobody says, or where there is no such node.
+/// `None` if unknown, or if there is no such node.
 pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
     match driver.sim() {
         Some(sim) => sim
@@ -182,16 +181,16 @@ pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
     }
 }
 
-/// Who told a topology.
+/// The source of a topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TopologySource {
     /// The driver, and hwloc for the machine's part.
     Hwloc,
-    /// The driver, and the kernel for the machine's part: hwloc is left out of this build or failed.
+    /// The driver, and the kernel for the machine's part: this build has no hwloc, or hwloc failed.
     Kernel,
-    /// The driver alone: the kernel says nothing about NUMA nodes.
+    /// Only the driver: the kernel reports no NUMA nodes.
     Driver,
     /// An XML file of hwloc, as `lstopo` writes it: of a machine that may be elsewhere.
     Xml,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::CpuSet;
 use crate::driver::{Location, NodeId};
 
-/// A host NUMA node: a CPU socket's memory, or memory without CPUs (CXL) that is no GPU's.
+/// A host NUMA node: a CPU socket's memory, or memory without CPUs (CXL) that does not belong to a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct NumaNode {
@@ -15,13 +15,13 @@ pub struct NumaNode {
     pub id: NodeId,
     /// The CPUs of the node.
     pub cpus: CpuSet,
-    /// The node's memory in bytes; 0 where nobody says.
+    /// The node's memory in bytes; 0 if unknown.
     pub memory_total: u64,
-    /// Bytes that an allocation could get when the topology was read: free pages and page cache
-    /// that can be dropped, and no more than the control group allows. `None`: nobody says.
+    /// Bytes that an allocation could get when the topology was read: free pages and page cache that can be
+    /// dropped, limited by the control group. `None`: unknown.
     pub memory_free: Option<u64>,
-    /// The distance to each host node, this one included: 10 is local, as firmware reports it.
-    /// Empty where nobody says.
+    /// The distance to each host node, including this one: 10 is local, as firmware reports it. Empty if
+    /// unknown.
     pub distances: BTreeMap<NodeId, u32>,
     /// The GPUs for which this node is the nearest, by ordinal.
     pub gpus: Vec<i32>,

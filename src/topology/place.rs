@@ -1,4 +1,4 @@
-//! Which node gets how many bytes: pure, from a topology as it was read.
+//! Decides which node gets how many bytes: pure, from a topology as it was read.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,11 +7,11 @@ use crate::driver::NodeId;
 use crate::size::Granularity;
 use crate::{Error, Result};
 
-/// The environment variable that switches the refusal of too big requests off: any value but an
-/// empty one and `0`.
+/// The environment variable that allows requests beyond the free memory: any value except an empty one and
+/// `0`.
 pub const ALLOW_OVERCOMMIT: &str = "EGMEM_ALLOW_OVERCOMMIT";
 
-/// Where memory is to lie.
+/// Where to place memory.
 ///
 /// ```
 /// use egmem::Machine;
@@ -38,14 +38,14 @@ pub enum Placement {
     },
     /// On this host node.
     Node(NodeId),
-    /// In equal parts on all host nodes that have CPUs (on all, where none has any), in whole units
-    /// of the granularity; a node with less free memory than its part gives all it has and the
-    /// others take the rest. Odd units go to the nodes with the most free memory.
+    /// In equal parts on all host nodes that have CPUs (on all nodes, if none has any), in whole units of the
+    /// granularity. A node with less free memory than its part gives all it has and the others take the rest.
+    /// Odd units go to the nodes with the most free memory.
     Spread,
 }
 
 impl Placement {
-    /// A request for `bytes` to be placed so.
+    /// Returns a request for `bytes` with this placement.
     pub fn request(self, bytes: u64) -> PlacementRequest {
         PlacementRequest {
             placement: self,
@@ -56,22 +56,22 @@ impl Placement {
     }
 }
 
-/// What becomes of a request for more than is free.
+/// What to do with a request beyond the free memory.
 ///
-/// Pinned memory cannot be swapped out, so beyond what is free the kernel starts to kill processes.
+/// Pinned memory cannot be swapped out, so beyond the free memory the kernel starts to kill processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overcommit {
-    /// It is refused, with the numbers.
+    /// Refuse it, with the numbers.
     #[default]
     Refuse,
-    /// It is put to the driver: for virtual machines whose memory grows when it is touched, or to
-    /// let the kernel push out what the estimate of free memory does not count.
+    /// Pass it to the driver: for virtual machines whose memory grows when it is touched, or to let the
+    /// kernel reclaim memory that the estimate does not count.
     Allow,
 }
 
 impl Overcommit {
-    /// [`Overcommit::Allow`] where the environment variable [`ALLOW_OVERCOMMIT`] says so.
+    /// Returns [`Overcommit::Allow`] if the environment variable [`ALLOW_OVERCOMMIT`] says so.
     pub fn from_env() -> Self {
         match std::env::var_os(ALLOW_OVERCOMMIT) {
             Some(value) if !value.is_empty() && value != "0" => Self::Allow,
@@ -85,7 +85,7 @@ impl Overcommit {
 pub struct Share {
     /// The host node.
     pub node: NodeId,
-    /// The bytes that shall lie there: at least 1.
+    /// The bytes to place there: at least 1.
     pub bytes: u64,
 }
 
@@ -100,13 +100,13 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// The unit in which memory is made; 2 MiB unless said.
+    /// Sets the unit in which memory is created; 2 MiB by default.
     pub fn granularity(mut self, granularity: Granularity) -> Self {
         self.granularity = granularity;
         self
     }
 
-    /// What becomes of the request if it is for more than is free.
+    /// Sets what to do if the request exceeds the free memory.
     pub fn overcommit(mut self, overcommit: Overcommit) -> Self {
         self.overcommit = overcommit;
         self
@@ -117,15 +117,15 @@ impl PlacementRequest {
         self.overcommit(Overcommit::Allow)
     }
 
-    /// The shares of the nodes, by rising id. They add up to the bytes asked for, exactly, and all
-    /// but one are multiples of the granularity.
+    /// Returns the shares of the nodes, by ascending id. They add up to exactly the bytes requested, and all
+    /// except one are multiples of the granularity.
     ///
-    /// It asks nobody: what is free is what `topology` says, see [`Topology::refresh_free`].
+    /// It queries nothing: free memory is as in `topology`, see [`Topology::refresh_free`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes · [`Error::NoSuchGpu`], [`Error::NodeUnknown`],
-    /// [`Error::NoSuchNode`] where there is no such node · [`Error::NodeTooFull`],
-    /// [`Error::NodesTooFull`] where too little is free and overcommit is refused.
+    /// [`Error::NoSuchNode`] if there is no such node · [`Error::NodeTooFull`], [`Error::NodesTooFull`] if
+    /// too little is free and overcommit is refused.
     pub fn place(self, topology: &Topology) -> Result<Vec<Share>> {
         if self.bytes == 0 {
             return Err(Error::invalid("size", "0 bytes cannot be placed"));
@@ -141,7 +141,7 @@ impl PlacementRequest {
         self.bytes.div_ceil(self.granularity.bytes())
     }
 
-    /// Whole units that fit the node.
+    /// Returns the whole units that fit the node.
     fn capacity(self, node: &NumaNode) -> u64 {
         match (self.overcommit, node.memory_free) {
             (Overcommit::Refuse, Some(free)) => free / self.granularity.bytes(),
@@ -165,7 +165,7 @@ impl PlacementRequest {
 
     fn spread(self, nodes: &[NumaNode]) -> Result<Vec<Share>> {
         let with_cpus = nodes.iter().any(|node| !node.cpus.is_empty());
-        // (units that fit, units given, id); what has no memory at all takes no part.
+        // (units that fit, units given, id); nodes without memory take no part.
         let mut parts: Vec<(u64, u64, NodeId)> = nodes
             .iter()
             .filter(|node| !(with_cpus && node.cpus.is_empty()))
@@ -183,7 +183,7 @@ impl PlacementRequest {
                 free: fit * self.granularity.bytes(),
             });
         }
-        // From the fullest node on, each takes its equal part of what is left, or all it has.
+        // From the fullest node on, each takes an equal part of the remainder, or all it has.
         parts.sort_unstable();
         let mut left = units;
         for (taken, count) in (1..=parts.len() as u64).rev().enumerate() {
@@ -196,7 +196,7 @@ impl PlacementRequest {
         let unit = self.granularity.bytes();
         let mut rest = self.bytes;
         let shares = parts.iter().map(|(_, units, node)| {
-            // The last share is the one that need not be whole units.
+            // Only the last share need not be whole units.
             let bytes = rest.min(units.saturating_mul(unit));
             rest -= bytes;
             Share { node: *node, bytes }
@@ -265,7 +265,7 @@ mod tests {
             for (id, free) in free.iter().enumerate() {
                 let units = units_of(id);
                 prop_assert!(units <= free / unit, "node {} has {} units too many", id, units);
-                // Who has clearly less than the others has given all.
+                // A node with clearly less than the others has given all it has.
                 prop_assert!(units + 1 >= most || units == free / unit);
             }
         }

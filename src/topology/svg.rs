@@ -19,11 +19,11 @@ const GPU_WIDTH: f64 = 168.0;
 const GPU_GAP: f64 = 16.0;
 const GPU_HEIGHT: f64 = 104.0;
 const HEAD: f64 = 84.0;
-/// The width of a character of the small font, on the safe side.
+/// The width of a character of the small font, rounded up.
 const CHAR: f64 = 6.9;
 
-/// Light by default; a viewer that prefers dark gets dark. No font is loaded, and no feature used
-/// that converters to other formats lack, such as variables.
+/// Light by default; a viewer that prefers dark gets dark. The drawing loads no font and uses no feature that
+/// converters to other formats lack, such as variables.
 const STYLE: &str = "\
 text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\n\
 .title{font-size:20px;font-weight:600}.name{font-size:15px;font-weight:600}\
@@ -52,11 +52,10 @@ impl Column<'_> {
 }
 
 impl Topology {
-    /// An SVG drawing of the node: its host NUMA nodes with CPUs and memories, its GPUs with
-    /// theirs, and the links with their kinds.
+    /// Returns an SVG drawing of the node: its host NUMA nodes with CPUs and memories, its GPUs with theirs,
+    /// and the links with their kinds.
     ///
-    /// It is a whole file, needs no fonts or style sheets, and follows the viewer's light or dark
-    /// mode.
+    /// It is a complete file, needs no fonts or style sheets, and follows the viewer's light or dark mode.
     pub fn to_svg(&self) -> String {
         let rows = self.rows();
         let row_width = |row: &Vec<Column>| {
@@ -264,7 +263,7 @@ fn bar(out: &mut String, x: f64, y: f64, width: f64, class: &str) {
     }
 }
 
-/// The distances to other nodes, those that are equal together.
+/// Formats the distances to other nodes, equal ones together.
 fn distances(node: &NumaNode) -> String {
     let mut by_distance: Vec<(u32, Vec<String>)> = Vec::new();
     for (to, distance) in node.distances.iter().filter(|(to, _)| **to != node.id) {
@@ -350,7 +349,7 @@ fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(what); // to a String it cannot fail
 }
 
-/// The text, cut short with an ellipsis where it would be wider than `width`.
+/// Returns the text, shortened with an ellipsis if it would be wider than `width`.
 fn fit(text: &str, width: f64) -> String {
     let most = (width / CHAR).max(1.0) as usize;
     if text.chars().count() <= most {

@@ -1,4 +1,4 @@
-//! Tests of discovery that need no driver: GPUs made by hand, the kernel's files in a folder.
+//! Tests of discovery without a driver: handmade GPUs, and the kernel's files in a folder.
 
 use super::test_tree::Tree;
 use super::*;

@@ -1,4 +1,4 @@
-//! A topology as an aligned text picture.
+//! Formats a topology as aligned text.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ impl fmt::Display for Topology {
 }
 
 impl Topology {
-    /// The source, without the driver where that has told of no GPU.
+    /// Returns the source, without the driver if that has reported no GPU.
     fn told_by(&self) -> String {
         match (self.source, self.gpus.is_empty()) {
             (TopologySource::Hwloc, true) => "hwloc".into(),
@@ -21,8 +21,8 @@ impl Topology {
         }
     }
 
-    /// The text picture that [`Display`](fmt::Display) shows: a line for each host node, its GPUs
-    /// below it, then the distances between nodes. It ends with a line break.
+    /// Returns the text that [`Display`](fmt::Display) shows: a line for each host node, its GPUs below it,
+    /// then the distances between nodes. It ends with a line break.
     pub fn to_text(&self) -> String {
         let mut out = self.headline();
         if self.source != TopologySource::Simulated {
@@ -56,7 +56,7 @@ impl Topology {
         out
     }
 
-    /// What the topology is of, in one line.
+    /// Describes the topology's machine in one line.
     pub(super) fn headline(&self) -> String {
         let size = format!(
             "{}, {}",
@@ -136,8 +136,7 @@ fn gpu_cells(gpu: &Gpu) -> Vec<String> {
     ]
 }
 
-/// Rows with their cells padded to the widest of the column; columns that are empty in all rows are
-/// left out.
+/// Pads each row's cells to the widest of their column; leaves out columns that are empty in all rows.
 fn align(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
