@@ -1,24 +1,24 @@
-//! What a heap's debug mode finds.
+//! Findings of a heap's debug mode.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where in the program something was done, and by which thread.
+/// Where in the program an operation happened, and in which thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Site {
-    /// The call's file, line and column, as `src/main.rs:10:5`. Not known of a drop, nor where GPU work
-    /// or the heap itself is the reason; a collection's is within the collection.
+    /// The call's file, line and column, as `src/main.rs:10:5`. Unknown for a drop, and if GPU work or the
+    /// heap itself is the cause; for a collection, a place inside the collection's code.
     pub place: Option<String>,
-    /// The thread's name, or its number where it has none.
+    /// The thread's name, or its number if it has none.
     pub thread: String,
-    /// Whether it is a collection's memory: `place` is within the collection, and only `backtrace` tells
-    /// whose that is.
+    /// Whether the block is a collection's memory: `place` then lies inside the collection's code, and only
+    /// `backtrace` shows the caller.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_collection: bool,
-    /// How the program came there, if [that was wanted](crate::heap::debug::DebugOptions::backtraces), without what this
-    /// library and the thread's begin add to it.
+    /// The call stack, if [enabled](crate::heap::debug::DebugOptions::backtraces), without the frames of this
+    /// library and of the thread's start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backtrace: Option<String>,
 }
@@ -40,17 +40,17 @@ impl fmt::Display for Site {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BlockInfo {
-    /// Which of the heap's blocks it is, counted from 0 by when they were allocated.
+    /// The block's number, in the order of allocation from 0.
     pub number: u64,
-    /// Where it begins, in bytes from the heap's first address.
+    /// The block's start, in bytes from the heap's first address.
     pub offset: u64,
-    /// The bytes asked for.
+    /// The size requested.
     pub bytes: u64,
-    /// The alignment asked for, in bytes.
+    /// The alignment requested, in bytes.
     pub align: u64,
     /// Where it was allocated.
     pub allocated: Site,
-    /// Where it was freed; a block freed after GPU work is one that waits for it from then on.
+    /// Where it was freed; a block freed after GPU work waits for that work from then on.
     pub freed: Option<Site>,
 }
 
@@ -66,22 +66,22 @@ impl fmt::Display for BlockInfo {
     }
 }
 
-/// What is wrong.
+/// The kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// Somebody wrote before a block.
+    /// Bytes before a block were overwritten.
     Underrun,
-    /// Somebody wrote after a block.
+    /// Bytes after a block were overwritten.
     Overrun,
-    /// Somebody wrote to a block that was freed.
+    /// A freed block was written to.
     UseAfterFree,
-    /// A block was freed that had been freed.
+    /// A block was freed twice.
     DoubleFree,
     /// An address was freed where no block begins.
     InvalidFree,
-    /// A block was freed by another layout than it was allocated by.
+    /// A block was freed with another layout than it was allocated with.
     WrongLayout,
 }
 
@@ -98,12 +98,12 @@ impl fmt::Display for DamageKind {
     }
 }
 
-/// When damage was seen: it was done some time before.
+/// When damage was found; it happened some time before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Seen {
-    /// When the block was freed; of one freed after GPU work, when it was taken back.
+    /// When the block was freed; for a block freed after GPU work, when it was collected.
     Freed,
     /// When the freed block left quarantine.
     LeftQuarantine,
@@ -124,7 +124,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Bytes that are not what they should be.
+/// Bytes that differ from the expected pattern.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WrongBytes {
@@ -132,11 +132,11 @@ pub struct WrongBytes {
     pub first: i64,
     /// The last one.
     pub last: i64,
-    /// How many are wrong; others between the two may be right.
+    /// How many bytes are wrong; others between the two may be right.
     pub count: u64,
-    /// What each should be.
+    /// The expected value of each.
     pub expected: u8,
-    /// What is there from the first wrong byte on: up to 32 bytes, not beyond the last.
+    /// The contents from the first wrong byte on: up to 32 bytes, not beyond the last.
     pub found: Vec<u8>,
 }
 
@@ -162,17 +162,17 @@ impl fmt::Display for WrongBytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Damage {
-    /// What is wrong.
+    /// The kind of damage.
     pub kind: DamageKind,
-    /// The address of the first wrong byte, or the one that was freed.
+    /// The address of the first wrong byte, or the address that was freed.
     pub address: u64,
-    /// The block; of an invalid free, the one around the address, if any.
+    /// The block; for an invalid free, the one around the address, if any.
     pub block: Option<BlockInfo>,
-    /// The wrong bytes, where it is about bytes.
+    /// The wrong bytes, for damage of bytes.
     pub bytes: Option<WrongBytes>,
-    /// When it was seen.
+    /// When it was found.
     pub seen: Seen,
-    /// Who freed what should not have been freed so.
+    /// Where the invalid free happened.
     pub by: Option<Site>,
 }
 
@@ -198,13 +198,13 @@ impl fmt::Display for Damage {
     }
 }
 
-/// All that was found, by [`Heap::check`](crate::Heap::check) and since the one before.
+/// All damage found by [`Heap::check`](crate::Heap::check) and since the previous check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DamageReport {
-    /// The findings in the order in which they were made, up to 1000.
+    /// The findings in order, up to 1000.
     pub damage: Vec<Damage>,
-    /// How many more there were.
+    /// How many further findings there were.
     pub more: u64,
 }
 
@@ -221,7 +221,7 @@ impl fmt::Display for DamageReport {
     }
 }
 
-/// "1 block", "2 blocks".
+/// Formats a count: "1 block", "2 blocks".
 pub(crate) fn blocks(count: u64) -> String {
     counted(count, "block")
 }

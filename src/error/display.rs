@@ -8,11 +8,11 @@ use super::words::{list, ranks};
 use crate::size::Bytes;
 use crate::text::Escaping;
 
-/// One line without a control character: fields may hold what a peer, a file or the system said.
+/// One line without control characters: fields may contain text of a peer, a file or the system.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // This crate's own text, of several lines.
+            // This crate's own text, with several lines.
             Self::HeapDamaged { report } => write!(f, "{report}"),
             other => other.describe(&mut Escaping(f)),
         }
@@ -217,7 +217,7 @@ mod tests {
     use crate::text::is_unsafe;
     use crate::{Distrust, End, Error, Explained, Refusal, Unreachable};
 
-    /// Errors of every kind that holds a text from elsewhere.
+    /// Returns errors of every kind that contains text from elsewhere.
     fn all(t: &str) -> Vec<Error> {
         let s = || t.to_owned();
         let list = || vec![s(), s()];

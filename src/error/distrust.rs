@@ -4,19 +4,19 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Distrust {
-    /// Its process runs as a user who is not on the list.
+    /// The user of its process is not on the list.
     User,
-    /// Its certificate has other names than the one expected.
+    /// Its certificate does not have the expected name.
     Name,
     /// Its certificate is expired, or not valid yet.
     Validity,
     /// Its certificate is revoked.
     Revoked,
-    /// No authority that is trusted here has issued its certificate.
+    /// No authority that this process trusts has issued its certificate.
     Authority,
-    /// The revocation list here has expired, or does not cover its certificate.
+    /// This end's revocation list has expired, or does not cover its certificate.
     RevocationList,
-    /// Something else about its certificate, or about TLS.
+    /// Another fault of its certificate, or of TLS.
     Certificate,
     /// The peer does not trust this process.
     ByPeer,

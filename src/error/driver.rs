@@ -1,4 +1,4 @@
-//! Failed driver calls, and the errors that have one behind them.
+//! Failed driver calls, and the errors that contain one.
 
 use super::Error;
 use crate::driver::{Call, Code};
@@ -14,12 +14,12 @@ pub struct DriverError {
 }
 
 impl Error {
-    /// A failed driver call.
+    /// Creates the error of a failed driver call.
     pub const fn driver(call: Call, code: Code) -> Self {
         Self::Driver(DriverError { call, code })
     }
 
-    /// The failed driver call behind the error, where there is one.
+    /// Returns the failed driver call behind the error, if any.
     pub const fn driver_error(&self) -> Option<DriverError> {
         match self {
             Self::Driver(source)
@@ -34,7 +34,7 @@ impl Error {
         }
     }
 
-    /// The result code behind the error, where a driver call failed.
+    /// Returns the result code behind the error, if a driver call failed.
     pub const fn code(&self) -> Option<Code> {
         match self.driver_error() {
             Some(source) => Some(source.code),

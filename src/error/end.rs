@@ -1,11 +1,11 @@
-//! At which of two ends a failure is.
+//! Which of two ends a failure is at.
 
 use std::fmt;
 
 use super::Error;
 use crate::driver::{Code, HandleType};
 
-/// Where to look when something fails between two processes.
+/// Where to look when an operation between two processes fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum End {
@@ -13,7 +13,7 @@ pub enum End {
     Here,
     /// At the other end.
     There,
-    /// At both, and between them: the IMEX domain, the links.
+    /// At both ends, or between them: the IMEX domain, the links.
     Between,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for End {
 }
 
 impl Error {
-    /// Where to look when memory that came as `via` cannot be imported for this reason.
+    /// Returns where to look when memory that arrived as `via` cannot be imported for this reason.
     #[cfg_attr(
         not(feature = "exchange"),
         allow(dead_code, reason = "only the exchange has two ends")
@@ -38,7 +38,7 @@ impl Error {
             Self::InvalidArgument { what, .. } if matches!(*what, "description" | "handles") => {
                 End::There
             }
-            // The handle names nothing, or nothing that can be reached.
+            // The handle refers to nothing, or to nothing reachable.
             Self::Driver(source) => match source.code {
                 Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => End::Here,
                 _ if via == HandleType::Fabric => End::Between,

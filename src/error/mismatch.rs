@@ -1,33 +1,33 @@
-//! In what a name differs from the caller's expectation.
+//! Differences between a name and the caller's expectation.
 
 use std::fmt;
 
 use crate::driver::{Location, NodeId};
 use crate::size::Bytes;
 
-/// In what memory under a name differs from what the caller asked for.
+/// How memory under a name differs from the caller's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
     /// Another peer owns the name.
     Owner {
-        /// The owner asked for, as `exchange::Owner` writes it.
+        /// The expected owner, as `exchange::Owner` writes it.
         expected: String,
-        /// The owner.
+        /// The actual owner.
         found: String,
     },
     /// The memory has another size.
     Size {
-        /// Bytes asked for.
+        /// The expected bytes.
         expected: u64,
         /// Usable bytes.
         found: u64,
     },
-    /// The memory lies elsewhere.
+    /// The memory lies on another node.
     Node {
-        /// The host node asked for.
+        /// The expected host node.
         expected: NodeId,
-        /// Where its parts lie, each place once.
+        /// The locations of its parts, each once.
         found: Vec<Location>,
     },
 }

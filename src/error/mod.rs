@@ -1,4 +1,4 @@
-//! The one error type: what failed, why, and what to do.
+//! The crate's error type: what failed, why, and what to do.
 
 #[cfg(test)]
 mod catalogue;
@@ -36,30 +36,30 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What failed and why; [`Error::remedy`] says what to do.
 ///
-/// Its text has no control character, whatever a peer, a file or the system said: see [`crate::text`].
-// The variants' texts are in display.rs, where all of them are escaped.
+/// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
+// The texts of the variants are in display.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no usable CUDA driver library.
     NoDriver {
-        /// What was tried and what came of it.
+        /// The libraries tried and the loader's messages.
         detail: String,
     },
-    /// The driver is older than what was asked for needs.
+    /// The driver is too old for the request.
     DriverTooOld {
-        /// What needs the newer driver.
+        /// The feature that needs the newer driver.
         what: &'static str,
         /// The driver's version.
         have: CudaVersion,
         /// The version needed.
         need: CudaVersion,
     },
-    /// A library that is loaded at run time is not there.
+    /// A library that is loaded at run time was not found.
     MissingLibrary {
         /// The library.
         library: &'static str,
-        /// The loader's words.
+        /// The loader's message.
         detail: String,
     },
     /// A library lacks a function, although its version should have it.
@@ -69,89 +69,89 @@ pub enum Error {
         /// The library.
         library: &'static str,
     },
-    /// A driver call failed with a code that has no better explanation here.
+    /// A driver call failed with a code that this crate has no better explanation for.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Fabric handles were refused for want of an IMEX channel.
+    /// The driver refused fabric handles because there is no IMEX channel.
     NoImexChannel {
         /// Where a channel would be.
         path: PathBuf,
         /// The refused call.
         source: DriverError,
     },
-    /// The machine, its GPU or its driver cannot do it.
+    /// The machine, its GPU or its driver does not support the request.
     PlatformUnsupported {
-        /// What it cannot do.
+        /// What it does not support.
         what: &'static str,
-        /// The refused call, where there was one.
+        /// The refused call, if there was one.
         source: Option<DriverError>,
     },
-    /// The CPU cannot be granted a memory once more: its exports, imports and CPU mappings, in all
-    /// processes together, are too many. The driver grants it to GPUs still.
+    /// The CPU cannot get another mapping of a memory: its exports, imports and CPU mappings, in all
+    /// processes together, are too many. The driver still grants it to GPUs.
     TooManyReferences {
         /// The refused call.
         source: DriverError,
     },
     /// The driver had no memory left.
     OutOfMemory {
-        /// Where.
+        /// The location.
         location: Location,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
         /// The refused call.
         source: DriverError,
     },
-    /// The request is bigger than the node's free memory and was not put to the driver.
+    /// The request exceeds the node's free memory and was not passed to the driver.
     NodeTooFull {
         /// The node.
         node: NodeId,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
         /// Bytes free.
         free: u64,
     },
-    /// The request is bigger than the free memory of the nodes it should be spread over.
+    /// The request exceeds the free memory of the nodes that it was to be spread over.
     NodesTooFull {
         /// The nodes.
         nodes: Vec<NodeId>,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
         /// Bytes free, in whole units of the granularity.
         free: u64,
     },
-    /// The driver does not say which host NUMA node is a GPU's.
+    /// The driver does not report a GPU's host NUMA node.
     NodeUnknown {
         /// The GPU's ordinal.
         gpu: i32,
-        /// The nodes there are.
+        /// The existing nodes.
         choices: Vec<NodeId>,
     },
     /// There is no such NUMA node.
     NoSuchNode {
-        /// The node asked for.
+        /// The node requested.
         node: NodeId,
-        /// The GPU whose own memory has this id, where one has.
+        /// The GPU whose own memory has this id, if any.
         gpu: Option<i32>,
-        /// The host nodes there are.
+        /// The existing host nodes.
         choices: Vec<NodeId>,
     },
     /// There is no such GPU.
     NoSuchGpu {
-        /// The ordinal asked for.
+        /// The ordinal requested.
         gpu: i32,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
-    /// An argument cannot be right.
+    /// An argument is invalid.
     InvalidArgument {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
-        /// The valid range or the valid values, where they can be said in short.
+        /// The valid range or values, if they are short.
         valid: Option<String>,
     },
-    /// A range reaches beyond the memory it is in.
+    /// A range extends beyond its memory.
     OutOfRange {
         /// Where the range starts, in bytes.
         offset: u64,
@@ -160,64 +160,64 @@ pub enum Error {
         /// The memory's size in bytes.
         size: u64,
     },
-    /// Someone lacks the access that the operation needs.
+    /// A location lacks the access that the operation needs.
     NotAccessible {
-        /// Who.
+        /// The location.
         who: Location,
         /// What it has.
         have: Access,
-        /// What it would need.
+        /// What it needs.
         need: Access,
     },
     /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
     ContextLost {
         /// The GPU's ordinal.
         device: i32,
-        /// The call that found out.
+        /// The call that reported it.
         source: DriverError,
     },
-    /// Bytes read back are not the bytes written.
+    /// Bytes read back differ from the bytes written.
     WrongBytes {
-        /// Who read them.
+        /// The location that read them.
         by: Location,
-        /// Where, in bytes from the start.
+        /// The offset in bytes from the start.
         offset: u64,
-        /// The 64-bit word that should be there.
+        /// The expected 64-bit word.
         expected: u64,
-        /// The one that is.
+        /// The word read.
         found: u64,
     },
     /// A probe in a child process died.
     ProbeDied {
         /// What was probed.
         what: String,
-        /// Its signal, exit status, or why it could not be started.
+        /// Its signal or exit status, or why it could not be started.
         how: String,
     },
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     System {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What kind of error it is; [`ErrorKind::Other`] where the system gave none.
+        /// The kind of error; [`ErrorKind::Other`] if the system gave none.
         kind: ErrorKind,
-        /// The system's words.
+        /// The system's message.
         detail: String,
     },
     /// The machine's topology cannot be read.
     Topology {
-        /// What is wrong.
+        /// The fault.
         detail: String,
     },
-    /// A peer is not who it should be, or this process is not to it.
+    /// A peer is not trusted, or does not trust this process.
     NotTrusted {
         /// The peer: an address, a process, a certificate's name.
         peer: String,
-        /// What is wrong with it, for programs.
+        /// The reason, for programs.
         cause: Distrust,
-        /// What is wrong with it.
+        /// The reason, for people.
         why: String,
     },
-    /// Handles would travel unprotected over a network.
+    /// Handles would be sent unencrypted over a network.
     Insecure {
         /// The address.
         address: String,
@@ -226,138 +226,137 @@ pub enum Error {
     Tls {
         /// What cannot be used: a file, a certificate.
         what: String,
-        /// What is wrong with it.
+        /// The fault.
         detail: String,
     },
     /// A peer understood a request and refused it.
     Refused {
-        /// Who refuses.
+        /// The peer.
         peer: String,
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// Why, for programs.
+        /// The reason, for programs.
         reason: Refusal,
-        /// Why, for people.
+        /// The reason, for people.
         detail: String,
     },
-    /// Memory under a name is not what the caller asked for: nothing of it is mapped.
+    /// Memory under a name is not what the caller requested: none of it is mapped.
     Mismatched {
         /// The name.
         name: String,
         /// The server.
         peer: String,
-        /// In what it differs.
+        /// The difference.
         what: Box<Mismatch>,
     },
     /// No connection to a peer was established.
     Unreachable {
         /// The peer's address.
         peer: String,
-        /// Why not, for programs.
+        /// The cause, for programs.
         cause: Unreachable,
-        /// What happened.
+        /// The cause, for people.
         why: String,
     },
-    /// A peer that was connected is gone, silent, or cannot be reached any more.
+    /// A connected peer has disconnected, fallen silent, or become unreachable.
     PeerLost {
         /// The peer.
         peer: String,
         /// What happened.
         why: String,
     },
-    /// A peer sent what the protocol does not allow; the connection is closed.
+    /// A peer violated the protocol; the connection is closed.
     Protocol {
         /// The peer.
         peer: String,
         /// What it sent.
         detail: String,
     },
-    /// Something did not happen in time.
+    /// An operation did not finish in time.
     TimedOut {
-        /// What was waited for.
+        /// The operation.
         what: String,
-        /// How long.
+        /// The time limit.
         after: Duration,
     },
-    /// A name is withdrawn, memory is to be reused or access to it is to be taken away, and somebody still
-    /// holds it.
+    /// A name is to be withdrawn, memory to be reused or access to it to be revoked, but a peer still holds
+    /// it.
     StillHeld {
         /// The name, or what is held.
         name: String,
-        /// Who holds it.
+        /// The holders.
         holders: Vec<String>,
     },
-    /// Handles or leases are of an earlier life of their exporter.
+    /// Handles or leases belong to an earlier run of their exporter.
     Stale {
-        /// What.
+        /// The object.
         what: String,
-        /// What has changed since.
+        /// What has changed.
         why: String,
     },
     /// Memory that a peer shares cannot be imported into this process.
     Import {
         /// The memory's name.
         what: String,
-        /// Whose it is.
+        /// The peer that shares it.
         peer: String,
         /// Where to look.
         end: End,
-        /// What failed.
+        /// The cause.
         source: Box<Error>,
     },
-    /// Memory is imported, and yet the two ends do not see the same bytes.
+    /// Memory is imported, but the two ends do not see the same bytes.
     DataPlane {
         /// The memory's name.
         what: String,
         /// The other end.
         peer: String,
-        /// Which way bytes do not go.
+        /// Which direction fails.
         detail: String,
     },
-    /// There is no handle type that all who should share can use.
+    /// No handle type works for all participants.
     NoCommonHandle {
-        /// Who cannot do what, and why.
+        /// Each participant's reasons.
         reasons: Vec<String>,
     },
-    /// Ranks of a group did not come in time.
+    /// Ranks of a group did not join in time.
     RanksMissing {
         /// The group.
         group: String,
         /// The missing ranks.
         missing: Vec<u32>,
-        /// How many ranks there should be.
+        /// The number of ranks in the group.
         size: u32,
     },
     /// A heap in debug mode has found damage.
     HeapDamaged {
-        /// What was found.
+        /// The findings.
         report: Box<DamageReport>,
     },
-    /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are of the
-    /// moment in which it gave up: then it had taken back all that threads keep, but for a block above the
-    /// limit, which is refused at once.
+    /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are those
+    /// of the moment of failure, after it had emptied all threads' caches; a block above the limit is refused
+    /// at once, without that.
     HeapFull {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
-        /// The alignment asked for, in bytes.
+        /// The alignment requested, in bytes.
         align: u64,
-        /// Bytes that the [debug mode](crate::heap::debug) would have needed around them; 0 without it.
+        /// Bytes that the [debug mode](crate::heap::debug) would have needed for guards; 0 without it.
         guards: u64,
         /// Why there is no room.
         why: NoRoom,
         /// The most bytes of memory that the heap may have.
         limit: u64,
-        /// Bytes of its memory that are in use: blocks, those that wait for GPU work, slabs of small
-        /// blocks.
+        /// Bytes of its memory in use: blocks, blocks that wait for GPU work, slabs of small blocks.
         used: u64,
-        /// Bytes of its memory that are free. What limit, `used` and this leave has no memory yet.
+        /// Free bytes of its memory. The rest of the limit has no memory yet.
         free: u64,
-        /// Bytes of the largest free piece, or nearly: not all are looked at.
+        /// Bytes of the largest free range, or slightly less: not all are examined.
         largest_free: u64,
     },
-    /// The address space has no hole for what was to be reserved. No memory is needed for that.
+    /// The address space has no hole for a reservation. A reservation needs no memory.
     OutOfAddresses {
-        /// Bytes of addresses asked for.
+        /// Bytes of addresses requested.
         requested: u64,
         /// The refused call.
         source: DriverError,
@@ -366,20 +365,20 @@ pub enum Error {
     LimitReached {
         /// What is limited.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: u64,
     },
-    /// The directory cannot tell who holds a name.
+    /// The directory cannot look a name up.
     Directory {
         /// The directory's address.
         directory: String,
-        /// What is wrong.
+        /// The fault.
         detail: String,
     },
 }
 
 impl Error {
-    /// An argument that cannot be right.
+    /// Creates an error about an invalid argument.
     pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Self::InvalidArgument {
             what,
@@ -388,7 +387,7 @@ impl Error {
         }
     }
 
-    /// An argument that cannot be right, with the valid range or the valid values.
+    /// Creates an error about an invalid argument, with the valid range or values.
     pub fn invalid_of(
         what: &'static str,
         why: impl Into<String>,
@@ -401,7 +400,7 @@ impl Error {
         }
     }
 
-    /// A refusal by the operating system.
+    /// Creates an error from an operating system error.
     pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
         Self::System {
             what: what.into(),
@@ -410,7 +409,7 @@ impl Error {
         }
     }
 
-    /// A failure beside the operating system, such as of a thread.
+    /// Creates an error of a system facility that has no system error, such as a thread.
     pub(crate) fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::System {
             what: what.into(),
@@ -419,7 +418,7 @@ impl Error {
         }
     }
 
-    /// An error of a connection that was there before, after an attempt to connect anew.
+    /// Converts the error of a reconnect attempt to an error of the earlier connection.
     #[cfg_attr(
         not(feature = "exchange"),
         allow(dead_code, reason = "the exchange connects anew")

@@ -1,10 +1,10 @@
-//! Why a peer says no.
+//! Why a peer refuses a request.
 
 use std::fmt;
 
 use crate::text::escape;
 
-/// Why a peer refuses a request, as it travels: a lower-case word with underscores.
+/// Why a peer refuses a request, on the wire a lower-case word with underscores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -14,15 +14,15 @@ pub enum Refusal {
     Forbidden,
     /// The memory may only be read.
     ReadOnly,
-    /// The service's configuration has made the name, so no request deletes it.
+    /// The service's configuration defines the name, so no request can delete it.
     Configured,
-    /// The peer's certificate is not trusted any more.
+    /// The peer's certificate is no longer trusted.
     NotTrusted,
     /// The peer does not know the request.
     Unsupported,
-    /// No version of the protocol is known to both.
+    /// The two ends have no protocol version in common.
     Version,
-    /// The request cannot be right.
+    /// The request is invalid.
     Invalid,
     /// A limit of the peer is reached: connections, names, leases, bytes.
     Limit,
@@ -38,13 +38,13 @@ pub enum Refusal {
     NoCommonHandle,
     /// The lease has ended.
     Expired,
-    /// The instance that was named is no more.
+    /// The instance in the request no longer exists.
     Stale,
     /// Out of memory.
     NoMemory,
-    /// Something did not happen in time.
+    /// An operation did not finish in time.
     TimedOut,
-    /// Something else failed there.
+    /// Another failure at the peer.
     Internal,
     /// A reason that this version does not know.
     Other(String),
@@ -93,7 +93,7 @@ impl Refusal {
         (Self::Internal, "internal", "an internal failure"),
     ];
 
-    /// The word that travels.
+    /// Returns the word on the wire.
     pub fn word(&self) -> &str {
         match self {
             Self::Other(word) => word,
@@ -104,7 +104,7 @@ impl Refusal {
         }
     }
 
-    /// The reason with this word.
+    /// Returns the reason with this word.
     pub fn from_word(word: &str) -> Self {
         Self::WORDS
             .iter()

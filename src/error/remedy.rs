@@ -6,7 +6,7 @@ use super::{End, Error, Refusal};
 use crate::driver::Code;
 
 impl Error {
-    /// What to do about it, in a sentence.
+    /// Returns what to do about it, in a sentence.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoDriver { .. } => {

@@ -4,24 +4,24 @@ use std::fmt;
 
 use crate::size::Bytes;
 
-/// Why a heap has no room for what was asked of it: [`Error::HeapFull`](super::Error::HeapFull).
+/// Why a heap has no room for a request: [`Error::HeapFull`](super::Error::HeapFull).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoRoom {
-    /// It is more than what is free and what the limit leaves to be added.
+    /// The request exceeds the free bytes plus what the limit allows to add.
     Limit,
-    /// There is enough, but not in one piece. Blocks up to 2 KiB come in slabs, which are pieces of up to
-    /// 64 KiB.
+    /// There are enough free bytes, but not in one range. Blocks up to 2 KiB come from slabs, which are
+    /// ranges of up to 64 KiB.
     Fragments,
-    /// There is a piece that is large enough, but not at an address of that alignment.
+    /// There is a free range that is large enough, but not at an address with that alignment.
     Alignment,
-    /// No node has enough left of its [share](crate::Heap::spread) for what must lie in one chunk.
+    /// No node has enough left of its [share](crate::Heap::spread) for a chunk of the size needed.
     Share {
         /// The largest share in bytes.
         most: u64,
     },
-    /// The heap would grow beyond its [soft limit](crate::HeapOptions::soft_limit), and the callback said
-    /// [`Relief::Refuse`](crate::heap::Relief::Refuse); of memory ahead of need nobody is asked.
+    /// The heap would grow beyond its [soft limit](crate::HeapOptions::soft_limit), and the callback answered
+    /// [`Relief::Refuse`](crate::heap::Relief::Refuse); background growth never calls the callback.
     SoftLimit {
         /// The soft limit in bytes.
         bytes: u64,
@@ -74,10 +74,10 @@ impl fmt::Display for NoRoom {
     }
 }
 
-/// What was asked of a heap, for people.
+/// Describes the request to a heap, for a message.
 pub(super) fn asked(requested: u64, align: u64, guards: u64) -> String {
     let mut text = Bytes(requested).to_string();
-    // Up to this, every block is.
+    // Every block has this alignment or less.
     if align > 256 {
         text += &format!(" aligned to {}", Bytes(align));
     }

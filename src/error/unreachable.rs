@@ -1,4 +1,4 @@
-//! Why no connection to a peer comes about.
+//! Why a connection to a peer was not established.
 
 use std::io::ErrorKind;
 
@@ -6,20 +6,20 @@ use std::io::ErrorKind;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Unreachable {
-    /// The machine is there, and no process listens at the address.
+    /// The machine responds, but no process listens at the address.
     NobodyListens,
-    /// There is no socket under the path.
+    /// There is no socket at the path.
     NoSocket,
     /// This process's user may not use the socket.
     Denied,
     /// The host's name has no address.
     UnknownHost,
-    /// The network, or something else on the way.
+    /// The network, or a device on the way.
     Network,
 }
 
 impl Unreachable {
-    /// The cause of a connect call's error.
+    /// Returns the cause of a connect call's error.
     #[cfg_attr(
         not(feature = "share"),
         allow(dead_code, reason = "only sharing connects")

@@ -1,4 +1,4 @@
-//! Errors in words, for people.
+//! Formats errors for people.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(super) fn list(nodes: &[NodeId]) -> String {
         .join(", ")
 }
 
-/// `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
+/// Formats missing ranks: `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
 pub(super) fn ranks(missing: &[u32], size: u32) -> String {
     const SHOWN: usize = 16;
     let mut text = missing
@@ -31,14 +31,14 @@ pub(super) fn ranks(missing: &[u32], size: u32) -> String {
     }
 }
 
-/// An error with its remedy, for people: `{error}; {remedy}`.
+/// An error with its remedy, for display: `{error}; {remedy}`.
 #[derive(Debug)]
 pub struct Explained<'a>(pub &'a Error);
 
 impl fmt::Display for Explained<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
-        // Some of them show it themselves.
+        // Some errors contain their remedy.
         let shown = matches!(
             self.0,
             Error::Driver(_) | Error::ContextLost { .. } | Error::Import { .. }
