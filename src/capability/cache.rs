@@ -1,4 +1,4 @@
-//! Where answers are kept: once per process and driver.
+//! Caches the answers of trials, per process and driver.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,13 +14,14 @@ type Cell = Arc<Mutex<Option<Support>>>;
 pub(super) struct Cells(Arc<Mutex<HashMap<Trial, Cell>>>);
 
 impl Cells {
-    /// The answers of `driver`.
+    /// Returns the answers of `driver`.
     pub(super) fn of(driver: &Driver) -> Self {
         static CELLS: PerDriver<Cells> = PerDriver::new();
         CELLS.of(driver)
     }
 
-    /// The answer to `trial`, by `attempt` if there is none yet. Who asks meanwhile waits for it.
+    /// Returns the answer to `trial`, from `attempt` if there is none yet. Another caller with the same trial
+    /// waits meanwhile.
     pub(super) fn get_or_try(&self, trial: Trial, attempt: impl FnOnce() -> Support) -> Support {
         let cell = Arc::clone(lock(&self.0).entry(trial).or_default());
         let mut answer = lock(&cell);

@@ -1,4 +1,4 @@
-//! What the driver's attributes claim: shown beside what was tried, never decided by.
+//! What the driver's attributes claim: shown beside the results of trials, never used to decide.
 
 use serde::Serialize;
 
@@ -8,13 +8,13 @@ use crate::driver::DeviceAttribute;
 /// An attribute that claims something about host-NUMA memory or sharing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Hint {
-    /// CUDA's name, less `CU_DEVICE_ATTRIBUTE_`.
+    /// CUDA's name without `CU_DEVICE_ATTRIBUTE_`.
     pub name: &'static str,
-    /// What the driver answers; `None` where it does not know the attribute, which is no 'no'.
+    /// The driver's answer; `None` if it does not know the attribute, which does not mean "no".
     pub value: Option<i32>,
 }
 
-/// What the attributes of GPU `gpu` claim.
+/// Returns what the attributes of GPU `gpu` claim.
 pub fn hints(driver: &Driver, gpu: i32) -> Vec<Hint> {
     macro_rules! attributes {
         ($($name:ident)*) => {

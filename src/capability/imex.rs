@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Driver;
 
-/// Where the NVIDIA kernel module lists the IMEX channels that this process may have.
+/// Where the NVIDIA kernel module lists the IMEX channels that this process may use.
 pub const IMEX_CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 
 /// Whether this process has an IMEX channel.
@@ -22,11 +22,11 @@ pub enum ImexChannel {
         /// Its device node.
         path: PathBuf,
     },
-    /// Channels are there, but none can be opened.
+    /// Channels exist, but none can be opened.
     Denied {
-        /// The first one.
+        /// The first channel.
         path: PathBuf,
-        /// The operating system's words.
+        /// The operating system's message.
         detail: String,
     },
     /// There is none.
@@ -42,7 +42,7 @@ pub enum ImexChannel {
 }
 
 impl ImexChannel {
-    /// What there is for `driver`.
+    /// Returns the channel for `driver`.
     pub fn of(driver: &Driver) -> Self {
         match driver.sim() {
             Some(sim) => Self::Simulated {
@@ -52,7 +52,7 @@ impl ImexChannel {
         }
     }
 
-    /// What there is on this machine.
+    /// Finds this machine's channel.
     pub fn find() -> Self {
         Self::find_in(Path::new(IMEX_CHANNELS))
     }
@@ -86,7 +86,7 @@ impl ImexChannel {
         })
     }
 
-    /// Whether there is one that can be used.
+    /// Returns whether there is a usable channel.
     pub const fn usable(&self) -> bool {
         matches!(
             self,
@@ -94,7 +94,7 @@ impl ImexChannel {
         )
     }
 
-    /// The channel's device node, or where it would be.
+    /// Returns the channel's device node, or the path where it would be.
     pub fn path(&self) -> PathBuf {
         match self {
             Self::Accessible { path } | Self::Denied { path, .. } | Self::Absent { path } => {

@@ -1,9 +1,8 @@
-//! What works on this machine, found out by trying it.
+//! Finds out what works on this machine by trying it.
 //!
-//! An attribute says what a GPU's hardware could do. Whether memory can be had, shared and granted
-//! here and now depends on the driver, the container and the administrator too, so it is tried, in
-//! the unit in which the driver gives memory, up to a word that the CPU writes and reads, and given
-//! back at once.
+//! An attribute says what a GPU's hardware can do. Whether memory can be allocated, shared and granted here
+//! and now also depends on the driver, the container and the administrator. So a trial allocates memory in
+//! the driver's smallest unit, writes and reads a word with the CPU, and frees the memory at once.
 
 mod cache;
 mod hint;
@@ -44,7 +43,7 @@ impl std::fmt::Display for Path {
     }
 }
 
-/// The sets of handle types that are worth a trial.
+/// The sets of handle types to try.
 pub const HANDLE_TYPES: [HandleTypes; 4] = [
     HandleTypes::NONE,
     HandleTypes::POSIX_FD,
@@ -52,13 +51,13 @@ pub const HANDLE_TYPES: [HandleTypes; 4] = [
     HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits()),
 ];
 
-/// One thing to try: memory at a location, for a GPU (and the CPU, where the memory is the CPU's),
-/// on a path, shareable in some ways.
+/// One combination to try: memory at a location, for a GPU (and the CPU, for the CPU's memory), on a path,
+/// with handle types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Trial {
     /// Where the memory lies.
     pub location: Location,
-    /// The ordinal of the GPU that is to read and write it.
+    /// The ordinal of the GPU that reads and writes it.
     pub gpu: i32,
     /// How it is allocated.
     pub path: Path,
@@ -81,25 +80,25 @@ impl std::fmt::Display for Trial {
     }
 }
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Support {
     /// It worked.
     Yes,
-    /// It does not work here, and why.
+    /// It does not work here, with the reason.
     No(Error),
-    /// It could not be found out, and why: there was no memory for the trial, or the GPU's context
-    /// is lost. It is tried again when asked again.
+    /// The trial was inconclusive, with the reason: there was no memory for it, or the GPU's context is lost.
+    /// The next request tries again.
     Unknown(Error),
 }
 
 impl Support {
-    /// Whether it worked.
+    /// Returns whether it worked.
     pub const fn is_yes(&self) -> bool {
         matches!(self, Self::Yes)
     }
 
-    /// Why not, where it did not work.
+    /// Returns the reason, if it did not work.
     pub const fn error(&self) -> Option<&Error> {
         match self {
             Self::Yes => None,
@@ -107,10 +106,10 @@ impl Support {
         }
     }
 
-    /// `Ok` where it worked, for `?`.
+    /// Returns `Ok` if it worked, for use with `?`.
     ///
     /// # Errors
-    /// The reason, where it did not.
+    /// The reason, if it did not.
     pub fn require(self) -> Result<()> {
         match self {
             Self::Yes => Ok(()),
@@ -127,7 +126,7 @@ impl Support {
     }
 }
 
-/// Whether an error says nothing about what the machine can do.
+/// Returns whether an error says nothing about the machine's abilities.
 fn is_passing(error: &Error) -> bool {
     match error {
         Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::ContextLost { .. } => true,
@@ -135,7 +134,8 @@ fn is_passing(error: &Error) -> bool {
     }
 }
 
-/// What works, tried when first asked for and then remembered for as long as the driver lives.
+/// What works on a driver: each combination is tried when first asked for, and the answer is kept while the
+/// driver lives.
 ///
 /// ```
 /// use egmem::capability::{Capabilities, Path};
@@ -156,7 +156,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Those of `driver`: the same, already tried ones for every caller in the process.
+    /// Returns the capabilities of `driver`. All callers in the process share the answers.
     pub fn of(driver: &Driver) -> Self {
         Self {
             driver: driver.clone(),
@@ -164,14 +164,14 @@ impl Capabilities {
         }
     }
 
-    /// What comes of one trial: tried now, unless it was tried before.
+    /// Returns the result of one trial, which runs now unless it ran before.
     pub fn trial(&self, trial: Trial) -> Support {
         self.cells
             .get_or_try(trial, || Support::of(trial::attempt(self, &trial)))
     }
 
-    /// Whether memory at `location` works on `path` for every GPU that can be expected to reach it:
-    /// each GPU for the CPU's memory, the owner for a GPU's. The first reason against, if any.
+    /// Returns whether memory at `location` works on `path` for every GPU that should reach it: all GPUs for
+    /// the CPU's memory, the owner for a GPU's. If not, returns the first reason.
     pub fn support(&self, location: Location, path: Path, handle_types: HandleTypes) -> Support {
         let gpus = match location {
             Location::Device(owner) => owner..=owner,
@@ -195,7 +195,7 @@ impl Capabilities {
         .unwrap_or(Support::Yes)
     }
 
-    /// The driver that is tried.
+    /// Returns the driver under trial.
     pub const fn driver(&self) -> &Driver {
         &self.driver
     }

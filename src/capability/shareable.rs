@@ -1,24 +1,23 @@
-//! The handle types that memory is made with so that it can be shared.
+//! Chooses the handle types for shareable memory.
 
 use super::{Capabilities, Path};
 use crate::driver::{Driver, HandleTypes, Location};
 use crate::{Error, Result};
 
-/// How memory can be made shareable on this machine: see [`best_handle_types`].
+/// How to make memory shareable on this machine: see [`best_handle_types`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shareable {
-    /// What to create it with.
+    /// The handle types to create it with.
     pub handle_types: HandleTypes,
-    /// Why fabric handles are not among them.
+    /// The reason why fabric handles are not among them.
     pub no_fabric: Option<Error>,
 }
 
-/// The handle types to create memory at `location` with, so that it can be shared as widely as
-/// this machine allows: as fabric handle and POSIX fd, or as one of them. Found by trying, once per
-/// driver.
+/// Returns the handle types with which memory at `location` can be shared as widely as this machine allows:
+/// fabric handle and POSIX fd, or one of them. Found out by trials, once per driver.
 ///
 /// # Errors
-/// Why POSIX fds do not work, where neither does.
+/// The reason why POSIX fds do not work, if neither type does.
 pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareable> {
     const BOTH: HandleTypes =
         HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());

@@ -1,4 +1,4 @@
-//! A trial itself: the whole chain in the least size, everything given back on every way out.
+//! Runs one trial: the whole chain in the smallest size, with everything freed on every path.
 
 use super::{Capabilities, Path, Trial};
 use crate::driver::{Access, AccessDesc, HandleType, HandleTypes, Location};
@@ -6,7 +6,7 @@ use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Pool, Result, Stream};
 
-/// Tries it.
+/// Runs the trial.
 pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> {
     let driver = capabilities.driver();
     check_gpu(driver, trial)?;
@@ -14,8 +14,8 @@ pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> 
         Path::Vmm => vmm(driver, trial),
         Path::Pool => {
             if trial.handle_types.contains(HandleTypes::FABRIC) {
-                // A fabric pool that the driver refuses to export corrupts the heap when it is
-                // destroyed, so it is tried only where plain fabric memory works.
+                // A fabric pool that the driver refuses to export corrupts the process's heap when it is
+                // destroyed, so this tries one only if plain fabric memory works.
                 let vmm = Trial {
                     path: Path::Vmm,
                     ..*trial
@@ -29,7 +29,7 @@ pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> 
     tried
 }
 
-/// The GPU must exist, and reach the memory if that is another GPU's.
+/// Checks that the GPU exists, and that it reaches the memory if that is another GPU's.
 fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
     let count = driver.device_count()?;
     let owner = match trial.location {
@@ -71,7 +71,7 @@ fn expect_read_write(who: Location, have: Access) -> Result<()> {
     }
 }
 
-/// The CPU writes a word and reads it back.
+/// Writes a word with the CPU and reads it back.
 fn touch(cpu: &CpuView<'_>, location: Location) -> Result<()> {
     const WORD: u64 = 0x6567_6d65_6d21_0a0d;
     cpu.put(0, WORD)?;
@@ -86,7 +86,7 @@ fn touch(cpu: &CpuView<'_>, location: Location) -> Result<()> {
     }
 }
 
-/// A word: the driver makes a granule of it.
+/// One word, which the driver rounds up to a granule.
 const BYTES: u64 = 8;
 
 fn vmm(driver: &Driver, trial: &Trial) -> Result<()> {
@@ -127,8 +127,8 @@ fn pool(driver: &Driver, trial: &Trial) -> Result<()> {
         .create(driver)?;
     for kind in exports(trial.handle_types) {
         let calls = driver.pools(pool.api())?;
-        // SAFETY: `pool` keeps its handle alive. Where a refused export corrupts the heap, creating the
-        // pool has failed already.
+        // SAFETY: `pool` keeps its handle alive. On machines where a refused export corrupts the heap,
+        // creating the pool has failed already.
         unsafe { calls.pool_export(pool.handle(), kind)? };
     }
     let stream = Stream::new(driver, trial.gpu)?;

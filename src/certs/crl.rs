@@ -1,4 +1,4 @@
-//! Revocation lists, each made from the one before.
+//! Revocation lists, each based on the previous one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use super::{Authority, SKEW, check_days, wrong};
 use crate::{Error, Result};
 
 const LIST: &str = "the revocation list";
-/// The longest serial number in bytes (RFC 5280, 4.1.2.2), and a sign.
+/// The longest serial number in bytes (RFC 5280, 4.1.2.2), including a sign byte.
 const MAX_SERIAL: usize = 21;
 
 /// A certificate's serial number.
@@ -24,7 +24,7 @@ const MAX_SERIAL: usize = 21;
 pub struct Serial(Vec<u8>);
 
 impl Serial {
-    /// Leading zeros mean nothing.
+    /// Leading zeros have no meaning.
     fn new(bytes: &[u8]) -> Self {
         let start = bytes.iter().position(|&byte| byte != 0);
         Self(bytes[start.unwrap_or(bytes.len())..].to_vec())
@@ -34,7 +34,7 @@ impl Serial {
 impl FromStr for Serial {
     type Err = Error;
 
-    /// Bytes in hexadecimal, with or without colons between.
+    /// Parses bytes in hexadecimal, with or without colons between.
     fn from_str(text: &str) -> Result<Self> {
         let digits: String = text.chars().filter(|&c| c != ':').collect();
         let bytes: Option<Vec<u8>> = (0..digits.len().div_ceil(2))
@@ -63,10 +63,10 @@ impl fmt::Display for Serial {
 }
 
 impl Authority {
-    /// The serial number of a certificate (PEM) of this authority.
+    /// Returns the serial number of a certificate (PEM) of this authority.
     ///
     /// # Errors
-    /// [`Error::Tls`] where the text cannot be read, or another authority signed the certificate.
+    /// [`Error::Tls`] if the text cannot be parsed, or another authority signed the certificate.
     pub fn serial_of(&self, cert_pem: &str) -> Result<Serial> {
         let what = "the certificate";
         with_first(what, cert_pem, |certificate| {
@@ -80,12 +80,12 @@ impl Authority {
         })
     }
 
-    /// A revocation list, in PEM, with these serial numbers and the entries of the list `former`
-    /// (PEM), for `days` from now. Its number (crlNumber) is greater than the former's.
+    /// Creates a revocation list, in PEM, with these serial numbers and the entries of the list `former`
+    /// (PEM), valid for `days` from now. Its number (crlNumber) is greater than the former's.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no days, [`Error::Tls`] for a former list that cannot be read or
-    /// is another authority's, or where the list cannot be signed.
+    /// [`Error::InvalidArgument`] for 0 days or too many, [`Error::Tls`] for a former list that cannot be
+    /// parsed or is another authority's, or if the list cannot be signed.
     pub fn revocation_list(
         &self,
         former: Option<&str>,
@@ -113,7 +113,7 @@ impl Authority {
         let params = CertificateRevocationListParams {
             this_update: now - SKEW,
             next_update: now + Duration::days(days.into()),
-            // Lists that were made without a former one are numbered by the time.
+            // Lists without a former one are numbered by the time.
             crl_number: SerialNumber::from(
                 now.unix_timestamp()
                     .unsigned_abs()
@@ -128,7 +128,7 @@ impl Authority {
             .map_err(|error| wrong(LIST, error))
     }
 
-    /// The entries and the number of an earlier list of this authority.
+    /// Returns the entries and the number of an earlier list of this authority.
     fn former(&self, pem: &str) -> Result<(Vec<RevokedCertParams>, u64)> {
         let der = CertificateRevocationListDer::from_pem_slice(pem.as_bytes())
             .map_err(|error| wrong(LIST, error))?;
@@ -150,7 +150,7 @@ impl Authority {
 fn number(list: &CertificateRevocationList<'_>) -> u64 {
     let number = list.crl_number().map(|number| number.to_bytes_be());
     let bytes = number.unwrap_or_default();
-    // Larger ones are no lists of ours.
+    // This authority's lists never have larger ones.
     if bytes.len() > 8 {
         return u64::MAX;
     }

@@ -1,4 +1,4 @@
-//! Certificates that are there: what they say.
+//! Reads existing certificates.
 
 use std::time::SystemTime;
 
@@ -16,15 +16,15 @@ use crate::{Error, Result};
 
 const DAY: i64 = 86_400;
 
-/// What a certificate says.
+/// The contents of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CertInfo {
-    /// The subject, for people.
+    /// The subject, for display.
     pub subject: String,
-    /// The issuer's subject, for people.
+    /// The issuer's subject, for display.
     pub issuer: String,
-    /// The name in access lists of a peer with this certificate; `None` where it has none.
+    /// The name for access lists of a peer with this certificate; `None` if it has none.
     pub peer: Option<String>,
     /// The subject alternative names: DNS names, IP addresses and URIs, in the certificate's order.
     pub names: Vec<String>,
@@ -46,10 +46,10 @@ pub struct CertInfo {
 }
 
 impl CertInfo {
-    /// Reads all certificates of a text in PEM, in their order.
+    /// Parses all certificates of a text in PEM, in their order.
     ///
     /// # Errors
-    /// [`Error::Tls`] where there is none, or one cannot be read.
+    /// [`Error::Tls`] if there is none, or one cannot be parsed.
     pub fn read(pem: &str) -> Result<Vec<Self>> {
         let what = "a certificate";
         let ders: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
@@ -87,25 +87,25 @@ impl CertInfo {
         })
     }
 
-    /// Whole days for which it is still valid at that time, negative once it has expired.
+    /// Returns the whole days for which it is still valid at `now`; negative once it has expired.
     pub fn days_left(&self, now: SystemTime) -> i64 {
         let seconds = |at: SystemTime| OffsetDateTime::from(at).unix_timestamp();
         (seconds(self.not_after) - seconds(now)).div_euclid(DAY)
     }
 
-    /// Whether this private key (PEM) is the certificate's.
+    /// Returns whether this private key (PEM) belongs to the certificate.
     ///
     /// # Errors
-    /// [`Error::Tls`] where the key cannot be read.
+    /// [`Error::Tls`] if the key cannot be parsed.
     pub fn is_key(&self, key_pem: &str) -> Result<bool> {
         let pair = KeyPair::from_pem(key_pem).map_err(|error| wrong("the private key", error))?;
         Ok(pair.subject_public_key_info() == self.public_key)
     }
 
-    /// A request for another certificate with the same names, usage and length of validity.
+    /// Returns a request for another certificate with the same names, usage and length of validity.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an authority's certificate, and one without a peer name.
+    /// [`Error::InvalidArgument`] for an authority's certificate, and for one without a peer name.
     pub fn request(&self) -> Result<CertRequest> {
         let Some(peer) = self.peer.as_ref().filter(|_| !self.authority) else {
             let why = "only those of nodes and users with a peer name can be renewed";
@@ -125,7 +125,7 @@ impl CertInfo {
     }
 }
 
-/// A subject alternative name; `None` for kinds that the exchange does not use.
+/// Formats a subject alternative name; `None` for kinds that the exchange does not use.
 fn shown(name: &GeneralName<'_>) -> Option<String> {
     match name {
         GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
@@ -145,7 +145,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads the first certificate of a text and calls back with it.
+/// Parses the first certificate of a text and calls `f` with it.
 pub(super) fn with_first<T>(
     what: &str,
     pem: &str,

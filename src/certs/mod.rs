@@ -1,8 +1,8 @@
-//! Certificates for the exchange: an authority of one's own, and certificates of its nodes.
+//! Certificates for the exchange: a private authority, and certificates for nodes.
 //!
-//! For clusters that have no authority yet. Those of another one work as well, if each node's first
-//! DNS name (subject alternative name) is the name that it should go by. Keys are ECDSA on P-256;
-//! an authority signs nodes alone, no further authorities (path length 0).
+//! Use it for clusters that have no authority yet. Certificates of another authority work as well, if each
+//! node's first DNS name (subject alternative name) is the name that peers know it by. Keys are ECDSA on
+//! P-256; an authority signs only nodes, no further authorities (path length 0).
 //!
 //! ```
 //! use egmem::certs::{Authority, CertRequest};
@@ -46,7 +46,7 @@ pub use write::{write_new, write_over};
 
 use crate::{Error, Result};
 
-/// Clocks of machines differ: what is made now is valid from this long ago on.
+/// Certificates are valid from this long ago on, because machines' clocks differ.
 const SKEW: Duration = Duration::HOUR;
 /// The longest validity in days.
 const MAX_DAYS: u32 = 36_500;
@@ -74,17 +74,17 @@ fn new_key() -> Result<KeyPair> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| wrong("a new key", error))
 }
 
-/// A certificate authority: its certificate is what peers trust, its key makes others.
+/// A certificate authority: peers trust its certificate, and its key signs others.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     cert_pem: String,
 }
 
 impl Authority {
-    /// Makes one. `name` is for people.
+    /// Creates an authority. `name` is for display.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty or long name or no days, [`Error::Tls`] where the
+    /// [`Error::InvalidArgument`] for an empty or long name, or 0 days or too many; [`Error::Tls`] if the
     /// system has no randomness.
     pub fn create(name: &str, days: u32) -> Result<Self> {
         check_days(days)?;
@@ -111,18 +111,18 @@ impl Authority {
         })
     }
 
-    /// Takes an existing one, of any kind of key that ring signs with.
+    /// Loads an existing authority, with any kind of key that ring signs with.
     ///
     /// # Errors
-    /// [`Error::Tls`] where the texts cannot be read, the certificate is not an authority's or has
-    /// expired, or the key is not its.
+    /// [`Error::Tls`] if the texts cannot be parsed, the certificate is not an authority's or has expired, or
+    /// the key does not belong to it.
     pub fn load(cert_pem: &str, key_pem: &str) -> Result<Self> {
         let (cert, key) = ("the authority's certificate", "the authority's key");
         let der = CertificateDer::from_pem_slice(cert_pem.as_bytes())
             .map_err(|error| wrong(cert, error))?;
         let pair = KeyPair::from_pem(key_pem).map_err(|error| wrong(key, error))?;
         let anchor = webpki::anchor_from_trusted_cert(&der).map_err(|error| wrong(cert, error))?;
-        // The anchor's has lost the header that says how long it is.
+        // The trust anchor lacks the header that states its length.
         let public = pair.subject_public_key_info();
         let header = public
             .len()
@@ -130,7 +130,7 @@ impl Authority {
         if !(2..=4).contains(&header) || public[header..] != anchor.subject_public_key_info[..] {
             return Err(wrong(key, "it is not that of the certificate"));
         }
-        // As a node's certificate an authority's is refused for being one, if for nothing else.
+        // Checked as a node's certificate, it must be refused only because it is an authority's.
         let own = webpki::EndEntityCert::try_from(&der).map_err(|error| wrong(cert, error))?;
         let checked = own.verify_for_usage(
             webpki::ALL_VERIFICATION_ALGS,
@@ -163,29 +163,29 @@ impl Authority {
         })
     }
 
-    /// Its certificate, which peers trust: not secret.
+    /// Returns its certificate, which peers trust: not secret.
     pub fn cert_pem(&self) -> &str {
         &self.cert_pem
     }
 
-    /// Its key, in PKCS #8: whoever has it is everybody.
+    /// Returns its key, in PKCS #8: with it one can impersonate every peer.
     pub fn key_pem(&self) -> Zeroizing<String> {
         Zeroizing::new(self.issuer.key().serialize_pem())
     }
 
-    /// Makes a certificate and its key.
+    /// Creates a certificate and its key.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that is neither a DNS name nor a SPIFFE id, or no days; [`Error::Tls`] where
-    /// it cannot be signed.
+    /// [`Error::InvalidArgument`] for a name that is neither a DNS name nor a SPIFFE id, or 0 days or too
+    /// many; [`Error::Tls`] if signing fails.
     pub fn issue(&self, request: &CertRequest) -> Result<Issued> {
         self.issue_to(request, new_key()?)
     }
 
-    /// Makes a certificate for an existing key, in PEM.
+    /// Creates a certificate for an existing key, in PEM.
     ///
     /// # Errors
-    /// As [`issue`](Self::issue), and [`Error::Tls`] for a key that cannot be read.
+    /// As [`issue`](Self::issue), and [`Error::Tls`] for a key that cannot be parsed.
     pub fn issue_for_key(&self, request: &CertRequest, key_pem: &str) -> Result<Issued> {
         let key = KeyPair::from_pem(key_pem).map_err(|error| wrong("the private key", error))?;
         self.issue_to(request, key)
@@ -202,12 +202,12 @@ impl Authority {
         })
     }
 
-    /// A revocation list, in PEM, of all these certificates, for `days` from now. It replaces
-    /// earlier ones: name the certificates of those again.
+    /// Creates a revocation list, in PEM, of all these certificates, valid for `days` from now. It replaces
+    /// earlier lists: pass their certificates again.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no days, [`Error::Tls`] for a text that is no certificate, or
-    /// where the list cannot be signed.
+    /// [`Error::InvalidArgument`] for 0 days or too many, [`Error::Tls`] for a text that is not a
+    /// certificate, or if the list cannot be signed.
     pub fn revoke<S: AsRef<str>>(&self, cert_pems: &[S], days: u32) -> Result<String> {
         check_days(days)?;
         let now = OffsetDateTime::now_utc();
@@ -228,7 +228,7 @@ impl Authority {
         let params = CertificateRevocationListParams {
             this_update: now - SKEW,
             next_update: now + Duration::days(days.into()),
-            // Later ones have greater numbers.
+            // Later lists have greater numbers.
             crl_number: SerialNumber::from(now.unix_timestamp().unsigned_abs()),
             issuing_distribution_point: None,
             revoked_certs: revoked.collect::<Result<_>>()?,

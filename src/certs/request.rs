@@ -1,4 +1,4 @@
-//! What a certificate should say.
+//! The requested contents of a certificate.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -13,19 +13,19 @@ use crate::{Error, Result};
 /// The most further names of a certificate.
 const MAX_NAMES: usize = 100;
 
-/// For which end of a connection a certificate is.
+/// Which end of a connection may use a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Usage {
     /// Both: a node that exports and imports. The default.
     #[default]
     Both,
-    /// Servers alone.
+    /// Servers only.
     Server,
-    /// Clients alone.
+    /// Clients only.
     Client,
 }
 
-/// What a certificate should say: see [`Authority::issue`](super::Authority::issue).
+/// The requested contents of a certificate: see [`Authority::issue`](super::Authority::issue).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertRequest {
     name: String,
@@ -37,8 +37,8 @@ pub struct CertRequest {
 }
 
 impl CertRequest {
-    /// A certificate for 365 days, of the node or program that goes by this name: a DNS name or a
-    /// SPIFFE id, the first of its subject alternative names.
+    /// Requests a certificate for 365 days. `name`, a DNS name or a SPIFFE id, is the first of its subject
+    /// alternative names: the name by which peers know the node or program.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -50,32 +50,32 @@ impl CertRequest {
         }
     }
 
-    /// Also for this DNS name or IP address, under which clients connect to it.
+    /// Adds a DNS name or IP address that clients connect to.
     pub fn and(mut self, name: impl Into<String>) -> Self {
         self.more.push(name.into());
         self
     }
 
-    /// For so many days, 1 to 36,500.
+    /// Sets the validity in days, 1 to 36,500.
     pub fn days(mut self, days: u32) -> Self {
         self.days = days;
         self.lasting = None;
         self
     }
 
-    /// For this long instead of whole days: at least a second, at most 36,500 days.
+    /// Sets the validity as a duration: at least a second, at most 36,500 days.
     pub fn lasting(mut self, duration: std::time::Duration) -> Self {
         self.lasting = Some(duration);
         self
     }
 
-    /// For this end of a connection.
+    /// Sets which end of a connection may use it.
     pub fn usage(mut self, usage: Usage) -> Self {
         self.usage = usage;
         self
     }
 
-    /// Valid from then on, instead of from an hour ago.
+    /// Sets the start of the validity, instead of an hour ago.
     pub fn from(mut self, start: SystemTime) -> Self {
         self.from = Some(start);
         self
@@ -94,7 +94,7 @@ impl CertRequest {
         }
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        // X.520: a common name has at most 64 characters. It is for people.
+        // X.520: a common name has at most 64 characters. It is for display.
         let common: String = name.chars().take(64).collect();
         params.distinguished_name.push(DnType::CommonName, common);
         params.subject_alt_names = vec![match own {
@@ -122,7 +122,7 @@ impl CertRequest {
             None => OffsetDateTime::now_utc() - SKEW,
         };
         params.not_before = start;
-        // From now on, whatever the clocks' difference.
+        // The validity ends `days` from now, without the allowance for clocks.
         let end = match self.from {
             Some(_) => start.checked_add(days),
             None => start.checked_add(days + SKEW),
@@ -134,14 +134,14 @@ impl CertRequest {
     }
 }
 
-/// A further DNS name. One whose last label is a number is a mistyped IP address: no DNS name has such
-/// a label (RFC 3696).
+/// Checks a further DNS name. A numeric last label means a mistyped IP address: no DNS name has such a label
+/// (RFC 3696).
 fn further(name: &str) -> Result<String> {
     let why = match name.rsplit('.').next() {
-        Some(last) if last.bytes().all(|byte| byte.is_ascii_digit()) => "is no IP address",
+        Some(last) if last.bytes().all(|byte| byte.is_ascii_digit()) => "is not an IP address",
         _ => match PeerName::certificate(name) {
             Ok(own) => return Ok(own.to_string()),
-            Err(_) => "is no DNS name",
+            Err(_) => "is not a DNS name",
         },
     };
     Err(Error::invalid_of(

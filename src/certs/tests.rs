@@ -155,7 +155,7 @@ fn a_certificate_says_what_it_was_made_for() {
     assert!(info.issuer.contains("ours") && !info.authority);
     assert_eq!((info.server, info.client), (false, true));
     let now = SystemTime::now();
-    // 9, less a moment.
+    // 9 days less a moment.
     assert!((8..=9).contains(&info.days_left(now)));
     assert!(info.days_left(now + Duration::from_secs(10 * 86_400)) < 0);
     assert!(info.is_key(&node.key_pem).unwrap());
@@ -182,7 +182,7 @@ fn a_renewed_certificate_has_the_same_names_and_may_keep_its_key() {
     let kept = authority.issue_for_key(&old.request().unwrap(), &node.key_pem);
     let kept = CertInfo::read(&kept.unwrap().cert_pem).unwrap().remove(0);
     assert!(kept.is_key(&node.key_pem).unwrap());
-    // An authority is not renewed as a node.
+    // An authority cannot be renewed like a node.
     let own = CertInfo::read(authority.cert_pem()).unwrap().remove(0);
     assert!(own.request().is_err());
 }
@@ -212,7 +212,7 @@ fn a_revocation_list_keeps_its_former_entries() {
             crl: Some(second.as_bytes()),
         })
     };
-    // One's own revoked certificate is refused already.
+    // A process refuses its own certificate once it is revoked.
     for revoked in [&a, &b] {
         let error = load(revoked).unwrap_err().to_string();
         assert!(error.contains("revoked"), "{error}");

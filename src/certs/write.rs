@@ -1,4 +1,4 @@
-//! Files of certificates and keys.
+//! Writes files of certificates and keys.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -7,11 +7,11 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes a file beside the one at `path`, then renames it over that: a reader finds the old contents
-/// or the new, never a part. With `secret` its owner alone may read it.
+/// Writes a file beside the one at `path`, then renames it over that: a reader finds the old contents or the
+/// new, never a part. With `secret` only its owner may read it.
 ///
 /// # Errors
-/// [`Error::System`] where it cannot be written or renamed; the old file is as it was.
+/// [`Error::System`] if it cannot be written or renamed; the old file is unchanged.
 pub fn write_over(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -25,17 +25,17 @@ pub fn write_over(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    // The new name lasts, too.
+    // Makes the rename durable.
     std::fs::File::open(folder)
         .and_then(|folder| folder.sync_all())
         .map_err(|error| Error::system(what(), &error))
 }
 
-/// Writes a new file: one that is there already stays as it is. With `secret` its owner alone may
-/// read it, else everybody; the umask may take away more.
+/// Writes a new file; fails if one exists. With `secret` only its owner may read it, otherwise any user; the
+/// umask may restrict it further.
 ///
 /// # Errors
-/// [`Error::System`] where the file exists or cannot be written; then none is left.
+/// [`Error::System`] if the file exists or cannot be written; a partial file is removed.
 pub fn write_new(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
     let failed =
         |error: std::io::Error| Error::system(format!("writing {}", path.display()), &error);
@@ -47,7 +47,7 @@ pub fn write_new(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
         .map_err(failed)?;
     let written = file.write_all(contents).and_then(|()| file.sync_all());
     written.map_err(|error| {
-        // Half a key would stand in the way of the next attempt.
+        // A partial key would block the next attempt.
         let _ = std::fs::remove_file(path);
         failed(error)
     })

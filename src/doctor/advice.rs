@@ -1,4 +1,4 @@
-//! What is off on this machine, and what to do.
+//! Finds settings of this machine that should change, and says what to do.
 
 use serde::Serialize;
 
@@ -7,19 +7,19 @@ use crate::driver::versions;
 use crate::size::Bytes;
 use crate::topology::TopologySource;
 
-/// Something that is off though not broken, or that explains what is broken.
+/// A setting that is not ideal, or that explains a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Advice {
-    /// What it is about, in one word, for machines: `memlock`, `container`, …
+    /// Its subject, in one word, for programs: `memlock`, `container`, …
     pub about: &'static str,
-    /// What is off.
+    /// The finding.
     pub finding: String,
     /// What to do.
     pub remedy: &'static str,
 }
 
-/// Looks through a report. A simulated driver says nothing about the host's settings.
+/// Derives advice from a report. A simulated driver says nothing about the host's settings.
 pub(super) fn advise(report: &Report) -> Vec<Advice> {
     let mut advice = Advisor(Vec::new());
     advice.on_driver(report);
@@ -32,7 +32,7 @@ pub(super) fn advise(report: &Report) -> Vec<Advice> {
     advice.0
 }
 
-/// With less left by the control group, even small buffers fail.
+/// If the control group leaves less, even small buffers fail.
 const LITTLE_ROOM: u64 = 1 << 30;
 
 struct Advisor(Vec<Advice>);
@@ -194,7 +194,7 @@ mod tests {
         hard: None,
     };
 
-    /// The report of a simulated machine, taken for that of a real one on which nothing is off.
+    /// Returns the report of a simulated machine as if it were a real one without problems.
     fn healthy(machine: Machine) -> Report {
         let driver = Driver::simulated(machine.clone()).unwrap();
         let mut prober = InProcess(Capabilities::of(&driver));
@@ -252,7 +252,7 @@ mod tests {
             let mut report = good.clone();
             break_it(&mut report);
             assert_eq!(abouts(&report), [about]);
-            // A simulated machine's host is another.
+            // A simulated machine has another host.
             report.simulated = Some("gh200x4".into());
             let of_driver = about == "driver";
             assert_eq!(abouts(&report).len(), usize::from(of_driver), "{about}");

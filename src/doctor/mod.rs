@@ -1,8 +1,8 @@
-//! What works on this machine and, where something does not, why and what to do.
+//! Reports what works on this machine, and for what does not, why and what to do.
 //!
-//! [`Report::gather`] finds out everything that `egmem doctor` shows. A [`Prober`] carries out the
-//! trials: [`InProcess`] tries here and now; the command line tries in child processes, since
-//! drivers have crashed inside such calls.
+//! [`Report::gather`] collects everything that `egmem doctor` shows. A [`Prober`] runs the trials:
+//! [`InProcess`] runs them in this process; the command line runs them in child processes, because drivers
+//! have crashed inside such calls.
 
 mod advice;
 mod prober;
@@ -21,33 +21,33 @@ use crate::driver::{CudaVersion, Location};
 use crate::host::HostFacts;
 use crate::{Driver, Machine, Topology};
 
-/// Everything that doctor knows.
+/// Everything that `egmem doctor` shows.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The simulated machine's name. What is below then says nothing about this machine's GPUs.
+    /// The simulated machine's name. The fields below then say nothing about this machine's GPUs.
     pub simulated: Option<String>,
     /// Whether host-NUMA memory works, for the CPU and at least one GPU, by VMM or by pool.
     pub works: bool,
-    /// The GPUs, by ordinal, for which it does.
+    /// The ordinals of the GPUs for which it does.
     pub working_gpus: Vec<i32>,
     /// The driver.
     pub driver: DriverFacts,
-    /// GPUs and nodes; the nodes alone where no driver opens.
+    /// GPUs and nodes; only the nodes if no driver can be opened.
     pub topology: Topology,
     /// What the driver's attributes claim, for each GPU.
     pub hints: Vec<GpuHints>,
-    /// Without a channel there are no fabric handles.
+    /// The IMEX channel; without one there are no fabric handles.
     pub imex: ImexChannel,
-    /// This machine, container and process, also where the driver is simulated.
+    /// Facts about this machine, container and process, also if the driver is simulated.
     pub host: HostFacts,
-    /// What was tried, and what came of it: every node, GPU, path and set of handle types.
+    /// The results of all trials: every node, GPU, path and set of handle types.
     pub capabilities: Vec<Tried>,
-    /// What is off, and what to do.
+    /// Settings that should change, and what to do.
     pub advice: Vec<Advice>,
 }
 
-/// The driver, as far as it is there.
+/// Facts about the driver.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DriverFacts {
@@ -57,7 +57,7 @@ pub struct DriverFacts {
     pub cuda: Option<CudaVersion>,
     /// The driver library's file.
     pub library: Option<String>,
-    /// Why it cannot be used.
+    /// The reason why it cannot be used.
     pub problem: Option<Reason>,
 }
 
@@ -71,8 +71,8 @@ pub struct GpuHints {
 }
 
 impl Report {
-    /// Finds out everything about this machine, or about `simulated`. `prober` opens the driver
-    /// before this process does, so that a driver that dies of it takes no more along.
+    /// Collects everything about this machine, or about `simulated`. `prober` opens the driver before this
+    /// process does, so that a crash of the driver ends only the prober's process.
     pub fn gather(prober: &mut dyn Prober, simulated: Option<&Machine>) -> Self {
         let open = || match simulated {
             Some(machine) => Driver::simulated(machine.clone()),
@@ -169,7 +169,7 @@ impl DriverFacts {
     }
 }
 
-/// Tries every host node with every GPU: a batch for each node and path.
+/// Tries every host node with every GPU: one batch for each node and path.
 fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
     let mut all = Vec::new();
     for node in topology.nodes() {
@@ -201,7 +201,7 @@ fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
     all
 }
 
-/// The driver library that is mapped into this process.
+/// Finds the driver library that is mapped into this process.
 fn loaded_library() -> Option<String> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines()

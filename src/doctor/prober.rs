@@ -1,11 +1,11 @@
-//! Who tries, and what is answered.
+//! Runs trials and returns their answers.
 
 use serde::{Deserialize, Serialize};
 
 use super::Reason;
 use crate::capability::{Capabilities, Support, Trial};
 
-/// What came of a trial, in words.
+/// The result of a trial, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
@@ -13,23 +13,23 @@ pub enum Answer {
     Yes,
     /// It does not.
     No {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: Reason,
     },
-    /// It could not be found out.
+    /// The trial was inconclusive.
     Unknown {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: Reason,
     },
 }
 
 impl Answer {
-    /// Whether it works.
+    /// Returns whether it works.
     pub const fn is_yes(&self) -> bool {
         matches!(self, Self::Yes)
     }
 
-    /// Why it does not, or why that is not known.
+    /// Returns the reason why it does not work or why that is unknown.
     pub const fn reason(&self) -> Option<&Reason> {
         match self {
             Self::Yes => None,
@@ -52,19 +52,20 @@ impl From<Support> for Answer {
     }
 }
 
-/// Carries out trials, in this process or, so as to survive a driver that crashes, in others.
+/// Runs trials, in this process or in others, to survive a driver that crashes.
 pub trait Prober {
-    /// Opens the driver once, as a trial would, to see that this can be survived.
+    /// Opens the driver once, as a trial would, to check that the process survives it.
     ///
     /// # Errors
-    /// In words, those of [`Driver::open`](crate::Driver::open), and [`Error::ProbeDied`](crate::Error::ProbeDied).
+    /// As text, those of [`Driver::open`](crate::Driver::open), and
+    /// [`Error::ProbeDied`](crate::Error::ProbeDied).
     fn open(&mut self) -> Result<(), Reason>;
 
-    /// Tries all of `trials`, which are for one location and path. One answer each, in order.
+    /// Runs all of `trials`, which share one location and path. Returns one answer each, in order.
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer>;
 }
 
-/// Tries in this process: what crashes takes the process along.
+/// Runs trials in this process: a crash ends the process.
 #[derive(Clone, Debug)]
 pub struct InProcess(pub Capabilities);
 
@@ -84,10 +85,10 @@ impl Prober for InProcess {
 /// One trial with its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
-    /// What was tried.
+    /// The trial.
     #[serde(flatten)]
     pub trial: Trial,
-    /// What came of it.
+    /// Its result.
     #[serde(flatten)]
     pub answer: Answer,
 }

@@ -1,4 +1,4 @@
-//! Errors as they go into a report, or from a probe to its parent.
+//! Errors as text, for a report, or from a probe to its parent.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::driver::{Call, Code};
 use crate::{Error, Explained};
 
-/// Why something does not work, and what to do: an [`Error`] in words.
+/// Why something does not work, and what to do: an [`Error`] as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reason {
     /// The name of the [`Error`]'s variant, such as `NoImexChannel`.
@@ -16,7 +16,7 @@ pub struct Reason {
     pub message: String,
     /// What to do.
     pub remedy: String,
-    /// The failed driver call behind it, where there is one.
+    /// The failed driver call behind it, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<Call>,
     /// The call's result code.
@@ -26,7 +26,7 @@ pub struct Reason {
 
 impl From<&Error> for Reason {
     fn from(error: &Error) -> Self {
-        // What `Debug` derives starts with the variant's name.
+        // Derived `Debug` output starts with the variant's name.
         let mut kind = format!("{error:?}");
         if let Some(end) = kind.find(|c: char| !c.is_ascii_alphanumeric()) {
             kind.truncate(end);

@@ -1,4 +1,4 @@
-//! Whether this process runs in a container, by the traces that container engines leave.
+//! Detects whether this process runs in a container, from traces that container engines leave.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::topology::kernel::Kernel;
 
-/// A container engine, as far as traces tell.
+/// A container engine, as far as its traces show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Container {
-    /// A pod of Kubernetes, whatever engine runs it.
+    /// A Kubernetes pod, with any engine.
     Kubernetes,
     /// Docker.
     Docker,
@@ -19,7 +19,7 @@ pub enum Container {
     Podman,
     /// Apptainer or Singularity.
     Apptainer,
-    /// Another one, by the name that it gives itself.
+    /// Another engine, with its own name for itself.
     Other(String),
 }
 
@@ -40,7 +40,7 @@ impl Container {
         let groups = kernel.read("/proc/self/cgroup").unwrap_or_default();
         let root = kernel.list("/");
         let has = |name: &str| root.iter().any(|entry| entry == name);
-        // systemd's interface for containers; engines that are not known here set it as well.
+        // systemd's interface for containers; engines unknown here set it as well.
         let said = kernel.read("/run/systemd/container");
         let service_account = !kernel.list("/var/run/secrets/kubernetes.io").is_empty();
         match of_groups(&groups) {
@@ -57,7 +57,7 @@ impl Container {
     }
 }
 
-/// What the names of the control groups tell; with a group namespace they tell nothing.
+/// Detects an engine from the names of the control groups; a control group namespace hides them.
 fn of_groups(groups: &str) -> Option<Container> {
     let names = [
         ("kubepods", Container::Kubernetes),
@@ -66,7 +66,7 @@ fn of_groups(groups: &str) -> Option<Container> {
         ("containerd", Container::Other("containerd".into())),
         ("lxc", Container::Other("lxc".into())),
     ];
-    // Only a group of the container's own has such a name; that of docker's daemon is a service.
+    // Only a container's own group has such a name; that of docker's daemon is a service.
     let mut parts = groups
         .lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))

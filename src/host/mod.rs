@@ -1,7 +1,7 @@
 //! Facts about the host that decide what works: device nodes, limits, containers, kernel settings.
 //!
-//! They are read from the kernel's files and asked of nobody else, so that they can be had where
-//! there is no driver and no permission. What cannot be read is `None`, which is not 'no'.
+//! They come only from the kernel's files, so they are available without a driver and without permissions. A
+//! fact that cannot be read is `None`, which does not mean "no".
 
 mod container;
 mod parse;
@@ -19,7 +19,7 @@ use crate::topology::CpuSet;
 use crate::topology::cgroup;
 use crate::topology::kernel::Kernel;
 
-/// What was found out about the host. Each field is `None` (or empty) where it could not be.
+/// Facts about the host. A field is `None` (or empty) if the fact could not be read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct HostFacts {
@@ -29,7 +29,7 @@ pub struct HostFacts {
     pub kernel: Option<String>,
     /// The NVIDIA kernel module. Source: `/proc/driver/nvidia/version`.
     pub driver_module: Option<DriverModule>,
-    /// NVIDIA's device nodes in `/dev`, `nvidiactl` and `nvidia0` among them.
+    /// NVIDIA's device nodes in `/dev`, including `nvidiactl` and `nvidia0`.
     pub device_nodes: Vec<PathBuf>,
     /// The IMEX channels that this process can see.
     pub imex_channels: Vec<DeviceNode>,
@@ -43,27 +43,27 @@ pub struct HostFacts {
     pub memlock: Option<Limit>,
     /// The smallest memory limit of the control groups over this process, in bytes; `None`: none.
     pub cgroup_memory_limit: Option<u64>,
-    /// What these groups leave it, in bytes.
+    /// The bytes that these groups leave to it.
     pub cgroup_memory_room: Option<u64>,
     /// The CPUs that this process may run on. Source: `Cpus_allowed_list`.
     pub allowed_cpus: Option<CpuSet>,
-    /// The NUMA nodes that this process may allocate on (`cpuset.mems`). Source:
-    /// `Mems_allowed_list`. The driver's pages need not keep to it.
+    /// The NUMA nodes that this process may allocate on (`cpuset.mems`). Source: `Mems_allowed_list`. The
+    /// driver's pages need not respect it.
     pub allowed_nodes: Option<Vec<NodeId>>,
-    /// The container that this process runs in, as far as traces tell.
+    /// The container that this process runs in, as far as traces show.
     pub container: Option<Container>,
     /// Whether CAP_SYS_NICE is effective: NUMA placement in containers may need it.
     pub cap_sys_nice: Option<bool>,
-    /// Whether CAP_IPC_LOCK is effective: then the memlock limit does not count.
+    /// Whether CAP_IPC_LOCK is effective: the memlock limit then does not apply.
     pub cap_ipc_lock: Option<bool>,
-    /// Whether the kernel moves pages after their users (`kernel.numa_balancing`), which slows GPU
-    /// access to pageable memory on coherent machines; pinned memory stays.
+    /// Whether the kernel migrates pages to the nodes that use them (`kernel.numa_balancing`), which slows
+    /// GPU access to pageable memory on coherent machines; pinned memory stays.
     pub numa_balancing: Option<bool>,
     /// The NUMA nodes that are GPUs' own memory.
     pub gpu_memory_nodes: Vec<NodeId>,
-    /// The environment variable CUDA_VISIBLE_DEVICES, where it is set.
+    /// The environment variable CUDA_VISIBLE_DEVICES, if set.
     pub cuda_visible_devices: Option<String>,
-    /// Whether EGMEM_ALLOW_OVERCOMMIT lets requests for more than is free pass.
+    /// Whether EGMEM_ALLOW_OVERCOMMIT allows requests beyond the free memory.
     pub overcommit_allowed: bool,
 }
 
@@ -105,12 +105,12 @@ pub struct HugePages {
 pub struct Limit {
     /// The limit in force.
     pub soft: Option<u64>,
-    /// How far an unprivileged process may raise it.
+    /// The most to which an unprivileged process may raise it.
     pub hard: Option<u64>,
 }
 
 impl HostFacts {
-    /// Reads the facts. It never fails.
+    /// Reads the facts. Never fails.
     pub fn read() -> Self {
         let kernel = Kernel::here();
         Self {

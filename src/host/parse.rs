@@ -1,27 +1,27 @@
-//! Parsers of the kernel's texts: pure.
+//! Parsers of the kernel's texts, without I/O.
 
 use super::{DriverModule, Limit};
 use crate::topology::CpuSet;
 
-/// The value of a line `name:\tvalue` of `/proc/self/status`.
+/// Returns the value of a line `name:\tvalue` of `/proc/self/status`.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status
         .lines()
         .find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
-/// A list such as `0-3,7` in `/proc/self/status`.
+/// Parses a list such as `0-3,7` in `/proc/self/status`.
 pub(super) fn list(status: &str, name: &str) -> Option<CpuSet> {
     field(status, name)?.parse().ok()
 }
 
-/// Whether a capability is in the effective set.
+/// Returns whether a capability is in the effective set.
 pub(super) fn capability(status: &str, bit: u32) -> Option<bool> {
     let effective = u64::from_str_radix(field(status, "CapEff")?, 16).ok()?;
     Some(effective >> bit & 1 == 1)
 }
 
-/// `Max locked memory` of `/proc/self/limits`.
+/// Parses `Max locked memory` of `/proc/self/limits`.
 pub(super) fn memlock(limits: &str) -> Option<Limit> {
     let line = limits
         .lines()
@@ -37,14 +37,14 @@ pub(super) fn memlock(limits: &str) -> Option<Limit> {
     })
 }
 
-/// The word in brackets of a setting such as `always [madvise] never`.
+/// Returns the word in brackets of a setting such as `always [madvise] never`.
 pub(super) fn chosen(setting: &str) -> Option<String> {
     let (_, after) = setting.split_once('[')?;
     let (word, _) = after.split_once(']')?;
     Some(word.to_owned())
 }
 
-/// The first word that looks like a version in the line `NVRM version: …`.
+/// Returns the first word that looks like a version in the line `NVRM version: …`.
 pub(super) fn driver_module(text: &str) -> Option<DriverModule> {
     let line = text
         .lines()
@@ -57,7 +57,7 @@ pub(super) fn driver_module(text: &str) -> Option<DriverModule> {
     })
 }
 
-/// AT_PAGESZ in the auxiliary vector: pairs of native words.
+/// Finds AT_PAGESZ in the auxiliary vector: pairs of native words.
 pub(super) fn page_size(auxv: &[u8]) -> Option<u64> {
     const AT_PAGESZ: usize = 6;
     const WORD: usize = size_of::<usize>();

@@ -1,4 +1,4 @@
-//! What memory is, whoever maps it wherever: never its address, never a process id.
+//! Identities of memory, independent of mappings: never an address, never a process id.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::driver::random;
 use crate::{Error, Result};
 
-/// Implements a 16-byte id: shown as 32 hex digits, in binary formats a string of 16 bytes.
+/// Implements a 16-byte id: displayed as 32 hex digits, in binary formats a string of 16 bytes.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -17,12 +17,12 @@ macro_rules! id {
         pub struct $name([u8; 16]);
 
         impl $name {
-            /// The id with these bytes.
+            /// Returns the id with these bytes.
             pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(bytes)
             }
 
-            /// The id's bytes.
+            /// Returns the id's bytes.
             pub const fn as_bytes(&self) -> &[u8; 16] {
                 &self.0
             }
@@ -42,7 +42,7 @@ macro_rules! id {
 
         impl FromStr for $name {
             type Err = Error;
-            /// 32 hex digits; dashes are left out.
+            /// Parses 32 hex digits; ignores dashes.
             fn from_str(text: &str) -> Result<Self> {
                 let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
                 match u128::from_str_radix(&digits, 16) {
@@ -90,23 +90,22 @@ macro_rules! id {
 }
 
 id! {
-    /// One boot of one machine: processes with the same can pass each other fds.
+    /// One boot of one machine: processes with the same id can pass each other fds.
     ///
     /// Source: `/proc/sys/kernel/random/boot_id`, the same in every container of the machine.
     BootId
 }
 
 id! {
-    /// One life of one process that exports memory, or of one exchange server: random, new at
-    /// every start.
+    /// One run of a process that exports memory, or of an exchange server: random, new at every start.
     InstanceId
 }
 
 impl BootId {
-    /// This machine's.
+    /// Returns this machine's id.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel does not tell.
+    /// [`Error::System`] if the kernel does not report it.
     pub fn current() -> Result<Self> {
         static CURRENT: OnceLock<Result<BootId>> = OnceLock::new();
         CURRENT
@@ -121,18 +120,18 @@ impl BootId {
 }
 
 impl InstanceId {
-    /// A new one.
+    /// Creates a new random id.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel has no random bytes to give.
+    /// [`Error::System`] if the kernel has no random bytes.
     pub fn random() -> Result<Self> {
         random()
             .map(Self)
             .map_err(|error| Error::system("reading random bytes", &error))
     }
 
-    /// This process's, the same until it ends. A process that was forked has one of its own, since it
-    /// counts its memories on from where its parent was.
+    /// Returns this process's id, the same until it ends. A forked process has an id of its own, because its
+    /// allocation numbers continue from its parent's.
     ///
     /// # Errors
     /// As [`random`](Self::random).
@@ -154,16 +153,16 @@ impl InstanceId {
     }
 }
 
-/// Names one physical memory among all machines, processes and times.
+/// Identifies one physical memory among all machines, processes and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Identity {
-    /// The machine it is on, since its last boot.
+    /// The machine's boot.
     pub boot: BootId,
-    /// The process that made it.
+    /// The process that created it.
     pub instance: InstanceId,
-    /// Which of the process's memories: a number that does not tell how many there are.
+    /// The memory's number in that process, which does not reveal how many there are.
     pub allocation: u64,
-    /// How often it has changed owners: after each it counts as other memory.
+    /// How often it has changed owners: each time it counts as other memory.
     pub generation: u64,
 }
 

@@ -12,7 +12,7 @@ use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 
-/// How addresses are to be reserved; [`reserve`](Self::reserve) does it.
+/// Options to reserve addresses; [`reserve`](Self::reserve) does it.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "options do nothing until `reserve`"]
 pub struct ReservationOptions {
@@ -21,13 +21,13 @@ pub struct ReservationOptions {
 }
 
 impl ReservationOptions {
-    /// The alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
+    /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
     pub const fn alignment(mut self, bytes: u64) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// An address to try first. The driver may choose another.
+    /// Sets an address to try first. The driver may choose another.
     pub const fn hint(mut self, address: DevicePtr) -> Self {
         self.hint = address.0;
         self
@@ -38,12 +38,12 @@ impl ReservationOptions {
     /// Source: `cuMemAddressReserve`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is no power of two;
-    /// [`Error::OutOfAddresses`] where the address space has no such hole; the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
+    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
     pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
         if self.alignment != 0 {
             Granularity::new(self.alignment).map_err(|_| {
-                Error::invalid_of("alignment", "it is no power of two", "a power of two")
+                Error::invalid_of("alignment", "it is not a power of two", "a power of two")
             })?;
         }
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
@@ -75,28 +75,28 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Options for a reservation.
+    /// Returns options for a reservation.
     pub fn options() -> ReservationOptions {
         ReservationOptions::default()
     }
 
-    /// The first address.
+    /// Returns the first address.
     pub const fn start(&self) -> DevicePtr {
         self.start
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Maps all of `physical` at `offset` bytes into the range, with no access for anybody yet.
+    /// Maps all of `physical` at `offset` bytes into the range, without access for any location yet.
     ///
     /// Source: `cuMemMap`. The same memory may be mapped more than once.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is
-    /// another driver's; the driver's INVALID_VALUE where something is mapped already.
+    /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is another
+    /// driver's; the driver's INVALID_VALUE if something is mapped already.
     pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
         physical
             .driver()
@@ -132,9 +132,8 @@ impl Drop for Reservation {
 
 /// Physical memory mapped at an address, unmapped when dropped.
 ///
-/// Nobody has access until [`set_access`](Self::set_access) grants it. Before a mapping is dropped,
-/// GPU work that uses it must have finished: a GPU that touches unmapped addresses loses its
-/// context.
+/// No location has access until [`set_access`](Self::set_access) grants it. Before a mapping is dropped, GPU
+/// work that uses it must have finished: a GPU that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub struct Mapping {
     reservation: Arc<Reservation>,
@@ -142,22 +141,22 @@ pub struct Mapping {
     size: PaddedSize,
     location: Location,
     host: Access,
-    /// Whether a GPU was ever granted access, or nearly: work in flight may use what it had.
+    /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
     granted_to_gpus: bool,
-    /// The physical memory's count of its mappings.
+    /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
 }
 
 impl Mapping {
-    /// Changes the access of the named locations for the whole mapping, in one call.
+    /// Changes the access of the given locations for the whole mapping, in one call.
     ///
-    /// Source: `cuMemSetAccess`. For the host name [`Location::Host`] or any host node. A GPU that
-    /// cannot reach the memory is refused.
+    /// Source: `cuMemSetAccess`. The host is [`Location::Host`] or any host node. The driver refuses a GPU
+    /// that cannot reach the memory.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`]; [`Error::TooManyReferences`] where the host is refused because the memory
-    /// is shared too often; or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot
-    /// reach the memory, NOT_SUPPORTED for the host where it cannot reach a GPU's memory.
+    /// [`Error::NoSuchGpu`]; [`Error::TooManyReferences`] if the host is refused because the memory is shared
+    /// too often; or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot reach the memory,
+    /// NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
             return Ok(());
@@ -169,7 +168,7 @@ impl Mapping {
         if let Some(host) = host {
             self.host = match &result {
                 Ok(()) => access[host].access,
-                // How far a failed call got is not documented.
+                // CUDA does not document what a failed call has changed.
                 Err(_) => self.access(Location::Host).unwrap_or(Access::None),
             };
         }
@@ -184,17 +183,17 @@ impl Mapping {
         })
     }
 
-    /// The access of mappings that lie side by side, by rising addresses, changed in one call.
+    /// Changes the access of adjacent mappings, by ascending addresses, in one call.
     ///
-    /// Whoever gets an error still has [`set_access`](Self::set_access) for each, which also tells
-    /// why: drivers measured take a range of several whole mappings, CUDA's documentation does not
-    /// promise it.
+    /// After an error the caller can still use [`set_access`](Self::set_access) for each, which also gives
+    /// the reason: the drivers measured accept a range of several whole mappings, but CUDA's documentation
+    /// does not promise it.
     ///
     /// Source: `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for mappings that are not side by side, or not all of memory at one
-    /// location; the driver's.
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location;
+    /// the driver's errors.
     pub(crate) fn set_access_of_neighbours(
         mappings: &mut [&mut Self],
         access: &[AccessDesc],
@@ -222,8 +221,8 @@ impl Mapping {
         for mapping in mappings.iter_mut() {
             mapping.granted_to_gpus |= names_a_gpu(access);
         }
-        // SAFETY: the mappings are exclusively borrowed, so nobody views them; as just checked they
-        // are the whole range.
+        // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
+        // whole range.
         let result = unsafe { driver.mem_set_access(start, size, &own) };
         if let Some(host) = host {
             for mapping in mappings {
@@ -244,8 +243,8 @@ impl Mapping {
         }
     }
 
-    /// Whether it is the host alone that is refused this access with INVALID_VALUE, which drivers
-    /// say for host memory only where it is shared too often (docs/driver-behaviour.md).
+    /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
+    /// memory only if it is shared too often (docs/driver-behaviour.md).
     fn is_refused_to_host(
         &mut self,
         code: Code,
@@ -262,7 +261,7 @@ impl Mapping {
         match self.grant(&[terms]) {
             Err(error) => error.code() == Some(code),
             Ok(()) => {
-                // A GPU was the reason: what is refused changes nothing.
+                // A GPU was the cause: a refused call must change nothing.
                 let undone = self.grant(&[AccessDesc {
                     access: before,
                     ..terms
@@ -273,12 +272,13 @@ impl Mapping {
         }
     }
 
-    /// What `location` may do with the mapping, as the driver tells.
+    /// Returns what `location` may do with the mapping, as the driver reports it.
     ///
     /// Source: `cuMemGetAccess`. Every name of the host means the CPU.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], the driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    /// [`Error::NoSuchGpu`], the driver's errors, and [`Error::InvalidArgument`] for flags that this crate
+    /// does not know.
     pub fn access(&self, location: Location) -> Result<Access> {
         let flags = self
             .driver()
@@ -288,7 +288,7 @@ impl Mapping {
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
 
-    /// The CPU's window on the bytes asked for.
+    /// Returns the CPU's view of the bytes requested.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
@@ -296,18 +296,18 @@ impl Mapping {
         Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
     }
 
-    /// What the CPU may do, as last granted through this mapping.
+    /// Returns what the CPU may do, as last granted through this mapping.
     pub(crate) const fn host(&self) -> Access {
         self.host
     }
 
-    /// The CPU's window on all of the mapping, padding included.
+    /// Returns the CPU's view of the whole mapping, including padding.
     #[cfg(feature = "share")]
     pub(crate) fn padded_cpu(&self) -> Result<CpuView<'_>> {
         Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.padded())
     }
 
-    /// The CPU's window on the first `len` bytes of mappings that lie side by side.
+    /// Returns the CPU's view of the first `len` bytes of adjacent mappings.
     pub(crate) fn cpu_of_neighbours(mappings: &[Self], len: u64) -> Result<CpuView<'_>> {
         let have = mappings
             .iter()
@@ -326,20 +326,20 @@ impl Mapping {
                 .windows(2)
                 .all(|pair| { pair[0].start.add(pair[0].size.padded()) == pair[1].start })
         );
-        // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which
-        // need the mappings exclusively; safe code reaches it through atomic views only.
+        // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which need the
+        // mappings exclusively; safe code reaches it through atomic views only.
         Ok(unsafe { CpuView::new(first.start, len, have == Access::ReadWrite) })
     }
 
-    /// Unmaps the memory and says how that went; where the driver refuses, the mapping is as before.
+    /// Unmaps the memory. If the driver refuses, the mapping is unchanged.
     ///
     /// # Errors
-    /// The driver's, and the mapping again.
+    /// The driver's error, and the mapping.
     pub(crate) fn unmap(self) -> Result<(), Box<(Self, Error)>> {
         let this = ManuallyDrop::new(self);
         match give_back(|| this.unmap_once()) {
             Ok(()) => {
-                // SAFETY: `this` is never used or dropped again, so each field is read out once.
+                // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
                 unsafe {
                     drop(std::ptr::read(&this.reservation));
                     drop(std::ptr::read(&this.mapped));
@@ -351,28 +351,27 @@ impl Mapping {
     }
 
     fn unmap_once(&self) -> Result<()> {
-        // SAFETY: the range is owned by `self`, which is at its end; views of it borrow `self` and
-        // are gone.
+        // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
         unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
     }
 
-    /// Whether any GPU was ever granted access to the mapping.
+    /// Returns whether a grant to a GPU was ever attempted.
     pub(crate) const fn was_granted_to_gpus(&self) -> bool {
         self.granted_to_gpus
     }
 
-    /// The size asked for and the size mapped.
+    /// Returns the size requested and the size mapped.
     pub const fn size(&self) -> PaddedSize {
         self.size
     }
 
-    /// The reservation that the mapping lies in.
+    /// Returns the mapping's reservation.
     pub const fn reservation(&self) -> &Arc<Reservation> {
         &self.reservation
     }
 
-    /// The host under one name: the node that the memory is on. Drivers take other names too, but
-    /// asked about HOST, they have been seen to tell the least that GPU 0 and the CPU were granted.
+    /// Maps every name of the host to one: the memory's own node. Drivers accept other names too, but for
+    /// HOST they have been seen to report the lesser of GPU 0's and the CPU's access.
     fn host_terms(&self, location: Location) -> Location {
         match (location.is_host(), self.location) {
             (false, _) => location,
@@ -381,10 +380,10 @@ impl Mapping {
         }
     }
 
-    /// A list of grants as the driver is to hear it, and which of them is the host's.
+    /// Converts grants to the form for the driver, and returns which of them is the host's.
     ///
-    /// The host has many names. Named more than once, the last word counts, and the driver hears it
-    /// alone: in what order it would take several is not documented.
+    /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
+    /// does not document in which order the driver would apply them.
     fn in_own_terms(&self, access: &[AccessDesc]) -> (Vec<AccessDesc>, Option<usize>) {
         let host = access.iter().rposition(|desc| desc.location.is_host());
         let own = access

@@ -20,7 +20,7 @@ use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};
 
-/// What physical memory is to be; [`create`](Self::create) makes it.
+/// Options for physical memory; [`create`](Self::create) creates it.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct PhysicalOptions {
@@ -30,26 +30,26 @@ pub struct PhysicalOptions {
 }
 
 impl PhysicalOptions {
-    /// How the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
+    /// Sets how the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
     pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
         self.props.handle_types = handle_types;
         self
     }
 
-    /// Memory that NICs may reach by GPUDirect RDMA; device memory only.
+    /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
     pub const fn gpu_direct_rdma(mut self, on: bool) -> Self {
         self.props.gpu_direct_rdma = on;
         self
     }
 
-    /// Which granularity the size is rounded up to; by default the minimum.
+    /// Sets which granularity the size is rounded up to; by default the minimum.
     pub const fn granularity(mut self, kind: GranularityKind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Whether to ask the driver even for more than the node has free. Pinned memory cannot be
-    /// swapped out, so the kernel may kill processes to provide it.
+    /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
+    /// out, so the kernel may kill processes to provide it.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
         self
@@ -60,10 +60,9 @@ impl PhysicalOptions {
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more where the
-    /// named host node has less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
-    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's
-    /// own code.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more if the host node has
+    /// less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
+    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's own code.
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
         if !self.overcommit {
@@ -83,16 +82,16 @@ impl PhysicalOptions {
         })
     }
 
-    /// The unit that sizes are rounded up to with exactly these options.
+    /// Returns the unit that sizes are rounded up to with exactly these options.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] if it answers no power of two.
+    /// The driver's errors, and [`Error::InvalidArgument`] if its answer is not a power of two.
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         Granularity::new(driver.mem_granularity(&self.props, self.kind)?)
     }
 }
 
-/// How this process came by physical memory.
+/// How this process got physical memory.
 #[derive(Debug)]
 pub(super) enum Origin {
     Created,
@@ -108,23 +107,23 @@ pub struct PhysicalMemory {
     handle: PhysicalHandle,
     size: PaddedSize,
     props: AllocationProps,
-    /// Different for each memory of this process.
+    /// Unique among the memories of this process.
     #[cfg_attr(not(feature = "share"), expect(dead_code))]
     allocation: u64,
     #[cfg_attr(not(feature = "share"), expect(dead_code))]
     generation: AtomicU64,
-    /// Every mapping that this process makes of it has a clone.
+    /// Every mapping of it in this process has a clone.
     mapped: Arc<Origin>,
 }
 
-/// A number for an identity, which peers are told.
+/// Returns a number for an identity, which peers see.
 fn next_allocation() -> u64 {
     static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
     NUMBERS.next()
 }
 
 impl PhysicalMemory {
-    /// Options for memory at `location`.
+    /// Returns options for memory at `location`.
     pub fn options(location: impl Into<Location>) -> PhysicalOptions {
         PhysicalOptions {
             props: AllocationProps::at(location.into()),
@@ -133,15 +132,14 @@ impl PhysicalMemory {
         }
     }
 
-    /// Imports memory that another process exported, of which `bytes` were padded there.
+    /// Imports memory that another process exported; `bytes` is its padded size there.
     ///
-    /// Source: `cuMemImportFromShareableHandle`. The handle stays the caller's; an imported memory
-    /// reports no handle types and cannot be exported again.
+    /// Source: `cuMemImportFromShareableHandle`. The handle stays the caller's; an imported memory reports no
+    /// handle types and cannot be exported again.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's
-    /// INVALID_VALUE or UNKNOWN for an fd that is no CUDA memory, NOT_SUPPORTED for a fabric handle
-    /// it cannot use.
+    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's INVALID_VALUE or
+    /// UNKNOWN for an fd that is not CUDA memory, NOT_SUPPORTED for a fabric handle that it cannot use.
     ///
     /// ```
     /// use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
@@ -170,7 +168,7 @@ impl PhysicalMemory {
     /// ```
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
         let handle = driver.mem_import(handle)?;
-        // Owned from here on, so that a failing step gives it back.
+        // Owned from here on, so that a failing step releases it.
         let mut memory = Self {
             driver: driver.clone(),
             handle,
@@ -187,7 +185,7 @@ impl PhysicalMemory {
         if !granularity.divides(bytes) {
             return Err(Error::invalid(
                 "size",
-                format!("{bytes} bytes is no multiple of {}", granularity.bytes()),
+                format!("{bytes} bytes is not a multiple of {}", granularity.bytes()),
             ));
         }
         memory.size = PaddedSize::new(bytes, granularity)?;
@@ -196,8 +194,8 @@ impl PhysicalMemory {
 
     /// Exports the memory in a form that another process can import.
     ///
-    /// Source: `cuMemExportToShareableHandle`. Whoever imports it keeps the memory alive, even
-    /// after this process has ended.
+    /// Source: `cuMemExportToShareableHandle`. An importer keeps the memory alive, even after this process
+    /// has ended.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the memory was created without this handle type.
@@ -215,38 +213,38 @@ impl PhysicalMemory {
         unsafe { self.driver.mem_export(self.handle, handle_type) }
     }
 
-    /// Maps the whole memory at addresses of the driver's choice, with no access for anybody yet.
+    /// Maps the whole memory at addresses of the driver's choice, without access for any location yet.
     ///
     /// # Errors
-    /// The driver's; nothing stays reserved then.
+    /// The driver's errors; nothing stays reserved then.
     pub fn map(&self) -> Result<Mapping> {
         Arc::new(Reservation::options().reserve(&self.driver, self.size.padded())?).map(0, self)
     }
 
-    /// The size asked for and the size created.
+    /// Returns the size requested and the size created.
     pub const fn size(&self) -> PaddedSize {
         self.size
     }
 
-    /// Location, handle types and flags, as created or imported.
+    /// Returns location, handle types and flags, as created or imported.
     pub const fn props(&self) -> &AllocationProps {
         &self.props
     }
 
-    /// Where the memory lies.
+    /// Returns the memory's location.
     pub const fn location(&self) -> Location {
         self.props.location
     }
 
-    /// The driver it belongs to.
+    /// Returns the memory's driver.
     pub const fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// Which memory this is, for whoever imports it; of imported memory, only its exporter knows.
+    /// Returns the memory's identity, for importers; only the exporter knows that of imported memory.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel does not tell the machine's boot id.
+    /// [`Error::System`] if the kernel does not report the machine's boot id.
     #[cfg(feature = "share")]
     pub fn identity(&self) -> Result<Identity> {
         Ok(Identity {
@@ -257,21 +255,21 @@ impl PhysicalMemory {
         })
     }
 
-    /// Makes it count as other memory from now on: it changes owners.
+    /// Gives the memory a new identity when it changes owners.
     #[cfg(feature = "share")]
     pub fn renew_identity(&self) {
         self.generation.fetch_add(1, Relaxed);
     }
 
-    /// The driver's handle, for calls of your own; still owned by `self`.
+    /// Returns the driver's handle, for calls of your own; `self` still owns it.
     pub const fn handle(&self) -> PhysicalHandle {
         self.handle
     }
 
-    /// Releases the memory and says how that went; dropping it does the same in silence.
+    /// Releases the memory and returns the result; dropping it ignores errors except for a log message.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn release(self) -> Result<()> {
         let this = ManuallyDrop::new(self);
         let result = give_back(|| this.release_once());
@@ -279,11 +277,11 @@ impl PhysicalMemory {
         result
     }
 
-    /// Releases the memory; hands it back where the driver refuses for a reason that may pass, so
-    /// that it can be tried again later.
+    /// Releases the memory; returns it if the driver refuses for a temporary reason, so that the caller can
+    /// retry later.
     ///
     /// # Errors
-    /// The driver's, and the memory again.
+    /// The driver's error, and the memory if it still exists.
     pub(crate) fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
         let this = ManuallyDrop::new(self);
         let result = give_back(|| this.release_once());
@@ -299,33 +297,33 @@ impl PhysicalMemory {
         }
     }
 
-    /// Drops what the memory owns but the driver's handle.
+    /// Drops everything except the driver's handle.
     fn drop_fields(this: ManuallyDrop<Self>) {
-        // SAFETY: `this` is never used or dropped again, so each field is read out exactly once.
+        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
         unsafe {
             drop(std::ptr::read(&this.driver));
             drop(std::ptr::read(&this.mapped));
         }
     }
 
-    /// What every mapping of it keeps.
+    /// Returns the token that every mapping of it keeps.
     pub(super) fn mapped(&self) -> Arc<Origin> {
         Arc::clone(&self.mapped)
     }
 
-    /// Whether it has one mapping in this process, and can be reached by no other: it is of no handle type, so
-    /// it cannot be exported, and was not imported.
+    /// Returns whether it has one mapping in this process and no other process can access it: it has no
+    /// handle type, so it cannot be exported, and was not imported.
     pub(crate) fn is_mapped_once_and_private(&self) -> bool {
         let created = matches!(*self.mapped, Origin::Created);
         let private = created && self.props.handle_types == HandleTypes::NONE;
         let once = private && Arc::strong_count(&self.mapped) == 2;
-        // What other threads did through mappings that they have dropped comes before what the caller does.
+        // Orders other threads' accesses through mappings that they have dropped before the caller's.
         fence(Acquire);
         once
     }
 
     fn release_once(&self) -> Result<()> {
-        // SAFETY: the handle is owned by `self`, which is at its end.
+        // SAFETY: `self` owns the handle and is being dropped.
         unsafe { self.driver.mem_release(self.handle) }
     }
 }
