@@ -17,6 +17,10 @@ use crate::topology::{Share, Topology};
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 
+/// Room for the probes of 512 importers at a time, in bytes.
+#[cfg(feature = "exchange")]
+const PROBES: u64 = 4096;
+
 /// What a buffer is to be; [`allocate`](Self::allocate) makes it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `allocate`"]
@@ -27,11 +31,14 @@ pub struct BufferOptions {
     handle_types: HandleTypes,
     #[cfg(feature = "share")]
     shareable: bool,
+    /// Bytes behind the last part's that nobody uses, at least.
+    room: u64,
     overcommit: bool,
 }
 
 impl BufferOptions {
-    /// The size in bytes: at least 1. What is allocated is this, rounded up to the granularity.
+    /// The size in bytes: at least 1. What is allocated is this, rounded up to the granularity
+    /// ([`Buffer::padded`]).
     ///
     /// A spread buffer has the sizes of its shares; this changes the last one.
     pub fn bytes(mut self, bytes: u64) -> Self {
@@ -78,6 +85,30 @@ impl BufferOptions {
         self
     }
 
+    /// Allocates at least 4096 bytes more than are used, so that importers can prove that they see the same
+    /// memory: the exchange's probes write their words there, 8 bytes for each importer at a time.
+    ///
+    /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
+    /// has none, and [`RemoteBuffer::proved`](crate::exchange::RemoteBuffer::proved) says so. With this, such
+    /// memory takes one granule more: 2 MiB on every driver measured so far.
+    /// [`len`](Buffer::len) stays what was asked for, and [`padded`](Buffer::padded) tells what is allocated.
+    ///
+    /// ```
+    /// use egmem::driver::{NodeId, sim::Machine};
+    /// use egmem::{Buffer, Driver};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let buffer = Buffer::on(NodeId(0)).bytes(4 << 20).shareable().room_for_probes();
+    /// let buffer = buffer.allocate(&driver)?;
+    /// assert_eq!((buffer.len(), buffer.padded()), (4 << 20, 6 << 20));
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    #[cfg(feature = "exchange")]
+    pub const fn room_for_probes(mut self) -> Self {
+        self.room = PROBES;
+        self
+    }
+
     #[cfg(not(feature = "share"))]
     const fn handle_types_at(&self, _: &Driver, _: Location) -> Result<HandleTypes> {
         Ok(self.handle_types)
@@ -109,11 +140,14 @@ impl BufferOptions {
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
+            let is_last = index + 1 == self.parts.len();
+            // No bytes at all are refused, room or not.
+            let room = if is_last && bytes > 0 { self.room } else { 0 };
             let memory = PhysicalMemory::options(location)
                 .handle_types(self.handle_types_at(driver, location)?)
                 .overcommit(self.overcommit)
-                .create(driver, bytes)?;
-            if index + 1 < self.parts.len() && memory.size().padded() != bytes {
+                .create(driver, bytes.saturating_add(room))?;
+            if !is_last && memory.size().padded() != bytes {
                 return Err(Error::invalid(
                     "share",
                     format!("{bytes} bytes in the middle are no multiple of the granularity"),
@@ -231,6 +265,7 @@ impl Buffer {
             handle_types: HandleTypes::NONE,
             #[cfg(feature = "share")]
             shareable: false,
+            room: 0,
             overcommit: false,
         }
     }
@@ -324,6 +359,15 @@ impl Buffer {
     /// The bytes asked for.
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// The bytes that are allocated: those asked for, each part rounded up to the granularity.
+    pub fn padded(&self) -> u64 {
+        // Each exists, so that together they fit an address space.
+        self.physical
+            .iter()
+            .map(|memory| memory.size().padded())
+            .sum()
     }
 
     /// Never: a buffer has at least one byte.

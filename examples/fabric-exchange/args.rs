@@ -40,9 +40,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "ca")]
     pub crl: Option<PathBuf>,
 
-    /// How much the owner shares: 64MiB, 1.5GiB. What is left of its last 2 MiB is room for the
-    /// probe: none where nothing is left.
-    #[arg(long, value_name = "SIZE", default_value = "65532KiB")]
+    /// How much the owner shares: 64MiB, 1.5GiB. Behind it there is room for the probe.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub size: Bytes,
 
     /// Under which name.

@@ -23,6 +23,7 @@ pub async fn own(args: &Args) -> Result<Report> {
         .access_by([Location::Device(args.gpu)])
         .bytes(bytes)
         .shareable()
+        .room_for_probes()
         .allocate(&driver)?;
     let handles = best_handle_types(&driver, node)?;
     let why = match &handles.no_fabric {

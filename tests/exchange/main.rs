@@ -11,7 +11,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use egmem::certs::{Authority, CertRequest};
-use egmem::driver::{HandleType, Location, NodeId};
+use egmem::driver::{HandleType, HandleTypes, Location, NodeId};
 use egmem::exchange::server::Published;
 use egmem::exchange::{
     Address, Client, ClientOptions, Reconnect, RemoteBuffer, Security, Server, Tls, TlsPem,
@@ -226,14 +226,12 @@ async fn without_room_or_wish_nothing_is_probed() {
     let full = server.publish("full", buffer(&own, 2 << 20)).now().unwrap();
     let some = server.publish("some", buffer(&own, 1 << 20)).now().unwrap();
     let remote = within(client.fetch("full").go()).await.unwrap();
+    let why = remote.proved().why_not.as_ref().unwrap();
     assert!(
-        remote
-            .proved()
-            .why_not
-            .as_ref()
-            .unwrap()
-            .contains("no room")
+        why.contains("no room for a probe: all 2097152 bytes"),
+        "{why}"
     );
+    assert!(why.contains("room_for_probes"), "{why}");
     let remote = within(client.fetch("some").probe(false).go())
         .await
         .unwrap();
@@ -253,6 +251,62 @@ async fn without_room_or_wish_nothing_is_probed() {
         assert!(within(fetch).await.unwrap().unwrap());
     }
     drop((full, some));
+}
+
+#[tokio::test]
+async fn memory_of_any_size_is_proved_where_its_owner_left_room() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    const GRANULE: u64 = 2 << 20;
+    for (bytes, padded) in [
+        (1, GRANULE),
+        (GRANULE - 4096, GRANULE),
+        (GRANULE - 4095, 2 * GRANULE),
+        (GRANULE - 1, 2 * GRANULE),
+        (GRANULE, 2 * GRANULE),
+        (GRANULE + 1, 2 * GRANULE),
+        (8 * GRANULE, 9 * GRANULE),
+    ] {
+        let memory = Buffer::on(NodeId(0)).bytes(bytes).shareable();
+        let memory = memory.room_for_probes().allocate(&own).unwrap();
+        assert_eq!((memory.len(), memory.padded()), (bytes, padded));
+        memory.fill(0xa5_u8).unwrap();
+        let published = server.publish("x", memory).now().unwrap();
+        let remote = within(client.fetch("x").go()).await.unwrap();
+        assert!(remote.proved().both_ways, "{:?}", remote.proved());
+        let description = remote.description();
+        assert_eq!((remote.len(), description.len), (bytes, bytes));
+        assert_eq!(description.padded(), padded);
+        // The user's bytes are as they were.
+        let mut all = vec![0_u8; bytes as usize];
+        remote.read_at(0, &mut all).unwrap();
+        assert!(all.iter().all(|&byte| byte == 0xa5));
+        assert!(remote.put(bytes, 1_u8).is_err());
+        drop(remote);
+        drop(published);
+    }
+    let empty = Buffer::on(NodeId(0)).bytes(0).room_for_probes();
+    assert!(empty.allocate(&own).is_err());
+    let huge = Buffer::on(NodeId(0)).bytes(u64::MAX).room_for_probes();
+    assert!(huge.allocate(&own).is_err());
+}
+
+#[tokio::test]
+async fn the_last_share_of_spread_memory_has_room_for_probes() {
+    let (own, other) = (no_fabric(), no_fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let topology = egmem::Topology::discover(&own).unwrap();
+    let shares = egmem::topology::Placement::Spread.request(16 << 20);
+    let shares = shares.place(&topology).unwrap();
+    let memory = Buffer::spread(&shares).handle_types(HandleTypes::POSIX_FD);
+    let memory = memory.room_for_probes().allocate(&own).unwrap();
+    assert_eq!((memory.len(), memory.padded()), (16 << 20, 18 << 20));
+    let _published = server.publish("x", memory).now().unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    assert!(remote.description().parts.len() > 1);
+    assert!(remote.proved().cpu, "{:?}", remote.proved());
 }
 
 #[tokio::test]

@@ -204,8 +204,12 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
         }
         None => "\n  simulated: no times".into(),
     };
+    let allocated = match description.padded() {
+        padded if padded == description.len || description.is_window() => String::new(),
+        padded => format!(" ({} allocated)", Bytes(padded)),
+    };
     format!(
-        "{}: {} in {} part{}, {}\n  {via}\n  {proved}{took}\n",
+        "{}: {}{allocated} in {} part{}, {}\n  {via}\n  {proved}{took}\n",
         memory.name(),
         Bytes(description.len),
         description.parts.len(),

@@ -75,8 +75,9 @@ impl FetchOptions {
     }
 
     /// Whether the two ends prove that they see the same bytes, where the exporter has room for a
-    /// word that is nobody's: they do without this. Memory of whole 2 MiB has no room, nor has a window on
-    /// larger memory, such as a heap's block. See [`RemoteBuffer::proved`].
+    /// word that is nobody's: they do without this. Memory of whole 2 MiB has room where its owner allocated it
+    /// with [`room_for_probes`](crate::BufferOptions::room_for_probes), or as `egmem serve` does. A window on
+    /// larger memory, such as a heap's block, has none. See [`RemoteBuffer::proved`].
     pub const fn probe(mut self, on: bool) -> Self {
         self.probe = on;
         self

@@ -12,7 +12,7 @@ use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::exchange::protocol::{Answer, Ask, Probe, Probed};
 use crate::memory::{Engine, Memory, Sealed};
 use crate::plain::PinnedHost;
-use crate::share::ImportedBuffer;
+use crate::share::{Description, ImportedBuffer};
 use crate::{Error, Refusal, Result, Stream};
 
 /// How often a word is tried: another client may write in the same place at the same time.
@@ -65,11 +65,7 @@ impl By {
 /// Proves fetched memory, if its exporter has room for that.
 pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let Some(at) = remote.probe else {
-        let why = match remote.description().is_window() {
-            true => "a window on larger memory has no room for a probe",
-            false => "the exporter has no room for a probe",
-        };
-        remote.proof = Proof::none(why);
+        remote.proof = Proof::none(&no_room(remote.description()));
         return Ok(remote);
     };
     let (remote, ways) = open::elsewhere(move || {
@@ -98,6 +94,25 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     }
     remote.proof = proof;
     Ok(remote)
+}
+
+/// Why an exporter gives no place for a probe, and what its owner can do.
+fn no_room(memory: &Description) -> String {
+    let (len, padded) = (memory.len, memory.padded());
+    if memory.is_window() {
+        "a window on larger memory has no room for a probe".into()
+    } else if padded - len < 8 {
+        format!(
+            "the exporter has no room for a probe: all {padded} bytes that are allocated are in use ({len}); \
+             its owner can allocate it with `BufferOptions::room_for_probes`"
+        )
+    } else {
+        format!(
+            "the exporter gave no room for a probe: {} of {padded} bytes are not in use, so it does without \
+             probes, or other importers have taken each place",
+            padded - len
+        )
+    }
 }
 
 /// The CPU and the first GPU that may read the memory, and what each may do.
