@@ -22,8 +22,8 @@ mod transport;
 
 pub use address::Address;
 pub use client::{
-    Client, ClientOptions, CreateOptions, FetchOptions, LeaseState, Leased, Proof, Reconnect,
-    RemoteBuffer, Watch, WatchEvent,
+    Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
+    Leased, Proof, Reconnect, RemoteBuffer, Watch, WatchEvent,
 };
 pub use limits::Limits;
 pub use namespace::Namespaces;

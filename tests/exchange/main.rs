@@ -2,6 +2,7 @@
 #![cfg(all(feature = "exchange", feature = "certs"))]
 
 mod failures;
+mod follow;
 mod names;
 #[path = "../common/refused.rs"]
 mod refused;

@@ -6,6 +6,7 @@ mod certs;
 mod commands;
 mod configuration;
 mod errors;
+mod follow;
 mod harness;
 mod hostile;
 mod leases;

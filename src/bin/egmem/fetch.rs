@@ -1,5 +1,7 @@
 //! `egmem fetch`: takes a lease on memory, maps it here, and uses it.
 
+mod follow;
+
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -7,16 +9,18 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use egmem::driver::{Access, HandleType, Location, NodeId};
-use egmem::exchange::{Address, Client, CreateOptions, LeaseState, Owner, RemoteBuffer};
+use egmem::exchange::{
+    Address, Client, CreateOptions, FetchOptions, LeaseState, Owner, RemoteBuffer,
+};
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
 use egmem::{Driver, Error, Result};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::connect::{self, Connect, block_on};
 use crate::output::print;
 use crate::source::Source;
+use follow::Signals;
 
 /// Files are copied in pieces of this size.
 const PIECE: usize = 1 << 20;
@@ -65,6 +69,11 @@ pub struct Fetch {
     /// Hold it until SIGTERM, SIGINT, or the server wants it back
     #[arg(long)]
     hold: bool,
+    /// Stay until SIGTERM or SIGINT, and fetch the name's memory again whenever the name comes to denote
+    /// other memory: after its exporter has restarted, or it was deleted and published again. What is
+    /// asked for with --verify and --read is done each time
+    #[arg(long, conflicts_with_all = ["create", "write", "hold", "wait"])]
+    follow: bool,
     /// Wait so many seconds for the name to be there
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
@@ -103,6 +112,25 @@ impl Fetch {
             let patience = Duration::from_secs(self.wait);
             client.wait(&self.name, patience).await?;
         }
+        let options = self.options(client)?;
+        if self.follow {
+            return self.follow(options, driver).await;
+        }
+        let begun = Instant::now();
+        let memory = options.go().await?;
+        let took = (!driver.is_simulated()).then(|| begun.elapsed());
+        self.show_and_use(driver, &memory, took)?;
+        let to_stdout = self.reads_to_stdout();
+        if self.hold {
+            hold(&memory, to_stdout).await?;
+        }
+        match memory.release().await {
+            Ok(()) => say(to_stdout, "  released\n".into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn options(&self, client: &Client) -> Result<FetchOptions> {
         let mut options = client.fetch(self.name.as_str());
         if let Some(owner) = self.expected_owner(client)? {
             options = options.expect_owner(owner);
@@ -119,13 +147,24 @@ impl Fetch {
         if self.write.is_some() {
             options = options.read_write();
         }
-        let begun = Instant::now();
-        let memory = options.go().await?;
-        let took = (!driver.is_simulated()).then(|| begun.elapsed());
-        // Bytes to standard output are alone there.
-        let to_stdout = self.read.as_deref() == Some(Path::new("-"));
+        Ok(options)
+    }
+
+    /// Bytes to standard output are alone there.
+    fn reads_to_stdout(&self) -> bool {
+        self.read.as_deref() == Some(Path::new("-"))
+    }
+
+    /// Shows what was fetched, and does with it what was asked for.
+    fn show_and_use(
+        &self,
+        driver: &Driver,
+        memory: &RemoteBuffer,
+        took: Option<Duration>,
+    ) -> Result<()> {
+        let to_stdout = self.reads_to_stdout();
         if !to_stdout {
-            print(&summary(&memory, took))?;
+            print(&summary(memory, took))?;
         }
         if let Some(file) = &self.write {
             let bytes = write(file, &memory.cpu()?)?;
@@ -135,19 +174,13 @@ impl Fetch {
             )?;
         }
         if self.verify {
-            say(to_stdout, verify(driver, &memory)?)?;
+            say(to_stdout, verify(driver, memory)?)?;
         }
         if let Some(file) = &self.read {
             read(file, &memory.cpu()?)?;
             say(to_stdout, format!("  copied to {}\n", file.display()))?;
         }
-        if self.hold {
-            hold(&memory, to_stdout).await?;
-        }
-        match memory.release().await {
-            Ok(()) => say(to_stdout, "  released\n".into()),
-            Err(error) => Err(error),
-        }
+        Ok(())
     }
 
     /// The owner that the memory must have, if one is asked for.
@@ -301,14 +334,11 @@ fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
 
 /// Until a signal, or until the server wants it back; the memory being lost is an error.
 async fn hold(memory: &RemoteBuffer, to_stdout: bool) -> Result<()> {
-    let fail = |error| Error::system("cannot wait for signals", &error);
-    let mut end = signal(SignalKind::terminate()).map_err(fail)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
+    let mut signals = Signals::new()?;
     say(to_stdout, "  holding\n".into())?;
     loop {
         let state = tokio::select! {
-            _ = end.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
+            () = signals.recv() => return Ok(()),
             state = memory.changed() => state,
         };
         say(to_stdout, format!("  {state}\n"))?;

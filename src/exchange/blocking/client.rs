@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use super::Background;
+use super::{Background, Follow};
 use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::exchange::protocol::Entry;
@@ -101,6 +101,23 @@ impl Client {
         })
     }
 
+    /// Follows a name. See [`exchange::Client::follow`].
+    pub fn follow(&self, name: impl Into<String>) -> Follow {
+        self.follow_with(name, |options| options)
+    }
+
+    /// Follows a name, and fetches its memory with options each time.
+    pub fn follow_with(
+        &self,
+        name: impl Into<String>,
+        options: impl FnOnce(FetchOptions) -> FetchOptions,
+    ) -> Follow {
+        Follow {
+            follow: options(self.client.fetch(name)).follow(),
+            background: self.background.clone(),
+        }
+    }
+
     /// See [`exchange::Client::create`].
     ///
     /// # Errors
@@ -153,8 +170,8 @@ impl Client {
 #[derive(Debug)]
 pub struct RemoteBuffer {
     // In this order: the thread ends last.
-    remote: exchange::RemoteBuffer,
-    background: Background,
+    pub(super) remote: exchange::RemoteBuffer,
+    pub(super) background: Background,
 }
 
 impl RemoteBuffer {

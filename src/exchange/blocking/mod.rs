@@ -6,6 +6,7 @@
 //! [`exchange`](crate::exchange) there.
 
 mod client;
+mod follow;
 mod group;
 mod server;
 
@@ -22,6 +23,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 pub use client::{Client, RemoteBuffer, Watch};
+pub use follow::{Follow, Followed};
 pub use group::Group;
 pub use server::{Events, Published, Server};
 

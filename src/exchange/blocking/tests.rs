@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::driver::{Access, HandleType, NodeId};
 use crate::exchange::slow::ms;
-use crate::exchange::{self, Address, ClientOptions, LeaseState, WatchEvent};
+use crate::exchange::{self, Absence, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
 
 const LONG: Duration = Duration::from_secs(300);
@@ -114,6 +114,39 @@ fn a_dropped_client_releases_and_its_thread_ends() {
     }
     assert_eq!(seen, ["fetched", "released"]);
     while events.recv(Duration::from_millis(20)).unwrap().is_some() {}
+}
+
+#[test]
+fn a_name_is_followed_over_its_publications() {
+    let (own, other) = (driver(), driver());
+    let server = server();
+    let client = Client::connect(options(&server), &other).unwrap();
+    let mut follow = client.follow_with("x", |fetch| fetch.read_only());
+    assert_eq!(follow.name(), "x");
+    let gone = |next| matches!(next, Ok(Some(Followed::Gone(Absence::NotThere))));
+    assert!(gone(follow.next(LONG)));
+    assert!(matches!(follow.next(ms(5)), Ok(None)));
+    for _ in 0..2 {
+        let published = server.publish("x", buffer(&own)).unwrap();
+        let memory = match follow.next(LONG).unwrap() {
+            Some(Followed::Memory(memory)) => memory,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(memory.state(), LeaseState::Held);
+        assert_eq!(published.importers().len(), 1);
+        drop(memory);
+        published.withdraw(LONG).unwrap();
+        assert!(gone(follow.next(LONG)));
+    }
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let refused = runtime.block_on(async { follow.next(LONG) });
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    assert!(matches!(follow.next(ms(5)), Ok(None)), "it goes on");
+    client.close().unwrap();
+    let ended = follow.next(LONG);
+    assert!(matches!(ended, Err(Error::PeerLost { .. })), "{ended:?}");
+    drop(follow);
+    assert!(other.sim().unwrap().held().is_empty());
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Client {
     }
 
     /// A name's entry, if this client may see it.
-    async fn entry(&self, name: &str) -> Result<Option<Entry>> {
+    pub(super) async fn entry(&self, name: &str) -> Result<Option<Entry>> {
         let ask = Ask::List(List {
             prefix: name.into(),
             after: None,

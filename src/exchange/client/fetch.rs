@@ -42,6 +42,14 @@ impl FetchOptions {
         }
     }
 
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Which GPUs may use the memory, besides the host. Without this, every GPU that can reach it.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.import = self.import.access_by(who);

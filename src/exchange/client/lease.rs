@@ -90,6 +90,11 @@ impl Lease {
         self.seen().borrow_and_update().clone()
     }
 
+    /// What becomes of it, beside what is seen here; its last word stays when it was released.
+    pub(super) fn states(&self) -> watch::Receiver<LeaseState> {
+        self.seen().clone()
+    }
+
     /// Waits for a state that was not seen yet; a lost lease stays as it is.
     pub(super) async fn changed(&self) -> LeaseState {
         let mut state = self.seen().clone();

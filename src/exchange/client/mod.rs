@@ -3,6 +3,7 @@
 mod actor;
 mod create;
 mod fetch;
+mod follow;
 mod greet;
 mod lease;
 mod open;
@@ -20,6 +21,7 @@ mod fake;
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
@@ -27,6 +29,7 @@ use tokio::time::Instant;
 
 pub use create::CreateOptions;
 pub use fetch::{FetchOptions, Leased};
+pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
 pub use options::{ClientOptions, Reconnect};
 pub use probe::Proof;
@@ -40,8 +43,8 @@ use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Refusal, Result};
 pub(crate) use greet::may_pass;
-use session::Keep;
 pub(crate) use session::{Answered, Notified};
+use session::{Keep, Session};
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last
 /// of them and of what was fetched through them is gone.
@@ -280,6 +283,10 @@ impl Client {
     /// What the server says unasked.
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
         self.0.session().notices()
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.0.session()
     }
 
     fn broken(&self, detail: &str) -> Error {

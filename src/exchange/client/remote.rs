@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
@@ -120,6 +122,10 @@ impl RemoteBuffer {
 
     pub(super) fn session(&self) -> &Arc<Session> {
         self.lease.keep.session()
+    }
+
+    pub(super) fn lease_states(&self) -> watch::Receiver<LeaseState> {
+        self.lease.states()
     }
 
     pub(super) fn lease(&self) -> u64 {

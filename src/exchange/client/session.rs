@@ -122,6 +122,8 @@ pub(crate) struct Session {
     over: watch::Sender<bool>,
     /// Why the server is taken for gone, until it is there again.
     gone: watch::Sender<Option<Error>>,
+    /// Why the server lets this client in no more, until it does again.
+    barred: watch::Sender<Option<Error>>,
     users: AtomicUsize,
     state: Mutex<State>,
 }
@@ -144,6 +146,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
         notices: OnceLock::new(),
         over: watch::channel(false).0,
         gone: watch::channel(None).0,
+        barred: watch::channel(None).0,
         users: AtomicUsize::new(0),
         state: Mutex::new(State {
             link: Link::Up,
@@ -196,7 +199,7 @@ impl Session {
     }
 
     /// Tells the watchers, if there are any.
-    fn tell(&self, notified: Notified) {
+    pub(super) fn tell(&self, notified: Notified) {
         if let Some(notices) = self.notices.get() {
             // All of them may be gone.
             let _ = notices.send(notified);
@@ -322,12 +325,35 @@ impl Session {
         }
     }
 
+    /// Why the server is taken for gone, until it is there again.
+    pub(super) fn gone_states(&self) -> watch::Receiver<Option<Error>> {
+        self.gone.subscribe()
+    }
+
+    /// Why the server lets this client in no more, until it does again.
+    pub(super) fn barred_states(&self) -> watch::Receiver<Option<Error>> {
+        self.barred.subscribe()
+    }
+
     /// Waits until the task has ended.
     pub(super) async fn closed(&self) {
         let mut over = self.over.subscribe();
         // An error would mean that `self` is gone.
         let _ = over.wait_for(|&over| over).await;
     }
+}
+
+/// Whether a client is not let in, until somebody changes a list, a certificate or a program.
+pub(super) const fn is_final(error: &Error) -> bool {
+    use crate::Refusal::{Forbidden, NotTrusted, Version};
+    matches!(
+        error,
+        Error::NotTrusted { .. }
+            | Error::Refused {
+                reason: Forbidden | NotTrusted | Version,
+                ..
+            }
+    )
 }
 
 impl State {

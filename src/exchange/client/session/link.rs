@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change};
+use super::{
+    Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change, is_final,
+};
 use crate::exchange::client::greet::{Established, Resume};
 use crate::exchange::client::text;
 use crate::exchange::protocol::Refused;
@@ -55,6 +57,9 @@ impl Session {
     pub(in crate::exchange::client) fn still_down(&self, why: Unconnected) {
         let mut state = self.lock();
         let error = why.error.of_reconnecting();
+        if is_final(&error) {
+            self.barred.send_replace(Some(error.clone()));
+        }
         state.link = Link::Down(Unconnected { error, ..why });
         self.lose_if_gone(&state);
     }
@@ -192,6 +197,7 @@ impl Session {
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
         self.gone.send_replace(None);
+        self.barred.send_replace(None);
         drop(state);
         self.tell(Notified::Fresh);
     }

@@ -1,0 +1,218 @@
+//! What a follow does next, without any I/O.
+
+use super::Absence;
+use super::generation::Generation;
+use super::slot::{Offered, Told, View};
+use crate::exchange::client::may_pass;
+use crate::exchange::client::session::is_final;
+use crate::{Error, Refusal};
+
+/// What the name denotes, as far as this end knows.
+#[derive(Debug)]
+pub(super) enum Seen {
+    Unknown,
+    Absent(Absence),
+    Present(Generation),
+}
+
+/// What is to be done about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// The offer is not true any more.
+    Retract,
+    /// It is to be said that the name denotes nothing.
+    Gone,
+    /// The memory is to be fetched and offered.
+    Fetch,
+}
+
+/// What becomes of a failed fetch.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Final,
+    Passes,
+    /// Nobody knows: it is tried a few times.
+    Unknown,
+}
+
+/// What is to be done where the name denotes what is `seen`.
+pub(super) fn due(seen: &Seen, view: &View) -> Due {
+    match seen {
+        Seen::Unknown => Due::Nothing,
+        Seen::Absent(_) => match (&view.told, &view.offered) {
+            (Told::Gone, Offered::Nothing) | (Told::Nothing | Told::Memory, Offered::Gone) => {
+                Due::Nothing
+            }
+            (Told::Gone, _) => Due::Retract,
+            _ if view.wanted => Due::Gone,
+            (_, Offered::Memory(_)) => Due::Retract,
+            _ => Due::Nothing,
+        },
+        Seen::Present(generation) => {
+            let has =
+                view.returned.as_ref().is_some_and(|returned| {
+                    returned.generation == *generation && returned.is_held()
+                }) && matches!(view.told, Told::Memory);
+            match &view.offered {
+                Offered::Nothing if has => Due::Nothing,
+                _ if has => Due::Retract,
+                Offered::Memory(offer) if offer.generation == *generation && offer.is_held() => {
+                    Due::Nothing
+                }
+                Offered::Memory(_) => Due::Retract,
+                // Until there is memory, it is true that there is none.
+                _ if view.wanted => Due::Fetch,
+                Offered::Gone => Due::Retract,
+                Offered::Nothing => Due::Nothing,
+            }
+        }
+    }
+}
+
+pub(super) fn fate(error: &Error) -> Fate {
+    use Refusal::*;
+    match error {
+        error if may_pass(error) => Fate::Passes,
+        error if is_final(error) => Fate::Final,
+        // A ticket of a server that has been restarted since.
+        Error::Stale { .. } => Fate::Passes,
+        Error::Refused { reason, .. } => match reason {
+            NotFound | Expired | TimedOut | Quota | NoMemory => Fate::Passes,
+            Internal | Other(_) => Fate::Unknown,
+            _ => Fate::Final,
+        },
+        Error::Mismatched { .. }
+        | Error::NoCommonHandle { .. }
+        | Error::InvalidArgument { .. }
+        | Error::Protocol { .. } => Fate::Final,
+        _ => Fate::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::share::Description;
+
+    fn refused(reason: Refusal) -> Error {
+        Error::Refused {
+            peer: "node-a".into(),
+            what: "'x'".into(),
+            reason,
+            detail: String::new(),
+        }
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        use Refusal::*;
+        for reason in [Closing, Limit, NotFound, Expired, TimedOut, Quota, NoMemory] {
+            assert_eq!(fate(&refused(reason.clone())), Fate::Passes, "{reason:?}");
+        }
+        for reason in [
+            Forbidden,
+            NotTrusted,
+            Version,
+            ReadOnly,
+            Unsupported,
+            Invalid,
+            WrongOwner,
+            Stale,
+            NoCommonHandle,
+        ] {
+            assert_eq!(fate(&refused(reason.clone())), Fate::Final, "{reason:?}");
+        }
+        for reason in [Internal, Other("new".into())] {
+            assert_eq!(fate(&refused(reason.clone())), Fate::Unknown, "{reason:?}");
+        }
+        let detail = || "x".to_owned();
+        let (peer, why) = (detail(), detail());
+        assert_eq!(fate(&Error::PeerLost { peer, why }), Fate::Passes);
+        let (what, peer) = (detail(), detail());
+        let detail = detail();
+        assert_eq!(
+            fate(&Error::DataPlane { what, peer, detail }),
+            Fate::Unknown
+        );
+    }
+
+    #[test]
+    fn what_is_due_for_whom() {
+        let memory = Description {
+            len: 1,
+            offset: None,
+            access: crate::driver::Access::Read,
+            parts: Vec::new(),
+        };
+        let present = || Seen::Present(Generation::of(&memory));
+        let absent = || Seen::Absent(Absence::NotThere);
+        let view = |wanted, told, offered| View {
+            wanted,
+            told,
+            returned: None,
+            offered,
+        };
+        for (seen, view, expected) in [
+            (
+                Seen::Unknown,
+                view(true, Told::Nothing, Offered::Nothing),
+                Due::Nothing,
+            ),
+            (
+                absent(),
+                view(true, Told::Nothing, Offered::Nothing),
+                Due::Gone,
+            ),
+            (
+                absent(),
+                view(false, Told::Nothing, Offered::Nothing),
+                Due::Nothing,
+            ),
+            (
+                absent(),
+                view(true, Told::Memory, Offered::Nothing),
+                Due::Gone,
+            ),
+            (
+                absent(),
+                view(true, Told::Memory, Offered::Gone),
+                Due::Nothing,
+            ),
+            (
+                absent(),
+                view(true, Told::Gone, Offered::Nothing),
+                Due::Nothing,
+            ),
+            (
+                absent(),
+                view(false, Told::Gone, Offered::Gone),
+                Due::Retract,
+            ),
+            (
+                present(),
+                view(true, Told::Gone, Offered::Nothing),
+                Due::Fetch,
+            ),
+            (present(), view(true, Told::Gone, Offered::Gone), Due::Fetch),
+            (
+                present(),
+                view(false, Told::Gone, Offered::Gone),
+                Due::Retract,
+            ),
+            (
+                present(),
+                view(false, Told::Nothing, Offered::Nothing),
+                Due::Nothing,
+            ),
+            // Nothing was returned that could be the same.
+            (
+                present(),
+                view(true, Told::Memory, Offered::Nothing),
+                Due::Fetch,
+            ),
+        ] {
+            assert_eq!(due(&seen, &view), expected, "{seen:?} {view:?}");
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The task behind a follow: knows what the name denotes, and offers it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::decide::{Due, Fate, Seen, due, fate};
+use super::generation::Generation;
+use super::slot::{Offer, Offered, Slot, Told, View};
+use super::{Absence, LeaseState};
+use crate::exchange::client::session::{Notified, Session, is_final};
+use crate::exchange::client::{Client, FetchOptions, Reconnect, RemoteBuffer, open};
+use crate::exchange::limits::deadline;
+use crate::exchange::protocol::{Answer, Ask, Watch};
+use crate::{Error, Refusal, Result};
+
+/// How often memory is fetched whose import fails for a reason that is not known to pass.
+const ATTEMPTS: u32 = 3;
+
+struct Follower {
+    client: Client,
+    fetch: FetchOptions,
+    slot: Arc<Slot>,
+    notices: broadcast::Receiver<Notified>,
+    /// Why the server is taken for gone.
+    gone: watch::Receiver<Option<Error>>,
+    /// Why the server lets this client in no more.
+    barred: watch::Receiver<Option<Error>>,
+    seen: Seen,
+    /// The server is to be asked what the name denotes.
+    stale: bool,
+    /// When to ask again, where the server lets this session watch no more names.
+    poll_at: Option<Instant>,
+    /// After a failure, nothing is asked or fetched before this.
+    not_before: Option<Instant>,
+    /// What the counts below are about.
+    last: Option<Generation>,
+    pauses: u32,
+    attempts: u32,
+    /// How many news about the name have come.
+    heard: u64,
+    /// The state of the returned memory's lease that was looked at last.
+    lease: LeaseState,
+}
+
+/// Says that the task has ended, whatever ended it.
+struct Ends(Arc<Slot>, Error);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.put(Offer::End(self.1.clone())));
+    }
+}
+
+/// Follows until there is nothing left to follow.
+pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) {
+    let client = fetch.client().clone();
+    let ended = Error::PeerLost {
+        peer: client.peer(),
+        why: "the client's runtime has ended".into(),
+    };
+    let mut ends = Ends(Arc::clone(&slot), ended);
+    let session = client.session();
+    let follower = Follower {
+        // Before the first look, so that nothing is missed.
+        notices: session.notices(),
+        gone: session.gone_states(),
+        barred: session.barred_states(),
+        client,
+        fetch,
+        slot,
+        seen: Seen::Unknown,
+        stale: true,
+        poll_at: None,
+        not_before: None,
+        last: None,
+        pauses: 0,
+        attempts: 0,
+        heard: 0,
+        lease: LeaseState::Held,
+    };
+    let Err(error) = follower.follow().await;
+    ends.1 = error;
+}
+
+impl Follower {
+    async fn follow(mut self) -> Result<std::convert::Infallible> {
+        loop {
+            self.catch_up()?;
+            self.look_at_leases()?;
+            let view = self.slot.view();
+            let due = due(&self.seen, &view);
+            let may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
+            match due {
+                Due::Retract => discard(self.slot.retract()).await,
+                Due::Gone => self.say_gone().await,
+                _ if self.stale && may_ask => self.look().await?,
+                Due::Fetch if !self.stale && may_ask => self.fetch().await?,
+                Due::Fetch | Due::Nothing => self.rest(&view).await?,
+            }
+        }
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.client.session()
+    }
+
+    /// Takes note of all news that are there.
+    fn catch_up(&mut self) -> Result<()> {
+        loop {
+            match self.notices.try_recv() {
+                Ok(news) => self.hear(Ok(news))?,
+                Err(broadcast::error::TryRecvError::Empty) => break,
+                Err(broadcast::error::TryRecvError::Lagged(count)) => {
+                    self.hear(Err(broadcast::error::RecvError::Lagged(count)))?;
+                }
+                Err(broadcast::error::TryRecvError::Closed) => {
+                    self.hear(Err(broadcast::error::RecvError::Closed))?;
+                }
+            }
+        }
+        self.see_server()
+    }
+
+    fn hear(&mut self, news: Result<Notified, broadcast::error::RecvError>) -> Result<()> {
+        use broadcast::error::RecvError::{Closed, Lagged};
+        match news {
+            Ok(Notified::Published(entry)) if entry.name == self.fetch.name() => {
+                self.heard += 1;
+                self.denotes(Generation::of(&entry.memory));
+            }
+            Ok(Notified::Gone(name)) if *name == *self.fetch.name() => {
+                self.heard += 1;
+                self.seen = Seen::Absent(Absence::NotThere);
+            }
+            // The new connection watches nothing yet.
+            Ok(Notified::Fresh) | Err(Lagged(_)) => {
+                self.stale = true;
+                self.not_before = None;
+            }
+            Ok(Notified::Over) | Err(Closed) => return Err(self.session().down()),
+            Ok(_) => {}
+        }
+        Ok(())
+    }
+
+    fn denotes(&mut self, generation: Generation) {
+        if self.last.as_ref() != Some(&generation) {
+            self.last = Some(generation.clone());
+            self.not_before = None;
+            (self.pauses, self.attempts) = (0, 0);
+        }
+        self.seen = Seen::Present(generation);
+    }
+
+    /// Looks whether the server is gone, or lets this client in no more.
+    fn see_server(&mut self) -> Result<()> {
+        let barred = self.barred.borrow_and_update().clone();
+        let gone = self.gone.borrow_and_update().clone();
+        match barred.or(gone) {
+            Some(why) if is_final(&why) => Err(why),
+            Some(why) => {
+                // The next connection is told of by `Fresh`.
+                self.stale = false;
+                self.seen = Seen::Absent(Absence::Away(why));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A caller that waits is told when the exporter wants the returned memory back, or keeps it no more.
+    fn look_at_leases(&mut self) -> Result<()> {
+        let view = self.slot.view();
+        let Some(returned) = &view.returned else {
+            return Ok(());
+        };
+        let state = returned.state();
+        if let LeaseState::Lost(why) = &state
+            && is_final(why)
+        {
+            return Err(why.clone());
+        }
+        let changed = std::mem::replace(&mut self.lease, state.clone()) != state;
+        let tells = view.wanted && matches!(view.told, Told::Memory);
+        if changed && state != LeaseState::Held && tells {
+            // Memory that replaces it may be offered already.
+            if matches!(view.offered, Offered::Nothing) {
+                drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
+            }
+        }
+        Ok(())
+    }
+
+    async fn say_gone(&mut self) {
+        if let Seen::Absent(absence) = &self.seen {
+            discard(self.slot.put(Offer::Gone(absence.clone()))).await;
+        }
+    }
+
+    /// Waits until something may be due.
+    async fn rest(&mut self, view: &View) -> Result<()> {
+        let returned = lease_changes(view.returned.as_ref().map(|lease| (lease, &self.lease)));
+        let offered = match &view.offered {
+            Offered::Memory(lease) => Some((lease, &LeaseState::Held)),
+            _ => None,
+        };
+        let waits = self.stale || due(&self.seen, view) == Due::Fetch;
+        let until = self.not_before.filter(|_| waits);
+        tokio::select! {
+            news = self.notices.recv() => self.hear(news)?,
+            Ok(()) = self.gone.changed() => {}
+            Ok(()) = self.barred.changed() => {}
+            () = self.slot.asked() => {}
+            () = returned => {}
+            () = lease_changes(offered) => {}
+            () = at(until) => self.not_before = None,
+            () = at(self.poll_at) => {
+                self.poll_at = None;
+                self.stale = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the server what the name denotes, and to be told what changes.
+    async fn look(&mut self) -> Result<()> {
+        let name = self.fetch.name().to_owned();
+        let client = self.client.clone();
+        let work = async {
+            let ask = Ask::Watch(Watch {
+                prefix: name.clone(),
+            });
+            match client.again(ask, client.patience()).await {
+                Ok(Answer::Names(names)) => {
+                    // Of all names that begin so, the name itself is the first.
+                    let first = names.entries.into_iter().next();
+                    Ok((first.filter(|entry| entry.name == name), true))
+                }
+                Ok(_) => Err(client.broken("another answer to a watch")),
+                Err(Error::Refused {
+                    reason: Refusal::Limit,
+                    ..
+                }) => Ok((client.entry(&name).await?, false)),
+                Err(error) => Err(error),
+            }
+        };
+        let heard = self.heard;
+        let Some(looked) = self.unless_gone(work).await? else {
+            return Ok(());
+        };
+        let (entry, watched) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return self.unavailable(error),
+        };
+        self.stale = false;
+        match entry {
+            Some(entry) => self.denotes(Generation::of(&entry.memory)),
+            None => self.seen = Seen::Absent(Absence::NotThere),
+        }
+        self.poll_at = (!watched).then(|| self.next_pause());
+        self.catch_up()?;
+        // Whether news that crossed the answer are older than it, nobody knows.
+        self.stale |= self.heard != heard;
+        Ok(())
+    }
+
+    /// Fetches what the name denotes, and offers it if it still denotes that then.
+    async fn fetch(&mut self) -> Result<()> {
+        let work = Box::pin(self.fetch.clone().go());
+        let Some(fetched) = self.unless_gone(work).await? else {
+            return Ok(());
+        };
+        let memory = match fetched {
+            Ok(memory) => memory,
+            Err(error) => return self.unavailable(error),
+        };
+        self.catch_up()?;
+        let generation = Generation::of(memory.description());
+        let denoted = matches!(&self.seen, Seen::Present(seen) if *seen == generation);
+        if !denoted || memory.state() != LeaseState::Held {
+            // News of it may be on their way.
+            discard_memory(memory).await;
+            self.stale = true;
+            self.pause();
+            return Ok(());
+        }
+        (self.pauses, self.attempts) = (0, 0);
+        discard(self.slot.put(Offer::Memory(Box::new(memory), generation))).await;
+        Ok(())
+    }
+
+    /// Works until that is done, or until the server is gone: then `None`. A caller that waits is told
+    /// meanwhile what becomes of the memory that it has.
+    async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<Option<T>> {
+        tokio::pin!(work);
+        loop {
+            self.look_at_leases()?;
+            let view = self.slot.view();
+            let returned = view.returned.as_ref().map(|lease| (lease, &self.lease));
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(Some(done)),
+                Ok(()) = self.gone.changed() => {}
+                Ok(()) = self.barred.changed() => {}
+                () = lease_changes(returned) => continue,
+            }
+            self.see_server()?;
+            if matches!(self.seen, Seen::Absent(Absence::Away(_))) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// An attempt has failed: the next one follows after a pause, where another may help.
+    fn unavailable(&mut self, error: Error) -> Result<()> {
+        if !self.session().is_open() {
+            return Err(self.session().down());
+        }
+        match fate(&error) {
+            Fate::Final => return Err(error),
+            Fate::Passes => {}
+            Fate::Unknown => {
+                self.attempts += 1;
+                if self.attempts >= ATTEMPTS {
+                    return Err(error);
+                }
+            }
+        }
+        tracing::debug!(name = self.fetch.name(), %error, "followed memory is not available");
+        let not_there = matches!(
+            &error,
+            Error::Refused {
+                reason: Refusal::NotFound,
+                ..
+            }
+        );
+        self.seen = Seen::Absent(match not_there {
+            true => Absence::NotThere,
+            false => Absence::Unavailable(error),
+        });
+        self.stale = true;
+        self.pause();
+        Ok(())
+    }
+
+    fn pause(&mut self) {
+        self.not_before = Some(self.next_pause());
+    }
+
+    /// When the next pause ends, if it begins now.
+    fn next_pause(&mut self) -> Instant {
+        let mut reconnect = self.session().dial.options.reconnect;
+        if reconnect.is_never() {
+            reconnect = Reconnect::default();
+        }
+        let pause = reconnect.pause(self.pauses).max(Duration::from_millis(1));
+        self.pauses = self.pauses.saturating_add(1);
+        deadline(pause)
+    }
+}
+
+/// Drops an offer. Memory is unmapped on a thread where that may take its time.
+async fn discard(offer: Option<Offer>) {
+    if let Some(Offer::Memory(memory, _)) = offer {
+        discard_memory(*memory).await;
+    }
+}
+
+async fn discard_memory(memory: RemoteBuffer) {
+    // An error means that the runtime ends; the memory is dropped all the same.
+    let _ = open::elsewhere(move || drop(memory)).await;
+}
+
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn lease_changes(
+    lease: Option<(&super::slot::Returned, &LeaseState)>,
+) -> impl Future<Output = ()> + use<> {
+    let lease = lease.map(|(lease, seen)| (lease.clone(), seen.clone()));
+    async move {
+        match lease {
+            Some((lease, seen)) => lease.changed(seen).await,
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What fails, and what ends a follow.
+
+use super::*;
+use crate::Refusal;
+use crate::exchange::Reconnect;
+
+#[tokio::test]
+async fn what_may_pass_is_tried_again_and_told() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let mut follow = unproved(&client);
+    let mut serve = Box::pin(async {
+        watched(&mut peer, vec![first.entry("x")]).await;
+        for round in 0..6 {
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::Fetch(_)), "{ask:?}");
+            let reason = ["closing", "limit", "not_found"][round % 3];
+            peer.refuse(id, reason).await;
+            watched(&mut peer, vec![first.entry("x")]).await;
+        }
+        peer.grant(1, &first).await;
+        peer
+    });
+    let told = tokio::select! {
+        next = within(follow.next()) => next.unwrap(),
+        _ = &mut serve => panic!("nothing was told"),
+    };
+    let reason = |error: &Error| {
+        matches!(
+            error,
+            Error::Refused {
+                reason: Refusal::Closing,
+                ..
+            }
+        )
+    };
+    assert!(
+        matches!(&told, Followed::Gone(Absence::Unavailable(why)) if reason(why)),
+        "{told:?}"
+    );
+    let (next, _peer) = while_serving(&mut follow, serve).await;
+    assert!(matches!(next.unwrap(), Followed::Memory(_)));
+}
+
+#[tokio::test]
+async fn an_import_that_fails_is_tried_three_times() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let mut follow = unproved(&client);
+    let serve = async {
+        let mut granted = first.granted(0);
+        granted.handles = Handles::Fabric(vec![Secret::new(&[0; 64]).unwrap()]);
+        for lease in 1..4 {
+            watched(&mut peer, vec![first.entry("x")]).await;
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::Fetch(_)), "{ask:?}");
+            granted.lease = lease;
+            peer.answer(id, Answer::Granted(granted.clone())).await;
+            assert_eq!(peer.released().await, lease);
+        }
+    };
+    let work = async {
+        loop {
+            match follow.next().await {
+                Ok(Followed::Gone(Absence::Unavailable(_))) => {}
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => break error,
+            }
+        }
+    };
+    let (error, ()) = within(async { tokio::join!(work, serve) }).await;
+    assert!(matches!(error, Error::Import { .. }), "{error}");
+    assert_eq!(expect_err(follow.next().await), error, "it has ended");
+}
+
+#[tokio::test]
+async fn a_server_that_dismisses_this_client_ends_it() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
+    let (next, ()) = while_serving(&mut follow, async {
+        let (reason, detail) = ("forbidden".into(), String::new());
+        peer.notice(Event::Dismissed(Refused { reason, detail }))
+            .await;
+        peer.end().await;
+    })
+    .await;
+    let error = expect_err(next);
+    let forbidden = |error: &Error| {
+        matches!(
+            error,
+            Error::Refused {
+                reason: Refusal::Forbidden,
+                ..
+            }
+        )
+    };
+    assert!(forbidden(&error), "{error}");
+    assert!(got.state().is_lost());
+    // It is dialled again, but not for this follow.
+    let (mut peer, _) = fake.greet().await;
+    assert_eq!(expect_err(follow.next().await), error);
+    drop((follow, got, client));
+    assert_eq!(peer.released().await, 1);
+    assert_eq!(peer.request().await, None);
+}
+
+#[tokio::test]
+async fn a_server_that_lets_this_client_in_no_more_ends_it() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (_client, peer, mut follow, got) = following(&fake, &driver, &first).await;
+    drop(peer);
+    let (next, ()) = while_serving(&mut follow, async {
+        let mut peer = fake.accept().await;
+        peer.frame().await.unwrap();
+        peer.send(&Greeting::Refused(Refused {
+            reason: "forbidden".into(),
+            detail: String::new(),
+        }))
+        .await;
+    })
+    .await;
+    let error = expect_err(next);
+    assert!(
+        matches!(
+            error,
+            Error::Refused {
+                reason: Refusal::Forbidden,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(!error.remedy().is_empty());
+    // Its time is not over: this client may be let in again before.
+    assert_eq!(got.state(), LeaseState::Held);
+}
+
+#[tokio::test]
+async fn it_ends_with_the_client() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
+    let (next, ()) = while_serving(&mut follow, async {
+        tokio::join!(client.close(), async {
+            assert_eq!(peer.request().await, None);
+        });
+    })
+    .await;
+    assert!(matches!(expect_err(next), Error::PeerLost { .. }));
+    assert!(got.state().is_lost());
+    // One that does not dial again ends with its connection.
+    let options = fake.options().reconnect(Reconnect::never());
+    let (client, peer) = fake.client_of(options, &driver).await;
+    let mut follow = unproved(&client);
+    let (next, ()) = while_serving(&mut follow, async { drop(peer) }).await;
+    assert!(matches!(expect_err(next), Error::PeerLost { .. }));
+}
+
+#[tokio::test]
+async fn a_lease_that_ends_as_forbidden_ends_it() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (_client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
+    peer.notice(Event::Gone(Gone { name: "x".into() })).await;
+    assert_eq!(absence(&mut follow).await, Absence::NotThere);
+    let (reason, detail) = ("forbidden".into(), String::new());
+    let why = Refused { reason, detail };
+    peer.notice(Event::Ended(Ended { lease: 1, why })).await;
+    let error = expect_err(within(follow.next()).await);
+    assert!(
+        matches!(
+            error,
+            Error::Refused {
+                reason: Refusal::Forbidden,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(got.state().is_lost());
+}
+
+#[test]
+fn why_there_is_nothing_is_said_in_words() {
+    let lost = Error::PeerLost {
+        peer: "node-a".into(),
+        why: "it is gone".into(),
+    };
+    for (absence, word) in [
+        (Absence::NotThere, "may fetch"),
+        (Absence::Away(lost.clone()), "it is gone"),
+        (Absence::Lease(LeaseState::Lost(lost.clone())), "lost"),
+        (Absence::Unavailable(lost), "not available"),
+    ] {
+        assert!(absence.to_string().contains(word), "{absence}");
+    }
+}
