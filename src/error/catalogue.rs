@@ -32,13 +32,13 @@ variants!(Errors: Error {
     TooManyReferences, OutOfMemory, NodeTooFull, NodesTooFull, NodeUnknown, NoSuchNode, NoSuchGpu,
     InvalidArgument, OutOfRange, NotAccessible, ContextLost, WrongBytes, ProbeDied, System, Topology,
     NotTrusted, Insecure, Tls, Refused, Mismatched, Unreachable, PeerLost, Protocol, TimedOut, StillHeld, Stale, Import,
-    DataPlane, NoCommonHandle, RanksMissing, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
+    DataPlane, NoCommonHandle, RanksMissing, RanksDisagree, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
 });
 
 struct Refusals;
 variants!(Refusals: Refusal {
     NotFound, Forbidden, ReadOnly, Configured, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
-    NoCommonHandle, Expired, Stale, NoMemory, TimedOut, Internal, Other,
+    NoCommonHandle, RanksDisagree, Expired, Stale, NoMemory, TimedOut, Internal, Other,
 });
 
 struct NoRooms;
@@ -386,6 +386,13 @@ fn of_peers() -> Vec<Error> {
             group: "job-7".into(),
             missing: vec![1, 3],
             size: 4,
+        },
+        Error::RanksDisagree {
+            group: "job-7".into(),
+            reasons: vec![
+                "rank 0: a barrier".into(),
+                "rank 1: a gather of 16 bytes".into(),
+            ],
         },
         Error::Directory {
             directory: "etcd at 10.0.3.9:2379".into(),

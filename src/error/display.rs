@@ -176,6 +176,9 @@ impl Error {
                 missing,
                 size,
             } => write!(f, "group {group}: {} missing", ranks(missing, *size)),
+            Self::RanksDisagree { group, reasons } => {
+                write!(f, "group {group}: ranks disagree: {}", reasons.join("; "))
+            }
             Self::HeapDamaged { report } => write!(f, "{report}"),
             Self::HeapFull {
                 requested,
@@ -293,6 +296,10 @@ mod tests {
                 group: s(),
                 missing: vec![1],
                 size: 2,
+            },
+            Error::RanksDisagree {
+                group: s(),
+                reasons: list(),
             },
             Error::Directory {
                 directory: s(),

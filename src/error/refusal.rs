@@ -36,6 +36,8 @@ pub enum Refusal {
     Closing,
     /// No handle type works between the two.
     NoCommonHandle,
+    /// Ranks of a group ask for different gathers under the same number.
+    RanksDisagree,
     /// The lease has ended.
     Expired,
     /// The instance in the request no longer exists.
@@ -51,7 +53,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    pub(super) const WORDS: [(Self, &str, &str); 19] = [
+    pub(super) const WORDS: [(Self, &str, &str); 20] = [
         (Self::NotFound, "not_found", "there is no such thing"),
         (Self::Forbidden, "forbidden", "not for this peer"),
         (Self::ReadOnly, "read_only", "it may only be read"),
@@ -85,6 +87,11 @@ impl Refusal {
             Self::NoCommonHandle,
             "no_common_handle",
             "no common handle type",
+        ),
+        (
+            Self::RanksDisagree,
+            "ranks_disagree",
+            "ranks of the group ask for different gathers",
         ),
         (Self::Expired, "expired", "the lease has ended"),
         (Self::Stale, "stale", "the instance is no more"),

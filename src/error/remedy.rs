@@ -97,7 +97,10 @@ impl Error {
                 "give every node an IMEX channel of one domain, or keep to the processes of one machine"
             }
             Self::RanksMissing { .. } => {
-                "check that each missing rank has started, with the same group, size and address"
+                "check that each missing rank has started, with the same group, size and address, and has not ended"
+            }
+            Self::RanksDisagree { .. } => {
+                "call the same operations in the same order, with as many bytes, in every rank"
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
@@ -162,6 +165,9 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::Exists => "choose another name, or withdraw the old one",
         Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",
         Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
+        Refusal::RanksDisagree => {
+            "call the same operations in the same order, with as many bytes, in every rank"
+        }
         Refusal::NoMemory => "ask for less, or for another node",
         Refusal::TimedOut => "try again, or wait longer",
         Refusal::NotTrusted => "renew this process's certificate and load it again",

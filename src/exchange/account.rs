@@ -28,6 +28,7 @@
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
+//! | `gather`: what a rank gives, and its part of the result | the gather after it completes, `request` and a lease are over, or it fails | one gather that ranks enter and one that is complete for each group, 64 KiB of bytes or a memory and its handles | [`REQUEST`], its bytes twice, its parts and handles |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted apart |
 
 use std::collections::HashMap;
@@ -35,7 +36,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::protocol::{Admission, Ask, Create, Event, Join};
+use super::protocol::{Admission, Ask, Create, Event, Gather, Join, Operation};
 use super::{Limits, PeerName, Who};
 use crate::share::{Description, Part};
 
@@ -233,6 +234,7 @@ pub(crate) fn request(ask: &Ask) -> usize {
     match ask {
         Ask::Create(ask) => create(ask),
         Ask::Join(ask) => join(ask),
+        Ask::Gather(ask) => gather(ask),
         Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
         // Names are short, lists of handle types too.
         _ => REQUEST,
@@ -254,6 +256,20 @@ pub(crate) fn join(ask: &Join) -> usize {
     let reasons = ask.cannot.iter().map(|why| ENTRY + why.len());
     let reasons: usize = reasons.sum();
     REQUEST + admitted + reasons + ask.memory.as_ref().map_or(0, memory)
+}
+
+/// Bytes of a rank that has entered a gather, and of its part of the result: what it gave, and the same
+/// encoded.
+pub(crate) fn gather(ask: &Gather) -> usize {
+    REQUEST
+        + match &ask.operation {
+            Operation::Barrier => 0,
+            Operation::Bytes(bytes) => 2 * bytes.expose().len(),
+            Operation::Memory(brought) => {
+                let handles = brought.fabric.len() * 2 * ENTRY;
+                handles + brought.memory.as_ref().map_or(0, memory)
+            }
+        }
 }
 
 /// Bytes of an event that waits to be told.

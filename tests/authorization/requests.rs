@@ -2,7 +2,8 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{
-    Admission, Ask, Delete, Join, Leave, List, Offer, Probe, Redeem, Release, Secret, Wait, Watch,
+    Admission, Ask, Delete, Gather, Join, Leave, List, Offer, Operation, Probe, Redeem, Release,
+    Secret, Wait, Watch,
 };
 
 use crate::stage::{create, fetch};
@@ -42,6 +43,14 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
             round: 1,
             fabric: Vec::new(),
             first: 0,
+        }),
+        Ask::Gather(Gather {
+            group: group(),
+            round: 1,
+            number: 1,
+            operation: Operation::Barrier,
+            first: None,
+            ms: 0,
         }),
         Ask::Leave(Leave {
             group: group(),

@@ -4,7 +4,7 @@ use egmem::driver::{Access, HandleType};
 use egmem::exchange::Limits;
 use egmem::exchange::protocol::*;
 
-use crate::messages::{create, memory, secret};
+use crate::messages::{create, gather_of, memory, payload, secret};
 use crate::peer::{PATIENCE, Peer, request};
 use crate::setting::{CONNECTION, CONNECTIONS, REQUEST, Setting, Transport};
 
@@ -195,6 +195,124 @@ fn groups_are_bounded_until_their_ranks_leave() {
 #[test]
 fn groups_with_memory_are_bounded_until_their_ranks_leave() {
     groups(Transport::Tls, 40);
+}
+
+/// A group of two ranks of one peer, each with its session; both have their members.
+async fn pair(peers: &mut [Peer], group: String) -> u64 {
+    let join = |rank| {
+        Ask::Join(Join {
+            group: group.clone(),
+            rank,
+            size: 2,
+            admission: Admission::Secret(secret(16)),
+            can: vec![HandleType::Fabric],
+            cannot: Vec::new(),
+            memory: None,
+            ms: 60_000,
+        })
+    };
+    let [first, second] = peers else {
+        panic!("two peers");
+    };
+    let (agreed, again) = tokio::join!(first.ask(join(0)), second.ask(join(1)));
+    assert_eq!(agreed, again);
+    let Answer::Agreed(Agreed { round, .. }) = agreed else {
+        panic!("{agreed:?}");
+    };
+    let offer = || {
+        Ask::Offer(Offer {
+            group: group.clone(),
+            round,
+            fabric: Vec::new(),
+            first: 0,
+        })
+    };
+    tokio::join!(first.ask(offer()), second.ask(offer()));
+    round
+}
+
+/// Gathers of a round: what its ranks gave last is kept once, what they give now besides, and nothing of what
+/// they gave before.
+fn gathers(what: &str, operation: impl Fn(u64) -> Operation) {
+    const GROUPS: u64 = 8;
+    const ROUNDS: u64 = 12;
+    let mut setting = Setting::with(Transport::Tcp, Limits::default(), 15, 0);
+    let ask = |group: u64, round, number| {
+        Ask::Gather(Gather {
+            group: format!("{group}"),
+            ..gather_of(round, number, operation(number))
+        })
+    };
+    let before = setting.before();
+    let mut peers = setting.greet(2);
+    let runtime = setting.runtime.handle().clone();
+    let rounds = runtime.block_on(async {
+        let mut rounds = Vec::new();
+        for group in 0..GROUPS {
+            rounds.push(pair(&mut peers, format!("{group}")).await);
+        }
+        rounds
+    });
+    let mut last = 0;
+    runtime.block_on(async {
+        for number in 1..=ROUNDS {
+            last = peers.iter().map(|peer| peer.sent).sum();
+            for (group, round) in (0..).zip(&rounds) {
+                let ask = || ask(group, *round, number);
+                let [first, second] = &mut peers[..] else {
+                    panic!("two peers");
+                };
+                let (one, two) = tokio::join!(first.ask(ask()), second.ask(ask()));
+                assert_eq!(one, two);
+                let told = matches!(
+                    one,
+                    Answer::Members(_) | Answer::Agreed(_) | Answer::Done(_)
+                );
+                assert!(told, "{one:?}");
+            }
+        }
+        // A rank of each enters one more.
+        for (group, round) in (0..).zip(&rounds) {
+            let ask = ask(group, *round, ROUNDS + 1);
+            peers[0].send(&request(1000 + group, ask)).await;
+        }
+    });
+    let asked = GROUPS * (2 * (2 + ROUNDS) + 1);
+    let now = setting.host.settled(before.requests + asked);
+    // Of all that was received, the last two gathers.
+    let received = received(&peers) - last;
+    let beside = 2 * CONNECTION + GROUPS as usize * 4 * REQUEST;
+    setting.bounded(what, &before, &now, received, beside);
+    // Once as it came or encoded, and nothing of earlier gathers.
+    let kept = now.live.saturating_sub(before.live);
+    assert!(
+        kept <= 2 * received + beside,
+        "{what}: {kept} bytes for {received}"
+    );
+    drop(peers);
+    setting.given_back(what, &before);
+}
+
+#[test]
+fn barriers_are_bounded() {
+    gathers("barriers", |_| Operation::Barrier);
+}
+
+#[test]
+fn gathered_bytes_are_bounded_and_given_back() {
+    gathers("gathered bytes", |number| {
+        Operation::Bytes(payload(MAX_GATHER - number as usize))
+    });
+}
+
+#[test]
+fn gathered_memory_is_bounded_and_given_back() {
+    gathers("gathered memory", |_| {
+        Operation::Memory(Brought {
+            memory: Some(memory(40)),
+            fabric: vec![secret(64); 40],
+        })
+    });
 }
 
 /// A short request for a long answer, again and again, by peers that do not read: one answer of each

@@ -44,6 +44,21 @@ pub fn memory(parts: u64) -> Description {
     }
 }
 
+pub fn payload(len: usize) -> Payload {
+    Payload::new(&vec![9; len]).unwrap()
+}
+
+pub fn gather_of(round: u64, number: u64, operation: Operation) -> Gather {
+    Gather {
+        group: "g".into(),
+        round,
+        number,
+        operation,
+        first: None,
+        ms: 600_000,
+    }
+}
+
 fn join(id: u64) -> Join {
     Join {
         group: format!("{id}"),
@@ -115,6 +130,22 @@ const ANSWERED: &[Message] = &[
             fabric: vec![secret(64); 1024],
             first: 0,
         })
+    }),
+    ("gather", WAITING, |round| {
+        Ask::Gather(gather_of(round, 1, Operation::Bytes(payload(MAX_GATHER))))
+    }),
+    ("gather of memory", WAITING, |round| {
+        Ask::Gather(gather_of(
+            round,
+            1,
+            Operation::Memory(Brought {
+                memory: Some(memory(40)),
+                fabric: vec![secret(64); 40],
+            }),
+        ))
+    }),
+    ("barrier", WAITING, |round| {
+        Ask::Gather(gather_of(round, 1, Operation::Barrier))
     }),
     ("leave", WAITING, |round| {
         Ask::Leave(Leave {

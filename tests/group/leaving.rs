@@ -200,13 +200,13 @@ async fn a_rank_that_joins_again_begins_a_new_round() {
 }
 
 /// Passes bytes on between TCP connections until they are cut.
-struct Wire {
-    address: Address,
-    cut: std::sync::Arc<tokio::sync::Notify>,
+pub struct Wire {
+    pub address: Address,
+    pub cut: std::sync::Arc<tokio::sync::Notify>,
 }
 
 impl Wire {
-    async fn to(port: u16) -> Self {
+    pub async fn to(port: u16) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = Address::loopback(listener.local_addr().unwrap().port());
         let cut = std::sync::Arc::new(tokio::sync::Notify::new());

@@ -4,6 +4,7 @@
 mod admission;
 #[path = "../common/frames.rs"]
 mod frames;
+mod gathers;
 mod leaving;
 mod processes;
 #[path = "../common/program.rs"]

@@ -61,12 +61,12 @@ impl Rank {
     }
 
     fn go(&mut self) {
-        self.child
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(b"go\n")
-            .unwrap();
+        self.tell("go");
+    }
+
+    fn tell(&mut self, what: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        stdin.write_all(format!("{what}\n").as_bytes()).unwrap();
     }
 
     fn end(mut self) {
@@ -81,9 +81,11 @@ impl Drop for Rank {
     }
 }
 
-fn wait_for_go() {
+/// What the test tells it.
+fn wait_for_go() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
+    line
 }
 
 /// Run as a process of its own by the tests below.
@@ -215,6 +217,147 @@ fn the_end_of_rank_0_is_the_servers() {
     let word = second.says();
     assert!(word.contains("is lost"), "{word}");
     second.end();
+}
+
+/// Gathers as long as it is told to: run as a process of its own by the tests below.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn child_that_gathers() {
+    let Ok(words) = std::env::var("EGMEM_TEST_GROUP") else {
+        return;
+    };
+    let words: Vec<_> = words.split(' ').collect();
+    let (rank, size): (u32, u32) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+    let driver = Driver::simulated(Machine::preset(words[3]).unwrap()).unwrap();
+    let address = words[2].parse().unwrap();
+    let group = Group::options("job", rank, size, address, secret(7))
+        .deadline(ms(60_000))
+        .lease(ms(3000))
+        .join(&driver)
+        .await
+        .unwrap();
+    println!("rank says joined");
+    for round in 0.. {
+        let what = tokio::task::spawn_blocking(wait_for_go).await.unwrap();
+        let done = match what.trim() {
+            "go" => group.barrier(LONG).await,
+            "leave" => break,
+            _ => gather(&group, &driver, round).await,
+        };
+        match done {
+            Ok(()) => println!("rank says passed"),
+            Err(error) => println!("rank says {error}"),
+        }
+    }
+    let left = group.leave(LONG).await;
+    println!("rank says left {}", left.is_ok());
+}
+
+/// Bytes and memory of all ranks are what these gave in this round.
+async fn gather(group: &Group, driver: &Driver, round: u64) -> Result<(), Error> {
+    let mark = |rank: u32| 1000 * round + u64::from(rank);
+    let own = group.own_rank();
+    let bytes = group.gather(&mark(own).to_be_bytes(), LONG).await?;
+    let memory = Some(buffer(driver, mark(own)).into());
+    let memory = group.gather_memory(memory, LONG).await?;
+    for (rank, bytes) in (0..group.size()).zip(bytes) {
+        assert_eq!(bytes, mark(rank).to_be_bytes());
+        assert_eq!(memory.rank(rank)?.get::<u64>(0)?, mark(rank));
+    }
+    drop(memory);
+    group.barrier(LONG).await
+}
+
+/// Three ranks that gather when they are told to.
+fn gathering(machine: &str) -> Vec<Rank> {
+    let address = free_address().to_string();
+    let start = |rank| {
+        let mut child = this_program();
+        child.args(["--exact", "processes::child_that_gathers", "--nocapture"]);
+        Rank::spawn(child, rank, 3, &address, machine)
+    };
+    let mut ranks: Vec<_> = (0..3).map(start).collect();
+    for rank in &mut ranks {
+        assert_eq!(rank.says(), "joined");
+    }
+    ranks
+}
+
+fn gather_in_processes(machine: &str) {
+    let mut ranks = gathering(machine);
+    for what in ["go", "gather", "gather", "go", "gather", "leave"] {
+        for rank in &mut ranks {
+            rank.tell(what);
+        }
+        let says = if what == "leave" {
+            "left true"
+        } else {
+            "passed"
+        };
+        for rank in &mut ranks {
+            assert_eq!(rank.says(), says);
+        }
+    }
+    for rank in ranks {
+        rank.end();
+    }
+}
+
+#[test]
+fn processes_gather_by_fabric_handles() {
+    gather_in_processes("gh200");
+}
+
+#[test]
+fn processes_gather_by_fds() {
+    gather_in_processes("gh200x4");
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_a_barrier_for_all_others() {
+    // The rank that dies has entered, or has not.
+    for entered in [false, true] {
+        let mut ranks = gathering("gh200");
+        for rank in &mut ranks {
+            rank.tell("gather");
+        }
+        for rank in &mut ranks {
+            assert_eq!(rank.says(), "passed");
+        }
+        let mut last = ranks.pop().unwrap();
+        ranks[0].tell("go");
+        if entered {
+            last.tell("go");
+            // Long enough for it to enter; if not, there is less to see.
+            std::thread::sleep(ms(500));
+        }
+        drop(last);
+        assert_eq!(ranks[0].says(), "group job: rank 2 of 3 is missing");
+        // The other hears the same of its same call, and both of the next.
+        for rank in [1, 0, 1] {
+            ranks[rank].tell("go");
+            assert_eq!(ranks[rank].says(), "group job: rank 2 of 3 is missing");
+        }
+        for rank in &mut ranks {
+            rank.tell("leave");
+        }
+        for mut rank in ranks {
+            assert_eq!(rank.says(), "left false");
+            rank.end();
+        }
+    }
+}
+
+#[test]
+fn a_barrier_ends_with_the_server() {
+    let mut ranks = gathering("gh200");
+    ranks[1].tell("go");
+    ranks[2].tell("go");
+    std::thread::sleep(ms(300));
+    drop(ranks.remove(0));
+    for rank in &mut ranks {
+        let word = rank.says();
+        assert!(word.contains("is lost"), "{word}");
+    }
 }
 
 /// Joins by hand and says so, then offers nothing: run as a process by the next test.

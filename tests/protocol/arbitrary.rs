@@ -201,6 +201,30 @@ fn join() -> impl Strategy<Value = Join> {
     )
 }
 
+fn payload() -> impl Strategy<Value = Payload> {
+    vec(any::<u8>(), 0..300).prop_map(|bytes| Payload::new(&bytes).expect("short enough"))
+}
+
+fn gather() -> impl Strategy<Value = Gather> {
+    let memory = (of(description()), vec(handle(), 0..3));
+    let operation = prop_oneof![
+        Just(Operation::Barrier),
+        payload().prop_map(Operation::Bytes),
+        memory.prop_map(|(memory, fabric)| Operation::Memory(Brought { memory, fabric })),
+    ];
+    let numbers = (any::<u64>(), any::<u64>(), any::<u64>());
+    (text(), numbers, operation, of(any::<u32>())).prop_map(
+        |(group, (round, number, ms), operation, first)| Gather {
+            group,
+            round,
+            number,
+            operation,
+            first,
+            ms,
+        },
+    )
+}
+
 fn ask() -> impl Strategy<Value = Ask> {
     let fetch = (
         text(),
@@ -239,6 +263,7 @@ fn ask() -> impl Strategy<Value = Ask> {
         })),
         (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Delete(Delete { name, ms })),
         join().prop_map(Ask::Join),
+        gather().prop_map(Ask::Gather),
         offer.prop_map(|(group, round, fabric, first)| Ask::Offer(Offer {
             group,
             round,
@@ -266,12 +291,14 @@ fn answer() -> impl Strategy<Value = Answer> {
         of(words()),
         owner(),
     );
-    let member =
-        (words(), of(description()), of(handles())).prop_map(|(peer, memory, handles)| Member {
+    let member = (words(), of(description()), of(handles()), of(payload())).prop_map(
+        |(peer, memory, handles, bytes)| Member {
             peer,
             memory,
             handles,
-        });
+            bytes,
+        },
+    );
     let incomplete = (
         words(),
         words(),

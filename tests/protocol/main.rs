@@ -161,7 +161,7 @@ proptest! {
             }
         }
         // But not in an enumeration, which is a map of one: none is within these.
-        if !matches!(message.ask, Some(Ask::Join(_))) {
+        if !matches!(message.ask, Some(Ask::Join(_) | Ask::Gather(_))) {
             add(&mut value, &extra);
             let mut more = Vec::new();
             ciborium::into_writer(&value, &mut more).unwrap();

@@ -89,6 +89,17 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
     ]
 }
 
+fn gather(number: u64, operation: Operation) -> Gather {
+    Gather {
+        group: "job-7".into(),
+        round: 5,
+        number,
+        operation,
+        first: None,
+        ms: 5000,
+    }
+}
+
 pub fn requests() -> Vec<(&'static str, Request)> {
     let name = || "job-7/rank:0".to_owned();
     let both = vec![HandleType::Fabric, HandleType::PosixFd];
@@ -170,6 +181,31 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 round: 5,
                 fabric: vec![secret(4), secret(5)],
                 first: 0,
+            }),
+        ),
+        ("gather-barrier", Ask::Gather(gather(1, Operation::Barrier))),
+        (
+            "gather-bytes",
+            Ask::Gather(gather(
+                2,
+                Operation::Bytes(Payload::new(b"an address").expect("short enough")),
+            )),
+        ),
+        (
+            "gather-memory",
+            Ask::Gather(gather(
+                3,
+                Operation::Memory(Brought {
+                    memory: Some(memory()),
+                    fabric: vec![secret(4), secret(5)],
+                }),
+            )),
+        ),
+        (
+            "gather-members",
+            Ask::Gather(Gather {
+                first: Some(7),
+                ..gather(3, Operation::Barrier)
             }),
         ),
         (
@@ -273,11 +309,13 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                         peer: "node1.cluster".into(),
                         memory: Some(memory()),
                         handles: Some(fabric()),
+                        bytes: None,
                     },
                     Member {
                         peer: "node2.cluster".into(),
                         memory: None,
                         handles: None,
+                        bytes: Payload::new(b"another address"),
                     },
                 ],
                 more: false,

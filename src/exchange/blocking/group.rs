@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Background, outside_async};
 use crate::Result;
 use crate::driver::Driver;
-use crate::exchange::group::{self, GroupOptions, GroupState};
+use crate::exchange::group::{self, GatheredMemory, GroupOptions, GroupState};
 use crate::share::Shared;
 
 /// A group that this process has joined as one of its ranks. It has all that [`group::Group`] has.
@@ -46,6 +46,39 @@ impl Group {
             Some(group) => self.background.wait_for(patience, group.changed()),
             None => Ok(None),
         }
+    }
+
+    /// See [`group::Group::barrier`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// no call.
+    pub fn barrier(&self, within: Duration) -> Result<()> {
+        self.background.wait(group::Group::barrier(self, within))?
+    }
+
+    /// See [`group::Group::gather`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// no call.
+    pub fn gather(&self, bytes: &[u8], within: Duration) -> Result<Vec<Vec<u8>>> {
+        let gather = group::Group::gather(self, bytes, within);
+        self.background.wait(gather)?
+    }
+
+    /// See [`group::Group::gather_memory`].
+    ///
+    /// # Errors
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// no call.
+    pub fn gather_memory(
+        &self,
+        memory: Option<Shared>,
+        within: Duration,
+    ) -> Result<GatheredMemory> {
+        let gather = group::Group::gather_memory(self, memory, within);
+        self.background.wait(gather)?
     }
 
     /// See [`group::Group::leave`].

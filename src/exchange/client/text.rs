@@ -72,6 +72,7 @@ pub(super) fn asked(ask: &Ask) -> String {
         Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
         Ask::Join(join) => format!("rank {} of group '{}'", join.rank, join.group),
         Ask::Leave(leave) => format!("leaving group '{}'", leave.group),
+        Ask::Gather(gather) => format!("gather {} of group '{}'", gather.number, gather.group),
         Ask::Offer(offer) => format!("handles for group '{}'", offer.group),
     }
 }

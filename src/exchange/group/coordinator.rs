@@ -19,7 +19,9 @@ use super::rounds::Rounds;
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::account::{Charge, shrink};
-use crate::exchange::protocol::{Admission, Answer, Empty, Event, Join, Leave, Offer, Refused};
+use crate::exchange::protocol::{
+    Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused,
+};
 use crate::exchange::transport::HeldFd;
 use crate::share::BootId;
 
@@ -163,6 +165,33 @@ impl Groups {
         let told = self
             .ask(None, |rounds, now, waiter| {
                 rounds.offer(now, waiter, session, ask, fds)
+            })
+            .await;
+        match answer(told) {
+            Ok(other) => Err(other),
+            Err(page) => Ok(page),
+        }
+    }
+
+    /// A rank enters a gather: [`Answer::Done`] of a barrier, [`Answer::Agreed`] or members of another,
+    /// when all ranks have entered. The charge is for what it gives: it is dropped with that.
+    ///
+    /// # Errors
+    /// What to answer instead of members.
+    ///
+    /// # Cancel safety
+    /// A rank whose future is dropped has entered; it may ask once more.
+    pub async fn gather(
+        &self,
+        session: u64,
+        ask: Gather,
+        fds: Vec<HeldFd>,
+        charge: Option<Charge>,
+    ) -> Result<MembersPage, Answer> {
+        let wait = Duration::from_millis(ask.ms);
+        let told = self
+            .ask(Some(wait), |rounds, now, waiter| {
+                rounds.gather(now, waiter, session, ask, fds, charge)
             })
             .await;
         match answer(told) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agree::{Rank, agree, cut};
+use super::collective::Collective;
 use super::identity::Identity;
 use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
@@ -210,6 +211,7 @@ impl Rounds {
                 size: ask.size,
                 seats: BTreeMap::new(),
                 phase: Phase::Gathering,
+                collective: Collective::default(),
                 scheduled: None,
             },
         );
@@ -250,6 +252,7 @@ impl Rounds {
                         self.told.push((waiter, Told::Agreed(agreed)));
                     }
                 }
+                round.collective.via = Some(via);
                 self.schedule(id);
             }
             Err(reasons) => {

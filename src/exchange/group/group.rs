@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Mutex, broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Admission;
+use super::calls::Calls;
 use super::host::Hosted;
 use super::join::{leave_behind, unmapped};
 use super::member::Slot;
-use super::options::GroupOptions;
-use crate::driver::{Driver, HandleType};
+use super::options::{GroupOptions, Map};
+use crate::driver::{Access, Driver, HandleType};
 use crate::exchange::client::Notified;
 use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Answer, Ask, Leave};
@@ -72,17 +73,21 @@ pub struct GroupState {
 /// # }).unwrap();
 /// ```
 pub struct Group {
-    members: Arc<[Slot]>,
+    pub(super) members: Arc<[Slot]>,
     name: String,
     rank: u32,
     via: HandleType,
     leave: Leave,
     memory: Option<Shared>,
-    driver: Driver,
-    import: ImportOptions,
-    state: watch::Receiver<GroupState>,
+    pub(super) access: Access,
+    pub(super) map: Map,
+    pub(super) driver: Driver,
+    pub(super) import: ImportOptions,
+    pub(super) state: watch::Receiver<GroupState>,
+    /// Barriers and gathers take turns.
+    pub(super) calls: Mutex<Calls>,
     /// `None` once the rank has left.
-    client: Option<Client>,
+    pub(super) client: Option<Client>,
     watcher: JoinHandle<()>,
     /// The others' memory, being unmapped: until that is done this rank has not left.
     unmapping: Option<JoinHandle<()>>,
@@ -101,6 +106,8 @@ pub(super) struct Parts {
     pub leave: Leave,
     pub members: Arc<[Slot]>,
     pub memory: Option<Shared>,
+    pub access: Access,
+    pub map: Map,
     pub driver: Driver,
     pub import: ImportOptions,
     pub linger: Duration,
@@ -135,6 +142,9 @@ impl Group {
             via: parts.via,
             leave: parts.leave,
             memory: parts.memory,
+            access: parts.access,
+            map: parts.map,
+            calls: Mutex::default(),
             driver: parts.driver,
             import: parts.import,
             state,
@@ -160,6 +170,11 @@ impl Group {
     /// How many ranks there are.
     pub fn size(&self) -> u32 {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Which life of the group this is, as its server counts.
+    pub(super) const fn round(&self) -> u64 {
+        self.leave.round
     }
 
     /// How all ranks share their memory.
@@ -360,7 +375,7 @@ async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<A
 }
 
 /// Waits until the server is lost.
-async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error {
+pub(super) async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error {
     loop {
         if let Some(error) = &state.borrow_and_update().server_lost {
             return error.clone();

@@ -133,6 +133,7 @@ mod tests {
         let buffer = Shared::from(buffer.allocate(&driver).unwrap());
         let memory = buffer.describe(Access::ReadWrite).unwrap();
         Member {
+            bytes: None,
             peer: "a\nb".into(),
             memory: (parts > 0).then_some(memory),
             handles,

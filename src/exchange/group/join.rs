@@ -7,8 +7,9 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::answers::incomplete;
 use super::group::{Group, Parts};
-use super::handles::{blocking, enough_fds, export, take, tidy};
+use super::handles::{blocking, enough_fds, export, take};
 use super::host::Hosted;
 use super::local::connect_local;
 use super::member::Slot;
@@ -18,7 +19,7 @@ use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
 use crate::exchange::{Address, Client};
 use crate::share::{BootId, best_handle_types};
-use crate::{Error, Refusal, Result};
+use crate::{Error, Result};
 
 /// How much longer than the deadline the server is given to say who is missing.
 const SLACK: Duration = Duration::from_secs(5);
@@ -166,6 +167,8 @@ impl Joining<'_> {
             leave: leaving.leave.clone(),
             members: slots,
             memory: self.options.memory.clone(),
+            access: self.options.access,
+            map: self.options.map,
             driver: self.driver.clone(),
             import: self.options.import.clone(),
             linger: self.options.linger,
@@ -325,27 +328,9 @@ impl Joining<'_> {
     /// What the server says to all ranks alike, as an error.
     fn incomplete(&self, why: &Incomplete) -> Error {
         let options = &self.options;
-        match Refusal::from_word(&why.reason) {
-            Refusal::TimedOut | Refusal::Closing if !why.ranks.is_empty() => Error::RanksMissing {
-                group: options.name.clone(),
-                missing: why
-                    .ranks
-                    .iter()
-                    .copied()
-                    .filter(|rank| *rank < options.size)
-                    .collect(),
-                size: options.size,
-            },
-            Refusal::NoCommonHandle => Error::NoCommonHandle {
-                reasons: why.reasons.iter().map(|reason| tidy(reason)).collect(),
-            },
-            reason => Error::Refused {
-                peer: self.client.peer(),
-                what: format!("group '{}'", options.name),
-                reason,
-                detail: tidy(&why.detail),
-            },
-        }
+        let what = format!("group '{}'", options.name);
+        let peer = self.client.peer();
+        incomplete(&options.name, options.size, peer, what, why)
     }
 }
 

@@ -26,6 +26,14 @@ impl Slot {
         }
     }
 
+    /// The same under another peer name.
+    pub fn of(self, peer: &str) -> Self {
+        Self {
+            peer: peer.into(),
+            ..self
+        }
+    }
+
     pub fn peer(&self) -> &str {
         &self.peer
     }

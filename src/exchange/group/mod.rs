@@ -14,6 +14,9 @@
 //! no peer the right to join a group, unless its options or its configuration say so; one that rank 0
 //! starts serves the ranks of this group alone.
 //!
+//! After that ranks meet at [barriers](Group::barrier) and gather [bytes](Group::gather) and further
+//! [memory](Group::gather_memory) of all, as often as they like. Each call has one result for all ranks.
+//!
 //! A rank that crashed and joins again begins a new round with all the others, who join again too;
 //! a group that is complete is not disturbed by that.
 //!
@@ -27,8 +30,13 @@
 
 mod admission;
 mod agree;
+mod answers;
+mod calls;
+mod collective;
 mod coordinator;
+mod enter;
 mod gather;
+mod gathered;
 #[allow(clippy::module_inception, reason = "it holds the type of that name")]
 mod group;
 mod handles;
@@ -48,8 +56,11 @@ mod settle;
 
 pub use admission::{Admission, GroupSecret};
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
+pub use gathered::GatheredMemory;
 pub use group::{Group, GroupState};
 pub(crate) use identity::Keys;
 pub use options::{GroupOptions, Host, Map};
 pub(crate) use rights::Rights;
 pub(crate) use rounds::NO_SUCH_ROUND;
+
+pub use crate::exchange::protocol::MAX_GATHER;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use zeroize::Zeroizing;
 
+use crate::exchange::account::Charge;
 use crate::exchange::protocol::{Handles, Member, Members, encode};
 use crate::exchange::transport::HeldFd;
 
@@ -22,6 +23,8 @@ pub(super) struct PageLimits {
 pub(super) struct Roster {
     pages: Vec<Page>,
     fds: Vec<HeldFd>,
+    /// For the bytes, where the ranks' seats are not charged for them.
+    _charges: Vec<Charge>,
 }
 
 struct Page {
@@ -65,7 +68,19 @@ impl Roster {
             }
         }
         debug_assert_eq!(first as usize, total);
-        Self { pages, fds }
+        Self {
+            pages,
+            fds,
+            _charges: Vec::new(),
+        }
+    }
+
+    /// Keeps these charges as long as its bytes.
+    pub fn charged(self, charges: Vec<Charge>) -> Self {
+        Self {
+            _charges: charges,
+            ..self
+        }
     }
 
     /// The page that begins with rank `first`.
@@ -107,6 +122,7 @@ mod tests {
     fn members(count: usize) -> Vec<Member> {
         (0..count)
             .map(|rank| Member {
+                bytes: None,
                 peer: format!("node-{rank}"),
                 memory: None,
                 handles: Some(Handles::Fabric(vec![
@@ -170,6 +186,7 @@ mod tests {
             fds: 4,
         };
         let member = |count| Member {
+            bytes: None,
             peer: String::new(),
             memory: None,
             handles: Some(Handles::Fds(Fds { count })),

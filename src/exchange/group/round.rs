@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::collective::Collective;
 use super::identity::Identity;
 use super::roster::Roster;
 use crate::Refusal;
@@ -170,6 +171,8 @@ pub(super) struct Round {
     /// Each by itself: the map has room for eleven at least, and most of a peer's groups may have one.
     pub(super) seats: BTreeMap<u32, Box<Seat>>,
     pub(super) phase: Phase,
+    /// What its ranks gather once it is complete.
+    pub(super) collective: Collective,
     /// Under what time it is among the deadlines.
     pub(super) scheduled: Option<Duration>,
 }
@@ -213,8 +216,14 @@ impl Round {
         let waiting = self.seats.values().filter(|seat| seat.waiter.is_some());
         let waits = waiting.map(|seat| seat.deadline).min();
         match &self.phase {
-            Phase::Gathering | Phase::Complete(None) => waits,
-            Phase::Complete(Some(kept)) => Some(waits.map_or(kept.until, |at| at.min(kept.until))),
+            Phase::Gathering => waits,
+            Phase::Complete(kept) => {
+                let kept = kept.as_ref().map(|kept| kept.until);
+                [waits, kept, self.collective.next()]
+                    .into_iter()
+                    .flatten()
+                    .min()
+            }
             Phase::Offering { until, .. } => Some(*until),
         }
     }

@@ -119,7 +119,8 @@ impl Rounds {
 
     /// Takes the seats of peers that have lost their right to the group.
     ///
-    /// Ranks of a complete round stay its members until they leave, but are told no handles any more.
+    /// Ranks of a complete round stay its members until they leave, but are told no handles any more and
+    /// take no part in gathers, which fail for the others.
     pub(super) fn set_rights(&mut self, now: Duration, rights: Rights) {
         self.rights = rights;
         let mut lost = Vec::new();
@@ -137,7 +138,8 @@ impl Rounds {
                 Some(Phase::Offering { .. }) => {
                     self.abandon(id, rank, now, "lost the right to join");
                 }
-                Some(Phase::Complete(_)) | None => {}
+                Some(Phase::Complete(_)) => self.settle_gather(id, now),
+                None => {}
             }
         }
     }
@@ -203,6 +205,7 @@ impl Rounds {
                         self.told.push((waiter, Told::Incomplete(why.clone())));
                     }
                 }
+                self.expire_gather(id, now);
                 self.schedule(id);
             }
         }
@@ -262,6 +265,11 @@ impl Rounds {
         for seat in round.seats.values() {
             self.present.remove(seat, id);
             if let Some(waiter) = seat.waiter {
+                self.waiting.remove(&waiter);
+            }
+        }
+        for entered in round.collective.entered.values() {
+            if let Some(waiter) = entered.waiter {
                 self.waiting.remove(&waiter);
             }
         }

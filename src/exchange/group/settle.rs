@@ -97,6 +97,7 @@ impl Rounds {
                     peer: seat.asker.peer.to_string(),
                     handles: memory.is_some().then_some(handles),
                     memory,
+                    bytes: None,
                 }
             })
             .collect();
@@ -169,6 +170,7 @@ impl Rounds {
                     let no = refused(Refusal::Stale, "the rank has asked again since");
                     self.told.push((before, Told::Refused(no)));
                 }
+                self.settle_gather(ask.round, now);
                 self.end(ask.round, now);
                 self.schedule(ask.round);
                 self.tick(now);
@@ -235,7 +237,10 @@ impl Rounds {
             && let Some(round) = self.rounds.get_mut(&id)
         {
             if let Some(seat) = round.seats.get_mut(&rank) {
-                seat.waiter = None;
+                seat.waiter.take_if(|own| *own == waiter);
+            }
+            if let Some(entered) = round.collective.entered.get_mut(&rank) {
+                entered.waiter.take_if(|own| *own == waiter);
             }
             // Elsewhere the session may come back and ask once more.
             if matches!(round.phase, Phase::Gathering) {
@@ -284,6 +289,7 @@ impl Rounds {
                             .extend(here.map(|seat| (seat.asker.session, news.clone())));
                     }
                 }
+                self.settle_gather(id, now);
                 self.end(id, now);
                 self.schedule(id);
             }
@@ -296,7 +302,7 @@ fn seat_waits(round: &mut Round, rank: u32, waiter: Waiter) -> Option<Waiter> {
 }
 
 /// A rank's handles, if they are of the agreed type and one for each part.
-fn given(
+pub(super) fn given(
     via: HandleType,
     parts: usize,
     fabric: Vec<Secret>,

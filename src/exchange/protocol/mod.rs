@@ -6,6 +6,7 @@ mod inert;
 mod message;
 mod name;
 mod oneof;
+mod payload;
 mod scan;
 mod secret;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 pub use codec::{decode, encode};
 pub use message::*;
 pub use name::{check_name, check_prefix};
+pub use payload::{MAX_GATHER, Payload};
 pub use secret::{MAX_SECRET, Secret};
 
 pub use crate::exchange::texts::{Iter as TextsIter, Texts};

@@ -50,6 +50,7 @@ choice!(Ask {
     "delete" => Delete,
     "join" => Join,
     "offer" => Offer,
+    "gather" => Gather,
     "leave" => Leave,
 });
 choice!(Answer {

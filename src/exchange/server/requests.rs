@@ -16,8 +16,8 @@ use crate::driver::random;
 use crate::exchange::account::{self, Account, Charge, REQUEST};
 use crate::exchange::group::NO_SUCH_ROUND;
 use crate::exchange::protocol::{
-    Answer, Ask, Create, Delete, Empty, Join, List, Names, Probe, Probed, Release, Wait, Watch,
-    check_name, check_prefix,
+    Answer, Ask, Create, Delete, Empty, Gather, Join, List, Names, Probe, Probed, Release, Wait,
+    Watch, check_name, check_prefix,
 };
 use crate::exchange::spiffe::MAX as MAX_SPIFFE;
 use crate::exchange::transport::HeldFd;
@@ -63,7 +63,7 @@ pub(super) fn begin(
     fds: Vec<HeldFd>,
     declined: Option<String>,
 ) -> Step {
-    let with_fds = matches!(ask, Some(Ask::Offer(_)));
+    let with_fds = matches!(ask, Some(Ask::Offer(_) | Ask::Gather(_)));
     if !with_fds && (declined.is_some() || !fds.is_empty()) {
         return Step::Now(Err((Refusal::Invalid, "fds came with it".into())));
     }
@@ -98,6 +98,7 @@ pub(super) fn begin(
                 }
             })
         }
+        Ask::Gather(gather) => inner.gather(link, gather, fds),
         Ask::Leave(leave) => {
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
@@ -120,7 +121,7 @@ pub(super) fn begin(
     }
 }
 
-/// Whether a frame of the session may carry fds: a rank of a group that has come together offers some.
+/// Whether a frame of the session may carry fds: a rank of a group that has come together offers some, or gathers.
 pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
 }
@@ -308,6 +309,24 @@ impl Inner {
                 session.keep();
             }
             Ok(answer.into())
+        })
+    }
+
+    fn gather(self: &Arc<Self>, link: &Link, ask: Gather, fds: Vec<HeldFd>) -> Step {
+        // For what the rank gives, until the group does not keep it any more.
+        let charge = match link.session.account().charge(account::gather(&ask)) {
+            Ok(charge) => charge,
+            Err(reached) => return Step::Now(Err(over(reached))),
+        };
+        let (inner, session) = (Arc::clone(self), link.session.id);
+        Step::later(async move {
+            // Also if nobody waits for the answer any more.
+            let _look = LookAfter(&inner);
+            let told = inner.groups.gather(session, ask, fds, Some(charge)).await;
+            match told {
+                Ok(page) => Ok(Content::Members(page)),
+                Err(answer) => Ok(answer.into()),
+            }
         })
     }
 

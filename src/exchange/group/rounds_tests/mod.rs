@@ -1,6 +1,8 @@
 //! Tests of the rounds, by single stories and by random ones.
 
+mod gathers;
 mod random;
+mod random_gathers;
 mod refusals;
 mod strangers;
 
@@ -9,7 +11,9 @@ use crate::driver::HandleType;
 use crate::driver::{Access, Location};
 use crate::exchange::Who;
 use crate::exchange::group::round::Asker;
-use crate::exchange::protocol::{Join, Leave, Offer, Secret, Texts};
+use crate::exchange::protocol::{
+    Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode,
+};
 use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
 

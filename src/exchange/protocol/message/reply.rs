@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Empty, Refused};
 use crate::driver::HandleType;
 use crate::exchange::Owner;
-use crate::exchange::protocol::Secret;
 use crate::exchange::protocol::inert;
+use crate::exchange::protocol::{Payload, Secret};
 use crate::share::Description;
 
 /// The server's answer to a request.
@@ -34,11 +34,12 @@ pub enum Answer {
     Fds(Fds),
     /// See [`Ask::Probe`](super::Ask::Probe).
     Probed(Probed),
-    /// See [`Ask::Join`](super::Ask::Join).
+    /// See [`Ask::Join`](super::Ask::Join) and [`Ask::Gather`](super::Ask::Gather).
     Agreed(Agreed),
-    /// See [`Ask::Offer`](super::Ask::Offer).
+    /// See [`Ask::Offer`](super::Ask::Offer) and [`Ask::Gather`](super::Ask::Gather).
     Members(Members),
     /// Instead of [`Agreed`] or [`Members`], to all ranks alike: the group did not come together.
+    /// In answer to a gather, to all ranks alike: it has failed.
     /// Instead of [`Done`](Self::Done) to a rank that leaves: not all the others have left.
     Incomplete(Incomplete),
 }
@@ -138,7 +139,8 @@ pub struct Agreed {
 /// See [`Ask::Offer`](super::Ask::Offer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Members {
-    /// The ranks, in order, from [`Offer::first`](super::Offer::first) on.
+    /// The ranks, in order, from [`Offer::first`](super::Offer::first) or
+    /// [`Gather::first`](super::Gather::first) on.
     pub members: Vec<Member>,
     /// Whether there are more: ask again, for the rank after the last of these.
     #[serde(default)]
@@ -149,7 +151,7 @@ pub struct Members {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incomplete {
     /// Why: `timed_out` where ranks are missing, `closing` where ranks were lost,
-    /// `no_common_handle`, or another word of [`crate::Refusal`].
+    /// `no_common_handle`, `ranks_disagree`, or another word of [`crate::Refusal`].
     #[serde(deserialize_with = "inert::words")]
     pub reason: String,
     /// Why, for people.
@@ -160,13 +162,14 @@ pub struct Incomplete {
     pub ranks: Vec<u32>,
     /// How many ranks there should be.
     pub size: u32,
-    /// Without a common handle type: which ranks cannot do what, and why, for people.
+    /// Without a common handle type: which ranks cannot do what, and why, for people. Of ranks that
+    /// disagree: what they ask for.
     #[serde(deserialize_with = "inert::all_words", default)]
     pub reasons: Vec<String>,
 }
 
 /// A rank of a group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// Its peer name.
     #[serde(deserialize_with = "inert::words")]
@@ -177,4 +180,7 @@ pub struct Member {
     /// How to import that; fds come with the frame, in the order of ranks and parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handles: Option<Handles>,
+    /// In answer to [`Ask::Gather`](super::Ask::Gather) of bytes: what it gave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Payload>,
 }

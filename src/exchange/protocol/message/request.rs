@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
 use crate::exchange::protocol::at_most::{at_most, handles};
-use crate::exchange::protocol::{Secret, Texts};
+use crate::exchange::protocol::{Payload, Secret, Texts};
 use crate::exchange::texts::texts;
 use crate::exchange::{MAX_PATTERNS, Owner};
 use crate::share::{Description, InstanceId};
@@ -53,6 +53,12 @@ pub enum Ask {
     /// A rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all have sent
     /// theirs.
     Offer(Offer),
+    /// A rank enters a barrier or a gather of its round. Answered when all ranks have entered: a barrier by
+    /// [`Answer::Done`](super::Answer::Done), a gather of bytes by
+    /// [`Answer::Members`](super::Answer::Members), one of memory by
+    /// [`Answer::Agreed`](super::Answer::Agreed), after which its members are asked for with
+    /// [`Gather::first`].
+    Gather(Gather),
     /// A rank has unmapped the others' memory: answered by [`Answer::Done`](super::Answer::Done)
     /// when all have.
     Leave(Leave),
@@ -218,6 +224,52 @@ pub struct Offer {
     /// same request once more, without handles, with the first rank that has not come yet.
     #[serde(default)]
     pub first: u32,
+}
+
+/// See [`Ask::Gather`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gather {
+    /// The group.
+    pub group: String,
+    /// The round that [`Agreed`](super::Agreed) named.
+    pub round: u64,
+    /// Which of the round's gathers: 1 for the first that the rank enters, then one more each time. To
+    /// enter one means that the rank waits for none before it any more.
+    pub number: u64,
+    /// What is gathered, and what this rank gives.
+    #[serde(default)]
+    pub operation: Operation,
+    /// The first rank to answer with, of a gather that is complete: the rank enters nothing by it.
+    /// Members that do not fit into a frame, and all that brought memory, are asked for so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<u32>,
+    /// How long to wait for the other ranks, in milliseconds.
+    #[serde(default)]
+    pub ms: u64,
+}
+
+/// What a rank gives to a gather: see [`Gather::operation`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// Nothing: the ranks wait for each other.
+    #[default]
+    Barrier,
+    /// Bytes, as many as every other rank gives.
+    Bytes(Payload),
+    /// Memory, or none.
+    Memory(Brought),
+}
+
+/// See [`Operation::Memory`]. File descriptors come with the frame.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Brought {
+    /// The rank's memory; `None` where it brings none and only maps the others'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Description>,
+    /// Its handles, 64 bytes each, one for each part: empty without memory, and for fds.
+    #[serde(default, deserialize_with = "handles")]
+    pub fabric: Vec<Secret>,
 }
 
 /// See [`Ask::Leave`].

@@ -60,6 +60,7 @@ impl Asked {
                 ..group("join", &join.group)
             },
             Some(Ask::Offer(offer)) => group("offer", &offer.group),
+            Some(Ask::Gather(gather)) => group("gather", &gather.group),
             Some(Ask::Leave(leave)) => group("leave", &leave.group),
         }
     }

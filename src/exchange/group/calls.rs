@@ -1,0 +1,339 @@
+//! Barriers and gathers, as a rank calls them.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::sync::MutexGuard;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::answers::incomplete;
+use super::gathered::GatheredMemory;
+use super::group::{Group, server_lost};
+use super::handles::{blocking, enough_fds, export, take};
+use super::member::Slot;
+use super::options::Map;
+use crate::driver::HandleType;
+use crate::exchange::Client;
+use crate::exchange::client::Answered;
+use crate::exchange::limits::deadline;
+use crate::exchange::protocol::{
+    Answer, Ask, Brought, Gather, Incomplete, MAX_GATHER, Member, Members, Operation, Payload,
+};
+use crate::share::{Description, Shared};
+use crate::{Error, Result};
+
+/// How much longer than the deadline the server is given to say what came of a gather.
+const SLACK: Duration = Duration::from_secs(5);
+/// The pause before asking again over a connection that broke.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Group {
+    /// Waits until every rank has called this.
+    ///
+    /// Barriers and gathers are one sequence of calls in each rank, and the first call of every rank belongs
+    /// together, the second, and so on. Calls of one rank from several tasks take turns. A call has one
+    /// result for all ranks, which the group's server decides. It succeeds when all ranks have entered. It
+    /// fails when a rank has left or is lost, when ranks call different operations, and when the shortest
+    /// `within` of the ranks that have entered is over; a rank that calls later gets the same error at once.
+    /// The next call is not affected by that: ranks that all try again meet there.
+    ///
+    /// Only a rank that does not hear from the server cannot know the result. It gets
+    /// [`Error::PeerLost`], [`Error::TimedOut`] or the reason why its session ended, while the other ranks
+    /// may have passed: if this rank had entered, and all others had, the call has succeeded for them.
+    /// Where a rank is lost after the call succeeded, ranks that have not heard so yet still do. No rank is
+    /// ever told success while the server tells another failure.
+    ///
+    /// # Errors
+    /// [`Error::RanksMissing`] with the ranks that have not called in time, or that have left or were lost;
+    /// [`Error::RanksDisagree`] where ranks call different operations; [`Error::Refused`] where the server
+    /// is too old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a
+    /// limit of bytes for this peer (`limit`): then the others wait until their deadline or until this
+    /// rank's next call; [`Error::PeerLost`] without the server.
+    ///
+    /// # Cancel safety
+    /// Dropped before it is done, this rank may have entered, and the others may pass. The next call goes on
+    /// with the next number, and fails this one for ranks that still wait in it.
+    pub async fn barrier(&self, within: Duration) -> Result<()> {
+        let (mut turn, call) = self.turn(within, Own::Nothing).await?;
+        self.unless_lost(call.barrier()).await?;
+        turn.kept = None;
+        Ok(())
+    }
+
+    /// Gives `bytes` to all ranks, and returns the bytes of every rank, in order of ranks. Every rank gives
+    /// as many, at most [`MAX_GATHER`].
+    ///
+    /// It waits, succeeds and fails as [`barrier`](Self::barrier) does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more bytes than [`MAX_GATHER`], which is no call; those of
+    /// [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means another number of bytes.
+    ///
+    /// # Cancel safety
+    /// As [`barrier`](Self::barrier).
+    pub async fn gather(&self, bytes: &[u8], within: Duration) -> Result<Vec<Vec<u8>>> {
+        let Some(payload) = Payload::new(bytes) else {
+            let why = format!("{} bytes, more than {MAX_GATHER}", bytes.len());
+            return Err(Error::invalid("bytes of a gather", why));
+        };
+        let (mut turn, call) = self.turn(within, Own::Bytes(payload)).await?;
+        let all = self.unless_lost(call.gather(bytes.len())).await?;
+        turn.kept = None;
+        Ok(all)
+    }
+
+    /// Gives a memory to all ranks, or none, and returns the memory of every rank. It is shared by the
+    /// handle type of the group ([`via`](Self::via)), mapped as [`GroupOptions::map`] says, for whom
+    /// [`GroupOptions::import`] says, and others are asked to keep to [`GroupOptions::access`].
+    ///
+    /// The group does not keep what is gathered: it is unmapped when the result is dropped, while the
+    /// group goes on. It keeps `memory` until this rank's next call succeeds, because only then all others
+    /// have mapped it. With [`Map::Lazy`] they may map it later: keep it for them. The server keeps file descriptors of it until the next gather completes, or for
+    /// [`Limits::request`](crate::exchange::Limits) and a lease.
+    ///
+    /// It waits, succeeds and fails as [`barrier`](Self::barrier) does. A rank that cannot map another's
+    /// memory fails alone.
+    ///
+    /// # Errors
+    /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which is no call;
+    /// [`Error::LimitReached`] where this process may not have as many file descriptors as all ranks'
+    /// memory has parts; [`Error::Import`] with [`Map::All`].
+    ///
+    /// # Cancel safety
+    /// As [`barrier`](Self::barrier). What has been received or mapped is given back.
+    ///
+    /// [`GroupOptions::map`]: super::GroupOptions::map
+    /// [`GroupOptions::import`]: super::GroupOptions::import
+    /// [`GroupOptions::access`]: super::GroupOptions::access
+    pub async fn gather_memory(
+        &self,
+        memory: Option<Shared>,
+        within: Duration,
+    ) -> Result<GatheredMemory> {
+        let via = self.via();
+        let described = match &memory {
+            Some(memory) => Some(memory.describe(self.access)?),
+            None => None,
+        };
+        // Memory that cannot be shared this way is found out before the others wait for it.
+        drop(export(memory.clone(), via).await?);
+        let own = Own::Memory {
+            memory: memory.clone(),
+            described,
+            via,
+        };
+        let (mut turn, call) = self.turn(within, own).await?;
+        let slots = self.unless_lost(call.gather_memory(via)).await?;
+        turn.kept.clone_from(&memory);
+        let peers = self.members.iter().map(Slot::peer);
+        let slots = slots.into_iter().zip(peers);
+        let slots = slots.map(|(slot, peer)| slot.of(peer)).collect();
+        let (driver, import) = (self.driver.clone(), self.import.clone());
+        let gathered = GatheredMemory::new(slots, memory, driver, import);
+        if self.map == Map::Lazy {
+            return Ok(gathered);
+        }
+        // Still this call's turn: a later one tells the others that all is mapped.
+        let own = self.own_rank();
+        blocking(move || gathered.map_others(own).map(|()| gathered)).await?
+    }
+
+    /// A call under the rank's next number, when it is its turn. Whatever comes of it, the number is used:
+    /// the server may have counted it.
+    async fn turn(&self, within: Duration, own: Own) -> Result<(MutexGuard<'_, Calls>, Call)> {
+        let until = deadline(within);
+        let Some(client) = self.client.clone() else {
+            let why = "the rank has left the group";
+            return Err(Error::invalid("group", why));
+        };
+        let turn = timeout_at(until, self.calls.lock()).await;
+        let mut turn = turn.map_err(|_| Error::TimedOut {
+            what: format!("an earlier gather of group '{}'", self.name()),
+            after: within,
+        })?;
+        turn.last += 1;
+        let call = Call {
+            client,
+            own,
+            group: self.name().into(),
+            round: self.round(),
+            number: turn.last,
+            size: self.size(),
+            until,
+        };
+        Ok((turn, call))
+    }
+
+    /// The call's result, unless the server is lost: then there is nobody to ask.
+    async fn unless_lost<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            result = call => result,
+            error = server_lost(self.state.clone()) => Err(error),
+        }
+    }
+}
+
+/// The barriers and gathers of this rank.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// The number of the last.
+    last: u64,
+    /// What this rank gave to the last gather of memory. Another rank may still map it until a later call
+    /// has succeeded; fabric handles open nothing after the memory's end.
+    kept: Option<Shared>,
+}
+
+/// What this rank gives.
+enum Own {
+    Nothing,
+    Bytes(Payload),
+    Memory {
+        memory: Option<Shared>,
+        described: Option<Description>,
+        via: HandleType,
+    },
+}
+
+impl Own {
+    /// As it travels, with the file descriptors of a memory.
+    async fn message(&self) -> Result<(Operation, Vec<OwnedFd>)> {
+        Ok(match self {
+            Self::Nothing => (Operation::Barrier, Vec::new()),
+            Self::Bytes(payload) => (Operation::Bytes(payload.clone()), Vec::new()),
+            Self::Memory {
+                memory,
+                described,
+                via,
+            } => {
+                let (fabric, fds) = export(memory.clone(), *via).await?;
+                let memory = described.clone();
+                (Operation::Memory(Brought { memory, fabric }), fds)
+            }
+        })
+    }
+}
+
+/// One call of a rank.
+struct Call {
+    client: Client,
+    own: Own,
+    group: String,
+    round: u64,
+    number: u64,
+    size: u32,
+    until: Instant,
+}
+
+impl Call {
+    async fn barrier(&self) -> Result<()> {
+        match self.ask(None).await?.answer {
+            Answer::Done(_) => Ok(()),
+            _ => Err(self.broken("another answer to a barrier")),
+        }
+    }
+
+    /// The bytes of all ranks, each of so many.
+    async fn gather(&self, len: usize) -> Result<Vec<Vec<u8>>> {
+        let mut answered = self.ask(None).await?;
+        let mut all = Vec::new();
+        loop {
+            let page = self.page(answered.answer)?;
+            let more = page.more && !page.members.is_empty();
+            for member in page.members {
+                all.push(self.bytes_of(&member, len, all.len())?);
+            }
+            if !more {
+                return self.of_all(all);
+            }
+            answered = self.ask(Some(all.len())).await?;
+        }
+    }
+
+    async fn gather_memory(&self, via: HandleType) -> Result<Vec<Slot>> {
+        let handles = match self.ask(None).await?.answer {
+            Answer::Agreed(agreed) => agreed.handles,
+            _ => return Err(self.broken("another answer to a gather of memory")),
+        };
+        if via == HandleType::PosixFd {
+            enough_fds(handles.into())?;
+        }
+        let mut slots = Vec::new();
+        loop {
+            let answered = self.ask(Some(slots.len())).await?;
+            let page = self.page(answered.answer)?;
+            let more = page.more && !page.members.is_empty();
+            take(via, self.size, page.members, answered.fds, &mut slots)
+                .map_err(|wrong| self.broken(&wrong))?;
+            if !more {
+                return self.of_all(slots);
+            }
+        }
+    }
+
+    /// Enters, or asks for the members from `first` on; again where the connection breaks.
+    async fn ask(&self, first: Option<usize>) -> Result<Answered> {
+        // Beyond the deadline too: the server knows the result, which is worth waiting for.
+        let last = self.until.max(Instant::now()) + SLACK;
+        loop {
+            let (operation, fds) = match first {
+                None => self.own.message().await?,
+                Some(_) => (Operation::Barrier, Vec::new()),
+            };
+            let left = self.until.saturating_duration_since(Instant::now());
+            let ask = Ask::Gather(Gather {
+                group: self.group.clone(),
+                round: self.round,
+                number: self.number,
+                operation,
+                first: first.map(|first| u32::try_from(first).unwrap_or(u32::MAX)),
+                ms: left.as_millis().try_into().unwrap_or(u64::MAX),
+            });
+            let patience = last.saturating_duration_since(Instant::now());
+            match self.client.exchange(ask, fds, patience).await {
+                // The client dials again.
+                Err(Error::PeerLost { .. }) if Instant::now() + PAUSE < last => sleep(PAUSE).await,
+                Ok(Answered {
+                    answer: Answer::Incomplete(why),
+                    ..
+                }) => return Err(self.failed(&why)),
+                answered => return answered,
+            }
+        }
+    }
+
+    fn failed(&self, why: &Incomplete) -> Error {
+        let what = format!("gather {} of group '{}'", self.number, self.group);
+        incomplete(&self.group, self.size, self.client.peer(), what, why)
+    }
+
+    fn page(&self, answer: Answer) -> Result<Members> {
+        match answer {
+            Answer::Members(members) => Ok(members),
+            _ => Err(self.broken("another answer than members")),
+        }
+    }
+
+    /// What a member has given, which is as much as this rank, after `before` others.
+    fn bytes_of(&self, member: &Member, len: usize, before: usize) -> Result<Vec<u8>> {
+        let bytes = member.bytes.as_ref().map(Payload::expose);
+        match bytes.filter(|bytes| bytes.len() == len && before < self.size as usize) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => Err(self.broken("members with other bytes than were asked for")),
+        }
+    }
+
+    fn of_all<T>(&self, all: Vec<T>) -> Result<Vec<T>> {
+        match all.len() == self.size as usize {
+            true => Ok(all),
+            false => Err(self.broken("members of another group's size")),
+        }
+    }
+
+    fn broken(&self, detail: &str) -> Error {
+        Error::Protocol {
+            peer: self.client.peer(),
+            detail: detail.into(),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The gathers of a complete round: what its ranks have entered, and what came of the last ones.
+//!
+//! Each rank numbers its gathers from 1, and a gather is the same for all ranks that enter its number. It
+//! completes when all ranks have entered, or fails for all alike; the next number can be entered then. A
+//! barrier is a gather of nothing. Only the gather that ranks enter and the last that completed keep what
+//! ranks gave.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::roster::Roster;
+use super::round::{Given, Told, Waiter, refused};
+use crate::Refusal;
+use crate::driver::HandleType;
+use crate::exchange::account::Charge;
+use crate::exchange::protocol::{Agreed, Incomplete, Payload};
+use crate::share::Description;
+
+/// What all ranks of a gather have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Barrier,
+    /// Of so many bytes from each rank.
+    Bytes(usize),
+    Memory,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Barrier => f.write_str("a barrier"),
+            Self::Bytes(bytes) => write!(f, "a gather of {bytes} bytes"),
+            Self::Memory => f.write_str("a gather of memory"),
+        }
+    }
+}
+
+/// What a rank gives.
+pub(super) enum Gift {
+    Nothing,
+    Bytes(Payload),
+    Memory(Option<Description>, Given),
+}
+
+impl Gift {
+    pub(super) fn shape(&self) -> Shape {
+        match self {
+            Self::Nothing => Shape::Barrier,
+            Self::Bytes(bytes) => Shape::Bytes(bytes.expose().len()),
+            Self::Memory(..) => Shape::Memory,
+        }
+    }
+
+    pub(super) fn parts(&self) -> usize {
+        match self {
+            Self::Memory(Some(memory), _) => memory.parts.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// A rank that has entered.
+pub(super) struct Entered {
+    pub(super) gift: Gift,
+    /// `None` while its connection is broken.
+    pub(super) waiter: Option<Waiter>,
+    /// When the gather fails for all ranks.
+    pub(super) deadline: Duration,
+    /// For what it gives.
+    pub(super) charge: Option<Charge>,
+}
+
+/// What came of the last gather that completed.
+pub(super) struct Completed {
+    pub(super) number: u64,
+    pub(super) result: Outcome,
+}
+
+/// What its ranks are told.
+pub(super) enum Outcome {
+    Nothing,
+    Bytes(Arc<Roster>, Duration),
+    Memory(Arc<Roster>, Agreed, Duration),
+    /// It is not kept any longer.
+    Forgotten,
+}
+
+impl Outcome {
+    /// Until when it is kept.
+    fn until(&self) -> Option<Duration> {
+        match self {
+            Self::Bytes(_, until) | Self::Memory(_, _, until) => Some(*until),
+            Self::Nothing | Self::Forgotten => None,
+        }
+    }
+
+    /// What a rank is told that asks for the members from `first` on, or has entered.
+    fn told(&self, first: Option<u32>) -> Told {
+        let page = |roster: &Arc<Roster>, first| match roster.page(first) {
+            Some(page) => Told::Members(Arc::clone(roster), page),
+            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
+        };
+        match (self, first) {
+            (Self::Nothing, None) => Told::Done,
+            (Self::Nothing, Some(_)) => {
+                Told::Refused(refused(Refusal::Invalid, "a barrier has no members"))
+            }
+            (Self::Bytes(roster, _), first) => page(roster, first.unwrap_or(0)),
+            (Self::Memory(_, agreed, _), None) => Told::Agreed(*agreed),
+            (Self::Memory(roster, ..), Some(first)) => page(roster, first),
+            (Self::Forgotten, _) => {
+                Told::Refused(refused(Refusal::Stale, "the members have been told"))
+            }
+        }
+    }
+}
+
+/// The gathers of a round.
+#[derive(Default)]
+pub(super) struct Collective {
+    /// How many are over: ranks enter the next.
+    pub(super) over: u64,
+    pub(super) entered: BTreeMap<u32, Box<Entered>>,
+    pub(super) completed: Option<Completed>,
+    /// Why the last that failed did.
+    pub(super) failed: Option<Arc<Incomplete>>,
+    /// By which handles memory is gathered.
+    pub(super) via: Option<HandleType>,
+}
+
+impl Collective {
+    /// The number that ranks enter now.
+    pub(super) const fn number(&self) -> u64 {
+        self.over.saturating_add(1)
+    }
+
+    /// When time alone changes something.
+    pub(super) fn next(&self) -> Option<Duration> {
+        let kept = self.completed.as_ref().and_then(|last| last.result.until());
+        self.deadline().into_iter().chain(kept).min()
+    }
+
+    /// When the gather fails that ranks have entered.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.entered.values().map(|entered| entered.deadline).min()
+    }
+
+    /// Forgets what has been kept long enough.
+    pub(super) fn forget(&mut self, now: Duration) {
+        if let Some(last) = &mut self.completed
+            && last.result.until().is_some_and(|until| until <= now)
+        {
+            last.result = Outcome::Forgotten;
+        }
+    }
+
+    /// What a rank is told of a gather that is over.
+    ///
+    /// A gather after the last that completed has failed. One before it cannot be asked for by a rank that
+    /// waits: to complete, all ranks entered a later one.
+    pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
+        let completed = self.completed.as_ref();
+        match completed.map_or(0, |last| last.number).cmp(&number) {
+            std::cmp::Ordering::Equal => match completed {
+                Some(last) => last.result.told(first),
+                None => stale(),
+            },
+            std::cmp::Ordering::Less => match &self.failed {
+                Some(why) => Told::Incomplete(Arc::clone(why)),
+                None => stale(),
+            },
+            std::cmp::Ordering::Greater => stale(),
+        }
+    }
+
+    /// A rank of another shape than this, if there is one.
+    pub(super) fn other_shape(&self, shape: Shape) -> Option<(u32, Shape)> {
+        let mut entered = self.entered.iter();
+        let other = entered.find(|(_, entered)| entered.gift.shape() != shape)?;
+        Some((*other.0, other.1.gift.shape()))
+    }
+
+    /// Parts of all memory that ranks have given.
+    pub(super) fn parts(&self) -> usize {
+        self.entered
+            .values()
+            .map(|entered| entered.gift.parts())
+            .sum()
+    }
+}
+
+fn stale() -> Told {
+    Told::Refused(refused(
+        Refusal::Stale,
+        "the rank has entered a later gather",
+    ))
+}

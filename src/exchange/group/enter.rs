@@ -1,0 +1,298 @@
+//! A complete round's gathers: ranks enter, all are told the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::collective::{Completed, Entered, Gift, Outcome};
+use super::roster::{PageLimits, Roster};
+use super::round::{Given, Phase, Round, Stay, Told, Waiter, refused};
+use super::rounds::Rounds;
+use super::settle::given;
+use crate::Refusal;
+use crate::driver::HandleType;
+use crate::exchange::account::Charge;
+use crate::exchange::protocol::{
+    Agreed, Brought, Fds, Gather, Handles, Incomplete, Member, Operation,
+};
+use crate::exchange::transport::HeldFd;
+use crate::share::Description;
+
+impl Rounds {
+    /// A rank enters a gather, or asks for members of one that is complete. The waiter is told when all
+    /// ranks have entered, or that the gather has failed.
+    pub fn gather(
+        &mut self,
+        now: Duration,
+        waiter: Waiter,
+        session: u64,
+        ask: Gather,
+        fds: Vec<HeldFd>,
+        charge: Option<Charge>,
+    ) {
+        self.tick(now);
+        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+            return self.unknown(waiter);
+        };
+        if !round.seats.get(&rank).is_some_and(|seat| seat.is_member()) {
+            return self.unknown(waiter);
+        }
+        if !matches!(round.phase, Phase::Complete(_)) {
+            let no = refused(Refusal::Invalid, "not all ranks have offered their memory");
+            return self.told.push((waiter, Told::Refused(no)));
+        }
+        if ask.number == 0 || ask.number == u64::MAX {
+            let no = refused(Refusal::Invalid, "no gather has that number");
+            return self.told.push((waiter, Told::Refused(no)));
+        }
+        if ask.number <= round.collective.over {
+            let told = round.collective.ended(ask.number, ask.first);
+            return self.told.push((waiter, told));
+        }
+        if ask.first.is_some() {
+            let no = refused(Refusal::Invalid, "the gather is not complete");
+            return self.told.push((waiter, Told::Refused(no)));
+        }
+        self.pass_over(ask.round, rank, ask.number);
+        self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
+    }
+
+    /// The rank waits for no gather before this one any more: those have failed for all.
+    fn pass_over(&mut self, id: u64, rank: u32, number: u64) {
+        let Some(round) = self.rounds.get(&id) else {
+            return;
+        };
+        let before = number - 1;
+        if round.collective.over < before {
+            let detail = format!("rank {rank} has gone on to gather {number}");
+            let why = round.incomplete(Refusal::TimedOut, detail, vec![rank]);
+            self.fail_gather(id, why, before);
+        }
+    }
+
+    fn enter_gather(
+        &mut self,
+        now: Duration,
+        waiter: Waiter,
+        (id, rank): (u64, u32),
+        ask: Gather,
+        fds: Vec<HeldFd>,
+        charge: Option<Charge>,
+    ) {
+        let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return self.unknown(waiter);
+        };
+        let collective = &mut round.collective;
+        let number = collective.number();
+        self.waiting.insert(waiter, (id, rank));
+        if let Some(entered) = collective.entered.get_mut(&rank) {
+            // Its connection broke before it was told: what it gave is there.
+            if let Some(before) = entered.waiter.replace(waiter) {
+                self.waiting.remove(&before);
+                let no = refused(Refusal::Stale, "the rank has asked again since");
+                self.told.push((before, Told::Refused(no)));
+            }
+            return;
+        }
+        let (gift, wrong) = match gift(collective.via, ask.operation, fds) {
+            Ok(gift) => (gift, None),
+            Err(wrong) => (Gift::Nothing, Some(wrong)),
+        };
+        let shape = gift.shape();
+        let other = collective.other_shape(shape);
+        let entered = Entered {
+            gift,
+            waiter: Some(waiter),
+            deadline: now.saturating_add(wait),
+            charge,
+        };
+        collective.entered.insert(rank, Box::new(entered));
+        let why = if let Some(wrong) = wrong {
+            let detail = format!("rank {rank} gives {wrong}");
+            Some(round.incomplete(Refusal::Invalid, detail, vec![rank]))
+        } else if let Some((other, its)) = other {
+            let mut why = round.incomplete(Refusal::RanksDisagree, "", vec![rank]);
+            let mut both = [(other, its), (rank, shape)];
+            both.sort_unstable_by_key(|(rank, _)| *rank);
+            why.detail = format!("gather {number}");
+            why.reasons = both
+                .map(|(rank, shape)| format!("rank {rank}: {shape}"))
+                .to_vec();
+            Some(why)
+        } else if collective.parts() > self.rules.parts {
+            let detail = format!("a gather's memories may have {} parts", self.rules.parts);
+            Some(round.incomplete(Refusal::Limit, detail, vec![rank]))
+        } else {
+            None
+        };
+        match why {
+            Some(why) => self.fail_gather(id, why, number),
+            None => self.settle_gather(id, now),
+        }
+        self.tick(now);
+    }
+
+    /// Decides the gather that ranks have entered, where it can be: it fails without a rank that has left
+    /// or is lost, and completes with all.
+    pub(super) fn settle_gather(&mut self, id: u64, now: Duration) {
+        let Some(round) = self.rounds.get(&id) else {
+            return;
+        };
+        if round.collective.entered.is_empty() {
+            return;
+        }
+        let gone = round.ranks(|seat| !seat.is_member());
+        if !gone.is_empty() {
+            let why = round.incomplete(Refusal::Closing, "ranks have left or were lost", gone);
+            let number = round.collective.number();
+            return self.fail_gather(id, why, number);
+        }
+        if round.collective.entered.len() == round.seats.len() {
+            self.complete_gather(id, now);
+        }
+        self.schedule(id);
+    }
+
+    /// Fails all gathers up to `last` that are not over, with one answer for all ranks.
+    fn fail_gather(&mut self, id: u64, why: Incomplete, last: u64) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        let why = Arc::new(why);
+        tracing::debug!(
+            group = round.group,
+            round = id,
+            gather = last,
+            reason = why.reason,
+            ranks = ?why.ranks,
+            "a gather has failed"
+        );
+        let collective = &mut round.collective;
+        collective.over = last;
+        collective.failed = Some(Arc::clone(&why));
+        for entered in std::mem::take(&mut collective.entered).into_values() {
+            if let Some(waiter) = entered.waiter {
+                self.waiting.remove(&waiter);
+                self.told.push((waiter, Told::Incomplete(Arc::clone(&why))));
+            }
+        }
+        self.schedule(id);
+    }
+
+    fn complete_gather(&mut self, id: u64, now: Duration) {
+        let limits = PageLimits {
+            bytes: self.rules.page_bytes,
+            fds: self.rules.page_fds,
+        };
+        let until = now.saturating_add(self.rules.keep);
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        let number = round.collective.number();
+        // Before the next is made: of two results one is kept.
+        round.collective.completed = None;
+        let entered = std::mem::take(&mut round.collective.entered);
+        let waiters: Vec<_> = entered.values().filter_map(|one| one.waiter).collect();
+        let result = result(round, id, entered.into_values(), limits, until);
+        let collective = &mut round.collective;
+        collective.over = number;
+        collective.completed = Some(Completed { number, result });
+        for waiter in waiters {
+            self.waiting.remove(&waiter);
+            self.told.push((waiter, collective.ended(number, None)));
+        }
+    }
+
+    /// What time ends of a round's gathers.
+    pub(super) fn expire_gather(&mut self, id: u64, now: Duration) {
+        let Some(round) = self.rounds.get_mut(&id) else {
+            return;
+        };
+        round.collective.forget(now);
+        if round.collective.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        let entered = &round.collective.entered;
+        let late = round
+            .seats
+            .keys()
+            .filter(|rank| !entered.contains_key(rank));
+        let late = late.copied().collect();
+        let number = round.collective.number();
+        let why = round.incomplete(Refusal::TimedOut, format!("gather {number}"), late);
+        self.fail_gather(id, why, number);
+    }
+}
+
+/// What a rank gives, if it can be right.
+fn gift(via: Option<HandleType>, operation: Operation, fds: Vec<HeldFd>) -> Result<Gift, String> {
+    match operation {
+        Operation::Memory(Brought { memory, fabric }) => {
+            if let Some(Err(error)) = memory.as_ref().map(Description::check) {
+                return Err(error.to_string());
+            }
+            let parts = memory.as_ref().map_or(0, |memory| memory.parts.len());
+            let via = via.unwrap_or(HandleType::Fabric);
+            Ok(Gift::Memory(memory, given(via, parts, fabric, fds)?))
+        }
+        _ if !fds.is_empty() => Err("fds without memory".into()),
+        Operation::Barrier => Ok(Gift::Nothing),
+        Operation::Bytes(bytes) => Ok(Gift::Bytes(bytes)),
+    }
+}
+
+/// What ranks that have all entered get.
+fn result(
+    round: &Round,
+    id: u64,
+    all: impl Iterator<Item = Box<Entered>>,
+    limits: PageLimits,
+    until: Duration,
+) -> Outcome {
+    let (mut members, mut fds, mut charges) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut memory_is_given, mut bytes_are_given, mut count) = (false, false, 0);
+    for entered in all {
+        let mut member = Member::default();
+        match entered.gift {
+            Gift::Nothing => {}
+            Gift::Bytes(bytes) => {
+                bytes_are_given = true;
+                member.bytes = Some(bytes);
+            }
+            Gift::Memory(memory, given) => {
+                memory_is_given = true;
+                count += memory.as_ref().map_or(0, |memory| memory.parts.len());
+                let handles = match given {
+                    Given::Fabric(own) => Handles::Fabric(own),
+                    Given::Fds(own) => {
+                        let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
+                        fds.extend(own);
+                        Handles::Fds(Fds { count })
+                    }
+                };
+                member.handles = memory.is_some().then_some(handles);
+                member.memory = memory;
+            }
+        }
+        charges.extend(entered.charge);
+        members.push(member);
+    }
+    let agreed = Agreed {
+        round: id,
+        via: round.collective.via.unwrap_or(HandleType::Fabric),
+        handles: u32::try_from(count).unwrap_or(u32::MAX),
+    };
+    let roster = || Arc::new(Roster::new(members, fds, limits).charged(charges));
+    match (memory_is_given, bytes_are_given) {
+        (true, _) => Outcome::Memory(roster(), agreed, until),
+        (false, true) => Outcome::Bytes(roster(), until),
+        (false, false) => Outcome::Nothing,
+    }
+}
+
+impl super::round::Seat {
+    /// Whether the rank takes part in gathers: it has not left, is not lost, and has its right.
+    pub(super) fn is_member(&self) -> bool {
+        self.stay == Stay::Here && !self.revoked
+    }
+}

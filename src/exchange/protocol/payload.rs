@@ -1,0 +1,74 @@
+//! Bytes that a rank of a group gives to the others.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use zeroize::Zeroizing;
+
+/// The most bytes that a rank gives to one gather.
+pub const MAX_GATHER: usize = 64 << 10;
+
+/// A rank's bytes in a gather. They may open something, so they are never shown, and wiped when dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Payload(Zeroizing<Vec<u8>>);
+
+impl Payload {
+    /// The payload with these bytes; `None` for more than [`MAX_GATHER`].
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= MAX_GATHER).then(|| Self(Zeroizing::new(bytes.to_vec())))
+    }
+
+    /// The bytes.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload({} bytes)", self.0.len())
+    }
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Payload;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX_GATHER} bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Payload, E> {
+                Payload::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
+            }
+        }
+        deserializer.deserialize_bytes(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exchange::protocol::{decode, encode};
+
+    #[test]
+    fn payloads_are_bounded_and_not_shown() {
+        let most = Payload::new(&vec![7; MAX_GATHER]).unwrap();
+        assert_eq!(decode::<Payload>(&encode(&most)).unwrap(), most);
+        assert!(Payload::new(&vec![7; MAX_GATHER + 1]).is_none());
+        // A byte string of one byte more than is allowed.
+        let mut long = vec![0x5a, 0, 1, 0, 1];
+        long.extend(vec![7; MAX_GATHER + 1]);
+        assert!(decode::<Payload>(&long).is_err());
+        assert_eq!(
+            format!("{:?}", Payload::new(b"key").unwrap()),
+            "Payload(3 bytes)"
+        );
+    }
+}
