@@ -1,4 +1,4 @@
-//! All ranks of a group in one process: how long joining takes, and how many bytes it moves.
+//! All ranks of a group in one process: how long joining takes, and barriers after that.
 //!
 //! ```text
 //! cargo run --release --features exchange --example group-join -- --ranks 72
@@ -26,9 +26,44 @@ struct Arguments {
     /// How often.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// How many barriers the ranks meet at, each time that they have joined.
+    #[arg(long, default_value_t = 100)]
+    barriers: u32,
     /// Over a Unix socket instead of TCP on loopback.
     #[arg(long)]
     unix: bool,
+}
+
+/// All ranks meet at so many barriers, and gather the numbers of all.
+async fn meet(groups: Vec<Group>, barriers: u32) -> Result<Vec<Group>, Box<dyn std::error::Error>> {
+    const WITHIN: Duration = Duration::from_secs(60);
+    let begun = Instant::now();
+    let mut meeting = JoinSet::new();
+    for group in groups {
+        meeting.spawn(async move {
+            for _ in 0..barriers {
+                group.barrier(WITHIN).await?;
+            }
+            let numbers = group
+                .gather(&group.own_rank().to_be_bytes(), WITHIN)
+                .await?;
+            let expected = (0..group.size()).map(u32::to_be_bytes);
+            assert!(
+                expected.eq(numbers
+                    .iter()
+                    .map(|number| <[u8; 4]>::try_from(&number[..]).unwrap_or_default()))
+            );
+            egmem::Result::Ok(group)
+        });
+    }
+    let groups: Vec<Group> = meeting
+        .join_all()
+        .await
+        .into_iter()
+        .collect::<egmem::Result<_>>()?;
+    let rate = f64::from(barriers) / begun.elapsed().as_secs_f64();
+    println!("{barriers} barriers, {rate:.0} a second");
+    Ok(groups)
 }
 
 #[tokio::main]
@@ -81,6 +116,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             groups.len()
         );
         times.push(time);
+        let groups = meet(groups, arguments.barriers).await?;
         let mut leaving = JoinSet::new();
         for group in groups {
             leaving.spawn(group.leave(Duration::from_secs(60)));

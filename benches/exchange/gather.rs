@@ -1,8 +1,10 @@
 //! All-gathers over plain TCP in the manner of the bootstraps of collective libraries: every rank
-//! brings some bytes and ends with everybody's. No authentication, no leases, no deadlines.
+//! brings some bytes and ends with everybody's; and barriers in the same manner. No authentication, no leases, no
+//! deadlines.
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -103,6 +105,49 @@ async fn star_once(size: usize, length: usize) -> io::Result<()> {
         });
     }
     all(ranks).await
+}
+
+/// Every rank, rank 0 too, sends a byte to a task on an open connection, which answers when all have: so often, and
+/// how long that took.
+pub async fn barriers(size: usize, times: u64) -> Duration {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("its number");
+    let root = tokio::spawn(async move {
+        let mut streams = Vec::new();
+        for _ in 0..size {
+            streams.push(accept(&listener).await?);
+        }
+        for _ in 0..times {
+            for stream in &mut streams {
+                stream.read_u8().await?;
+            }
+            for stream in &mut streams {
+                stream.write_u8(1).await?;
+            }
+        }
+        Ok::<_, io::Error>(())
+    });
+    let mut streams = Vec::new();
+    for _ in 0..size {
+        streams.push(connect(address).await.expect("a connection"));
+    }
+    let start = Instant::now();
+    let mut ranks = JoinSet::new();
+    for mut stream in streams {
+        ranks.spawn(async move {
+            for _ in 0..times {
+                stream.write_u8(1).await?;
+                stream.read_u8().await?;
+            }
+            Ok(())
+        });
+    }
+    all(ranks).await.expect("barriers");
+    let took = start.elapsed();
+    root.await
+        .expect("a task without a panic")
+        .expect("barriers");
+    took
 }
 
 /// Rank 0 tells each rank its neighbour's address, 2 × n messages; then everybody's bytes go round

@@ -34,6 +34,8 @@ const NAME: &str = "kv/node-0/gpu-0";
 const CLIENTS: usize = 1000;
 /// The ranks of a group: the GPUs of one rack, and of eight.
 const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576")];
+/// The ranks that meet at barriers.
+const BARRIERS: (usize, &str) = (72, "a barrier of 72");
 
 /// What the exchange's server and the others' share: certificates, and memory of a simulated machine.
 struct Setting {
@@ -291,6 +293,31 @@ fn groups(criterion: &mut Criterion, setting: &Setting) {
     }
 }
 
+/// Ranks that have joined meet at barriers, one after the other.
+fn barriers(criterion: &mut Criterion, setting: &Setting) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let (size, name) = BARRIERS;
+    let mut group = criterion.benchmark_group(name);
+    measure(&mut group, (name, 10), "star over plain TCP", |times| {
+        runtime.block_on(gather::barriers(size, times))
+    });
+    for (what, tls) in [
+        ("Group::barrier", false),
+        ("Group::barrier, mutual TLS", true),
+    ] {
+        let ranks = ours::Ranks::create(size, setting, tls, Map::Lazy).expect("simulated machines");
+        measure(&mut group, (name, 10), what, |times| {
+            runtime.block_on(ranks.barriers(times))
+        });
+    }
+    group.finish();
+}
+
 /// 1 000 connections are as many files at each end.
 fn allow_many_files() {
     let mut limit = libc::rlimit {
@@ -320,6 +347,7 @@ fn main() {
     #[cfg(feature = "etcd")]
     through_etcd(&mut criterion, &setting);
     groups(&mut criterion, &setting);
+    barriers(&mut criterion, &setting);
     criterion.final_summary();
     report::print();
 }

@@ -131,12 +131,38 @@ impl Ranks {
 
     /// All join, and leave again; how long the joining took, connections and handshakes included.
     pub async fn join(&self) -> Duration {
+        let start = Instant::now();
+        let joined = self.joined().await;
+        let took = start.elapsed();
+        leave(joined).await;
+        took
+    }
+
+    /// All join, meet at so many barriers, and leave again; how long the barriers took.
+    pub async fn barriers(&self, times: u64) -> Duration {
+        let joined = self.joined().await;
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for group in joined {
+            tasks.spawn(async move {
+                for _ in 0..times {
+                    group.barrier(LONG).await.expect("a barrier");
+                }
+                group
+            });
+        }
+        let joined = tasks.join_all().await;
+        let took = start.elapsed();
+        leave(joined).await;
+        took
+    }
+
+    async fn joined(&self) -> Vec<Group> {
         let address = {
             let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
             Address::loopback(free.local_addr().expect("its number").port())
         };
         let size = self.ranks.len() as u32;
-        let start = Instant::now();
         let mut tasks = JoinSet::new();
         for (rank, (driver, memory)) in (0..).zip(&self.ranks) {
             let options = Group::options("bench", rank, size, address.clone(), Admission::SamePeer)
@@ -147,13 +173,14 @@ impl Ranks {
             let driver = driver.clone();
             tasks.spawn(async move { options.join(&driver).await.expect("a group") });
         }
-        let joined = tasks.join_all().await;
-        let took = start.elapsed();
-        let mut tasks = JoinSet::new();
-        for group in joined {
-            tasks.spawn(async move { group.leave(LONG).await.map(drop).expect("all to leave") });
-        }
-        tasks.join_all().await;
-        took
+        tasks.join_all().await
     }
+}
+
+async fn leave(joined: Vec<Group>) {
+    let mut tasks = JoinSet::new();
+    for group in joined {
+        tasks.spawn(async move { group.leave(LONG).await.map(drop).expect("all to leave") });
+    }
+    tasks.join_all().await;
 }

@@ -319,7 +319,8 @@ pub enum Error {
         /// Each participant's reasons.
         reasons: Vec<String>,
     },
-    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left or were lost.
+    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
+    /// or were lost.
     RanksMissing {
         /// The group.
         group: String,
