@@ -1,8 +1,9 @@
 //! Pools of other processes, and their allocations.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::access::Granting;
 use super::{Pool, PoolBuffer};
@@ -11,6 +12,7 @@ use crate::driver::{
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
 use crate::memory::{CpuView, Engine, GrantUse, GrantUses, Memory, Sealed, impl_cpu_memory};
+use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::teardown::{give_back, give_back_or_log, log_lost};
 use crate::{Error, Result};
@@ -67,11 +69,42 @@ struct Imported {
     driver: Driver,
     handle: PoolHandle,
     location: Location,
+    /// How often the driver has imported it: it counts, and has one handle for all imports.
+    imports: AtomicU32,
     /// Work in flight that relies on the pool's grants.
     uses: Arc<GrantUses>,
 }
 
+/// The imported pools of this process, by driver and handle. All imports of a pool share its grants, so they share
+/// the count of its uses too.
+fn imported() -> MutexGuard<'static, HashMap<(usize, PoolHandle), Weak<Imported>>> {
+    type All = Mutex<HashMap<(usize, PoolHandle), Weak<Imported>>>;
+    static IMPORTED: LazyLock<All> = LazyLock::new(Mutex::default);
+    lock(&IMPORTED)
+}
+
 impl Imported {
+    /// Imports a pool, or counts one more import of a pool that this process has.
+    fn of(driver: &Driver, handle: &ShareableHandle, location: Location) -> Result<Arc<Self>> {
+        let mut all = imported();
+        let handle = driver.driver_pools().pool_import(handle)?;
+        all.retain(|_, pool| pool.strong_count() > 0);
+        let key = (driver.address(), handle);
+        if let Some(pool) = all.get(&key).and_then(Weak::upgrade) {
+            pool.imports.fetch_add(1, Relaxed);
+            return Ok(pool);
+        }
+        let pool = Arc::new(Self {
+            driver: driver.clone(),
+            handle,
+            location,
+            imports: AtomicU32::new(1),
+            uses: Arc::default(),
+        });
+        all.insert(key, Arc::downgrade(&pool));
+        Ok(pool)
+    }
+
     fn calls(&self) -> Result<&dyn PoolCalls> {
         self.driver.pools(PoolApi::Driver)
     }
@@ -79,10 +112,12 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        give_back_or_log(&self.driver, "an imported pool", || {
-            // SAFETY: owned by `self`; allocations hold a reference, so none is left.
-            unsafe { self.calls()?.pool_destroy(self.handle) }
-        });
+        for _ in 0..*self.imports.get_mut() {
+            give_back_or_log(&self.driver, "an imported pool", || {
+                // SAFETY: owned by `self`, and imported that often; allocations hold a reference, so none is left.
+                unsafe { self.calls()?.pool_destroy(self.handle) }
+            });
+        }
     }
 }
 
@@ -96,13 +131,7 @@ impl ImportedPool {
         handle: &ShareableHandle,
         location: Location,
     ) -> Result<Self> {
-        let handle = driver.driver_pools().pool_import(handle)?;
-        let pool = Self(Arc::new(Imported {
-            driver: driver.clone(),
-            handle,
-            location,
-            uses: Arc::default(),
-        }));
+        let pool = Self(Imported::of(driver, handle, location)?);
         let count = driver.device_count()?;
         let access: Vec<AccessDesc> = (0..count)
             .map(Location::Device)
@@ -381,5 +410,33 @@ mod tests {
         assert_eq!(own.cpu().unwrap().get::<u8>(0).unwrap(), 7);
         first.free().unwrap();
         import(&pools[1]).unwrap().free().unwrap();
+    }
+
+    /// The driver has one handle, and one set of grants, for all imports of a pool.
+    #[test]
+    fn all_imports_of_a_pool_keep_what_a_ticket_relies_on() {
+        let driver = Driver::simulated(Machine::h200x8()).unwrap();
+        let pool = Pool::options(NodeId(0)).handle_types(HandleTypes::POSIX_FD);
+        let pool = pool.create(&driver).unwrap();
+        let fd = pool.export(HandleType::PosixFd).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let own = pool.allocate(4096, &stream).unwrap();
+        let pointer = own.export_pointer().unwrap();
+
+        let node = Location::HostNuma(0);
+        let [first, second] = [(); 2].map(|()| ImportedPool::import(&driver, &fd, node).unwrap());
+        let (_, tether) = std::io::pipe().unwrap();
+        let memory = first.import_pointer(&pointer, 4096, &stream, tether.into());
+        let ticket = stream.start_fill((memory.unwrap(), 0), 4096, 7).unwrap();
+        drop(first);
+        let none = [AccessDesc::new(Location::Device(0), Access::None)];
+        let error = second.set_access(&none).unwrap_err();
+        assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+        ticket.wait().unwrap().free().unwrap();
+        second.set_access(&none).unwrap();
+        assert_eq!(own.cpu().unwrap().get::<u8>(4095).unwrap(), 7);
+        drop((second, own, pool, stream));
+        let held = driver.sim().unwrap().held();
+        assert!(held.is_empty(), "still held: {held}");
     }
 }

@@ -245,7 +245,9 @@ fn wakers_may_panic_and_use_tickets() {
     });
     let context = &mut Context::from_waker(&reenters);
     assert!(Pin::new(&mut second).poll(context).is_pending());
-    let first = receive.recv().unwrap();
+    let first = receive
+        .recv_timeout(PATIENCE)
+        .expect("nobody wakes the task");
     driver.sim().unwrap().cancel_all();
     block_on(first).unwrap();
     block_on(second).unwrap();

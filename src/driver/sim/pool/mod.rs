@@ -32,6 +32,8 @@ pub(super) struct Pool {
     pub(super) handle_types: HandleTypes,
     pub(super) memory: Arc<Memory>,
     pub(super) imported: bool,
+    /// How often it was imported and not destroyed again: all imports have one handle.
+    pub(super) imports: u32,
     /// Whether it was exported: only then can pointers of it be.
     pub(super) exported: bool,
     /// A device's own pool, which cannot be destroyed.
@@ -110,6 +112,7 @@ impl Pool {
             handle_types: memory.label.handle_types,
             memory,
             imported,
+            imports: u32::from(imported),
             exported: false,
             is_default: false,
             destroyed: false,
@@ -280,6 +283,13 @@ impl State {
         let pool = self.pool(handle)?;
         if pool.is_default {
             return fail(Code::INVALID_VALUE);
+        }
+        if pool.imports > 1 {
+            if !pool.live.is_empty() {
+                return fail(Code::INVALID_VALUE);
+            }
+            pool.imports -= 1;
+            return Ok(());
         }
         pool.destroyed = true;
         for current in &mut self.current_pools {

@@ -83,6 +83,13 @@ impl State {
                 share::import(handle, Purpose::Pool, self.machine.imex_channel)?
             }
         };
+        let same = |pool: &Pool| {
+            pool.imported && !pool.destroyed && pool.memory.label.id == memory.label.id
+        };
+        if let Some((&handle, pool)) = self.pools.iter_mut().find(|(_, pool)| same(pool)) {
+            pool.imports += 1;
+            return Ok(PoolHandle(handle));
+        }
         let pool = Pool::new(Arc::new(memory), 0, self.nobody(), true);
         Ok(self.add_pool(pool))
     }
