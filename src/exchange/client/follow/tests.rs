@@ -108,16 +108,19 @@ async fn nothing_is_fetched_for_a_caller_that_does_not_ask() {
             .await;
     }
     peer.notice(Event::Published(second.entry("x"))).await;
-    // The next request is no fetch, though all of these were heard.
-    let (list, ()) = within(async {
-        tokio::join!(client.list(""), async {
-            let (id, ask) = peer.request().await.unwrap();
-            assert!(matches!(ask, Ask::List(_)), "{ask:?}");
-            peer.answer(id, names(vec![], false)).await;
+    // The next requests are no fetches. The first answer comes after the notices.
+    for _ in 0..2 {
+        let (list, ()) = within(async {
+            tokio::join!(client.list(""), async {
+                let (id, ask) = peer.request().await.unwrap();
+                assert!(matches!(ask, Ask::List(_)), "{ask:?}");
+                peer.answer(id, names(vec![], false)).await;
+            })
         })
-    })
-    .await;
-    list.unwrap();
+        .await;
+        list.unwrap();
+        tokio::time::sleep(soon(20)).await;
+    }
     let (got, fetch) = while_serving(&mut follow, peer.grant(2, &second)).await;
     assert_eq!(fetch.name, "x");
     let Followed::Memory(got) = got.unwrap() else {
@@ -213,6 +216,44 @@ async fn a_fetch_that_was_given_up_goes_on_and_its_memory_is_let_go_when_wanted_
     peer.grant(2, &first).await;
     let got = memory(&mut follow).await;
     assert_eq!(got.state(), LeaseState::Held);
+}
+
+#[tokio::test]
+async fn memory_that_waits_to_be_returned_is_let_go_while_the_name_is_still_there() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let mut follow = unproved(&client);
+    assert!(
+        tokio::time::timeout(soon(5), follow.next()).await.is_err(),
+        "nobody has answered"
+    );
+    watched(&mut peer, vec![first.entry("x")]).await;
+    peer.grant(1, &first).await;
+    within(async {
+        while !matches!(follow.slot.view().offered, slot::Offered::Memory(_)) {
+            tokio::time::sleep(soon(2)).await;
+        }
+    })
+    .await;
+    // As of a server that ends.
+    let withdrawing = Withdrawing { lease: 1, ms: 9000 };
+    peer.notice(Event::Withdrawing(withdrawing)).await;
+    within(async {
+        loop {
+            let (id, ask) = peer.request().await.unwrap();
+            match ask {
+                Ask::Release(Release { lease: 1 }) => break peer.done(id).await,
+                Ask::Fetch(_) => peer.refuse(id, "closing").await,
+                Ask::Watch(_) => {
+                    let entries = vec![first.entry("x")];
+                    peer.answer(id, names(entries, false)).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    })
+    .await;
+    nothing_held(&driver).await;
 }
 
 #[tokio::test]
