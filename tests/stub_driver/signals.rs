@@ -46,7 +46,7 @@ fn in_a_start_that_hangs() {
     running.signal(Signal::INT);
     let line = running.line("error: ended at once by a second ");
     let (name, what) = line.split_once(": ").unwrap();
-    assert_eq!(what, "what was made so far was not given back");
+    assert_eq!(what, "memory created so far was not given back");
     let signal = match name {
         "SIGTERM" => Signal::TERM,
         "SIGINT" => Signal::INT,

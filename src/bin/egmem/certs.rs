@@ -1,4 +1,4 @@
-//! `egmem certs`: an authority of one's own, and certificates for the nodes and users of a cluster.
+//! `egmem certs`: a private authority, and certificates for the nodes and users of a cluster.
 
 mod renew;
 mod revoke;
@@ -29,55 +29,55 @@ pub struct Certs {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Make an authority: ca.pem for every node, ca.key for nobody but you
+    /// Create an authority: ca.pem for every node, ca.key for you alone
     Init(Init),
-    /// Make a certificate and its key for one node or user, by the authority of `init`
+    /// Create a certificate and its key for one node or user, signed by the authority from `init`
     Issue(Issue),
-    /// Print what certificates say: names, serial number, validity, usage, fingerprint
+    /// Print the contents of certificates: names, serial number, validity, usage, fingerprint
     Show(show::Show),
-    /// Make a certificate anew, for the same names, and replace its files
+    /// Renew a certificate: the same names, new validity, and its files replaced
     Renew(renew::Renew),
-    /// Put certificates on the authority's revocation list, crl.pem, and renew the list
+    /// Add certificates to the authority's revocation list, crl.pem, and renew the list
     Revoke(revoke::Revoke),
 }
 
 #[derive(Args, Debug)]
 struct Init {
-    /// The folder to write ca.pem and ca.key to; it is made where it is missing
+    /// The folder for ca.pem and ca.key; created if missing
     #[arg(long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
-    /// The authority's name, for people
+    /// The authority's name, for display
     #[arg(long, default_value = "egmem")]
     name: String,
-    /// For how many days it is good
+    /// Validity in days
     #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
 }
 
 #[derive(Args, Debug)]
 struct Issue {
-    /// The peer's name, which access lists name: a DNS name such as node1.example.org
+    /// The peer's name for access lists: a DNS name such as node1.example.org
     #[arg(value_name = "NAME")]
     name: String,
-    /// More names and addresses at which it is reached: node1, 10.0.0.1
+    /// More names and addresses that clients connect to: node1, 10.0.0.1
     #[arg(long, value_name = "DNS|IP,…", value_delimiter = ',')]
     san: Vec<String>,
-    /// A SPIFFE id, spiffe://trust-domain/path: it is the peer's name then, and NAME one more
+    /// A SPIFFE id, spiffe://trust-domain/path: it becomes the peer's name, and NAME a further name
     #[arg(long, value_name = "ID")]
     spiffe_id: Option<String>,
-    /// For how many days it is good
+    /// Validity in days
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
     /// The folder with ca.pem and ca.key
     #[arg(long, value_name = "DIR", default_value = ".")]
     ca: PathBuf,
-    /// The folder to write NAME.pem and NAME.key to; by default, the authority's
+    /// The folder for NAME.pem and NAME.key; by default, the authority's
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 impl Certs {
-    /// Makes what is asked for and says what that is.
+    /// Creates the files and reports what it created.
     pub fn run(&self) -> Result<()> {
         match &self.command {
             Command::Init(init) => init.run(),
@@ -145,7 +145,7 @@ impl Issue {
     }
 }
 
-/// A name that is a file's as well.
+/// Checks that a name can be a file name too.
 fn file_stem(name: &str) -> Result<&str> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if name.is_empty() || name.starts_with(['.', '-']) || !name.chars().all(fits) || name == CA {
@@ -158,7 +158,7 @@ fn file_stem(name: &str) -> Result<&str> {
     Ok(name)
 }
 
-/// The authority in a folder.
+/// Loads the authority in a folder.
 fn authority(folder: &Path) -> Result<Authority> {
     let (cert, key) = (folder.join("ca.pem"), folder.join("ca.key"));
     if !cert.exists() {
@@ -171,12 +171,12 @@ fn authority(folder: &Path) -> Result<Authority> {
     Authority::load(&read(&cert)?, &read_key(&key)?)
 }
 
-/// A private key, wiped when dropped.
+/// Reads a private key, which is wiped when dropped.
 fn read_key(path: &Path) -> Result<Zeroizing<String>> {
     read(path).map(Zeroizing::new)
 }
 
-/// A time as RFC 3339 has it, in UTC.
+/// Formats a time in UTC as RFC 3339 does.
 fn shown(at: SystemTime) -> String {
     let at = OffsetDateTime::from(at);
     format!(
@@ -195,7 +195,7 @@ fn read(path: &Path) -> Result<String> {
         .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))
 }
 
-/// A certificate's file and its key's, neither of which is there yet.
+/// The paths of a certificate and its key; neither file exists yet.
 struct Pair {
     cert: PathBuf,
     key: PathBuf,

@@ -1,4 +1,4 @@
-//! The parent's side: trials in child processes, so that a crashing driver takes only them along.
+//! The parent's side: runs trials in child processes, so that a crash of the driver ends only them.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -17,13 +17,13 @@ use egmem::driver::HandleTypes;
 use crate::output::progress;
 use crate::probe::MARK;
 
-/// Tries each batch in a child; after a crash, what is left of it each in a child of its own.
+/// Runs each batch in a child; after a crash, runs each remaining trial in a child of its own.
 pub struct Children {
     /// The program and its arguments.
     command: Vec<OsString>,
-    /// How long a child may take to open the driver, for each trial, and to end.
+    /// How long a child may take to open the driver, for each trial, and to exit.
     patience: Duration,
-    /// What hung when it was tried alone: it is not tried again elsewhere, to save patience.
+    /// Trials that hung when run alone: they are not repeated elsewhere, to save time.
     hung: HashSet<(Path, HandleTypes)>,
 }
 
@@ -46,7 +46,7 @@ impl Prober for Children {
         let fresh: Vec<Trial> = fresh.collect();
         let mut batch = self.run(&fresh);
         if batch.problem.is_some() && batch.answers.len() == fresh.len() {
-            // It died at its end, so any of them may be to blame.
+            // The child died at its end, so any trial may be the cause.
             batch.answers.clear();
         }
         let mut answered = batch.answers.into_iter();
@@ -62,16 +62,16 @@ impl Prober for Children {
     }
 }
 
-/// What a child left behind.
+/// The result of a child.
 struct Run {
     /// One answer per trial; fewer only with a problem.
     answers: Vec<Answer>,
-    /// Why they are fewer, or should not be trusted.
+    /// Why answers are missing or may be wrong.
     problem: Option<Problem>,
 }
 
 impl Children {
-    /// Children of `command`, each given `patience` for each step.
+    /// Runs children of `command`, each with `patience` for each step.
     pub fn new(command: Vec<OsString>, patience: Duration) -> Self {
         Self {
             command,
@@ -128,7 +128,7 @@ impl Children {
     }
 }
 
-/// What is tried, without node and GPU, so that the same death everywhere reads as one.
+/// Names a trial without node and GPU, so that the same failure everywhere reads alike.
 fn subject(trial: &Trial) -> String {
     format!(
         "{} memory (handle types: {})",
@@ -137,16 +137,16 @@ fn subject(trial: &Trial) -> String {
 }
 
 fn not_tried(trial: &Trial) -> Answer {
-    let died = Problem::Died("not tried here, since it hung elsewhere".into());
+    let died = Problem::Died("not tried here, because it hung elsewhere".into());
     let reason = died.reason(&subject(trial));
     Answer::Unknown { reason }
 }
 
 #[derive(Debug)]
 enum Problem {
-    /// The driver does not open.
+    /// The driver cannot be opened.
     Refused(Reason),
-    /// The child ended, or never started.
+    /// The child exited, or never started.
     Died(String),
     /// The child did not answer in this time.
     Hung(Duration),
@@ -164,7 +164,7 @@ impl Problem {
     }
 }
 
-/// A running child; killed, if it still runs, when dropped.
+/// A running child; if it still runs when dropped, it is killed.
 struct Guarded {
     child: Child,
     answers: Receiver<Answer>,
@@ -185,7 +185,7 @@ impl Guarded {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| not_started(format!("{}: {error}", program.display())))?;
-        // A child that is dead already is found out below.
+        // If the child is dead already, the code below finds out.
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(&input).ok();
         }
@@ -222,7 +222,7 @@ impl Guarded {
         })
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     fn next(&mut self, patience: Duration) -> Result<Answer, Problem> {
         match self.answers.recv_timeout(patience) {
             Ok(answer) => Ok(answer),
@@ -234,7 +234,7 @@ impl Guarded {
         }
     }
 
-    /// Waits for the end, but not forever.
+    /// Waits for the exit, but not forever.
     fn end(&mut self, patience: Duration) -> Result<ExitStatus, Problem> {
         let start = Instant::now();
         loop {

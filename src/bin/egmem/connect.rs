@@ -1,4 +1,4 @@
-//! How the commands reach an exchange's server.
+//! How the commands connect to an exchange's server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use egmem::exchange::{Address, Client, Security, Tls, TlsFiles};
 use egmem::share::Peers;
 use egmem::{Driver, Error, Machine, Result};
 
-/// The service's socket where nothing else is said, below XDG_RUNTIME_DIR or /run.
+/// The default socket of the service, below XDG_RUNTIME_DIR or /run.
 const SOCKET: &str = "egmem/egmem.sock";
 
 /// How the connection is protected, and how long it may take.
@@ -24,19 +24,19 @@ pub struct Connect {
     /// Its key; or EGMEM_KEY
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
-    /// Revocation lists (crl.pem); or EGMEM_CRL. With them, a server that no list covers is not trusted
+    /// Revocation lists (crl.pem); or EGMEM_CRL. A server's certificate must then be covered by a list
     #[arg(long, value_name = "FILE")]
     crl: Option<PathBuf>,
-    /// What the server's certificate must be for, instead of the address: a DNS name or a SPIFFE id
+    /// The name that the server's certificate must have, instead of the address: a DNS name or a SPIFFE id
     #[arg(long, value_name = "NAME")]
     expect_peer: Option<String>,
-    /// Talk to other machines without TLS: everybody on the way reads the handles
+    /// Connect to other machines without TLS: anyone on the network path can read the handles
     #[arg(long, conflicts_with = "ca")]
     plain_anywhere: bool,
-    /// Trust a Unix socket of this user too, besides one's own and root's
+    /// Also trust a Unix socket of this user, besides your own and root's
     #[arg(long, value_name = "UID")]
     server_user: Vec<u32>,
-    /// Seconds that connecting may take
+    /// Time limit for connecting, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     connect_timeout: u64,
 }
@@ -63,9 +63,9 @@ impl Connect {
             .await
     }
 
-    /// Connects to look, not to import: no GPU is needed, and none is touched.
+    /// Connects for queries only: it needs no GPU and uses none.
     pub async fn onlooker(&self, address: &Address) -> Result<Client> {
-        // A client needs a driver to import into; nothing ever is, into this one.
+        // A client needs a driver to import into; this one imports nothing.
         self.client(address, &Driver::simulated(Machine::h200x8())?)
             .await
     }
@@ -105,7 +105,8 @@ impl Connect {
     }
 }
 
-/// The service of this machine: one's own below XDG_RUNTIME_DIR, if there is one, else the system's.
+/// Returns the address of this machine's service: the user's own below XDG_RUNTIME_DIR, if there is one,
+/// otherwise the system's.
 pub fn default_address() -> Result<Address> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let folders = own.into_iter().chain([PathBuf::from("/run")]);
@@ -128,7 +129,7 @@ pub fn default_address() -> Result<Address> {
     }
 }
 
-/// A name of memory, for clap.
+/// Parses a name of memory, for clap.
 pub fn name(text: &str) -> std::result::Result<String, String> {
     match check_name(text) {
         Ok(()) => Ok(text.to_owned()),
@@ -136,8 +137,8 @@ pub fn name(text: &str) -> std::result::Result<String, String> {
     }
 }
 
-/// Runs `work` on a runtime of its own. Leases are kept up by a thread beside this one, which may
-/// read or write gigabytes meanwhile, or wait for a slow disk or pipe.
+/// Runs `work` on a runtime of its own. A second thread keeps leases alive while this one reads or writes
+/// gigabytes, or waits for a slow disk or pipe.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -1,4 +1,4 @@
-//! `egmem delete`: ends a name that this peer had made.
+//! `egmem delete`: ends a name that this peer has created.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use egmem::{Error, Refusal, Result};
 use crate::connect::{self, Connect, block_on};
 use crate::output::{complain, print};
 
-/// Somebody held it when the time was over.
+/// The exit status if a peer still held it at the deadline.
 const STILL_HELD: u8 = 3;
 
 /// `egmem delete`
@@ -22,8 +22,8 @@ pub struct Delete {
     /// The memory's name
     #[arg(value_name = "NAME", value_parser = connect::name)]
     name: String,
-    /// Wait so many seconds for its holders to release it; they are asked to at once. The service
-    /// may wait less
+    /// Wait this many seconds for its holders, which are asked at once to release it. The service may wait
+    /// less
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct Delete {
 }
 
 impl Delete {
-    /// Deletes it, and says what came of that.
+    /// Deletes the name and reports the result.
     pub fn run(&self) -> Result<ExitCode> {
         let deleted = block_on(async {
             let client = self.connect.onlooker(&self.address).await?;

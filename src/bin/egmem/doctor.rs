@@ -1,4 +1,4 @@
-//! `egmem doctor`: gathers the report, each trial in a child process, and shows it.
+//! `egmem doctor`: collects the report, with each trial in a child process, and shows it.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,16 +22,16 @@ pub struct Doctor {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-    /// List every node and GPU, not only what differs
+    /// List every node and GPU, not only differences
     #[arg(long, short)]
     all: bool,
-    /// Seconds that a trial may take before it counts as hung
+    /// Seconds before a trial counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     timeout: f64,
-    /// Lets simulated trials die
+    /// Make simulated trials die
     #[arg(long, hide = true, requires = "sim")]
     sim_probe_fault: Option<Fault>,
-    /// The program that tries, word by word, in place of this one
+    /// The program for the trials, one word per option, instead of this one
     #[arg(long, hide = true, value_name = "WORD", allow_hyphen_values = true)]
     probe_command: Vec<OsString>,
 }
@@ -39,7 +39,7 @@ pub struct Doctor {
 impl Doctor {
     /// Shows the report. The exit status says whether Extended GPU Memory works.
     pub fn run(&self, verbose: u8) -> Result<ExitCode> {
-        // A description that cannot be read is this user's mistake, not the machine's state.
+        // A description that cannot be read is the user's mistake, not the machine's state.
         let machine = self.source.machine()?;
         let patience = Duration::from_secs_f64(self.timeout);
         let mut children = Children::new(self.probe_command(verbose)?, patience);

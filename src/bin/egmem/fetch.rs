@@ -34,30 +34,30 @@ pub struct Fetch {
     /// The memory's name
     #[arg(value_name = "NAME", value_parser = connect::name)]
     name: String,
-    /// Create the memory, or take what this peer created there before with the same size and node; it
-    /// stays when this program has ended
+    /// Create the memory, or take what this peer created there before with the same size and node; it stays
+    /// when this program ends
     #[arg(long, requires = "bytes")]
     create: bool,
-    /// The size of memory that is made: 4096, 64MiB, 16GiB
+    /// The size of created memory: 4096, 64MiB, 16GiB
     #[arg(long, value_name = "SIZE", requires = "create")]
     bytes: Option<Bytes>,
-    /// The host node that it is made on
+    /// The host node of created memory
     #[arg(long, value_name = "NODE", requires = "create")]
     node: Option<i32>,
-    /// Who may fetch memory that is made, besides this peer: a certificate's name, uid:1000 or *
+    /// Peers that may fetch created memory, besides this one: a certificate's name, uid:1000 or *
     #[arg(long, value_name = "PEER", requires = "create")]
     share: Vec<String>,
     /// Fetch it only if this peer created it: a certificate's name, uid:1000, local, or @server for the
-    /// server's own memory. With --create it is this peer
+    /// server's own memory. With --create the default is this peer
     #[arg(long, value_name = "PEER", conflicts_with = "create")]
     owner: Option<Owner>,
-    /// How the memory must come; without this, in the way that works
+    /// The kind of handle to import; by default, one that works
     #[arg(long)]
     via: Option<Via>,
-    /// Fetch it for reading alone
+    /// Fetch it read-only
     #[arg(long, conflicts_with = "write")]
     read_only: bool,
-    /// Check that the CPU and each GPU read the same bytes, which stay as they are
+    /// Check that the CPU and each GPU read the same bytes; changes none
     #[arg(long)]
     verify: bool,
     /// Copy this file to the start of the memory
@@ -66,15 +66,14 @@ pub struct Fetch {
     /// Copy the memory to this file; - is standard output
     #[arg(long, value_name = "FILE|-")]
     read: Option<PathBuf>,
-    /// Hold it until SIGTERM, SIGINT, or the server wants it back
+    /// Hold it until SIGTERM, SIGINT, or until the server recalls it
     #[arg(long)]
     hold: bool,
-    /// Stay until SIGTERM or SIGINT, and fetch the name's memory again whenever the name comes to denote
-    /// other memory: after its exporter has restarted, or it was deleted and published again. What is
-    /// asked for with --verify and --read is done each time
+    /// Stay until SIGTERM or SIGINT, and fetch the name again whenever it has other memory: after its
+    /// exporter has restarted, or it was deleted and published again. Repeats --verify and --read each time
     #[arg(long, conflicts_with_all = ["create", "write", "hold", "wait"])]
     follow: bool,
-    /// Wait so many seconds for the name to be there
+    /// Wait this many seconds for the name to exist
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait: u64,
     #[command(flatten)]
@@ -83,12 +82,12 @@ pub struct Fetch {
     connect: Connect,
 }
 
-/// A way for memory to come.
+/// The kind of handle to import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Via {
-    /// As POSIX file descriptors: on one machine.
+    /// POSIX file descriptors: on one machine.
     Fd,
-    /// By fabric handles: between the nodes of an IMEX domain.
+    /// Fabric handles: between the nodes of an IMEX domain.
     Fabric,
 }
 
@@ -150,12 +149,12 @@ impl Fetch {
         Ok(options)
     }
 
-    /// Bytes to standard output are alone there.
+    /// Returns whether the bytes go to standard output: no other text may then.
     fn reads_to_stdout(&self) -> bool {
         self.read.as_deref() == Some(Path::new("-"))
     }
 
-    /// Shows what was fetched, and does with it what was asked for.
+    /// Shows the fetched memory, then checks, writes and reads it as requested.
     fn show_and_use(
         &self,
         driver: &Driver,
@@ -183,7 +182,7 @@ impl Fetch {
         Ok(())
     }
 
-    /// The owner that the memory must have, if one is asked for.
+    /// Returns the owner that the memory must have, if one is required.
     fn expected_owner(&self, client: &Client) -> Result<Option<Owner>> {
         match self.create {
             true => client.peer_name().map(|own| Some(own.into())),
@@ -191,7 +190,7 @@ impl Fetch {
         }
     }
 
-    /// Has the memory made, unless this peer made it before.
+    /// Has the memory created, unless this peer has created it before.
     async fn make(&self, client: &Client) -> Result<()> {
         let bytes = self.bytes.map_or(0, |bytes| bytes.0);
         let mut options = CreateOptions::new(self.name.as_str(), bytes);
@@ -212,7 +211,7 @@ fn say(to_stdout: bool, text: String) -> Result<()> {
     }
 }
 
-/// What came, and how.
+/// Describes the imported memory.
 fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
     let description = memory.description();
     let via = match (memory.via(), memory.no_fabric()) {
@@ -255,7 +254,7 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
     )
 }
 
-/// The CPU's and each GPU's reading of the same bytes, compared.
+/// Compares the CPU's and each GPU's reading of the same bytes.
 fn verify(driver: &Driver, memory: &RemoteBuffer) -> Result<String> {
     let expected = words(&memory.cpu()?)?;
     let mut gpus = 0;
@@ -280,7 +279,7 @@ fn verify(driver: &Driver, memory: &RemoteBuffer) -> Result<String> {
     ))
 }
 
-/// The exclusive or of all whole words, as [`Prover::read`] makes it.
+/// Returns the exclusive or of all whole words, as [`Prover::read`] computes it.
 fn words(cpu: &CpuView<'_>) -> Result<u64> {
     let mut piece = vec![0_u64; PIECE / 8];
     let count = cpu.len() / 8;
@@ -323,7 +322,7 @@ fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
         let count = (cpu.len() - done).min(PIECE as u64) as usize;
         cpu.read_at(done, &mut piece[..count])?;
         match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
-            // Whoever reads wants no more.
+            // The reader wants no more.
             Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             written => written.map_err(fail)?,
         }
@@ -332,7 +331,7 @@ fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Until a signal, or until the server wants it back; the memory being lost is an error.
+/// Waits for a signal, or until the server recalls the memory; losing the memory is an error.
 async fn hold(memory: &RemoteBuffer, to_stdout: bool) -> Result<()> {
     let mut signals = Signals::new()?;
     say(to_stdout, "  holding\n".into())?;

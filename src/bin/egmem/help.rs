@@ -1,4 +1,4 @@
-//! What every command's help ends with, and the shells' completions and manual pages made from it.
+//! The common end of every command's help, shell completions and manual pages.
 
 #[cfg(test)]
 mod reference;
@@ -11,13 +11,12 @@ use egmem::{Error, Result};
 
 use crate::output::print;
 
-/// The same for all commands.
+/// The default exit status.
 const EXIT: &str = "Exit status: 0 done, 1 failed, 2 for wrong usage.";
 const LOG: &str = "Environment: RUST_LOG selects what is logged in place of -v, by target and level: \
                    RUST_LOG=warn,egmem::exchange=debug.";
 
-/// Adds to every command's help what holds for all: the exit status, unless the command tells its own, and
-/// the environment.
+/// Adds to every command's help the exit status, unless the command has its own text, and the environment.
 pub fn complete(command: Command) -> Command {
     let told = command.get_long_about().or(command.get_about());
     let end = match told.is_some_and(|text| text.to_string().contains("Exit status")) {
@@ -47,13 +46,13 @@ impl Completions {
 /// `egmem man`
 #[derive(Args, Debug)]
 pub struct Man {
-    /// The folder to write egmem.1 and a page for each command to; it is made where it is missing
+    /// The folder for egmem.1 and a page for each command; created if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
 impl Man {
-    /// Writes the pages, over those of before.
+    /// Writes the pages over existing ones.
     pub fn run(&self, mut command: Command) -> Result<()> {
         command.build();
         std::fs::create_dir_all(&self.out).map_err(|error| {

@@ -1,11 +1,11 @@
-//! The host's facts in words.
+//! The host's facts as text.
 
 use egmem::host::HostFacts;
 use egmem::size::Bytes;
 
 use crate::output::ranges;
 
-/// A label and a text for each fact that is known.
+/// Returns a label and a text for each known fact.
 pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     if let Some(kernel) = &host.kernel {

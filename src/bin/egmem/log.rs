@@ -13,13 +13,13 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// What waits for a slow reader of standard error, where a service logs.
+/// Lines that wait for a slow reader of standard error, when a service logs.
 static QUEUE: OnceLock<LineWriter> = OnceLock::new();
 
-/// Logs to standard error. `RUST_LOG` says more than `-v` can.
+/// Logs to standard error. `RUST_LOG` allows finer control than `-v`.
 ///
-/// A service logs with the time, and without ever waiting for a reader; its audit events are logged unless
-/// `RUST_LOG` names their target, `egmem::audit`.
+/// A service logs with the time, and never waits for a reader; its audit events are logged unless `RUST_LOG`
+/// names their target, `egmem::audit`.
 pub fn start(verbose: u8, service: bool) -> Result<()> {
     let level = match verbose {
         0 => "warn",
@@ -36,7 +36,7 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .fmt_fields(debug_fn(write_field).delimited(" "))
-        // It would tell of a standard error that is closed there, and panic.
+        // Such an error means that standard error is closed: reporting it there would panic.
         .log_internal_errors(false);
     match service {
         true => {
@@ -49,7 +49,7 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
     Ok(())
 }
 
-/// The directives of a filter. A service's audit events are on where no directive names their target.
+/// Returns a filter's directives. A service's audit events are on unless a directive names their target.
 fn with_audit(directives: String, service: bool) -> String {
     let named = |directive: &str| directive.trim().starts_with("egmem::audit");
     match service && !directives.split(',').any(named) {
@@ -58,19 +58,19 @@ fn with_audit(directives: String, service: bool) -> String {
     }
 }
 
-/// The queue of a service's log.
+/// Returns the queue of a service's log.
 pub fn queue() -> Option<&'static LineWriter> {
     QUEUE.get()
 }
 
-/// Gives readers of the log so long to read what waits for them.
+/// Waits up to `most` for readers of the log.
 pub fn flush(most: Duration) {
     if let Some(queue) = QUEUE.get() {
         queue.flush_within(most);
     }
 }
 
-/// A field's value may hold what a peer or a file said.
+/// A field's value may contain text of a peer or a file.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let text = format!("{value:?}");
     match field.name() {

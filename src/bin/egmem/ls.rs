@@ -1,4 +1,4 @@
-//! `egmem ls`: the names that a server shows this peer.
+//! `egmem ls`: the names that a server shows to this peer.
 
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};

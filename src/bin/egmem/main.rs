@@ -1,4 +1,4 @@
-//! The command line `egmem`: what works on this machine, and what it looks like.
+//! The command line `egmem`: what works on this machine, its topology, its service and memory by name.
 
 mod certs;
 mod children;
@@ -28,14 +28,14 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use egmem::Error;
 use egmem::doctor::Reason;
 
-/// How long the end waits for a reader of a service's log.
+/// How long the exit waits for a reader of a service's log.
 const LAST: Duration = Duration::from_secs(1);
 
 /// Extended GPU Memory: CPU memory that the CPU and every GPU of the node can use.
 #[derive(Parser, Debug)]
 #[command(name = "egmem", version)]
 struct Cli {
-    /// Log what is done to standard error: -v for steps, -vv for each trial
+    /// Log to standard error: -v for steps, -vv for each trial
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
     #[command(subcommand)]
@@ -44,32 +44,32 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Tell what works here and, where something does not, why and what to do
+    /// Report what works here, and for what does not, why and what to do
     ///
     /// Exit status: 0 if Extended GPU Memory works for at least one GPU, 1 if not, 2 for wrong usage.
     Doctor(doctor::Doctor),
     /// Draw the node: its sockets, memories, GPUs and links
     Topo(topo::Topo),
-    /// Run this node's allocator service: memory that stays while its users come and go
+    /// Run this node's allocator service: its memory outlives the processes that use it
     ///
-    /// SIGTERM or SIGINT drains it, a second one ends it at once, SIGHUP reads certificates and lists
-    /// of peers again. Exit status: 0 drained, 1 failed, 2 for wrong usage or a wrong configuration, 3 if
-    /// memory was still held when the drain's time was over, 143 or 130 if a second signal (SIGTERM,
-    /// SIGINT) ended it at once.
+    /// SIGTERM or SIGINT drains it, a second one ends it at once, SIGHUP reloads certificates and lists of
+    /// peers. Exit status: 0 drained, 1 failed, 2 for wrong usage or a wrong configuration, 3 if memory was
+    /// still held at the end of the drain's time, 143 or 130 if a second signal (SIGTERM, SIGINT) ended it at
+    /// once.
     Serve(serve::Serve),
     /// List the names that a server shows
     Ls(ls::Ls),
     /// Fetch memory by name: import, map and grant it, then check, read, write or hold it
     Fetch(fetch::Fetch),
-    /// Delete memory that this peer had made, by name
+    /// Delete memory that this peer has created, by name
     ///
-    /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held when the time was over.
+    /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held at the deadline.
     Delete(delete::Delete),
-    /// Show names as they come and go
+    /// Show names as they appear and disappear
     ///
-    /// It says when the server goes away, waits for it, and goes on.
+    /// It reports when the server goes away, waits for it, and continues.
     Watch(watch::Watch),
-    /// Make certificates: an authority of one's own, and from it one for each node and user
+    /// Create certificates: a private authority, and one certificate for each node and user
     Certs(certs::Certs),
     /// Print a script that completes this program's commands and options in a shell
     ///
@@ -77,7 +77,7 @@ enum Command {
     Completions(help::Completions),
     /// Write manual pages: egmem.1 and one for each command
     Man(help::Man),
-    /// Try capabilities for a parent `egmem doctor`, so that a crash takes no more along
+    /// Run trials for a parent `egmem doctor`, so that a crash ends only this process
     #[command(hide = true)]
     Probe(probe::Probe),
 }

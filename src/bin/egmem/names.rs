@@ -1,4 +1,4 @@
-//! What the commands that show names have in common: which names, of which server, and how.
+//! Options that the commands about names share: which names, of which server, in which form.
 
 use clap::Args;
 use egmem::Result;
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use crate::connect::{Connect, default_address};
 
-/// Which names are shown, and how.
+/// Which names to show, and in which form.
 #[derive(Args, Debug)]
 pub struct Names {
     /// The server: unix:/path or tcp://host:port; by default this machine's service
     #[arg(value_name = "ADDRESS")]
     address: Option<Address>,
-    /// Only names that begin so
+    /// Only names with this prefix
     #[arg(long, default_value = "")]
     pub prefix: String,
     /// Print JSON, for programs
@@ -26,14 +26,14 @@ pub struct Names {
 }
 
 impl Names {
-    /// Connects to the server, to look.
+    /// Connects to the server for queries.
     pub async fn client(&self) -> Result<Client> {
         let address = self.address.clone().map_or_else(default_address, Ok)?;
         self.connect.onlooker(&address).await
     }
 }
 
-/// An entry for programs.
+/// Returns an entry as JSON.
 pub fn value(entry: &Entry) -> Value {
     json!({
         "name": entry.name,
@@ -49,7 +49,7 @@ pub fn value(entry: &Entry) -> Value {
     })
 }
 
-/// Where its parts lie, each place once.
+/// Returns the locations of its parts, each once.
 fn locations(entry: &Entry) -> Vec<Location> {
     let mut locations: Vec<_> = entry
         .memory
@@ -62,7 +62,7 @@ fn locations(entry: &Entry) -> Vec<Location> {
     locations
 }
 
-/// The same for people.
+/// Formats the locations of its parts.
 pub fn places(entry: &Entry) -> String {
     let places: Vec<_> = locations(entry)
         .iter()
@@ -74,7 +74,7 @@ pub fn places(entry: &Entry) -> String {
     places.join(", ")
 }
 
-/// Access in two letters or one.
+/// Formats access as one or two letters.
 pub fn access(access: Access) -> &'static str {
     match access {
         Access::None => "-",

@@ -1,4 +1,4 @@
-//! What the commands write: to standard output, and to standard error as a log or a person reads it.
+//! Output of the commands to standard error, and text formats.
 
 use egmem::text::escape_lines;
 
@@ -7,9 +7,9 @@ pub use crate::stdio::{
     complain_painted, print, print_json, print_painted, print_while_read, progress,
 };
 
-/// Writes `text` to standard error, with controls escaped but for line feeds and tabs. A service does
-/// not wait for a reader. Where nobody reads that any more, nothing else can be done; the macros of the
-/// standard library would end the process by a panic.
+/// Writes `text` to standard error, with control characters escaped except line feeds and tabs. A service
+/// does not wait for a reader. If standard error is closed, the text is lost; the standard library's macros
+/// would panic.
 pub fn complain(text: &str) {
     let text = escape_lines(text);
     match log::queue() {
@@ -18,7 +18,7 @@ pub fn complain(text: &str) {
     }
 }
 
-/// Ids as ranges: `0–3, 7`.
+/// Formats ids as ranges: `0–3, 7`.
 pub fn ranges(ids: &[i32]) -> String {
     let mut ranges: Vec<(i32, i32)> = Vec::new();
     for &id in ids {

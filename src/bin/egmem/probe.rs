@@ -1,7 +1,7 @@
-//! The child's side: opens the driver, tries what it reads, and writes an answer per line.
+//! The child's side: opens the driver, runs the trials that it reads, and writes one answer per line.
 //!
-//! On standard input: the trials as one JSON array. On standard output: first whether the driver
-//! opens, then an answer per trial, each as JSON on a line of its own that starts with [`MARK`].
+//! On standard input: the trials as one JSON array. On standard output: first whether the driver opens, then
+//! an answer per trial, each as JSON on a line of its own that starts with [`MARK`].
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use egmem::{Error, Result};
 use crate::output::complain;
 use crate::source::Source;
 
-/// What the child's own lines start with: libraries may write lines of theirs.
+/// The prefix of the child's own lines: libraries may print others.
 pub const MARK: &str = "egmem-probe ";
 
 /// `egmem probe`
@@ -23,17 +23,17 @@ pub const MARK: &str = "egmem-probe ";
 pub struct Probe {
     #[command(flatten)]
     source: Source,
-    /// Dies in this way, in place of the driver
+    /// Die in this way, as a driver might
     #[arg(long, requires = "sim")]
     sim_probe_fault: Option<Fault>,
 }
 
-/// How a simulated probe is to die, to show what doctor makes of it.
+/// How a simulated probe dies, to test what doctor makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Fault {
     /// By a signal, when it tries a fabric handle through VMM.
     Abort,
-    /// Never to answer, likewise.
+    /// Hang, likewise.
     Hang,
     /// With an exit status, likewise.
     Exit,
@@ -44,7 +44,7 @@ pub enum Fault {
 }
 
 impl Probe {
-    /// Tries and answers.
+    /// Runs the trials and writes the answers.
     pub fn run(&self) -> Result<()> {
         let fail = |error: io::Error| Error::system("the probe's pipe", &error);
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The report for a person, 80 columns wide.
+//! Formats the report for people, 80 columns wide.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -15,7 +15,7 @@ use crate::output::ranges;
 
 const WIDTH: u16 = 80;
 
-/// All of it; with `all`, a row for every pair of node and GPU.
+/// Formats the whole report; with `all`, one row for every pair of node and GPU.
 pub fn report(report: &Report, all: bool) -> String {
     let paint = Paint {
         on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
@@ -48,7 +48,7 @@ const RED: &str = "\x1b[31m";
 const GREEN: &str = "\x1b[32m";
 const YELLOW: &str = "\x1b[33m";
 
-/// Colours, where they are wanted. They go in after the layout, which does not know them.
+/// Colours, if enabled. They are added after the layout, which does not count them.
 struct Paint {
     on: bool,
 }
@@ -77,7 +77,7 @@ fn verdict(report: &Report) -> String {
     }
 }
 
-/// What there is: a label, and a text that wraps.
+/// Returns the facts: a label, and a text that wraps.
 fn facts(report: &Report) -> String {
     let mut rows = driver_rows(report);
     rows.extend(topology_rows(report));
@@ -162,7 +162,7 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
     gpus.chain(nodes).collect()
 }
 
-/// What the attributes claim, which is often less or more than what can be had.
+/// Returns the attributes' claims, which are often less or more than what works.
 fn claims(report: &Report) -> Vec<(&'static str, String)> {
     let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
     for hints in &report.hints {
@@ -192,7 +192,7 @@ fn claims(report: &Report) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Rows that answer alike, by the GPUs and nodes they stand for.
+/// Rows with the same answer, and the GPUs and nodes that they cover.
 struct Group {
     nodes: Vec<i32>,
     gpus: Vec<i32>,
@@ -311,7 +311,7 @@ fn cell<'a>(answer: Option<&'a Answer>, reasons: &mut Vec<&'a Reason>) -> String
     format!("{word} [{}]", index + 1)
 }
 
-/// `text` in lines of at most [`WIDTH`], the first after `mark`, the others below the text.
+/// Wraps `text` to lines of at most [`WIDTH`], the first after `mark`, the others aligned with the text.
 fn hanging(mark: &str, text: &str) -> String {
     let indent = mark.chars().count();
     let mut out = mark.to_owned();
@@ -332,7 +332,7 @@ fn hanging(mark: &str, text: &str) -> String {
     out + "\n"
 }
 
-/// The table without spaces at the ends of lines.
+/// Formats the table without trailing spaces.
 fn trimmed(table: &Table) -> String {
     table
         .lines()

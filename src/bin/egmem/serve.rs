@@ -1,4 +1,4 @@
-//! `egmem serve`: a node's allocator service, until it is told to end.
+//! `egmem serve`: a node's allocator service, until a signal ends it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,20 +13,20 @@ use crate::output::{complain, print};
 use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
 
-/// Holders had not released everything when the drain's time was over.
+/// The exit status if holders had not released everything at the end of the drain's time.
 const STILL_HELD: u8 = 3;
 
-/// The configuration below a folder for configurations.
+/// The configuration's path below a folder for configurations.
 const CONFIG: &str = "egmem/egmem.toml";
 
 /// `egmem serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// What to do, in TOML: docs/service.md explains the keys. By default egmem/egmem.toml below
+    /// The configuration, in TOML: docs/service.md explains the keys. By default egmem/egmem.toml below
     /// XDG_CONFIG_HOME (or ~/.config), else /etc/egmem/egmem.toml
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read and check the configuration, and no more
+    /// Only read and check the configuration
     #[arg(long)]
     check: bool,
     #[command(flatten)]
@@ -42,7 +42,7 @@ impl Serve {
             print("the configuration is good\n")?;
             return Ok(ExitCode::SUCCESS);
         }
-        // Before anything is made, so that no signal is lost or ends it the hard way.
+        // Before anything is created, so that no signal is lost or kills the process.
         let signals = Signals::new()?;
         let driver = self.source.open()?;
         tokio::runtime::Builder::new_multi_thread()
@@ -52,7 +52,7 @@ impl Serve {
             .block_on(self.serve(&path, config, &driver, signals))
     }
 
-    /// Takes the signals: once it is done nobody listens, and the next ends the process.
+    /// Takes the signals: once this returns nothing listens, and the next signal ends the process.
     async fn serve(
         &self,
         path: &Path,
@@ -128,7 +128,7 @@ impl Serve {
     }
 }
 
-/// The configuration where none is named: the user's own if there is one, else the system's.
+/// Returns the default configuration: the user's own if it exists, otherwise the system's.
 fn default_config() -> Result<PathBuf> {
     let from_env = |name| {
         std::env::var_os(name)
@@ -157,7 +157,8 @@ fn default_config() -> Result<PathBuf> {
     }
 }
 
-/// Whether a file belongs to this user or to root. One that cannot be looked at is left to who reads it.
+/// Returns whether a file belongs to this user or to root. If that cannot be checked, reading it reports the
+/// error.
 fn is_ours(file: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
 
@@ -180,7 +181,7 @@ fn read(path: &Path) -> Result<ServiceConfig> {
     })
 }
 
-/// Tells systemd, where it listens (NOTIFY_SOCKET).
+/// Notifies systemd, if NOTIFY_SOCKET is set.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
@@ -188,7 +189,7 @@ fn notify(states: &[NotifyState<'_>]) {
 }
 
 fn notify_reloading() {
-    // systemd wants to know when, for Type=notify-reload.
+    // systemd needs the time, for Type=notify-reload.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "no monotonic time"),

@@ -1,5 +1,5 @@
-//! Signals of a service. A second one that asks for the end ends the process at once, whatever its
-//! other threads do: a driver call cannot be interrupted.
+//! Signals of a service. A second signal to end it ends the process at once, whatever its other threads do: a
+//! driver call cannot be interrupted.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::log;
 use crate::output::complain;
 
-/// How long what libraries do at a process's end may take, and a reader of standard error.
+/// How long libraries' exit handlers and a reader of standard error may take.
 const LAST: Duration = Duration::from_secs(1);
 
-/// What a signal asks for.
+/// The request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// SIGTERM, SIGINT.
@@ -28,7 +28,7 @@ pub enum Asked {
 /// What a process that ends now leaves undone.
 #[derive(Clone, Copy, Debug)]
 pub enum Left {
-    /// It has not come up.
+    /// It has not started completely.
     Start,
     /// It waits for holders.
     Drain,
@@ -39,7 +39,7 @@ pub enum Left {
 impl Left {
     fn text(self) -> &'static str {
         match self {
-            Self::Start => "what was made so far was not given back",
+            Self::Start => "memory created so far was not given back",
             Self::Drain => {
                 "holders were not waited for and memory was not given back; what they have mapped stays"
             }
@@ -48,17 +48,17 @@ impl Left {
     }
 }
 
-/// The signals that a service listens to, in a thread of its own.
+/// The signals of a service, handled in a thread of their own.
 #[derive(Debug)]
 pub struct Signals {
     asked: UnboundedReceiver<Asked>,
-    /// A reload was asked for while only the end was waited for.
+    /// A reload was requested while only the end was awaited.
     reload: bool,
     left: Arc<Mutex<Left>>,
 }
 
 impl Signals {
-    /// From now on none ends the process by itself.
+    /// Installs the handlers: from now on no signal ends the process by itself.
     pub fn new() -> Result<Self> {
         let (tell, asked) = unbounded_channel();
         let left = Arc::new(Mutex::new(Left::Start));
@@ -104,12 +104,12 @@ impl Signals {
         })
     }
 
-    /// What a second signal would leave undone from now on.
+    /// Sets what a second signal leaves undone from now on.
     pub fn leaves(&self, left: Left) {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
 
-    /// The next; several reloads that nobody waited for are one.
+    /// Waits for the next request; several reloads that were not awaited count as one.
     pub async fn next(&mut self) -> Asked {
         match std::mem::take(&mut self.reload) {
             true => Asked::Reload,
@@ -125,8 +125,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the next that asks for the end. A reload that is asked for meanwhile is kept for
-    /// [`next`](Self::next).
+    /// Waits for the next request to end. A reload that arrives meanwhile is kept for [`next`](Self::next).
     pub async fn end(&mut self) {
         while self.receive().await != Asked::End {
             self.reload = true;
@@ -162,7 +161,7 @@ impl Kernel {
                     continue;
                 }
             };
-            // Where nobody listens any more, the process has failed and waits for the driver.
+            // If nothing listens any more, the process has failed and waits for the driver.
             if ending || tell.send(Asked::End).is_err() {
                 let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
                 let which = if ending { "a second " } else { "" };
@@ -174,8 +173,8 @@ impl Kernel {
 }
 
 fn end_now(name: &str, number: i32, left: Left) -> ! {
-    // Standard error may be full, and what a driver's library does at the end may wait for the very
-    // call that hangs. Where no thread can be had, that is how it is.
+    // Standard error may be full, and the driver library's exit handlers may wait for the very call that
+    // hangs. If no thread can be started, the process takes that risk.
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(LAST);
         let _ = kill_process(getpid(), rustix::process::Signal::KILL);

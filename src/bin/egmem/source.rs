@@ -1,4 +1,4 @@
-//! Which driver the commands look at: the machine's, or a simulated one.
+//! Which driver the commands use: the machine's, or a simulated one.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 use egmem::{Driver, Error, Machine, Result};
 
-/// Where the driver comes from.
+/// The driver to use.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Source {
     /// Simulate a machine: gh200, gh200x4, gb200, h200x8, or a description as a JSON file
@@ -15,7 +15,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The machine to simulate, if any.
+    /// Returns the machine to simulate, if any.
     pub fn machine(&self) -> Result<Option<Machine>> {
         self.sim.as_deref().map(read_machine).transpose()
     }

@@ -5,18 +5,18 @@ use std::io::{self, IsTerminal, Write};
 use egmem::text::{escape, escape_json, escape_lines};
 use egmem::{Error, Result};
 
-/// Writes `text` to standard output, with controls escaped but for line feeds and tabs. A reader that
-/// has gone away (`egmem topo | head -1`) is no error.
+/// Writes `text` to standard output, with control characters escaped except line feeds and tabs. A reader
+/// that has closed the pipe (`egmem topo | head -1`) is not an error.
 pub fn print(text: &str) -> Result<()> {
     print_while_read(text).map(drop)
 }
 
-/// The same, for what has no end of its own; `false` when the reader has gone away.
+/// As [`print`], for endless output; returns `false` if the reader has closed the pipe.
 pub fn print_while_read(text: &str) -> Result<bool> {
     print_painted(&escape_lines(text))
 }
 
-/// Writes `text` as it is: its colours are this program's, and all else in it has been escaped.
+/// Writes `text` unchanged: its colours are this program's, and everything else in it is escaped already.
 pub fn print_painted(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -26,12 +26,12 @@ pub fn print_painted(text: &str) -> Result<bool> {
     }
 }
 
-/// Writes `text` as it is to standard error.
+/// Writes `text` unchanged to standard error.
 pub fn complain_painted(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Shows on a terminal what is being done, in place of what was shown before; "" clears it.
+/// Shows on a terminal what is being done, in place of the previous text; "" clears it.
 pub fn progress(text: &str) {
     if io::stderr().is_terminal() {
         complain_painted(&format!("\r\x1b[2K{}", escape(text)));

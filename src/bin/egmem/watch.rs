@@ -1,4 +1,4 @@
-//! `egmem watch`: names as they come and go.
+//! `egmem watch`: names as they appear and disappear.
 
 use clap::Args;
 use egmem::Result;
@@ -19,7 +19,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Shows events until it is ended, or nobody reads them any more. While the server is away it waits.
+    /// Shows events until it is ended, or its reader closes the pipe. Waits while the server is away.
     pub fn run(&self) -> Result<()> {
         block_on(async {
             let client = self.names.client().await?;

@@ -21,10 +21,10 @@ pub(super) struct Renew {
     /// The folder with ca.pem and ca.key
     #[arg(long, value_name = "DIR", default_value = ".")]
     ca: PathBuf,
-    /// For how many days it is good; by default, as many as the old one
+    /// Validity in days; by default, that of the old one
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: Option<u32>,
-    /// Keep the private key instead of making a new one
+    /// Keep the private key instead of creating a new one
     #[arg(long)]
     keep_key: bool,
 }
@@ -37,7 +37,7 @@ impl Renew {
         };
         let authority = authority(&self.ca)?;
         let old = read(&self.cert)?;
-        // What another authority has signed is not renewed by this one.
+        // This authority renews only certificates that it signed itself.
         authority.serial_of(&old)?;
         let info = CertInfo::read(&old)?.swap_remove(0);
         let mut request = info.request()?;
@@ -55,8 +55,8 @@ impl Renew {
             }
             false => {
                 let issued = authority.issue(&request)?;
-                // A reader between the two renames finds a pair that does not match, and keeps what it
-                // has loaded.
+                // A reader between the two renames finds a pair that does not match, and keeps the loaded
+                // one.
                 write_over(&key, issued.key_pem.as_bytes(), true)?;
                 issued
             }

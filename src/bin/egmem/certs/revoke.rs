@@ -12,7 +12,7 @@ use crate::output::print;
 /// `egmem certs revoke`
 #[derive(Args, Debug)]
 pub(super) struct Revoke {
-    /// Certificates to revoke, in PEM; without any, the list is only renewed
+    /// Certificates to revoke, in PEM; without any, only renews the list
     #[arg(value_name = "FILE")]
     certs: Vec<PathBuf>,
     /// The serial number of a certificate to revoke, in hexadecimal, as `egmem certs show` prints it
@@ -24,7 +24,7 @@ pub(super) struct Revoke {
     /// The revocation list; by default, crl.pem in the authority's folder
     #[arg(long, value_name = "FILE")]
     crl: Option<PathBuf>,
-    /// For how many days the list is good: make the next one before
+    /// Validity of the list in days: renew it before
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
 }

@@ -17,7 +17,7 @@ pub(super) struct Show {
     /// Certificates in PEM
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// The private key to compare with; by default, FILE with the extension .key, if it is there
+    /// The private key to compare with; by default, FILE with the extension .key, if that exists
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Print JSON
@@ -36,7 +36,7 @@ impl Show {
                 None => Some(beside.as_path()).filter(|key| key.exists()),
             };
             for (index, info) in CertInfo::read(&read(file)?)?.iter().enumerate() {
-                // The key is the first one's; those after it lead to the authority.
+                // The key belongs to the first certificate; the others form the chain to the authority.
                 let key = key.filter(|_| index == 0);
                 let fits = match key {
                     Some(key) => Some(info.is_key(&read_key(key)?)?),

@@ -1,4 +1,4 @@
-//! docs/cli.md, made from the command line's definition: the test compares the two.
+//! docs/cli.md, generated from the command line's definition: the test compares the two.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use super::{EXIT, LOG, complete};
 use crate::Cli;
 
 const PAGE: &str = "docs/cli.md";
-/// Where set, the test writes the page instead of comparing it.
+/// If set, the test writes the page instead of comparing it.
 const UPDATE: &str = "EGMEM_UPDATE_CLI";
 /// Heads a table of arguments.
 const HEAD: &str = "| argument | meaning |\n|---|---|\n";
