@@ -83,7 +83,7 @@ impl Advisor {
         if report.topology.source() == TopologySource::Driver {
             self.add(
                 "numa",
-                "the kernel tells nothing about NUMA nodes",
+                "the kernel reports no NUMA nodes",
                 "mount /sys in the container, or run a kernel with CONFIG_NUMA",
             );
         }

@@ -191,7 +191,7 @@ impl Error {
                 largest_free,
             } => write!(
                 f,
-                "a heap has no room for {}: {why} (limit {}; {} in use, {} free, {} of it in one piece)",
+                "a heap has no room for {}: {why} (limit {}; {} in use, {} free, largest free range {})",
                 asked(*requested, *align, *guards),
                 Bytes(*limit),
                 Bytes(*used),
@@ -200,7 +200,7 @@ impl Error {
             ),
             Self::OutOfAddresses { requested, .. } => write!(
                 f,
-                "no {} of addresses in one piece are left to this process",
+                "this process has no {} of contiguous addresses left",
                 Bytes(*requested)
             ),
             Self::LimitReached { what, limit } => {

@@ -46,7 +46,7 @@ impl Distrust {
                 "renew the authority's revocation list (`egmem certs revoke`) and load it"
             }
             Self::Certificate => {
-                "compare the certificate (`egmem certs show`) with what this end asks of it"
+                "compare the certificate (`egmem certs show`) with what this end requires"
             }
             Self::ByPeer => {
                 "check this process's certificate (`egmem certs show`): authority, validity, revocation; \

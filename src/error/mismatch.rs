@@ -40,7 +40,7 @@ impl Mismatch {
                  another name"
             }
             Self::Size { .. } | Self::Node { .. } => {
-                "delete the name and create it again, or ask for what is there"
+                "delete the name and create it again, or change the expectation"
             }
         }
     }

@@ -54,18 +54,18 @@ pub enum Refusal {
 
 impl Refusal {
     pub(super) const WORDS: [(Self, &str, &str); 20] = [
-        (Self::NotFound, "not_found", "there is no such thing"),
-        (Self::Forbidden, "forbidden", "not for this peer"),
+        (Self::NotFound, "not_found", "it does not exist"),
+        (Self::Forbidden, "forbidden", "this peer has no right to it"),
         (Self::ReadOnly, "read_only", "it may only be read"),
         (
             Self::Configured,
             "configured",
-            "the service's configuration has made it",
+            "the service's configuration defines it",
         ),
         (
             Self::NotTrusted,
             "not_trusted",
-            "the certificate is not trusted any more",
+            "the certificate is no longer trusted",
         ),
         (
             Self::Unsupported,
@@ -73,7 +73,7 @@ impl Refusal {
             "it does not know the request",
         ),
         (Self::Version, "version", "no common protocol version"),
-        (Self::Invalid, "invalid", "the request cannot be right"),
+        (Self::Invalid, "invalid", "the request is invalid"),
         (Self::Limit, "limit", "a limit is reached"),
         (Self::Quota, "quota", "over the quota"),
         (Self::Exists, "exists", "the name exists already"),
@@ -94,7 +94,7 @@ impl Refusal {
             "ranks of the group ask for different gathers",
         ),
         (Self::Expired, "expired", "the lease has ended"),
-        (Self::Stale, "stale", "the instance is no more"),
+        (Self::Stale, "stale", "the instance no longer exists"),
         (Self::NoMemory, "no_memory", "out of memory"),
         (Self::TimedOut, "timed_out", "it took too long"),
         (Self::Internal, "internal", "an internal failure"),

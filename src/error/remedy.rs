@@ -17,7 +17,7 @@ impl Error {
                 "install the library, or add its folder to LD_LIBRARY_PATH"
             }
             Self::MissingSymbol { .. } => {
-                "the installed library is damaged or a stub: install the driver that belongs to the GPU"
+                "the installed library is damaged or a stub: install the driver for the GPU"
             }
             Self::NoImexChannel { .. } => {
                 "ask the administrator for an IMEX channel (nvidia-modprobe or the IMEX service), and in \
@@ -29,13 +29,13 @@ impl Error {
             Self::TooManyReferences { .. } => {
                 "drop imports and CPU mappings of it that are not needed, export an fd once and send \
                  duplicates (share::Shared does), import it once per process (with an origin), or grant \
-                 it to GPUs alone: access(Location::Host, Access::None)"
+                 it only to GPUs: access(Location::Host, Access::None)"
             }
             Self::OutOfMemory { .. } => {
                 "ask for less, free memory on the node, or choose another node"
             }
             Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
-                "ask for less, free memory on the node, choose another node, or insist with \
+                "ask for less, free memory on the node, choose another node, or allow it with \
                  overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1"
             }
             Self::NodeUnknown { .. } => "choose a node by its id",
@@ -53,11 +53,11 @@ impl Error {
                 "memory was overwritten or is faulty: check other writers, then the machine's logs"
             }
             Self::HeapDamaged { .. } => {
-                "look at who uses the blocks that are named: kernels' indices and lengths, and work that \
+                "check the code that uses these blocks: kernels' indices and lengths, and work that \
                  still runs when a block is dropped (Block::free_after); compute-sanitizer finds the access"
             }
             Self::ProbeDied { .. } => {
-                "if the driver crashed, update it, and keep to the paths that work"
+                "if the driver crashed, update it, and use the paths that work"
             }
             Self::NotTrusted { cause, .. } => cause.remedy(),
             Self::Unreachable { cause, .. } => cause.remedy(),
@@ -74,7 +74,7 @@ impl Error {
                  bytes"
             }
             Self::Protocol { .. } => {
-                "check that the address is an egmem exchange and that both ends are of versions that go together"
+                "check that the address is an egmem exchange and that both ends run compatible versions"
             }
             Self::TimedOut { .. } => "check that the peer runs, or wait longer",
             Self::StillHeld { .. } => {
@@ -104,7 +104,7 @@ impl Error {
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
-                "reserve less (a heap reserves as many as its limit, HeapOptions::limit), or drop other reservations"
+                "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"
             }
             Self::LimitReached { .. } => "raise the limit, or use less",
             Self::Directory { .. } => {
@@ -126,8 +126,8 @@ impl Error {
 
 fn remedy_for_system(kind: ErrorKind) -> &'static str {
     match kind {
-        ErrorKind::NotFound => "check the path: it, or a folder above it, is not there",
-        ErrorKind::PermissionDenied => "check the owner and mode, or run as a user who may",
+        ErrorKind::NotFound => "check the path: it, or a folder above it, does not exist",
+        ErrorKind::PermissionDenied => "check the owner and mode, or run as a user with permission",
         ErrorKind::AddrInUse => {
             "choose another address, or end the program that listens there (ss -ltnp and ss -lxp show it)"
         }
@@ -140,8 +140,8 @@ fn remedy_for_system(kind: ErrorKind) -> &'static str {
         }
         ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written",
         ErrorKind::OutOfMemory => "free memory of this machine",
-        ErrorKind::InvalidData => "check the file: its content is not what it should be",
-        _ => "check that it is there, its owner and mode, and this process's limits (ulimit -a)",
+        ErrorKind::InvalidData => "check the file: its content is invalid",
+        _ => "check that it exists, its owner and mode, and this process's limits (ulimit -a)",
     }
 }
 
@@ -171,7 +171,7 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::NoMemory => "ask for less, or for another node",
         Refusal::TimedOut => "try again, or wait longer",
         Refusal::NotTrusted => "renew this process's certificate and load it again",
-        Refusal::Invalid => "correct what the message says of the request",
+        Refusal::Invalid => "correct the part of the request that the message names",
         Refusal::Internal | Refusal::Other(_) => "see the peer's log",
     }
 }
@@ -191,6 +191,6 @@ fn remedy_for(code: Code) -> &'static str {
         Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
             "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
         }
-        _ => "`egmem doctor` tells what works on this machine",
+        _ => "run `egmem doctor` to see what works on this machine",
     }
 }

@@ -35,19 +35,19 @@ impl NoRoom {
                 "free blocks, ask for less, or build the heap with a larger limit (HeapOptions::limit)"
             }
             Self::Fragments => {
-                "ask for smaller blocks, free those that lie between, or build the heap with a larger limit \
-                 (HeapOptions::limit): addresses cost no memory until it is used"
+                "ask for smaller blocks, free those in between, or build the heap with a larger limit \
+                 (HeapOptions::limit): unused addresses take no memory"
             }
             Self::Alignment => {
                 "ask for a smaller alignment, or build the heap with a larger limit (HeapOptions::limit): \
-                 addresses cost no memory until it is used"
+                 unused addresses take no memory"
             }
             Self::Share { .. } => {
                 "give a node a larger share (Heap::spread), or ask for smaller blocks"
             }
             Self::SoftLimit { .. } => {
-                "free blocks, have the callback of the soft limit free some and say Relief::Retry, or let it \
-                 say Relief::Grow"
+                "free blocks, have the soft limit's callback free some and answer Relief::Retry, or let it \
+                 answer Relief::Grow"
             }
         }
     }
@@ -56,14 +56,17 @@ impl NoRoom {
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Limit => f.write_str("its limit does not allow so much"),
-            Self::Fragments => f.write_str("enough is free, but not in one piece"),
+            Self::Limit => f.write_str("its limit does not allow that much"),
+            Self::Fragments => f.write_str("enough is free, but it is fragmented"),
             Self::Alignment => {
-                f.write_str("enough is free in one piece, but at no address of that alignment")
+                f.write_str("a free range is large enough, but has no address with that alignment")
             }
             Self::Share { most } => {
                 let most = Bytes(*most);
-                write!(f, "no node has so much left of its share, at most {most}")
+                write!(
+                    f,
+                    "no node has that much left of its share, which is at most {most}"
+                )
             }
             Self::SoftLimit { bytes } => write!(
                 f,

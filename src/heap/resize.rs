@@ -122,7 +122,7 @@ impl Shared {
                 Ok(Some(grown)) => return self.with_new(backing, grown).extend(node, bytes),
                 Ok(None) => return false,
                 Err(error) => {
-                    tracing::debug!(%error, "a block does not grow where it lies");
+                    tracing::debug!(%error, "a block does not grow in place");
                     return false;
                 }
             }

@@ -98,12 +98,12 @@ impl State {
                 ),
                 (
                     "forgiven_bytes",
-                    "Bytes in doubt that count no more since nothing was heard for too long",
+                    "Bytes in doubt that no longer count after too long a silence",
                     asked.forgiven_bytes.load(Relaxed),
                 ),
                 (
                     "dropped_log_lines",
-                    "Lines of the log that nobody read in time",
+                    "Lines of the log that were not read in time",
                     self.log.get().map_or(0, LineWriter::dropped),
                 ),
                 (

@@ -78,7 +78,7 @@ impl Channel {
     /// [`Error::NotTrusted`], the system's errors.
     pub fn new(stream: UnixStream, peers: &Peers) -> Result<Self> {
         let peer = fd::credentials(stream.as_fd())
-            .map_err(|error| Error::system("asking who is at a socket", &error))?;
+            .map_err(|error| Error::system("reading the credentials of a socket", &error))?;
         peers.admit(&peer)?;
         stream
             .set_nonblocking(false)

@@ -139,9 +139,9 @@ fn a_full_heap_says_how_full_it_is() {
     );
     assert_eq!(
         Explained(&error).to_string(),
-        "a heap has no room for 2 MiB: enough is free, but not in one piece (limit 64 MiB; 32 MiB in use, \
-         32 MiB free, 1 MiB of it in one piece); ask for smaller blocks, free those that lie between, or build \
-         the heap with a larger limit (HeapOptions::limit): addresses cost no memory until it is used"
+        "a heap has no room for 2 MiB: enough is free, but it is fragmented (limit 64 MiB; 32 MiB in use, \
+         32 MiB free, largest free range 1 MiB); ask for smaller blocks, free those in between, or build \
+         the heap with a larger limit (HeapOptions::limit): unused addresses take no memory"
     );
     let error = heap.allocate(aligned(MIB, 4 * MIB)).unwrap_err();
     assert!(

@@ -20,7 +20,7 @@ fn expect(output: &Output, status: i32, words: &[&str], never: &[&str]) {
 fn each_refusal_has_its_remedy() {
     let service = Service::start(USUAL);
     let output = service.run("delete", &["weights"]);
-    let words = ["the service's configuration has made it", "[[buffer]]"];
+    let words = ["the service's configuration defines it", "[[buffer]]"];
     expect(&output, 1, &words, &["no such"]);
     let file = service.path("bytes");
     std::fs::write(&file, [1; 8]).unwrap();

@@ -346,7 +346,7 @@ fn check(bytes: u64, alignment: u64) -> Result<()> {
         ));
     }
     if !alignment.is_power_of_two() {
-        let why = format!("{alignment} is no power of two");
+        let why = format!("{alignment} is not a power of two");
         return Err(Error::invalid_of("alignment", why, "a power of two"));
     }
     Ok(())

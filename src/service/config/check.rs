@@ -17,7 +17,7 @@ impl ServiceConfig {
     /// [`Error::InvalidArgument`] that names the key.
     pub fn check(&self) -> Result<()> {
         if self.listen.is_empty() {
-            return Err(wrong("`listen` is empty: nobody could connect"));
+            return Err(wrong("`listen` is empty: no client could connect"));
         }
         if self.plain_anywhere && self.tls.is_some() {
             return Err(wrong("`plain_anywhere` and `tls` exclude each other"));
