@@ -1,35 +1,36 @@
-//! How many bytes a server keeps for its peers, for each and in all.
+//! Accounts for the bytes that a server keeps for its peers, for each peer and in all.
 //!
-//! Everything that a peer can make a server keep carries a [`Charge`], which gives its bytes back when
-//! it is dropped. At a limit no charge is made: the request is refused with `limit`, or the connection
-//! ends. Sizes are those of the decoded form, rounded up.
+//! Everything that a peer can make a server keep carries a [`Charge`], which returns its bytes when it is
+//! dropped. Beyond a limit no charge is made: the request is refused with `limit`, or the connection ends.
+//! Sizes are those of the decoded form, rounded up.
 //!
-//! Beside the fixed sizes here and one answer for each connection, a server keeps at most eight bytes for each byte that it received. Decoded
-//! lists are therefore not much longer than their frames ([`Texts`](super::protocol::Texts)), table entries
-//! that a request leaves are short, and names of peers are shared. `tests/exchange_bytes` measures it.
+//! Beside the fixed sizes here and one answer for each connection, a server keeps at most eight bytes for
+//! each byte that it received. Decoded lists are therefore not much longer than their frames
+//! ([`Texts`](super::protocol::Texts)), table entries that a request leaves are short, and names of peers are
+//! shared. `tests/exchange_bytes` measures it.
 //!
-//! | kept for a peer | until | bound beside the bytes | charged |
+//! | kept for a peer | until | other bound | charged |
 //! |---|---|---|---|
 //! | a connection: its task, TLS's buffers, the beginning of a frame | its end | `handshakes`, `connections`, `connections_per_peer` | [`CONNECTION`] |
-//! | `hello`, also its `resume`, `held` and `agent` | the welcome is made | `hello_bytes`, 65,536 leases | the frame, to all connections without a greeting together |
+//! | `hello`, also its `resume`, `held` and `agent` | the welcome is built | `hello_bytes`, 65,536 leases | the frame, to the account of all connections without a greeting |
 //! | `welcome` with `ended` | it is written | 65,536 leases | the frame |
 //! | a frame that is being read or decoded | it is decoded | `frame_bytes` | its buffer |
 //! | a frame that is being written, of any answer or event | it is written, or `write` is over | one for each connection | its buffers |
 //! | a session | its end | `sessions`, `sessions_per_peer` | [`SESSION`] |
-//! | events to be told: `withdrawing`, `ended`, `closing`, `lost`, `dismissed` | they are told | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
-//! | news of watched names: `published`, `gone` | they are told, or the connection ends | the names there are | the same |
+//! | queued events: `withdrawing`, `ended`, `closing`, `lost`, `dismissed` | they are sent | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
+//! | events of watched names: `published`, `gone` | they are sent, or the connection ends | the number of names | the same |
 //! | `ping`, `list`, `release` | answered at once | | nothing |
 //! | `watch`: a prefix | the connection's end | 64 prefixes of 255 bytes | [`ENTRY`] and the prefix |
 //! | `wait`, `probe`, `redeem`, `delete`, `leave` | answered | `requests_in_flight` | [`REQUEST`] |
-//! | `fetch` | answered | the same | the same; its answer is made when it is written |
+//! | `fetch` | answered | the same | the same; its answer is built when it is written |
 //! | a driver call that outlives its request | it returns | | [`REQUEST`] |
-//! | a lease, its ticket and what is remembered of it once it expired | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
+//! | a lease, its ticket and its record after expiry | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
-//! | `gather`: what a rank gives, and its part of the result | the gather after it completes, `request` and a lease are over, or it fails | one gather that ranks enter and one that is complete for each group, 64 KiB of bytes or a memory and its handles | [`REQUEST`], its bytes twice, its parts and handles |
-//! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted apart |
+//! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, 64 KiB of bytes or a memory and its handles | [`REQUEST`], its bytes twice, its parts and handles |
+//! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,7 +41,7 @@ use super::protocol::{Admission, Ask, Create, Event, Gather, Join, Operation};
 use super::{Limits, PeerName, Who};
 use crate::share::{Description, Part};
 
-/// A connection, as long as its frames are short.
+/// A connection, while its frames are short.
 pub(crate) const CONNECTION: usize = 32 << 10;
 /// A session with [`PREPAID`] bytes of events.
 pub(crate) const SESSION: usize = 4 << 10;
@@ -64,7 +65,7 @@ pub(crate) struct Accounts {
     peers: Mutex<HashMap<PeerName, Weak<Account>>>,
 }
 
-/// What is kept for a peer.
+/// The account of a peer.
 #[derive(Debug)]
 pub(crate) struct Account {
     accounts: Arc<Accounts>,
@@ -82,7 +83,7 @@ pub(crate) struct Charge {
     bytes: usize,
 }
 
-/// A limit of bytes that is reached.
+/// A limit of bytes that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
     /// What is limited.
@@ -106,7 +107,7 @@ impl Accounts {
         })
     }
 
-    /// The account of a peer, the same for all of its connections.
+    /// Returns the account of a peer, the same for all of its connections.
     pub fn of(self: &Arc<Self>, peer: &PeerName) -> Arc<Account> {
         let mut peers = self.peers();
         if let Some(account) = peers.get(peer).and_then(Weak::upgrade) {
@@ -117,8 +118,8 @@ impl Accounts {
         account
     }
 
-    /// An account for connections whose peer is not known yet: a quarter of all bytes, so that the
-    /// rest is left to those that have been greeted.
+    /// Returns an account for connections whose peer is not known yet: a quarter of all bytes, so that the
+    /// rest is left to greeted connections.
     pub fn unknown(self: &Arc<Self>) -> Arc<Account> {
         self.open(None, self.limit / 4)
     }
@@ -132,7 +133,7 @@ impl Accounts {
         })
     }
 
-    /// How many bytes are kept for all peers.
+    /// Returns how many bytes are kept for all peers.
     pub fn bytes(&self) -> usize {
         self.all.load(Relaxed)
     }
@@ -143,10 +144,10 @@ impl Accounts {
 }
 
 impl Account {
-    /// So many bytes more.
+    /// Charges `bytes` more.
     ///
     /// # Errors
-    /// The limit that is reached; nothing is charged then.
+    /// The limit that would be exceeded; nothing is charged then.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Over> {
         self.add(bytes)?;
         Ok(Charge {
@@ -182,7 +183,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         if let Some(peer) = &self.peer {
             let mut peers = self.accounts.peers();
-            // Another may have been opened since.
+            // Another account may have been opened meanwhile.
             if peers.get(peer).is_some_and(|open| open.strong_count() == 0) {
                 peers.remove(peer);
                 shrink(&mut peers);
@@ -192,10 +193,10 @@ impl Drop for Account {
 }
 
 impl Charge {
-    /// Makes it a charge of so many bytes.
+    /// Changes the charge to `bytes`.
     ///
     /// # Errors
-    /// As [`Account::charge`]; it stays as it was. A smaller charge never fails.
+    /// As [`Account::charge`]; the charge is unchanged then. Shrinking never fails.
     pub fn resize(&mut self, bytes: usize) -> Result<(), Over> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.account.add(more)?,
@@ -212,41 +213,42 @@ impl Drop for Charge {
     }
 }
 
-/// Gives back most of the room of a map that has become much smaller.
+/// Releases most of the capacity of a map that has become much smaller.
 pub(crate) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
     if map.capacity() > 64 && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
     }
 }
 
-/// Bytes of a memory's description and its handles.
+/// Returns the bytes of a memory's description and its handles.
 pub(crate) fn memory(description: &Description) -> usize {
     ENTRY + description.parts.len() * PART
 }
 
-/// Bytes of a name that was created for a peer: its entry, its access list and its memory's description.
+/// Returns the bytes of a name that was created for a peer: its entry, its access list and its memory's
+/// description.
 pub(crate) fn name(who: &Who, description: &Description) -> usize {
     REQUEST + who.patterns().bytes() + memory(description)
 }
 
-/// Bytes that a request keeps while it is answered.
+/// Returns the bytes that a request takes while it is answered.
 pub(crate) fn request(ask: &Ask) -> usize {
     match ask {
         Ask::Create(ask) => create(ask),
         Ask::Join(ask) => join(ask),
         Ask::Gather(ask) => gather(ask),
         Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
-        // Names are short, lists of handle types too.
+        // Names are short, and so are lists of handle types.
         _ => REQUEST,
     }
 }
 
-/// Bytes of a request for new memory.
+/// Returns the bytes of a request for new memory.
 pub(crate) fn create(ask: &Create) -> usize {
     REQUEST + ask.peers.bytes()
 }
 
-/// Bytes of a rank that joins.
+/// Returns the bytes of a rank that joins.
 pub(crate) fn join(ask: &Join) -> usize {
     let admitted = match &ask.admission {
         Admission::Peers(peers) => peers.bytes(),
@@ -258,8 +260,8 @@ pub(crate) fn join(ask: &Join) -> usize {
     REQUEST + admitted + reasons + ask.memory.as_ref().map_or(0, memory)
 }
 
-/// Bytes of a rank that has entered a gather, and of its part of the result: what it gave, and the same
-/// encoded.
+/// Returns the bytes of a rank that has entered a gather, and of its part of the result: its contribution, plain
+/// and encoded.
 pub(crate) fn gather(ask: &Gather) -> usize {
     REQUEST
         + match &ask.operation {
@@ -272,7 +274,7 @@ pub(crate) fn gather(ask: &Gather) -> usize {
         }
 }
 
-/// Bytes of an event that waits to be told.
+/// Returns the bytes of an event in a queue.
 pub(crate) fn event(event: &Event) -> usize {
     ENTRY
         + size_of::<Event>()

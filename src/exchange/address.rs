@@ -9,12 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::{Error, Result};
 
-/// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, one of them for the end.
+/// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.
 const MAX_PATH: usize = 107;
 /// The longest host name in bytes (RFC 1035).
 const MAX_HOST: usize = 253;
 
-/// Where a server listens: `tcp://host:port`, `host:port` or `unix:/path`.
+/// The address of a server: `tcp://host:port`, `host:port` or `unix:/path`.
 ///
 /// ```
 /// use egmem::exchange::Address;
@@ -38,7 +38,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// A TCP port of this machine's loopback interface; port 0 lets the kernel choose.
+    /// Returns a TCP port of this machine's loopback interface; port 0 lets the kernel choose.
     pub fn loopback(port: u16) -> Self {
         Self::Tcp {
             host: "127.0.0.1".into(),
@@ -46,7 +46,7 @@ impl Address {
         }
     }
 
-    /// Whether it is a Unix socket.
+    /// Returns whether it is a Unix socket.
     pub const fn is_unix(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
@@ -69,7 +69,7 @@ impl FromStr for Address {
         let wrong =
             |why: &str| Error::invalid_of("address", why, "tcp://host:port, host:port, unix:/path");
         if let Some(path) = text.strip_prefix("unix:") {
-            // As in other URLs, two slashes would begin a host; further ones say no more than one.
+            // As in other URLs, two slashes begin a host; more than two count as one.
             let path = match path.trim_start_matches('/') {
                 rest if path.len() - rest.len() > 2 => &path[path.len() - rest.len() - 1..],
                 _ if path.starts_with("//") => return Err(wrong("a host before the path")),

@@ -1,4 +1,4 @@
-//! How much a peer may ask for, and how long it may take.
+//! Limits on a peer's requests and on their duration.
 
 use std::time::Duration;
 
@@ -7,49 +7,49 @@ use serde::{Deserialize, Serialize};
 use super::account;
 use crate::{Error, Result};
 
-/// The limits of a server or a client. Whoever reaches one is refused with `limit`, or dropped.
+/// The limits of a server or a client. Beyond one, a request is refused with `limit`, or the connection is
+/// dropped.
 ///
-/// A server lowers some of them when it starts, where its process may have too few file descriptors
-/// (the soft `RLIMIT_NOFILE`): of N, N/8 are for connections that have not been greeted yet, at all
-/// addresses together, N/4 for those that have, half of it for those of one peer, and N/2 for fds of
-/// peers. The rest is left to everything else. The defaults need N = 32 768 with three addresses, of
-/// which the door is one; under the usual 1024 they become 42, 256 and 128.
+/// A server lowers some of them at its start if its process may have too few file descriptors (the soft
+/// `RLIMIT_NOFILE`). Of N, N/8 are for connections that have not been greeted yet, at all addresses together;
+/// N/4 for greeted ones, half of that for those of one peer; and N/2 for peers' fds. The rest is left to
+/// everything else. The defaults need N = 32 768 with three addresses, including the door; under the usual
+/// 1024 they become 42, 256 and 128.
 ///
 /// In a configuration file durations are whole milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes that a server keeps for one peer: frames on their way, requests, sessions, leases and what
-    /// is to be told. At the limit requests are refused and connections dropped. At least what a peer's
+    /// Bytes that a server keeps for one peer: frames in flight, requests, sessions, leases and queued
+    /// events. Beyond the limit requests are refused and connections dropped. At least what a peer's
     /// connections, sessions and leases need: 32 KiB, 4 KiB and 768 bytes each.
     pub bytes_per_peer: usize,
-    /// The same for all peers together. A quarter of it is the most for connections that have not been
-    /// greeted.
+    /// The same for all peers together. Connections that have not been greeted get at most a quarter of it.
     pub bytes: usize,
     /// Bytes of a frame.
     pub frame_bytes: u32,
-    /// Bytes of the first frame, which may list the leases of a session that goes on.
+    /// Bytes of the first frame, which may list the leases of a resumed session.
     pub hello_bytes: u32,
-    /// File descriptors that come with a frame.
+    /// File descriptors in a frame.
     pub frame_fds: u32,
-    /// File descriptors that a server has open for one connection: those that came over it and are
-    /// kept for a group, and those on their way to the client.
+    /// File descriptors that a server has open for one connection: those received and kept for a group, and
+    /// those being sent to the client.
     pub fds_per_connection: usize,
-    /// The same for all connections of one peer, and after their end. For all peers together it is
-    /// half of `RLIMIT_NOFILE`.
+    /// The same for all connections of one peer, also after they end. For all peers together it is half of
+    /// `RLIMIT_NOFILE`.
     pub fds_per_peer: usize,
-    /// Connections at one address that have not been greeted yet, at least 1; at all addresses
-    /// together at most an eighth of `RLIMIT_NOFILE`. Where there are more, or no fd is left for one,
-    /// the oldest is dropped, once it has had a tenth of `handshake`, at most a second.
+    /// Connections at one address that have not been greeted yet, at least 1; at all addresses together at
+    /// most an eighth of `RLIMIT_NOFILE`. Beyond that, or if no fd is left for one, the oldest is dropped,
+    /// once it has had a tenth of `handshake`, at most a second.
     pub handshakes: usize,
     /// Connections that have been greeted; at most a quarter of `RLIMIT_NOFILE`.
     pub connections: usize,
-    /// Those of one peer; at most an eighth of it.
+    /// Greeted connections of one peer; at most an eighth of `RLIMIT_NOFILE`.
     pub connections_per_peer: usize,
-    /// Sessions, those without a connection among them.
+    /// Sessions, including those without a connection.
     pub sessions: usize,
-    /// Those of one peer.
+    /// Sessions of one peer.
     pub sessions_per_peer: usize,
     /// Published names.
     pub names: usize,
@@ -57,22 +57,22 @@ pub struct Limits {
     pub leases_per_peer: usize,
     /// Requests of one connection that are not answered yet.
     pub requests_in_flight: usize,
-    /// Frames that wait for a slow reader before it is dropped.
+    /// Frames queued for a slow reader before it is dropped.
     pub queued_frames: usize,
-    /// Tickets that are not redeemed yet, of one peer.
+    /// Tickets of one peer that are not redeemed yet.
     pub tickets_per_peer: usize,
     /// Names in one answer.
     pub list_page: usize,
     /// Groups.
     pub groups: usize,
-    /// Groups in which one peer has ranks: half of all, so that none holds all of them.
+    /// Groups in which one peer has ranks: half of all by default, so that no peer takes all of them.
     pub groups_per_peer: usize,
     /// Ranks of a group.
     pub group_size: u32,
-    /// From the connection to the end of the greeting.
+    /// From connecting to the end of the greeting.
     #[serde(with = "ms")]
     pub handshake: Duration,
-    /// From a request to its answer, where nothing is waited for.
+    /// From a request to its answer, for requests that do not wait.
     #[serde(with = "ms")]
     pub request: Duration,
     /// From a frame's first byte to its last.
@@ -81,7 +81,7 @@ pub struct Limits {
     /// To write a frame.
     #[serde(with = "ms")]
     pub write: Duration,
-    /// The longest that a peer may ask to wait: for a name, a group, a withdrawal.
+    /// The longest wait that a peer may ask for: for a name, a group, a withdrawal.
     #[serde(with = "ms")]
     pub wait: Duration,
 }
@@ -119,11 +119,11 @@ impl Default for Limits {
     }
 }
 
-/// The smallest frame that holds any greeting, in bytes.
+/// The size of the smallest frame that fits any greeting, in bytes.
 const LEAST_FRAME: u32 = 1024;
 
 impl Limits {
-    /// Checks that no limit keeps everybody out.
+    /// Checks that no limit excludes every peer.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] that names the first limit that is too small.
@@ -139,7 +139,7 @@ impl Limits {
                 ));
             }
         }
-        // A connection, its session and a request; before a greeting there is a quarter.
+        // A connection, its session and a request; before the greeting only a quarter is available.
         let least = account::CONNECTION + account::SESSION + 2 * account::REQUEST;
         for (key, bytes, least) in [
             ("bytes_per_peer", self.bytes_per_peer, least),
@@ -181,10 +181,10 @@ impl Limits {
     }
 }
 
-/// The longest that anything is waited for: clocks do not overflow, whatever was asked.
+/// The longest wait: it keeps clocks from overflowing.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
-/// When `within` from now is over.
+/// Returns the time `within` from now.
 pub(crate) fn deadline(within: Duration) -> tokio::time::Instant {
     tokio::time::Instant::now() + within.min(LONGEST)
 }

@@ -35,11 +35,11 @@ pub use transport::Security;
 #[cfg(feature = "service")]
 pub(crate) use transport::bind;
 
-/// For tests/fuzz alone.
+/// For tests/fuzz only.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {
-    /// The frames that bytes hold if they come in pieces, and the most room made for one.
+    /// Returns the frames in the bytes if they arrive in pieces, and the most room allocated for one.
     pub fn frames(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
         super::transport::assemble(bytes, piece, limit)
     }

@@ -6,17 +6,17 @@ use crate::{Error, Refusal, Result};
 
 /// Stands for the peer's own name in a prefix.
 const PEER: &str = "{peer}";
-/// What a peer may create where no rule names it.
+/// The prefix of a peer without a rule.
 const OWN: &str = "{peer}/";
-/// The most prefixes that a refusal names.
+/// The most prefixes that a refusal lists.
 const SHOWN: usize = 8;
 
-/// Which names each peer may create: those that begin with one of its prefixes.
+/// Which names each peer may create: those with one of the peer's prefixes.
 ///
-/// A peer that no [rule](Self::rule) names has one prefix: its own name and a slash, such as
-/// `uid:1000/`. For a SPIFFE id a colon comes between, as in `spiffe://td/a:/`: ids have slashes, and
-/// without the colon `spiffe://td/a` could create names of `spiffe://td/a/b`. No other peer can create
-/// a name there, since no other peer's part begins with `uid:1000/` or `spiffe://td/a:/`.
+/// A peer without a [rule](Self::rule) has one prefix: its own name and a slash, such as `uid:1000/`. For a
+/// SPIFFE id a colon comes before the slash, as in `spiffe://td/a:/`: ids contain slashes, and without the
+/// colon `spiffe://td/a` could create names of `spiffe://td/a/b`. No other peer can create a name there,
+/// because no other peer's prefix begins with `uid:1000/` or `spiffe://td/a:/`.
 ///
 /// ```
 /// use egmem::exchange::{Namespaces, PeerName, Who};
@@ -31,19 +31,19 @@ const SHOWN: usize = 8;
 pub struct Namespaces(Vec<(Who, Vec<String>)>);
 
 impl Namespaces {
-    /// Each peer creates names under its own name alone. The default.
+    /// Allows each peer to create names under its own name only. The default.
     pub const fn own() -> Self {
         Self(Vec::new())
     }
 
     /// Gives the peers that `who` admits these prefixes instead of their own; several rules for a peer add
     /// up. `{peer}` in a prefix stands for the peer's name, with a colon after a SPIFFE id. The empty prefix
-    /// stands for every name.
+    /// allows every name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no prefix, and for one that is neither empty nor made of a name's
-    /// characters with a slash at its end. Without the slash `{peer}` could reach into the names of a
-    /// peer with a longer name.
+    /// [`Error::InvalidArgument`] for no prefix, and for one that is not empty but has characters that names
+    /// lack or no slash at its end. Without the slash `{peer}` could match the names of a peer with a longer
+    /// name.
     pub fn rule<S: Into<String>>(
         mut self,
         who: Who,
@@ -60,7 +60,7 @@ impl Namespaces {
         Ok(self)
     }
 
-    /// The prefixes of a peer, in the order of the rules.
+    /// Returns the prefixes of a peer, in the order of the rules.
     pub fn prefixes(&self, peer: &PeerName) -> Vec<String> {
         let rules = self.0.iter().filter(|(who, _)| who.admits(peer));
         let mut prefixes: Vec<_> = rules.flat_map(|(_, prefixes)| prefixes).collect();
@@ -78,7 +78,7 @@ impl Namespaces {
         filled
     }
 
-    /// Whether the peer may create this name.
+    /// Returns whether the peer may create this name.
     pub fn admits(&self, peer: &PeerName, name: &str) -> bool {
         let prefixes = self.prefixes(peer);
         let under =
@@ -86,10 +86,10 @@ impl Namespaces {
         prefixes.iter().any(under)
     }
 
-    /// The same as an answer to the peer.
+    /// Checks that the peer may create this name, for an answer to the peer.
     ///
     /// # Errors
-    /// [`Refusal::Forbidden`], and for people the prefixes that this peer may use.
+    /// [`Refusal::Forbidden`], with a message that lists the prefixes that this peer may use.
     pub fn check(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
         if self.admits(peer, name) {
             return Ok(());
@@ -112,7 +112,7 @@ impl Namespaces {
     }
 }
 
-/// What stands for a peer in a prefix. With a slash after it, none is the beginning of another's.
+/// Returns the text that `{peer}` stands for. Followed by a slash, none is a prefix of another's.
 fn part(peer: &PeerName) -> String {
     match peer {
         PeerName::Spiffe(id) => format!("{id}:"),

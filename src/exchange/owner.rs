@@ -8,12 +8,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::PeerName;
 use crate::{Error, Result};
 
-/// The text of [`Owner::Server`]. No peer name has an `@`.
+/// The text of [`Owner::Server`]. Peer names contain no `@`.
 const SERVER: &str = "@server";
 
-/// Which peer published a name, as its server proved it when the name was created.
+/// The peer that published a name, as the server authenticated it at the name's creation.
 ///
-/// As text it is `@server` or the [`PeerName`].
+/// The text form is `@server` or the [`PeerName`].
 ///
 /// ```
 /// use egmem::exchange::{Owner, PeerName};
@@ -32,12 +32,12 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Whether the server itself is the owner.
+    /// Returns whether the server itself is the owner.
     pub const fn is_server(&self) -> bool {
         matches!(self, Self::Server)
     }
 
-    /// The owner, unless it is the server itself.
+    /// Returns the owner, unless it is the server itself.
     pub const fn peer(&self) -> Option<&PeerName> {
         match self {
             Self::Server => None,
@@ -64,7 +64,7 @@ impl fmt::Display for Owner {
 impl FromStr for Owner {
     type Err = Error;
 
-    /// Reads `@server`, or a peer name as [`PeerName`] does.
+    /// Parses `@server`, or a peer name as [`PeerName`] does.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             SERVER => Ok(Self::Server),

@@ -1,4 +1,4 @@
-//! Who a peer is, and who may do something.
+//! Names of peers, and lists of peers with a right.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,44 +14,44 @@ use crate::{Error, Result};
 pub const MAX_PATTERNS: usize = 1024;
 /// The longest name of a certificate in bytes (RFC 1035).
 const MAX_DNS: usize = 253;
-/// Shown for [`PeerName::Local`].
+/// The text of [`PeerName::Local`].
 const LOCAL: &str = "local";
-/// Before a user's number.
+/// The prefix of a user's number.
 const USER: &str = "uid:";
 
-/// A peer, as the transport has proved it. A clone shares the name, which may have 2048 bytes.
+/// A peer, as the transport has authenticated it. Clones share the name, which may have 2048 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PeerName {
     /// The first DNS name of its certificate, in lower case.
     Certificate(Arc<str>),
-    /// The SPIFFE id of its certificate: `spiffe://trust-domain/path`. It goes before a DNS name.
+    /// The SPIFFE id of its certificate: `spiffe://trust-domain/path`. It takes precedence over a DNS name.
     Spiffe(Arc<str>),
     /// The user at the other end of a Unix socket.
     User(u32),
-    /// Whoever connects over plain TCP: on the loopback interface, any process of this machine.
+    /// A process that connects over plain TCP: on the loopback interface, any process of this machine.
     Local,
 }
 
 impl PeerName {
-    /// The peer whose certificate says this.
+    /// Returns the peer whose certificate has this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no DNS name, has a wildcard, or could be taken for
+    /// [`Error::InvalidArgument`] for a text that is not a DNS name, has a wildcard, or could be mistaken for
     /// another kind of peer (`local`).
     pub fn certificate(name: &str) -> Result<Self> {
         let name = name.to_ascii_lowercase();
         if name == LOCAL {
-            return Err(Error::invalid("peer name", "local is no name"));
+            return Err(Error::invalid("peer name", "local is not a name"));
         }
         check_dns(&name)?;
         Ok(Self::Certificate(name.into()))
     }
 
-    /// The peer with this SPIFFE id, such as `spiffe://cluster.example/ns/team-x/sa/trainer`.
+    /// Returns the peer with this SPIFFE id, such as `spiffe://cluster.example/ns/team-x/sa/trainer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no SPIFFE id of a workload: another scheme, no path, a
-    /// trust domain with upper-case letters or a port, a query, a fragment, an empty segment, more
+    /// [`Error::InvalidArgument`] for a text that is not the SPIFFE id of a workload: another scheme, no
+    /// path, a trust domain with upper-case letters or a port, a query, a fragment, an empty segment, more
     /// than 2048 bytes.
     pub fn spiffe(id: &str) -> Result<Self> {
         match spiffe::check(id) {
@@ -74,7 +74,7 @@ impl fmt::Display for PeerName {
 impl FromStr for PeerName {
     type Err = Error;
 
-    /// A certificate's DNS name or SPIFFE id, `uid:1000` or `local`.
+    /// Parses a certificate's DNS name or SPIFFE id, `uid:1000` or `local`.
     fn from_str(text: &str) -> Result<Self> {
         if text == LOCAL {
             return Ok(Self::Local);
@@ -93,7 +93,7 @@ impl FromStr for PeerName {
     }
 }
 
-/// Labels of letters, digits, `-` and `_`, with dots between.
+/// Checks for labels of letters, digits, `-` and `_`, with dots between.
 fn check_dns(name: &str) -> Result<()> {
     let label = |label: &str| {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -102,7 +102,7 @@ fn check_dns(name: &str) -> Result<()> {
     if name.len() > MAX_DNS || !name.split('.').all(label) {
         return Err(Error::invalid_of(
             "peer name",
-            "it is no DNS name",
+            "it is not a DNS name",
             "labels of 1 to 63 letters, digits, '-' and '_' with dots between, 253 bytes at most",
         ));
     }
@@ -112,7 +112,7 @@ fn check_dns(name: &str) -> Result<()> {
 /// The pattern for every peer.
 const ANYONE: &str = "*";
 
-/// A pattern's normal form: two that admit the same peers by the same rule have the same.
+/// Returns a pattern's normal form: two patterns that admit the same peers by the same rule have the same.
 fn normal(pattern: &str) -> Result<String> {
     if pattern == ANYONE {
         return Ok(pattern.into());
@@ -131,7 +131,7 @@ fn normal(pattern: &str) -> Result<String> {
     }
 }
 
-/// Whether a pattern in its normal form admits the peer. No peer's name has a `*`.
+/// Returns whether a pattern in its normal form admits the peer. No peer's name contains a `*`.
 fn admits(pattern: &str, peer: &PeerName) -> bool {
     if pattern == ANYONE {
         return true;
@@ -153,7 +153,7 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
     }
 }
 
-/// Who may do something: a list of names and patterns.
+/// The peers with a right: a list of names and patterns.
 ///
 /// ```
 /// use egmem::exchange::{PeerName, Who};
@@ -169,20 +169,20 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
 pub struct Who(Texts);
 
 impl Who {
-    /// Every peer that the transport lets in.
+    /// Returns the list of every peer that the transport admits.
     pub fn anyone() -> Self {
         Self(Texts::from_iter([ANYONE]))
     }
 
-    /// No peer. The default.
+    /// Returns the empty list. The default.
     pub const fn nobody() -> Self {
         Self(Texts::new())
     }
 
-    /// The peers that one of these matches: a certificate's name, `*.suffix` for certificates'
-    /// names that end so, in any number of further labels, a SPIFFE id, `spiffe://domain/path/*` or
-    /// `spiffe://domain/*` for SPIFFE ids below that path, `uid:1000` for a user at a Unix socket,
-    /// `local` for plain TCP, or `*` for anyone.
+    /// Returns the list of the peers that match one of these patterns: a certificate's name; `*.suffix` for
+    /// certificate names with that suffix and any number of further labels; a SPIFFE id;
+    /// `spiffe://domain/path/*` or `spiffe://domain/*` for SPIFFE ids below that path; `uid:1000` for a user
+    /// at a Unix socket; `local` for plain TCP; or `*` for any peer.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for anything else, and for more than [`MAX_PATTERNS`].
@@ -199,12 +199,12 @@ impl Who {
         Ok(Self(list))
     }
 
-    /// This peer alone.
+    /// Returns the list of this peer only.
     pub fn only(peer: PeerName) -> Self {
         Self::nobody().and(peer)
     }
 
-    /// Whoever this admits, and that peer.
+    /// Adds a peer to the list.
     pub fn and(mut self, peer: PeerName) -> Self {
         let name = peer.to_string();
         // A name that a program made up must become neither a pattern nor another peer's name.
@@ -216,17 +216,17 @@ impl Who {
         self
     }
 
-    /// Whether one of the patterns is `*`.
+    /// Returns whether one of the patterns is `*`.
     pub(super) fn is_anyone(&self) -> bool {
         self.0.iter().any(|pattern| pattern == ANYONE)
     }
 
-    /// The patterns, as [`list`](Self::list) takes them.
+    /// Returns the patterns, as [`list`](Self::list) takes them.
     pub(super) fn patterns(&self) -> &Texts {
         &self.0
     }
 
-    /// Whether the peer is among them.
+    /// Returns whether the list admits the peer.
     pub fn admits(&self, peer: &PeerName) -> bool {
         self.0.iter().any(|pattern| admits(pattern, peer))
     }
@@ -362,7 +362,7 @@ mod tests {
             assert_eq!(peer(yes).to_string(), yes);
             assert!(who.admits(&peer(yes)), "{yes}");
         }
-        // The path is told by its case; a path is not below itself.
+        // Paths are case-sensitive, and a path is not below itself.
         for no in [
             "spiffe://td/A",
             "spiffe://td/a/b",

@@ -1,10 +1,10 @@
-//! For tests: how long the live may be silent on a slow machine. The programs under `tests/` whose
-//! leases end have this file as a module too.
+//! For tests: how long a healthy peer may be silent on a slow machine. Programs under `tests/` with expiring
+//! leases include this file as a module too.
 
 use std::time::Duration;
 
-/// How many times as long as without them things take under the sanitizers and emulators of `ci/`:
-/// on a small, busy machine a thread may not run for seconds there.
+/// Returns the factor by which the sanitizers and emulators of `ci/` slow everything down: on a small, busy
+/// machine a thread may not run for seconds there.
 fn slow() -> u32 {
     if std::env::var_os("EGMEM_TEST_RUNNER").is_some() {
         return 8;
@@ -16,8 +16,8 @@ fn slow() -> u32 {
     }
 }
 
-/// What is so many milliseconds without a sanitizer and an emulator. Tests take from it leases,
-/// heartbeats and deadlines that a healthy party must keep to, and whatever they compare with these.
+/// Returns `milliseconds`, scaled under a sanitizer or an emulator. Tests derive from it leases, heartbeats
+/// and deadlines that a healthy peer must meet, and what they compare with these.
 pub(crate) fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * slow()
 }

@@ -1,6 +1,6 @@
 //! SPIFFE ids: `spiffe://trust-domain/path`. Source: the SPIFFE-ID specification, sections 2.1 to 2.4.
 
-/// What an id begins with.
+/// The prefix of an id.
 pub(super) const SCHEME: &str = "spiffe://";
 /// The longest id in bytes.
 pub(super) const MAX: usize = 2048;
@@ -10,7 +10,7 @@ const MAX_DOMAIN: usize = 255;
 /// Checks the id of a workload, which has a path.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault.
 pub(super) fn check(id: &str) -> Result<(), String> {
     match check_any(id)? {
         true => Ok(()),
@@ -20,12 +20,12 @@ pub(super) fn check(id: &str) -> Result<(), String> {
     }
 }
 
-/// Checks an id with or without a path. Returns whether there is one.
+/// Checks an id with or without a path. Returns whether it has one.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault.
 pub(super) fn check_any(id: &str) -> Result<bool, String> {
-    let wrong = |why: &str| Err(format!("'{}' is no SPIFFE id: {why}", shown(id)));
+    let wrong = |why: &str| Err(format!("'{}' is not a SPIFFE id: {why}", shown(id)));
     if id.len() > MAX {
         return wrong("it is longer than 2048 bytes");
     }
@@ -54,7 +54,7 @@ pub(super) fn check_any(id: &str) -> Result<bool, String> {
     }
 }
 
-/// The beginning of an id, for an error.
+/// Returns the beginning of an id, for an error.
 fn shown(id: &str) -> String {
     id.chars().take(80).collect()
 }

@@ -1,11 +1,11 @@
-//! How much each peer has of something.
+//! Counts for each peer.
 
 use std::collections::HashMap;
 
 use super::PeerName;
 use super::account::shrink;
 
-/// Counts for each peer and in all; nothing is kept of who has none.
+/// Counts for each peer and in all; peers with a count of 0 are not stored.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     peers: HashMap<PeerName, usize>,
@@ -13,17 +13,17 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// How much all peers have.
+    /// Returns the count of all peers.
     pub fn all(&self) -> usize {
         self.all
     }
 
-    /// How much a peer has.
+    /// Returns the count of a peer.
     pub fn of(&self, peer: &PeerName) -> usize {
         self.peers.get(peer).copied().unwrap_or(0)
     }
 
-    /// A peer has more.
+    /// Raises the count of a peer.
     pub fn add(&mut self, peer: &PeerName, count: usize) {
         if count > 0 {
             *self.peers.entry(peer.clone()).or_default() += count;
@@ -31,7 +31,7 @@ impl Tally {
         }
     }
 
-    /// A peer has less, at the least nothing.
+    /// Lowers the count of a peer, at most to 0.
     pub fn take(&mut self, peer: &PeerName, count: usize) {
         let Some(has) = self.peers.get_mut(peer) else {
             return;

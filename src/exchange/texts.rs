@@ -1,19 +1,19 @@
-//! Lists of texts in one piece of memory.
+//! Lists of texts in one allocation.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize, Serializer};
 
-/// Bits of a length in each byte before a text: lengths are ASCII, so that the whole is text too.
+/// Bits of a length in each byte before a text: lengths are ASCII, so the whole is valid UTF-8.
 const BITS: u32 = 6;
-/// Set in all bytes of a length but the last.
+/// Set in all bytes of a length except the last.
 const MORE: u8 = 1 << BITS;
 
-/// A list of texts, in a few bytes more than the texts themselves have.
+/// A list of texts that takes only a few bytes more than the texts themselves.
 ///
-/// A peer chooses how many texts it sends and how short they are. As `String`s they would take 24 bytes
-/// each and an allocation, for two bytes of a frame.
+/// A peer chooses how many texts it sends and how short they are. Each `String` would take 24 bytes and an
+/// allocation, for two bytes of a frame.
 ///
 /// ```
 /// use egmem::exchange::protocol::Texts;
@@ -25,12 +25,12 @@ const MORE: u8 = 1 << BITS;
 pub struct Texts(String);
 
 impl Texts {
-    /// No texts.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self(String::new())
     }
 
-    /// Adds a text to the end.
+    /// Appends a text.
     pub fn push(&mut self, text: &str) {
         let mut len = text.len();
         while len >= usize::from(MORE) {
@@ -41,27 +41,27 @@ impl Texts {
         self.0.push_str(text);
     }
 
-    /// The texts, in their order.
+    /// Iterates over the texts, in order.
     pub fn iter(&self) -> Iter<'_> {
         Iter(&self.0)
     }
 
-    /// How many texts there are.
+    /// Returns the number of texts.
     pub fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Bytes of memory that the list has.
+    /// Returns the bytes that the list has allocated.
     pub(crate) fn bytes(&self) -> usize {
         self.0.capacity()
     }
 
-    /// Gives back memory beyond what the texts need.
+    /// Releases memory beyond what the texts need.
     pub(crate) fn shrink(&mut self) {
         self.0.shrink_to_fit();
     }
@@ -111,7 +111,7 @@ impl fmt::Debug for Texts {
     }
 }
 
-/// As a list of a known length, which CBOR wants.
+/// Serializes as a list of known length, which CBOR needs.
 impl Serialize for Texts {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeSeq;
@@ -122,7 +122,7 @@ impl Serialize for Texts {
     }
 }
 
-/// Reads a list of at most `N`, for `#[serde(deserialize_with)]`.
+/// Deserializes a list of at most `N` texts, for `#[serde(deserialize_with)]`.
 pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Texts, D::Error> {
@@ -149,7 +149,7 @@ pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
     deserializer.deserialize_seq(List::<N>)
 }
 
-/// Reads a text to the end of a list.
+/// Deserializes a text into the end of a list.
 struct Next<'a>(&'a mut Texts);
 
 impl<'de> DeserializeSeed<'de> for Next<'_> {

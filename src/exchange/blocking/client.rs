@@ -42,8 +42,8 @@ impl Client {
     /// Connects, as [`ClientOptions::connect`] does.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime; [`Error::System`](crate::Error::System) where no
-    /// thread can be had.
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
+    /// [`Error::System`](crate::Error::System) if no thread can be started.
     pub fn connect(options: ClientOptions, driver: &Driver) -> Result<Self> {
         let background = Background::start("egmem-client")?;
         let client = background.wait(options.connect(driver))??;
@@ -66,7 +66,7 @@ impl Client {
         self.background.wait(self.client.wait(name, patience))?
     }
 
-    /// Fetches a name as it comes. See [`FetchOptions::go`].
+    /// Fetches a name with the default options. See [`FetchOptions::go`].
     ///
     /// # Errors
     /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
@@ -166,7 +166,7 @@ impl Client {
     }
 }
 
-/// Another process's memory, with a lease on it. It has all that [`exchange::RemoteBuffer`] has.
+/// Another process's memory, with a lease on it. It has all methods of [`exchange::RemoteBuffer`].
 #[derive(Debug)]
 pub struct RemoteBuffer {
     // In this order: the thread ends last.
@@ -175,7 +175,7 @@ pub struct RemoteBuffer {
 }
 
 impl RemoteBuffer {
-    /// Waits for a state that was not returned yet, at most so long; then `None`. See
+    /// Waits at most `patience` for a state that was not returned yet; otherwise `None`. See
     /// [`exchange::RemoteBuffer::changed`].
     ///
     /// # Errors
@@ -240,10 +240,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The next event, waited for at most so long; then `None`.
+    /// Waits at most `patience` for the next event; otherwise `None`.
     ///
     /// # Errors
-    /// Those of [`exchange::Watch::recv`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// Those of [`exchange::Watch::recv`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a
+    /// tokio runtime.
     pub fn recv(&mut self, patience: Duration) -> Result<Option<WatchEvent>> {
         let event = self.background.wait_for(patience, self.watch.recv())?;
         event.transpose()

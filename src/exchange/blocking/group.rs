@@ -9,11 +9,10 @@ use crate::driver::Driver;
 use crate::exchange::group::{self, GatheredMemory, GroupOptions, GroupState};
 use crate::share::Shared;
 
-/// A group that this process has joined as one of its ranks. It has all that [`group::Group`] has.
+/// A group that this process has joined as one of its ranks. It has all methods of [`group::Group`].
 ///
-/// Dropped, it waits up to 5 s for the server to hear that the rank leaves. Where this rank has
-/// started the server, the drop does not wait, and the server [lingers](GroupOptions::linger) on a
-/// thread of its own.
+/// Dropping it waits up to 5 s for the server to hear that the rank leaves. If this rank has started the
+/// server, the drop does not wait, and the server [lingers](GroupOptions::linger) on a thread of its own.
 #[derive(Debug)]
 pub struct Group {
     /// `None` once the rank has left.
@@ -26,7 +25,7 @@ impl Group {
     ///
     /// # Errors
     /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
-    /// [`Error::System`](crate::Error::System) where no thread can be had.
+    /// [`Error::System`](crate::Error::System) if no thread can be started.
     pub fn join(options: GroupOptions, driver: &Driver) -> Result<Self> {
         let background = Background::start("egmem-group")?;
         let group = background.wait(options.join(driver))??;
@@ -36,8 +35,8 @@ impl Group {
         })
     }
 
-    /// Waits until the state has changed since this was last called, at most so long; then `None`.
-    /// See [`group::Group::changed`].
+    /// Waits at most `patience` until the state has changed since the last call; otherwise `None`. See
+    /// [`group::Group::changed`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
@@ -84,10 +83,10 @@ impl Group {
     /// See [`group::Group::leave`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime:
-    /// the rank has left all the same then, as one that is dropped.
+    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime: the rank
+    /// has then left like one that is dropped.
     pub fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
-        // Before the group is taken: what is dropped knows how to linger.
+        // Before the group is taken: `drop` knows how to linger.
         outside_async()?;
         match self.group.take() {
             Some(group) => self.background.wait(group.leave(within))?,
@@ -102,7 +101,7 @@ impl Deref for Group {
     fn deref(&self) -> &Self::Target {
         match &self.group {
             Some(group) => group,
-            // Only `leave`, which consumes it, and `drop` take it away.
+            // Only `leave`, which consumes it, and `drop` take it out.
             None => unreachable!("a group that was left"),
         }
     }
@@ -116,7 +115,7 @@ impl Drop for Group {
         if let Some(linger) = group.lingers() {
             self.background.linger(linger);
         }
-        // Leaving goes on in the background.
+        // Leaving continues in the background.
         let _context = self.background.enter();
         drop(group);
     }

@@ -1,9 +1,8 @@
 //! The exchange for programs without async.
 //!
-//! Each client and server has a runtime on a thread of its own, so that heartbeats go on while the
-//! program does something else. The calls wait on the caller's thread. Called within a tokio runtime
-//! they fail with [`Error::InvalidArgument`] instead of blocking it: use
-//! [`exchange`](crate::exchange) there.
+//! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
+//! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
+//! [`Error::InvalidArgument`] instead of blocking it: use [`exchange`](crate::exchange) there.
 
 mod client;
 mod follow;
@@ -31,7 +30,7 @@ use crate::exchange::limits::deadline;
 use crate::fork::Generation;
 use crate::{Error, Result};
 
-/// How long the thread goes on for what its last user has begun, such as releases.
+/// How long the thread continues the work that its last user has begun, such as releases.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// How much longer than it lingers a server may take to end.
@@ -44,13 +43,13 @@ pub(crate) struct Background(Arc<Running>);
 struct Running {
     handle: Handle,
     born: Generation,
-    /// Dropped to stop it after [`GRACE`], or told another time.
+    /// Dropped to stop it after [`GRACE`]; a message sets another time.
     stop: Option<oneshot::Sender<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Background {
-    /// Starts one.
+    /// Starts the thread.
     pub(crate) fn start(name: &str) -> Result<Self> {
         outside_async()?;
         let failed = |error| Error::system("starting a runtime", &error);
@@ -68,7 +67,7 @@ impl Background {
                     sleep(Duration::from_millis(1)).await;
                 }
             });
-            // Tasks end here; driver calls that are on their way are waited for.
+            // Ends the tasks; waits for driver calls in progress.
             drop(runtime);
         });
         Ok(Self(Arc::new(Running {
@@ -79,13 +78,13 @@ impl Background {
         })))
     }
 
-    /// In whose scope what is dropped can go on in the background.
+    /// Enters the runtime, so that values dropped meanwhile can continue work in the background.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.0.handle.enter()
     }
 
-    /// Its thread goes on by itself until its tasks have ended, `within` and a while at most: the
-    /// last user does not wait for it. Of no effect where there are other clones.
+    /// Lets the thread run by itself until its tasks have ended, at most `within` and a grace period: the
+    /// last user does not wait for it. Has no effect if there are other clones.
     pub(crate) fn linger(&mut self, within: Duration) {
         if let Some(running) = Arc::get_mut(&mut self.0)
             && let Some(stop) = running.stop.take()
@@ -101,7 +100,7 @@ impl Background {
         Ok(self.0.handle.block_on(work))
     }
 
-    /// Waits for `work`, at most so long.
+    /// Waits for `work`, at most `within`.
     pub(crate) fn wait_for<T>(
         &self,
         patience: Duration,
@@ -117,9 +116,9 @@ impl Drop for Running {
         if !self.born.is_current() {
             return; // a forked child has no such thread
         }
-        // Within a runtime nothing may block: then the thread ends by itself.
+        // Within a runtime nothing may block: the thread then ends by itself.
         if let (Some(thread), true) = (self.thread.take(), outside_async().is_ok()) {
-            // It has panicked at worst, which has been told.
+            // At worst it has panicked, which has been reported.
             let _ = thread.join();
         }
     }

@@ -22,15 +22,15 @@ impl Server {
     /// Starts it, as [`ServerOptions::start`] does.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] within a tokio runtime; [`Error::System`] where no
-    /// thread can be had.
+    /// As there; [`Error::InvalidArgument`] within a tokio runtime; [`Error::System`] if no thread can be
+    /// started.
     pub fn start(options: ServerOptions) -> Result<Self> {
         let background = Background::start("egmem-server")?;
         let server = background.wait(options.start())??;
         Ok(Self { server, background })
     }
 
-    /// Where it listens, with the ports that the kernel chose.
+    /// Returns the addresses that it listens at, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
         self.server.addresses()
     }
@@ -40,7 +40,7 @@ impl Server {
         self.server.instance()
     }
 
-    /// Publishes memory under a name, for every peer that the server lets in.
+    /// Publishes memory under a name, for every peer that the server admits.
     ///
     /// # Errors
     /// Those of [`PublishOptions::now`].
@@ -69,7 +69,7 @@ impl Server {
         self.server.stats()
     }
 
-    /// What happens from now on.
+    /// Returns the events from now on.
     pub fn events(&self) -> Events {
         Events {
             events: self.server.events(),
@@ -95,7 +95,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         self.published.name()
     }
@@ -127,7 +127,7 @@ impl Published {
     }
 }
 
-/// What happens at a server.
+/// Events of a server.
 #[derive(Debug)]
 pub struct Events {
     events: Receiver<ServerEvent>,
@@ -135,17 +135,17 @@ pub struct Events {
 }
 
 impl Events {
-    /// The next event, waited for at most so long; then, or when the server is no more, `None`.
+    /// Waits at most `patience` for the next event; otherwise, or after the server has ended, `None`.
     ///
     /// # Errors
-    /// [`Error::LimitReached`] with how many events were missed, because they were not received in
+    /// [`Error::LimitReached`] with the number of events that were missed because they were not received in
     /// time; [`Error::InvalidArgument`] within a tokio runtime.
     pub fn recv(&mut self, patience: Duration) -> Result<Option<ServerEvent>> {
         match self.background.wait_for(patience, self.events.recv())? {
             Some(Ok(event)) => Ok(Some(event)),
             None | Some(Err(RecvError::Closed)) => Ok(None),
             Some(Err(RecvError::Lagged(missed))) => Err(Error::LimitReached {
-                what: "events behind (so many were missed)",
+                what: "events behind (that many were missed)",
                 limit: missed,
             }),
         }

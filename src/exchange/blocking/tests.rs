@@ -1,4 +1,4 @@
-//! The blocking faces, on threads without a runtime.
+//! The blocking API, on threads without a runtime.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{Buffer, Driver, Machine};
 
 const LONG: Duration = Duration::from_secs(300);
 
-/// How long the server waits for a sign of life.
+/// Returns how long the server waits for a heartbeat.
 fn lease() -> Duration {
     ms(3000)
 }
@@ -60,7 +60,7 @@ fn everything_there_is_without_async() {
         .unwrap();
     remote.put(0, 7_u64).unwrap();
     assert_eq!(published.shared().unwrap().word(0).unwrap(), 7);
-    // Heartbeats go on meanwhile: the lease is not lost after its time.
+    // Heartbeats continue meanwhile: the lease survives its expiry time.
     assert_eq!(remote.changed(lease() * 5 / 4).unwrap(), None);
     assert_eq!(remote.state(), LeaseState::Held);
     std::thread::scope(|scope| {
@@ -93,11 +93,11 @@ fn a_dropped_client_releases_and_its_thread_ends() {
         let client = Client::connect(options(&server), &other).unwrap();
         client.fetch("x").unwrap()
     };
-    // The lease keeps the thread.
+    // The lease keeps the thread alive.
     assert_eq!(published.importers().len(), 1);
     assert_eq!(remote.changed(lease() * 5 / 4).unwrap(), None);
     drop(remote);
-    // Released before the thread has ended, which dropping waits for.
+    // Dropping waits for the thread, which releases the lease before it ends.
     assert!(published.importers().is_empty());
     let mut events = server.events();
     let client = Client::connect(options(&server), &other).unwrap();
@@ -108,7 +108,7 @@ fn a_dropped_client_releases_and_its_thread_ends() {
         match events.recv(LONG).unwrap().expect("two more") {
             Fetched { .. } => seen.push("fetched"),
             Released { .. } => seen.push("released"),
-            // The client before may be said to be gone only now.
+            // The previous client's end may be reported only now.
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
-//! The connection to etcd, and what is asked of it. The only file that names etcd's client beside
-//! register.rs and watch.rs.
+//! The connection to etcd, and the requests to it. Besides register.rs and watch.rs, the only file that uses
+//! etcd's client.
 
 use std::fmt;
 use std::future::Future;
@@ -18,14 +18,14 @@ use super::options::{EtcdOptions, TlsFiles};
 use crate::text::bounded;
 use crate::{Error, Result};
 
-/// Keys in one answer: with the longest names well below gRPC's 4 MiB.
+/// Keys in one answer: even the longest names stay well below gRPC's 4 MiB.
 const PAGE: i64 = 1000;
-/// The most keys that are read for one question.
+/// The most keys that one query reads.
 const MAX_KEYS: usize = 1 << 20;
-/// The longest text of an error that is passed on, in bytes.
+/// The most bytes of an error text that are passed on.
 const MAX_DETAIL: usize = 200;
 
-/// An etcd, connected when something is asked.
+/// An etcd, connected on first use.
 pub(super) struct Etcd {
     pub options: EtcdOptions,
     pub keys: Keys,
@@ -36,7 +36,7 @@ impl Etcd {
     pub fn new(options: EtcdOptions) -> Result<Self> {
         options.check()?;
         if let Some(tls) = &options.tls {
-            // What is wrong with the files is said now, not at the first look-up.
+            // Faults of the files are reported now, not at the first look-up.
             read_tls(tls)?;
         }
         Ok(Self {
@@ -46,7 +46,7 @@ impl Etcd {
         })
     }
 
-    /// One question, answered within the timeout. After a failure the next one connects anew, with
+    /// Makes one request, answered within the timeout. After a failure the next request reconnects, with
     /// files read again and a fresh token.
     pub async fn call<T, F>(&self, call: impl FnOnce(Client) -> F) -> Result<T>
     where
@@ -59,7 +59,7 @@ impl Etcd {
         .await
         .unwrap_or_else(|_| Err(self.away(format!("no answer in {:?}", self.options.timeout))));
         if answer.is_err() {
-            // Somebody else may be connecting: then there is nothing old to forget.
+            // If another task holds the lock, it is connecting: then there is nothing old to drop.
             if let Ok(mut client) = self.client.try_lock() {
                 *client = None;
             }
@@ -75,7 +75,7 @@ impl Etcd {
         let timeout = self.options.timeout;
         let mut options = ConnectOptions::new()
             .with_connect_timeout(timeout)
-            // A half-dead connection shows without anybody asking.
+            // Keep-alives reveal a half-dead connection even without requests.
             .with_keep_alive(timeout, timeout)
             .with_keep_alive_while_idle(true)
             .with_auto_token_refresh(true);
@@ -92,7 +92,7 @@ impl Etcd {
         Ok(new)
     }
 
-    /// The exporters of a name, in the order in which they registered it.
+    /// Returns the exporters of a name, in the order in which they registered it.
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
         let (mut found, _) = self.list(self.keys.holders(name)).await?;
         found.sort_by_key(KeyValue::create_revision);
@@ -102,17 +102,17 @@ impl Etcd {
             .collect())
     }
 
-    /// The name that an entry is for, and who holds it; `None` for what is none of ours.
+    /// Parses an entry into its name and exporter; `None` for an entry that this crate did not write.
     pub fn read(&self, entry: &KeyValue) -> Option<(String, Exporter)> {
         let (name, instance) = self.keys.read(entry.key())?;
         let exporter = read_value(entry.value(), instance);
         if exporter.is_none() {
-            tracing::warn!(name, %instance, "etcd has an entry that is no exporter's");
+            tracing::warn!(name, %instance, "etcd has an entry that is not an exporter's");
         }
         Some((name, exporter?))
     }
 
-    /// All entries whose keys begin so, as of one revision, and that revision.
+    /// Returns all entries whose keys have this prefix, as of one revision, and that revision.
     pub async fn list(&self, prefix: String) -> Result<(Vec<KeyValue>, i64)> {
         let end = end_of(&prefix);
         let mut start = prefix.into_bytes();
@@ -143,7 +143,7 @@ impl Etcd {
         }
     }
 
-    /// The error of a failed question.
+    /// Returns the error of a failed request.
     pub fn failed(&self, error: &etcd_client::Error) -> Error {
         self.away(match error {
             etcd_client::Error::GRpcStatus(status) => {
@@ -153,7 +153,7 @@ impl Etcd {
         })
     }
 
-    /// An error with this explanation.
+    /// Returns an error with this explanation.
     pub fn away(&self, detail: impl Into<String>) -> Error {
         let detail: String = detail.into();
         Error::Directory {
@@ -162,8 +162,8 @@ impl Etcd {
         }
     }
 
-    /// How long to wait after the nth failure in a row, with some scatter, so that a thousand
-    /// exporters do not come back at once.
+    /// Returns how long to wait after the nth failure in a row, with jitter, so that a thousand exporters do
+    /// not return at once.
     pub fn pause(&self, failures: u32) -> Duration {
         let (first, most) = self.options.retry;
         let pause = first.saturating_mul(1 << failures.min(16)).min(most);
@@ -173,14 +173,14 @@ impl Etcd {
     }
 }
 
-/// Its endpoints.
+/// Displays its endpoints.
 impl fmt::Display for Etcd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.options.endpoints.join(", "))
     }
 }
 
-/// The first key after all that begin with `prefix`, which is ASCII.
+/// Returns the first key after all keys that begin with `prefix`, which is ASCII.
 pub(super) fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -1,4 +1,4 @@
-//! Fetches names wherever they are.
+//! Fetches names from any exporter.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,19 +16,19 @@ use crate::exchange::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer
 use crate::share::BootId;
 use crate::{Driver, Error, Refusal, Result};
 
-/// The most clients that are kept for the next time.
+/// The most clients that are cached.
 const CLIENTS: usize = 1024;
-/// Between two look-ups while a name is waited for: from, to.
+/// Between two look-ups while waiting for a name: from, to.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// A client that is kept, or is being made.
+/// A client that is cached, or being created.
 type Kept = Arc<Mutex<Option<Client>>>;
-/// How clients are made.
+/// Creates a client's options.
 type Dial = dyn Fn(Address) -> ClientOptions + Send + Sync;
 
-/// Fetches memory by name from whichever exporter the directory names. A clone is the same.
+/// Fetches memory by name from an exporter that the directory lists. Clones share their state.
 ///
-/// It keeps one [`Client`] for each exporter.
+/// It caches one [`Client`] for each exporter.
 ///
 /// ```no_run
 /// use egmem::Driver;
@@ -52,12 +52,13 @@ struct Inner {
 }
 
 impl Finder {
-    /// Finds names through `directory` and imports memory into `driver`, with plain connections.
+    /// Returns a finder that finds names through `directory` and imports memory into `driver`, over plain
+    /// connections.
     pub fn new(directory: Directory, driver: &Driver) -> Self {
         Self::with_clients(directory, driver, Client::options)
     }
 
-    /// The same, with clients of these options: security, limits, timeout.
+    /// As [`new`](Self::new), with clients of these options: security, limits, timeout.
     pub fn with_clients(
         directory: Directory,
         driver: &Driver,
@@ -79,17 +80,16 @@ impl Finder {
         self.fetch_with(name, |fetch| fetch).await
     }
 
-    /// Fetches a name. Of several exporters that hold it, those of a directory that knows names are
-    /// tried in the order in which they registered it; of fixed addresses, whichever says first that
-    /// it has it. An exporter that has been restarted since it registered is not taken for the old
-    /// one.
+    /// Fetches a name. If several exporters hold it, those of a directory that knows names are tried in the
+    /// order in which they registered it; of fixed addresses, the first to answer that it has the name is
+    /// used. An exporter that has restarted since it registered is not mistaken for the old one.
     ///
     /// # Errors
-    /// [`Error::Directory`] if the directory does not answer; [`Error::Refused`] with `not_found` if
-    /// no exporter has the name; else what the last exporter that should have it says.
+    /// [`Error::Directory`] if the directory does not answer; [`Error::Refused`] with `not_found` if no
+    /// exporter has the name; otherwise the error of the last exporter that should have it.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, it leaves nothing leased or mapped.
+    /// If dropped before completion, nothing stays leased or mapped.
     pub async fn fetch_with(
         &self,
         name: &str,
@@ -116,8 +116,8 @@ impl Finder {
     /// Fetches a name as soon as an exporter has it.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if none has it after `patience`; those of
-    /// [`fetch_with`](Self::fetch_with) that waiting does not mend.
+    /// [`Error::TimedOut`] if none has it after `patience`; those of [`fetch_with`](Self::fetch_with) that
+    /// waiting does not solve.
     ///
     /// # Cancel safety
     /// As [`fetch_with`](Self::fetch_with).
@@ -148,12 +148,11 @@ impl Finder {
         }
     }
 
-    /// An exporter's client: the one of the last time, or a new one.
+    /// Returns an exporter's client: a cached or a new one.
     ///
     /// # Errors
-    /// [`Error::PeerLost`] where the exporter has no address that can be reached from here;
-    /// [`Error::Stale`] where it has been restarted since it registered; those of
-    /// [`ClientOptions::connect`].
+    /// [`Error::PeerLost`] if the exporter has no address that this process can reach; [`Error::Stale`] if it
+    /// has restarted since it registered; those of [`ClientOptions::connect`].
     pub async fn client(&self, exporter: &Exporter) -> Result<Client> {
         let address = exporter
             .address(BootId::current()?)
@@ -164,7 +163,7 @@ impl Finder {
                 why: "it is on another machine, and has no TCP address".into(),
             })?;
         let kept = self.kept(address);
-        // Others who want the same exporter wait here for one connection.
+        // Other callers for the same exporter wait here for one connection.
         let mut slot = kept.lock().await;
         let client = match &*slot {
             Some(client) => client.clone(),
@@ -177,7 +176,7 @@ impl Finder {
         };
         match exporter.instance {
             Some(instance) if instance != client.instance() => {
-                // The client may not know yet that its server is another; the next one will.
+                // The client may not know yet that its server has restarted; the next one will.
                 *slot = None;
                 Err(Error::Stale {
                     what: format!("the exporter at {address}"),
@@ -195,13 +194,13 @@ impl Finder {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if clients.len() >= CLIENTS && !clients.contains_key(address) {
-            // What was fetched through them keeps their connections.
+            // Fetched memory keeps its connection.
             clients.clear();
         }
         clients.entry(address.clone()).or_default().clone()
     }
 
-    /// Forgets a client that did not reach its exporter.
+    /// Drops a client that did not reach its exporter.
     fn forget(&self, exporter: &Exporter) {
         if let Ok(here) = BootId::current()
             && let Some(address) = exporter.address(here)
@@ -264,18 +263,18 @@ impl Finder {
                 Err(error) => tracing::warn!(%error, "asking an exporter"),
             }
         }
-        // One that cannot be asked may have it.
+        // An exporter that cannot be reached may have it.
         Err(worst.unwrap_or_else(|| self.not_found(name)))
     }
 
-    /// The exporter's client, if it has the name.
+    /// Returns the exporter's client, if it has the name.
     async fn has(&self, name: &str, exporter: &Exporter) -> Result<Option<Client>> {
         let client = self.client(exporter).await?;
         let ask = Ask::List(List {
             prefix: name.to_owned(),
             after: None,
         });
-        // Of all names that begin so, the name itself is the first.
+        // Of all names with this prefix, the name itself is the first.
         Ok(match client.call(ask, client.patience()).await? {
             Answer::Names(names) => {
                 let first = names.entries.first();
@@ -297,7 +296,7 @@ impl Finder {
     }
 }
 
-/// Whether an error may pass when the exporter or the directory is back, or the name is there.
+/// Returns whether the error may disappear when the exporter or the directory is back, or the name exists.
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::PeerLost { .. }

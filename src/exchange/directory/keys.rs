@@ -1,16 +1,17 @@
-//! What is where in etcd. Values are JSON, for people with `etcdctl`.
+//! The keys and values in etcd. Values are JSON, readable with `etcdctl`.
 //!
 //! ```text
 //! {prefix}exporters/{instance}         {"addresses": [...], "instance": "…", "boot": "…"}
 //! {prefix}names/{name}@{instance}      the same
 //! ```
-//! `@` is in no name, so that one name's keys are not those of a longer one.
+//!
+//! Names contain no `@`, so one name's keys are never a longer name's.
 
 use super::Exporter;
 use crate::exchange::protocol::check_name;
 use crate::share::InstanceId;
 
-/// The longest value that is looked at, in bytes.
+/// The longest value that is parsed, in bytes.
 const MAX_VALUE: usize = 1 << 20;
 
 /// The keys below a prefix.
@@ -20,34 +21,34 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Below `prefix`, which ends with a slash.
+    /// Returns the keys below `prefix`, which ends with a slash.
     pub fn new(prefix: &str) -> Self {
         Self {
             prefix: prefix.to_owned(),
         }
     }
 
-    /// An exporter's own key.
+    /// Returns an exporter's own key.
     pub fn exporter(&self, instance: InstanceId) -> String {
         format!("{}exporters/{instance}", self.prefix)
     }
 
-    /// The key that says that an exporter holds a name.
+    /// Returns the key that says that an exporter holds a name.
     pub fn name(&self, name: &str, instance: InstanceId) -> String {
         format!("{}names/{name}@{instance}", self.prefix)
     }
 
-    /// What the keys of a name begin with.
+    /// Returns the prefix of a name's keys.
     pub fn holders(&self, name: &str) -> String {
         format!("{}names/{name}@", self.prefix)
     }
 
-    /// What the keys of all names that begin with `start` begin with.
+    /// Returns the prefix of the keys of all names that begin with `start`.
     pub fn names(&self, start: &str) -> String {
         format!("{}names/{start}", self.prefix)
     }
 
-    /// The name and the instance that a key is for; `None` for what is none of ours.
+    /// Parses a key into its name and instance; `None` for a key that this crate did not write.
     pub fn read(&self, key: &[u8]) -> Option<(String, InstanceId)> {
         let key = std::str::from_utf8(key).ok()?;
         let rest = key.strip_prefix(&self.prefix)?.strip_prefix("names/")?;
@@ -57,14 +58,14 @@ impl Keys {
     }
 }
 
-/// An exporter as a value.
+/// Encodes an exporter as a value.
 pub(super) fn value(exporter: &Exporter) -> Vec<u8> {
-    // A list of texts and two texts: there is nothing that JSON could not write.
+    // A list of texts and two texts: JSON can represent all of them.
     serde_json::to_vec(exporter).unwrap_or_default()
 }
 
-/// The exporter that a value says, if it is that instance; anybody who may write to etcd may have
-/// written it.
+/// Decodes a value into its exporter, if that has this instance; any client with write access to etcd may
+/// have written it.
 pub(super) fn read_value(value: &[u8], instance: InstanceId) -> Option<Exporter> {
     if value.len() > MAX_VALUE {
         return None;

@@ -1,21 +1,20 @@
-//! Which exporter holds a name.
+//! Finds out which exporter holds a name.
 //!
-//! A [`Directory`] says where to ask, and nothing else: no handle, no ticket and no session is ever
-//! in it. What it says may be out of date, so whoever fetches names the instance that he means, and
-//! a restarted exporter is not taken for the old one.
+//! A [`Directory`] says where to ask, and nothing else: it never contains a handle, a ticket or a session.
+//! Its answers may be out of date, so a fetch names the instance that it expects, and a restarted exporter is
+//! not mistaken for the old one.
+//! - [`Directory::fixed`]: the given addresses; each may hold any name.
+//! - [`Directory::etcd`] (feature `etcd`): exporters register their addresses, instance and names in etcd
+//!   under a lease that they keep alive. When one dies, its names go with the lease. While etcd is away, open
+//!   connections continue, and look-ups fail with [`Error::Directory`] in time.
 //!
-//! - [`Directory::fixed`]: the addresses given; each may hold any name.
-//! - [`Directory::etcd`] (feature `etcd`): exporters register their addresses, instance and names
-//!   in etcd under a lease that they keep alive. When one dies, its names go with the lease. While
-//!   etcd is away, what is open goes on, and look-ups fail with [`Error::Directory`] in time.
-//!
-//! Two exporters may claim one name, say the old and the new during a move: both are found, in the
-//! order in which they registered it.
+//! Two exporters may claim one name, such as the old and the new during a move: both are found, in the order
+//! in which they registered it.
 
 #[cfg(feature = "etcd")]
 mod etcd;
 mod finder;
-// Fuzzed without etcd's client, which takes protoc to build.
+// Fuzzed without etcd's client, whose build needs protoc.
 #[cfg(any(feature = "etcd", fuzzing))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 mod keys;
@@ -48,19 +47,19 @@ pub const MAX_ADDRESSES: usize = 4096;
 /// An exporter, as a directory knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Exporter {
-    /// Where it listens, as other machines reach it; Unix sockets are for its own.
+    /// Its addresses, as other machines reach it; Unix sockets are for its own machine.
     pub addresses: Vec<Address>,
-    /// Which life of it this is; `None` where the directory does not know.
+    /// Its instance; `None` if the directory does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
-    /// Its machine; `None` where the directory does not know.
+    /// Its machine; `None` if the directory does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootId>,
 }
 
 impl Exporter {
-    /// The address to connect to from a process on the machine `here`: a Unix socket if the
-    /// exporter is on the same one or nothing else is known, else its first TCP address.
+    /// Returns the address to connect to from a process on the machine `here`: a Unix socket if the exporter
+    /// is on the same machine or nothing else is known, otherwise its first TCP address.
     pub fn address(&self, here: BootId) -> Option<&Address> {
         let unix = || self.addresses.iter().find(|address| address.is_unix());
         let tcp = || self.addresses.iter().find(|address| !address.is_unix());
@@ -72,7 +71,7 @@ impl Exporter {
     }
 }
 
-/// Says which exporters hold a name. A clone is the same directory.
+/// Returns which exporters hold a name. Clones are the same directory.
 #[derive(Clone)]
 pub struct Directory(Kind);
 
@@ -84,7 +83,7 @@ enum Kind {
 }
 
 impl Directory {
-    /// The exporters at these addresses, each of which may hold any name.
+    /// Returns a directory of the exporters at these addresses, each of which may hold any name.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no address or more than [`MAX_ADDRESSES`].
@@ -102,27 +101,27 @@ impl Directory {
             }
         }
         if list.is_empty() {
-            return Err(Error::invalid("addresses", "there are none"));
+            return Err(Error::invalid("addresses", "the list is empty"));
         }
         Ok(Self(Kind::Fixed(list.into())))
     }
 
-    /// The exporters that have registered in etcd. Nothing is asked yet: etcd may still be away.
+    /// Returns a directory of the exporters that have registered in etcd. This sends no request: etcd may
+    /// still be away.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for options that cannot be right, [`Error::Tls`] for certificates
-    /// that cannot be read.
+    /// [`Error::InvalidArgument`] for invalid options, [`Error::Tls`] for certificates that cannot be read.
     #[cfg(feature = "etcd")]
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
         Ok(Self(Kind::Etcd(Arc::new(etcd::Etcd::new(options)?))))
     }
 
-    /// The exporters that say they hold a name, in the order in which they registered it; of a
-    /// fixed directory all, since only they know.
+    /// Returns the exporters that claim to hold a name, in the order in which they registered it; for a fixed
+    /// directory all exporters, because only they know.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no name, [`Error::Directory`] if the directory does
-    /// not answer in time.
+    /// [`Error::InvalidArgument`] for an invalid name, [`Error::Directory`] if the directory does not answer
+    /// in time.
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
         check_name(name)?;
         match &self.0 {
@@ -139,16 +138,16 @@ impl Directory {
         }
     }
 
-    /// Whether the exporters that it names have said themselves that they hold the name.
+    /// Returns whether its exporters have claimed the name themselves.
     pub(crate) const fn knows_names(&self) -> bool {
         !matches!(self.0, Kind::Fixed(_))
     }
 
-    /// What becomes of the names that begin with `prefix`: those that there are come first.
+    /// Watches the names that begin with `prefix`: existing names are reported first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what no name begins with, outside of a tokio runtime, and for
-    /// a fixed directory, which does not know: watch the exporters themselves.
+    /// [`Error::InvalidArgument`] for an invalid prefix, outside of a tokio runtime, and for a fixed
+    /// directory, which does not know names: watch the exporters themselves.
     pub fn watch(&self, prefix: &str) -> Result<DirectoryWatch> {
         check_prefix(prefix)?;
         match &self.0 {
@@ -161,13 +160,12 @@ impl Directory {
         }
     }
 
-    /// Registers an exporter, from now until the registration is dropped or closed. If the
-    /// directory is away, it is registered when that is back, and again whenever it was away.
-    /// A fixed directory has nothing to register: its registration does nothing.
+    /// Registers an exporter until the registration is dropped or closed. If the directory is away, registers
+    /// it as soon as that is back, and again after each outage. A fixed directory stores nothing: its
+    /// registration does nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, no instance, no boot id, or outside of a tokio
-    /// runtime.
+    /// [`Error::InvalidArgument`] for no address, no instance, no boot id, or outside of a tokio runtime.
     pub fn register(&self, exporter: Exporter) -> Result<Registration> {
         if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
             return Err(Error::invalid(
@@ -192,7 +190,7 @@ fn runtime() -> Result<tokio::runtime::Handle> {
         .map_err(|error| Error::invalid("runtime", error.to_string()))
 }
 
-/// The addresses given, or etcd's.
+/// Displays the given addresses, or etcd's.
 impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -215,14 +213,14 @@ impl fmt::Debug for Directory {
     }
 }
 
-/// For tests/fuzz alone.
+/// For tests/fuzz only.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {
     use super::keys::{Keys, read_value, value};
 
-    /// Reads an entry of etcd: the key, a line's end, the value. What is taken must be what would be
-    /// written.
+    /// Decodes an entry of etcd: the key, a line feed, the value. An accepted entry must encode to the same
+    /// bytes.
     pub fn entry(bytes: &[u8]) {
         let line = bytes.iter().position(|&byte| byte == b'\n');
         let (key, json) = bytes.split_at(line.unwrap_or(bytes.len()));

@@ -1,4 +1,4 @@
-//! How to reach etcd.
+//! Options to reach etcd.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use crate::{Error, Result};
 
-/// Where etcd is, and how to use it.
+/// The address of etcd, and how to use it.
 ///
 /// ```
 /// use egmem::exchange::directory::{Directory, EtcdOptions};
@@ -37,7 +37,7 @@ pub(super) struct TlsFiles {
 }
 
 impl EtcdOptions {
-    /// The etcd at these endpoints: `http://host:port` or `https://host:port`.
+    /// Returns options for the etcd at these endpoints: `http://host:port` or `https://host:port`.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -50,52 +50,52 @@ impl EtcdOptions {
         }
     }
 
-    /// A user of etcd and the password, which is wiped from this process's own copies.
+    /// Sets etcd's user and the password, which is wiped from this process's own copies.
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.user = Some((name.into(), Zeroizing::new(password.into())));
         self
     }
 
-    /// The authority that etcd's certificate must come from, in a PEM file. Endpoints are `https`.
+    /// Sets the authority that must have signed etcd's certificate, in a PEM file. Endpoints are `https`.
     pub fn ca(mut self, file: impl AsRef<Path>) -> Self {
         self.tls.get_or_insert_default().ca = Some(file.as_ref().into());
         self
     }
 
-    /// This process's certificate and key, in PEM files, where etcd asks for one.
+    /// Sets this process's certificate and key, in PEM files, if etcd requires them.
     pub fn identity(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         let files = (cert.as_ref().into(), key.as_ref().into());
         self.tls.get_or_insert_default().identity = Some(files);
         self
     }
 
-    /// The name in etcd's certificate, where it is not the endpoint's host.
+    /// Sets the name in etcd's certificate, if it is not the endpoint's host.
     pub fn domain(mut self, name: impl Into<String>) -> Self {
         self.tls.get_or_insert_default().domain = Some(name.into());
         self
     }
 
-    /// What all keys begin with; `/egmem/v1/` by default. It begins and ends with a slash.
+    /// Sets the prefix of all keys; `/egmem/v1/` by default. It begins and ends with a slash.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// How long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default.
-    /// etcd has a minimum of its own, a few of its heartbeats.
+    /// Sets how long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default. etcd
+    /// has a minimum of its own, a few of its heartbeats.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// The longest that etcd may take for one answer: 5 s by default.
+    /// Sets how long etcd may take for one answer: 5 s by default.
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// After a failure the next attempt is made after `first`, and each time twice as late, up to
-    /// `most`: 200 ms and 10 s by default.
+    /// Sets the delay before a retry: `first` after a failure, then twice as long each time, up to `most`;
+    /// 200 ms and 10 s by default.
     pub const fn retry(mut self, first: Duration, most: Duration) -> Self {
         self.retry = (first, most);
         self
@@ -118,7 +118,7 @@ impl EtcdOptions {
         if self.tls.is_some() && !self.endpoints.iter().all(https) {
             return wrong("certificates, but an endpoint without https://");
         }
-        // The user and the password would be in the endpoint's errors.
+        // An endpoint's errors would contain the user and the password.
         if self.endpoints.iter().any(|endpoint| endpoint.contains('@')) {
             return wrong("an endpoint with a user: use `user`");
         }

@@ -16,18 +16,18 @@ use super::registration::{Registration, RegistrationState};
 use crate::Result;
 use crate::share::InstanceId;
 
-/// Changes in one transaction: etcd takes 128.
+/// Changes in one transaction: etcd allows 128.
 const BATCH: usize = 100;
 
-/// A registration's end in the program.
+/// The program's end of a registration.
 pub(super) struct Active {
     wanted: Arc<Wanted>,
     state: watch::Receiver<RegistrationState>,
-    /// Dropped, it ends the task; with a sender in it, the task says how the end went.
+    /// Dropping it ends the task; with a sender in it, the task reports how the end went.
     close: oneshot::Sender<oneshot::Sender<Result<()>>>,
 }
 
-/// What should be in etcd.
+/// The entries that etcd should have.
 struct Wanted {
     names: Mutex<BTreeSet<String>>,
     changed: Notify,
@@ -42,7 +42,7 @@ impl Wanted {
 
 impl Active {
     pub fn change(&self, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
-        // Under the lock, so that the task cannot call names registered which it has not seen.
+        // Under the lock, so that the task cannot report names as registered that it has not seen.
         let mut names = self.wanted.lock();
         if change(&mut names) {
             self.wanted.state.send_if_modified(|state| {
@@ -66,13 +66,13 @@ impl Active {
             .wait_for(|state| state != than)
             .await
             .map(|new| new.clone());
-        // The task ends after this end only.
+        // The task ends only after this end.
         new.unwrap_or_else(|_| self.state())
     }
 
     pub async fn close(self) -> Result<()> {
         let (sender, done) = oneshot::channel();
-        // A task that its runtime has dropped cannot revoke; the lease ends by itself.
+        // A task that its runtime has dropped cannot revoke; the lease expires by itself.
         let _ = self.close.send(sender);
         done.await.unwrap_or(Ok(()))
     }
@@ -110,7 +110,7 @@ struct Task {
     instance: InstanceId,
     value: Vec<u8>,
     wanted: Arc<Wanted>,
-    /// The lease in etcd, also one that may be lost.
+    /// The lease in etcd, even if it may be lost.
     lease: Option<i64>,
 }
 
@@ -142,7 +142,7 @@ impl Task {
         }
     }
 
-    /// Registers, and keeps that up until it fails.
+    /// Registers, and keeps the registration alive until that fails.
     async fn keep(&mut self, failures: &mut u32) -> crate::Error {
         match self.register(failures).await {
             Ok(never) => match never {},
@@ -162,7 +162,7 @@ impl Task {
             .etcd
             .call(|mut client| async move { client.lease_keep_alive(lease).await })
             .await?;
-        // A key that is there already goes over to the new lease and keeps its place in the order.
+        // An existing key moves to the new lease and keeps its place in the order.
         self.put_exporter(lease).await?;
         let mut there = BTreeSet::new();
         let mut beat = interval(beat(grant.ttl()));
@@ -170,7 +170,7 @@ impl Task {
         self.put_names(lease, &mut there, &mut keeper, &mut answers)
             .await?;
         if let Some(before) = before {
-            // With it go the names that were taken out meanwhile. If it is gone already, the better.
+            // Revoking it also removes names that were taken out meanwhile. It may have expired already.
             let _ = self.revoke(before).await;
         }
         tracing::debug!(instance = %self.instance, names = there.len(), "registered");
@@ -195,7 +195,7 @@ impl Task {
         Ok(())
     }
 
-    /// Brings etcd to what is wanted, from `there`.
+    /// Changes etcd's entries from `there` to the wanted ones.
     async fn put_names(
         &self,
         lease: i64,
@@ -278,7 +278,7 @@ impl Task {
     }
 }
 
-/// Three beats in each life of a lease.
+/// Returns the heartbeat interval: a third of the lease.
 fn beat(ttl: i64) -> Duration {
     Duration::from_millis(u64::try_from(ttl).unwrap_or(1).max(1).saturating_mul(1000) / 3)
 }

@@ -1,4 +1,4 @@
-//! An exporter's place in a directory.
+//! An exporter's registration in a directory.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use super::register::Active;
 use crate::exchange::protocol::check_name;
 use crate::{Error, Result};
 
-/// How a registration stands.
+/// The state of a registration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RegistrationState {
-    /// All names that were added are in the directory.
+    /// The directory has all names that were added.
     Registered,
-    /// Some are on their way.
+    /// Some names are not in the directory yet.
     Pending,
-    /// The directory is away; it is tried again and again.
+    /// The directory is away; the task retries.
     Away(Error),
 }
 
-/// Keeps an exporter and its names in a directory; dropped, it takes them out in the background.
+/// Keeps an exporter and its names in a directory; dropping it removes them in the background.
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
     #[cfg(feature = "etcd")]
@@ -26,7 +26,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// In a directory that keeps no names.
+    /// Returns a registration in a directory that stores no names.
     pub(super) const fn nowhere() -> Self {
         Self {
             #[cfg(feature = "etcd")]
@@ -41,10 +41,10 @@ impl Registration {
         }
     }
 
-    /// Adds a name, soon.
+    /// Adds a name, asynchronously.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is no name.
+    /// [`Error::InvalidArgument`] for an invalid name.
     pub fn add(&self, name: &str) -> Result<()> {
         check_name(name)?;
         #[cfg(feature = "etcd")]
@@ -54,7 +54,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Takes a name out, soon.
+    /// Removes a name, asynchronously.
     pub fn remove(&self, name: &str) {
         #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
@@ -64,7 +64,7 @@ impl Registration {
         let _ = name;
     }
 
-    /// How it stands now.
+    /// Returns the current state.
     pub fn state(&self) -> RegistrationState {
         #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
@@ -73,7 +73,7 @@ impl Registration {
         RegistrationState::Registered
     }
 
-    /// Waits until the state is another than `than`, and returns it.
+    /// Waits until the state differs from `than`, and returns it.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -88,10 +88,10 @@ impl Registration {
         RegistrationState::Registered
     }
 
-    /// Takes the exporter and its names out of the directory, now.
+    /// Removes the exporter and its names from the directory now.
     ///
     /// # Errors
-    /// [`Error::Directory`] if the directory does not answer in time; its lease ends them then.
+    /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
     pub async fn close(self) -> Result<()> {
         #[cfg(feature = "etcd")]
         if let Some(active) = self.active {

@@ -1,4 +1,4 @@
-//! What becomes of names in a directory.
+//! Watches names in a directory.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use super::Exporter;
 use crate::Error;
 use crate::share::InstanceId;
 
-/// Events that wait to be received; then the directory is asked no faster than they are.
+/// Events in the queue; when it is full, the directory is read only as fast as they are received.
 #[cfg(feature = "etcd")]
 const QUEUE: usize = 256;
 
-/// News of a directory.
+/// An event of a directory.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum DirectoryEvent {
@@ -24,29 +24,28 @@ pub enum DirectoryEvent {
         /// The exporter.
         exporter: Exporter,
     },
-    /// An exporter does not hold a name any more, or is dead.
+    /// An exporter no longer holds a name, or is dead.
     Gone {
         /// The name.
         name: String,
         /// The exporter's instance.
         instance: InstanceId,
     },
-    /// All names that there were when the watch began, or when the directory came back, have been
-    /// told.
+    /// All names that existed when the watch began, or when the directory came back, have been reported.
     Current,
-    /// The directory is away: what was told may be out of date. When it is back, what has changed
-    /// meanwhile is told.
+    /// The directory is away: earlier events may be out of date. When it is back, the changes made meanwhile
+    /// are reported.
     Away(Error),
 }
 
-/// Events about names, in order, none of them missed; from [`Directory::watch`](super::Directory::watch).
+/// Events about names, in order and complete; from [`Directory::watch`](super::Directory::watch).
 pub struct DirectoryWatch {
     #[cfg(feature = "etcd")]
     events: mpsc::Receiver<DirectoryEvent>,
 }
 
 impl DirectoryWatch {
-    /// The next event; `None` when there will be none, since the runtime is ending.
+    /// Waits for the next event; `None` if there will be no more, because the runtime is ending.
     ///
     /// # Cancel safety
     /// No event is lost.
@@ -106,11 +105,11 @@ mod task {
         etcd: Arc<Etcd>,
         prefix: String,
         events: mpsc::Sender<DirectoryEvent>,
-        /// What has been told to be there.
+        /// The entries that were reported.
         told: BTreeMap<(String, InstanceId), Exporter>,
     }
 
-    /// Nobody listens any more.
+    /// The receiver is gone.
     struct Closed;
 
     enum End {
@@ -154,7 +153,7 @@ mod task {
             }
         }
 
-        /// Lists, tells what has changed since the last time, and follows what changes from then on.
+        /// Lists the names, reports the changes since the last list, and follows later changes.
         async fn try_follow(
             &mut self,
             failures: &mut u32,
@@ -226,7 +225,7 @@ mod task {
                 return Ok(());
             };
             let before = self.told.insert((name.clone(), instance), exporter.clone());
-            // An exporter that registers once more is no news.
+            // An exporter that registers again is not a change.
             if before.as_ref() == Some(&exporter) {
                 return Ok(());
             }

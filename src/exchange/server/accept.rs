@@ -1,4 +1,4 @@
-//! Taking connections: handshake, hello, and a session to go with it.
+//! Accepts connections: handshake, hello, and a session.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,23 +23,23 @@ use crate::exchange::{PeerName, limits};
 use crate::share::BootId;
 use crate::{Error, Refusal, Result};
 
-/// What a connection is, beside its two ends.
+/// A connection's properties, besides its two ends.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    /// Different for each connection of a server.
+    /// Unique among a server's connections.
     pub id: u64,
     pub session: Arc<Session>,
-    /// Over a Unix socket: fds go with frames.
+    /// A Unix socket: frames may carry fds.
     pub local: bool,
-    /// The fds that the connection has here.
+    /// The connection's fds at this end.
     pub fds: Arc<FdShare>,
-    /// Then, the process that connected.
+    /// Over a Unix socket, the process that connected.
     pub process: Option<Known>,
-    /// The client's machine, as it says.
+    /// The client's machine, as the client claims.
     pub boot: BootId,
 }
 
-/// Accepts connections at the address of that number until the server ends.
+/// Accepts connections at the address with this number until the server ends.
 pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) {
     while let Some((newcomer, give_way)) = next(&inner, &listening, number).await {
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
@@ -47,7 +47,7 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) 
     }
 }
 
-/// The next connection; `None` when the server has ended, or the socket is of no use any more.
+/// Returns the next connection; `None` when the server has ended, or the socket is unusable.
 pub(super) async fn next(
     inner: &Arc<Inner>,
     listening: &Listening,
@@ -80,13 +80,13 @@ pub(super) async fn next(
             Some((newcomer, give_way))
         }
         Err(error) => {
-            tracing::error!(%error, address = %listening.address(), "nobody can connect any more");
+            tracing::error!(%error, address = %listening.address(), "no client can connect any more");
             None
         }
     }
 }
 
-/// A connection, for which others give way where the process has no fd for it.
+/// Accepts a connection; if the process has no fd for it, another one gives way.
 async fn incoming(inner: &Inner, listening: &Listening) -> Result<Incoming> {
     let mut told = false;
     loop {
@@ -102,7 +102,7 @@ async fn incoming(inner: &Inner, listening: &Listening) -> Result<Incoming> {
     }
 }
 
-/// One connection from its first byte to its last.
+/// Serves one connection from its first byte to its last.
 async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
     let Newcomer {
         incoming,
@@ -146,7 +146,7 @@ async fn greet(
         let (link, welcome) = inner.begin(&mut connection, &hello, of_peer.account())?;
         Ok((link, welcome, of_peer))
     });
-    // The list of leases in it is not charged for any more.
+    // The hello's list of leases is no longer charged.
     drop(hello);
     match begun {
         Ok((link, welcome, of_peer)) => {
@@ -164,7 +164,7 @@ async fn greet(
     }
 }
 
-/// The transport's handshake, and a hello of a version that is spoken here.
+/// Performs the transport's handshake, and reads a hello of a supported version.
 pub(super) async fn hello(
     inner: &Inner,
     incoming: Incoming,
@@ -228,7 +228,7 @@ pub(super) async fn send(
     sent
 }
 
-/// Refuses a connection, and says what that was.
+/// Refuses a connection, and returns the reason as an error.
 pub(super) async fn refuse(
     inner: &Inner,
     mut connection: Connection,
@@ -245,7 +245,7 @@ pub(super) async fn refuse(
         reason: reason.word().into(),
         detail: detail.clone(),
     };
-    // Whether it arrives does not matter any more.
+    // It no longer matters whether it arrives.
     let _ = send(inner, &mut connection, Greeting::Refused(refused), deadline).await;
     Error::Refused {
         peer: "the server".into(),
@@ -256,7 +256,7 @@ pub(super) async fn refuse(
 }
 
 impl Inner {
-    /// The welcome to a session, but for what only sessions have.
+    /// Returns the welcome to a session, without the fields that only sessions have.
     pub(super) fn welcome(&self, hello: &Hello, peer: &PeerName) -> Result<Welcome, No> {
         let internal = || (Refusal::Internal, String::new());
         Ok(Welcome {
@@ -275,7 +275,8 @@ impl Inner {
         })
     }
 
-    /// A session for a connection: the one that the client names, if it is that peer's, or a new one.
+    /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a
+    /// new one.
     fn begin(
         &self,
         connection: &mut Connection,
@@ -311,7 +312,7 @@ impl Inner {
             _ => {
                 let number = state.next_session();
                 let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
-                // Every lease may be asked back, and then end.
+                // Every lease may be recalled, and then end.
                 let leases = self.limits.leases_per_peer.saturating_mul(2);
                 let notices = self.limits.queued_frames.saturating_add(leases);
                 let charge = account.charge(account::SESSION).map_err(over)?;
@@ -356,8 +357,8 @@ impl Inner {
         Ok((link, welcome))
     }
 
-    /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that
-    /// have ended.
+    /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that have
+    /// ended.
     fn reconcile(&self, state: &mut State, session: &Session, held: Option<&[u64]>) -> Vec<u64> {
         let (dropped, unknown) = match held {
             Some(held) => state.leases.keep_only(session.id, held),
@@ -367,7 +368,7 @@ impl Inner {
             state.returned(lease);
             self.audit_lease(state, "released", lease);
         }
-        // What it was told of these may have been lost.
+        // Earlier notices about these leases may have been lost.
         for lease in state.leases.of_session(session.id) {
             let publication = state.publications.get(&lease.publication);
             let closing = publication.filter(|registered| registered.closing);
@@ -385,7 +386,7 @@ impl Inner {
         unknown
     }
 
-    /// A connection is no more: its session goes on for the time of a lease, or ends.
+    /// Handles the end of a connection: its session survives for the time of a lease, or ends.
     pub(super) fn detach(&self, link: &Link, last_word: Instant) {
         let session = &link.session;
         let mut state = self.state();

@@ -1,4 +1,4 @@
-//! What a connection counts as, from its first byte on.
+//! Counts a connection against the limits, from its first byte on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ pub(super) struct Newcomer {
     pub shaking: Shaking,
 }
 
-/// Counts as an open connection until it is dropped.
+/// Counts as an open connection until dropped.
 pub(super) struct Open(Arc<Inner>);
 
 impl Open {
@@ -35,7 +35,7 @@ impl Drop for Open {
     }
 }
 
-/// Counts as a connection that has not been greeted yet until it is dropped.
+/// Counts as a connection that has not been greeted yet until dropped.
 pub(super) struct Shaking(Arc<Inner>, Option<Handshake>);
 
 impl Shaking {
@@ -44,7 +44,7 @@ impl Shaking {
         Self(Arc::clone(inner), Some(handshake))
     }
 
-    /// It may be greeted, unless it has had to give way.
+    /// Ends the wait for the greeting; fails if the connection has had to give way.
     pub fn finish(mut self) -> Result<()> {
         match self.1.take().is_some_and(Handshake::finish) {
             true => Ok(()),
@@ -59,7 +59,7 @@ impl Drop for Shaking {
     }
 }
 
-/// A connection that had to give way.
+/// Returns the error of a connection that had to give way.
 pub(super) fn gave_way(inner: &Inner) -> Error {
     count(&inner.counters.dropped_handshakes);
     let limit = inner.limits.handshakes;
@@ -72,7 +72,7 @@ pub(super) fn gave_way(inner: &Inner) -> Error {
     }
 }
 
-/// Counts as a greeted connection, and one of its peer, until it is dropped.
+/// Counts as a greeted connection, and as one of its peer, until dropped.
 pub(super) struct OfPeer(
     Arc<Inner>,
     PeerName,
@@ -97,12 +97,12 @@ impl OfPeer {
         Ok(Self(Arc::clone(inner), peer.clone(), account, charge))
     }
 
-    /// What is kept for its peer.
+    /// Returns the account of its peer.
     pub fn account(&self) -> &Arc<Account> {
         &self.2
     }
 
-    /// Has the connection's frames charged to its peer.
+    /// Charges the connection's frames to its peer.
     pub fn charge_frames(&self, connection: &mut Connection) {
         connection.reader.charge_to(&self.2);
         connection.writer.charge_to(&self.2);

@@ -8,32 +8,33 @@ use crate::Refusal;
 use crate::exchange::protocol::Create;
 use crate::exchange::{Namespaces, PeerName};
 
-/// What an [`Allocate`] answers: a refusal has its reason for programs and one for people.
+/// The answer of an [`Allocate`]: a refusal has a reason for programs and one for people.
 pub type Allocation<'a> = Pin<Box<dyn Future<Output = Result<(), (Refusal, String)>> + Send + 'a>>;
 
-/// Makes memory for clients that ask for it, and publishes it on the server that asks.
+/// Creates memory for clients on request, and publishes it on the server.
 ///
 /// # Cancel safety
-/// A future is dropped unfinished when its client is gone or the server ends. What it has half made
-/// must be undone then.
+/// A future is dropped before completion when its client disconnects or the server ends. It must then undo
+/// what it has done so far.
 pub trait Allocate: Send + Sync {
-    /// Whether `peer` may create this name, whatever is there now; asked before [`create`](Self::create).
-    /// By default a peer creates names under its own name alone: [`Namespaces::own`].
+    /// Returns whether `peer` may create this name, whether it exists or not; called before
+    /// [`create`](Self::create). By default a peer creates names only under its own name:
+    /// [`Namespaces::own`].
     ///
     /// # Errors
-    /// The refusal that the peer is told.
+    /// The refusal for the peer.
     fn may_create(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
         Namespaces::own().check(peer, name)
     }
 
-    /// Makes memory for `peer` and publishes it under the name that is asked for, which has the form
-    /// of names, with `peer` as its [owner](crate::exchange::server::PublishOptions::owner): the owner is
-    /// charged for the name. It must be there when the future is done.
+    /// Creates memory for `peer` and publishes it under the requested name, whose form has been checked, with
+    /// `peer` as its [owner](crate::exchange::server::PublishOptions::owner): the owner is charged for the
+    /// name. The name must exist when the future is done.
     ///
-    /// Check the peer's rights and quota before the name: a refusal with `exists` tells the peer that
-    /// somebody has it.
+    /// Check the peer's rights and quota before the name: a refusal with `exists` reveals to the peer that
+    /// the name exists.
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a>;
 
-    /// Ends a name that `peer` created, after waiting that long for its holders.
+    /// Ends a name that `peer` created, after waiting at most `wait` for its holders.
     fn delete<'a>(&'a self, peer: &'a PeerName, name: &'a str, wait: Duration) -> Allocation<'a>;
 }

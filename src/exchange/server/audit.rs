@@ -24,24 +24,24 @@ use crate::exchange::PeerName;
 use crate::exchange::protocol::Answer;
 use crate::text::bounded;
 
-/// The target of the events that go to `tracing`.
+/// The target of the events in `tracing`.
 pub(crate) const TARGET: &str = "egmem::audit";
 
-/// Where events go instead of `tracing`. It must not block.
+/// A replacement for `tracing`. It must not block.
 pub(crate) type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
 
-/// An event, as it is written.
+/// An audit event, as it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     /// What happened.
     pub event: &'static str,
-    /// `ok`, `refused`, or `abandoned` where the connection ended before the answer.
+    /// `ok`, `refused`, or `abandoned` if the connection ended before the answer.
     pub outcome: &'static str,
-    /// Empty where no peer was identified yet.
+    /// Empty if no peer was identified yet.
     pub peer: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
-    /// Of a local peer, the process that connected.
+    /// For a local peer, the process that connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// The request that was refused.
@@ -49,7 +49,7 @@ pub(crate) struct Event {
     pub request: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Who made the memory, or `@server`.
+    /// The peer that created the memory, or `@server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,7 +60,7 @@ pub(crate) struct Event {
     pub lease: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Why, as a word of [`crate::Refusal`].
+    /// The reason, as a word of [`crate::Refusal`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// How many events were not written.
@@ -68,7 +68,7 @@ pub(crate) struct Event {
     pub count: Option<u64>,
 }
 
-/// Reports events. One for each server.
+/// Reports events. Each server has one.
 #[derive(Default)]
 pub(super) struct Audit {
     sink: Option<Sink>,
@@ -108,7 +108,7 @@ impl Audit {
         });
     }
 
-    /// The server ends a session whose peer is not trusted or admitted any more.
+    /// Reports that the server ended a session whose peer is no longer trusted or admitted.
     pub fn session_dismissed(&self, session: u64, peer: &PeerName, reason: &Refusal) {
         self.done(Event {
             session: Some(session),
@@ -117,7 +117,7 @@ impl Audit {
         });
     }
 
-    /// A peer got a lease.
+    /// Reports that a peer got a lease.
     pub fn granted(&self, link: &Link, lease: u64, publication: &Publication) {
         self.done(Event {
             lease: Some(lease),
@@ -125,7 +125,7 @@ impl Audit {
         });
     }
 
-    /// A process got the fds of a lease at the door.
+    /// Reports that a process got the fds of a lease at the door.
     pub fn redeemed(&self, by: &PeerName, pid: Option<u32>, lease: u64, publication: &Publication) {
         self.done(Event {
             pid,
@@ -134,8 +134,8 @@ impl Audit {
         });
     }
 
-    /// A lease ended: `event` is `released`, `expired` or `revoked`, or `withdrawing` where the holder is asked to
-    /// release.
+    /// Reports the end of a lease: `event` is `released`, `expired` or `revoked`, or `withdrawing` if the
+    /// holder is asked to release.
     pub fn lease(&self, event: &'static str, session: u64, peer: &PeerName, lease: LeaseOf<'_>) {
         self.done(Event {
             session: Some(session),
@@ -146,7 +146,7 @@ impl Audit {
         });
     }
 
-    /// What was answered to a request.
+    /// Reports the answer to a request.
     pub fn answered(&self, link: &Link, asked: Asked, outcome: &Outcome) {
         let reason = match outcome {
             Err((reason, _)) => reason.word(),
@@ -162,7 +162,7 @@ impl Audit {
         self.refused(with(of_link(link, "refused"), asked), reason);
     }
 
-    /// A request whose answer nobody waits for any more: it may have been granted.
+    /// Reports a request whose answer is no longer awaited: it may have been granted.
     pub fn abandoned(&self, link: &Link, asked: Asked) {
         if let Some(event) = asked.granted() {
             let mut event = with(of_link(link, event), asked);
@@ -171,7 +171,7 @@ impl Audit {
         }
     }
 
-    /// A request at the door, or for a session, was refused.
+    /// Reports the refusal of a request at the door, or of a session.
     pub fn turned_away(
         &self,
         request: &'static str,
@@ -189,14 +189,14 @@ impl Audit {
         self.refused(event, reason);
     }
 
-    /// Reports what was not written yet.
+    /// Reports counts that were not written yet.
     pub fn finish(&self) {
         let all = lock(&self.bounds).take_all();
         all.into_iter()
             .for_each(|left| self.emit(&suppressed(left)));
     }
 
-    /// When [`tell_suppressed`](Self::tell_suppressed) has something to report, if it has.
+    /// Returns when [`tell_suppressed`](Self::tell_suppressed) is due, if there is something to report.
     pub fn deadline(&self) -> Option<Instant> {
         lock(&self.bounds).deadline()
     }
@@ -227,7 +227,7 @@ impl Audit {
         self.emit(&event);
     }
 
-    /// Whether an event is written; if not, it is counted.
+    /// Returns whether to write an event; otherwise counts it.
     fn admits(&self, kind: Kind, event: &Event) -> bool {
         let now = Instant::now();
         self.tell_suppressed(now);
@@ -258,7 +258,7 @@ impl Audit {
     }
 }
 
-/// A lease, and what it is of, where that is still known.
+/// A lease, and its publication, if that still exists.
 pub(super) struct LeaseOf<'a> {
     pub lease: u64,
     pub name: Option<&'a str>,
@@ -275,7 +275,8 @@ impl<'a> LeaseOf<'a> {
     }
 }
 
-/// A job whose answer may never be sent: dropped before [`answered`](Self::answered), it is reported as abandoned.
+/// A job whose answer may never be sent: if dropped before [`answered`](Self::answered), it is reported as
+/// abandoned.
 pub(super) struct Pending {
     inner: Arc<Inner>,
     link: Link,

@@ -1,4 +1,4 @@
-//! Serving a connection: requests, answers, notices, and silence.
+//! Serves a connection: requests, answers, notices, and silence.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use crate::exchange::protocol::{decode, encode};
 use crate::exchange::transport::{Connection, Frame, FrameWriter, HeldFd};
 use crate::{Error, Refusal, Result};
 
-/// What is answered to a request.
+/// The content of an answer.
 #[derive(Debug)]
 pub(super) enum Content {
     /// An answer, and the fds that go with it.
     Answer(Answer, Vec<HeldFd>),
-    /// The entry of a name, made when it is written.
+    /// The entry of a name, built when it is written.
     Name(Arc<Publication>),
     /// A grant, likewise.
     Granted(Box<Grant>),
@@ -39,7 +39,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// An answer and its fds.
+    /// Returns an answer with its fds.
     pub fn with_fds(answer: Answer, fds: Vec<HeldFd>) -> Self {
         Self::Answer(answer, fds)
     }
@@ -51,20 +51,20 @@ impl From<Answer> for Content {
     }
 }
 
-/// What comes of a request.
+/// The result of a request.
 pub(super) type Outcome = Result<Content, No>;
 
 /// Why a connection ends.
 enum End {
-    /// The client has closed it, or another connection goes on with the session.
+    /// The client has closed it, or another connection has taken over the session.
     Quietly,
     /// The server ends.
     Server,
-    /// The session has ended, which the client was told.
+    /// The session has ended, and the client has been told.
     Dismissed,
-    /// The client says nothing, or does not read.
+    /// The client is silent, or does not read.
     Dropped(&'static str),
-    /// It failed, or the client breaks the protocol.
+    /// It failed, or the client violated the protocol.
     Failed(Error),
 }
 
@@ -77,7 +77,7 @@ impl From<Error> for End {
 /// Requests that are being answered, each with its charge.
 type Jobs = JoinSet<(u64, Outcome, Charge)>;
 
-/// How many notices are told before requests have their turn.
+/// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
 
 /// Serves a connection to its end.
@@ -91,7 +91,7 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
             tracing::debug!(%peer, session, "disconnected")
         }
         Err(End::Server) => {
-            // What has to be said last: what has been decided before, that leases have ended.
+            // The last messages: answers decided before, and the end of leases.
             let writer = &mut connection.writer;
             let telling = async {
                 let ended = link.session.is_dismissed();
@@ -99,7 +99,7 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
                     while let Ok(true) = notify(inner, writer, link, || false).await {}
                 }
             };
-            // Who reads slowly, or has news without end, is not waited for.
+            // Bounded, because the client may read slowly and notices may be endless.
             let _ = tokio::time::timeout(inner.limits.write, telling).await;
         }
         Err(End::Dropped(why)) => {
@@ -140,13 +140,13 @@ async fn converse(
         let more = notify(inner, writer, link, || *inner.ended.borrow()).await?;
         let expected = requests::takes_fds(link).then_some(&link.fds);
         reader.count_fds(expected);
-        // In this order, since there may be news without end: who is told it is heard, too, and
-        // dropped when he is silent.
+        // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
+        // to, and drop it when it falls silent.
         tokio::select! {
             biased;
             () = &mut ended => return Err(End::Server),
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
-                // One that panicked is answered too, were that to happen: its id is not known.
+                // A job that panicked gets no answer: its id is unknown.
                 if let Ok((id, outcome, _charge)) = done
                     && !session.is_dismissed()
                 {
@@ -175,20 +175,20 @@ async fn converse(
                 quiet.as_mut().reset(until.into());
             }
             () = session.wake.notified(), if !more => {}
-            // Others on this thread have their turn as well, and so has the poll for what came.
+            // Lets other tasks of this thread run, and polls for input.
             () = tokio::task::yield_now(), if more => {}
         }
     }
 }
 
-/// How much of a silence does not count, noticed so `late`, since this server has not run: a client
-/// on the same busy machine may not have either. Not for ever.
+/// Returns how much of a silence to ignore if this server noticed it `late`, because it did not run: a client
+/// on the same busy machine may not have run either. Not without a bound.
 fn excuse(inner: &Inner, late: Duration, before: Duration) -> Option<Duration> {
     let most = inner.lease.saturating_mul(3);
     (late > inner.heartbeat / 2 && before < most).then(|| late.min(most) + inner.heartbeat)
 }
 
-/// Answers a request at once, or has it answered later. After the session's end it does neither.
+/// Answers a request at once, or starts a job for it. Does neither after the session's end.
 async fn request(
     inner: &Arc<Inner>,
     writer: &mut FrameWriter,
@@ -236,7 +236,7 @@ async fn request(
     Ok(answer(inner, writer, id, outcome).await?)
 }
 
-/// Sends the answers that are there already.
+/// Sends the answers that are ready.
 async fn answer_done(inner: &Inner, writer: &mut FrameWriter, jobs: &mut Jobs) -> Result<()> {
     while let Some(done) = jobs.try_join_next() {
         if let Ok((id, outcome, _charge)) = done {
@@ -267,7 +267,7 @@ pub(super) async fn answer(
     let bytes = reply(id, answer);
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     match writer.write(&bytes, &fds).await {
-        // Nothing else depends on names that were not told.
+        // Nothing else depends on names that were not listed.
         Err(Error::LimitReached { what, limit }) if names => {
             drop(bytes);
             inner.counters.refused(&Refusal::Limit);
@@ -281,7 +281,7 @@ pub(super) async fn answer(
     }
 }
 
-/// The whole message.
+/// Encodes the whole message.
 fn reply(id: u64, answer: Answer) -> Zeroizing<Vec<u8>> {
     let answer = Some(answer);
     encode(&FromServer::Reply(Reply { id, answer }))
@@ -299,8 +299,8 @@ fn named(inner: &Inner, publication: &Publication) -> Answer {
     })
 }
 
-/// Tells the client a part of what it is to be told, unless there is something more urgent, and
-/// whether there may be more.
+/// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
+/// more.
 async fn notify(
     inner: &Inner,
     writer: &mut FrameWriter,

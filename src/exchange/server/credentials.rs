@@ -21,10 +21,10 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// The session's connection is verified by this credential from now on.
+    /// Sets the credential of the session's connection.
     pub fn set(&mut self, session: u64, credential: Arc<Credential>) {
         self.remove(session);
-        // One that has expired already is found by the next look.
+        // The next check finds one that has expired already.
         let due = credential.next_expiry(SystemTime::UNIX_EPOCH);
         self.due.extend(due.map(|due| (due, session)));
         self.sessions.insert(session, Entry { credential, due });
@@ -36,21 +36,21 @@ impl Credentials {
         }
     }
 
-    /// Whether the session still depends on that credential.
+    /// Returns whether the session still depends on that credential.
     pub fn is(&self, session: u64, credential: &Arc<Credential>) -> bool {
         let entry = self.sessions.get(&session);
         entry.is_some_and(|entry| Arc::ptr_eq(&entry.credential, credential))
     }
 
-    /// When to look at the wall clock again; `None` where nothing expires.
+    /// Returns when to read the wall clock again; `None` if nothing expires.
     pub fn deadline(&self, now: SystemTime) -> Option<Instant> {
         let &(due, _) = self.due.first()?;
         let left = due.duration_since(now).unwrap_or_default();
         Some(Instant::now() + left.min(WALL_CLOCK))
     }
 
-    /// The sessions of which a certificate has expired by now. Each comes again when the next
-    /// certificate of its chain expires: a peer may send some that its trust does not depend on.
+    /// Returns the sessions with a certificate that has expired by now. Each is returned again when the next
+    /// certificate of its chain expires: a peer may send certificates that its trust does not depend on.
     pub fn take_due(&mut self, now: SystemTime) -> Vec<(u64, Arc<Credential>)> {
         let mut found = Vec::new();
         while let Some(&(due, session)) = self.due.first()
@@ -67,7 +67,7 @@ impl Credentials {
         found
     }
 
-    /// All sessions.
+    /// Returns all sessions.
     pub fn all(&self) -> Vec<(u64, Arc<Credential>)> {
         let all = self.sessions.iter();
         all.map(|(&session, entry)| (session, Arc::clone(&entry.credential)))

@@ -1,4 +1,4 @@
-//! Sessions and leases that end because their peer is not trusted or admitted any more.
+//! Ends sessions and leases whose peer is no longer trusted or admitted.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Instant, SystemTime};
@@ -12,25 +12,25 @@ use crate::exchange::protocol::{Ended, Event, Refused};
 use crate::exchange::tls::Credential;
 
 impl Inner {
-    /// Verifies the sessions of which a certificate has expired.
+    /// Verifies the sessions with an expired certificate.
     pub(super) async fn verify_expired(&self) {
         let now = (self.wall_clock)();
         let due = self.state().credentials.take_due(now);
         self.verify(due, now).await;
     }
 
-    /// Verifies all sessions by what is loaded now.
+    /// Verifies all sessions with what is loaded now.
     pub(super) async fn verify_all(&self) {
         let all = self.state().credentials.all();
         self.verify(all, (self.wall_clock)()).await;
     }
 
-    /// Ends those of the sessions whose certificates do not hold any more.
+    /// Ends those of the sessions whose certificates are no longer valid.
     async fn verify(&self, sessions: Vec<(u64, Arc<Credential>)>, now: SystemTime) {
         let Some(tls) = self.tls.clone().filter(|_| !sessions.is_empty()) else {
             return;
         };
-        // Some 0.1 ms of arithmetic for each.
+        // About 0.1 ms of arithmetic for each.
         let work = move || {
             let failed = sessions.into_iter().filter_map(|(session, credential)| {
                 let why = tls.verify(&credential, now).err()?;
@@ -47,8 +47,8 @@ impl Inner {
         }
     }
 
-    /// Ends sessions at once. Their connections tell the reason and end; their leases expire, since
-    /// the peers may still have the memory mapped.
+    /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
+    /// peers may still have the memory mapped.
     pub(super) fn dismiss(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -80,8 +80,8 @@ impl Inner {
         count
     }
 
-    /// Ends a session that has just begun or gone on, where its peer was verified by what has
-    /// changed meanwhile.
+    /// Ends a session that has just begun or resumed, if its peer was verified with what has been replaced
+    /// meanwhile.
     pub(super) fn verify_begun(&self, link: &Link, credential: Option<&Arc<Credential>>) {
         let dismiss = |reason, detail: &str| {
             let state = self.state();
@@ -102,7 +102,7 @@ impl Inner {
         }
     }
 
-    /// Ends the leases that were asked back and not returned in time.
+    /// Ends the leases that were recalled and not released in time.
     pub(super) fn end_recalled(&self, state: &mut State, now: Instant) {
         for lease in state.recalls.take_due(now) {
             let Some(lapsed) = state.leases.end_lease(lease) else {
@@ -122,4 +122,4 @@ impl Inner {
 }
 
 /// Why a user's sessions end.
-pub(super) const NO_USER: &str = "this user may not connect any more";
+pub(super) const NO_USER: &str = "this user may no longer connect";

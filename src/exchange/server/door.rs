@@ -1,4 +1,4 @@
-//! The door: a Unix socket, in a directory of its own, at which tickets are redeemed for fds.
+//! The door: a Unix socket, in a directory of its own, where tickets are redeemed for fds.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -24,10 +24,10 @@ use crate::exchange::{PeerName, limits};
 use crate::share::{InstanceId, Peers};
 use crate::{Error, Refusal, Result};
 
-/// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, one of them for the end).
+/// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, including a final NUL).
 const MAX_PATH: usize = 107;
 
-/// The door's path; dropped, what was made for it is removed.
+/// The door's path; dropping it removes what was created for it.
 #[derive(Debug)]
 pub(in crate::exchange) struct DoorPath {
     pub path: PathBuf,
@@ -35,7 +35,7 @@ pub(in crate::exchange) struct DoorPath {
 }
 
 impl DoorPath {
-    /// A path for a door; the directory for it is made where nobody named one.
+    /// Returns the door's path; creates a directory for it if the options name none.
     pub(super) fn prepare(
         at: &DoorAt,
         instance: InstanceId,
@@ -44,7 +44,7 @@ impl DoorPath {
         match at {
             DoorAt::Nowhere => Ok(None),
             DoorAt::At(path) => Ok(Some(Self {
-                // Clients are elsewhere in the file system.
+                // An absolute path, because clients have other working directories.
                 path: std::path::absolute(path)
                     .map_err(|e| Error::system(format!("finding {}", path.display()), &e))?,
                 _folder: None,
@@ -53,18 +53,18 @@ impl DoorPath {
         }
     }
 
-    /// A path in a directory of its own, which only `peers` can reach. Those that killed servers have
-    /// left beside it are removed.
+    /// Creates a directory that only `peers` can reach. Removes directories that killed servers have left
+    /// beside it.
     pub fn private(instance: InstanceId, peers: &Peers) -> Result<Self> {
         let others = peers.reach_beyond_own_user();
-        // Other users cannot get into the runtime directory of this one.
+        // Other users cannot enter this user's runtime directory.
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !others);
         let places = [
             runtime.map(PathBuf::from),
             Some(std::env::temp_dir()),
             Some("/tmp".into()),
         ];
-        let mut last = Error::invalid("door", "there is no place for a socket: name one");
+        let mut last = Error::invalid("door", "no directory can hold its socket: set its path");
         for place in places.into_iter().flatten() {
             let path = Folder::path_in(&place, instance).join(DOOR);
             if !path.is_absolute() || path.as_os_str().len() > MAX_PATH {
@@ -104,12 +104,12 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize, 
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
         inner.tasks.spawn(serve);
     }
-    // First the socket, then the directory that it is in.
+    // First the socket, then its directory.
     drop(listening);
     drop(path);
 }
 
-/// One who comes to the door.
+/// Serves one connection at the door.
 async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
     let Newcomer {
         incoming,
@@ -130,7 +130,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
     drop(open);
 }
 
-/// Hello, welcome, then one request after the other; there is no session.
+/// Hello and welcome, then one request after the other; there is no session.
 async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> Result<()> {
     let deadline = limits::deadline(inner.limits.handshake);
     let greeted = async {
@@ -166,7 +166,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
     loop {
         let frame = match timeout(silence, connection.reader.read(limit)).await {
             Ok(frame) => frame?,
-            // Nothing is lost if it comes back.
+            // The client may connect again: nothing is lost.
             Err(_) => return Ok(()),
         };
         let Some(frame) = frame else {
@@ -221,7 +221,7 @@ mod tests {
         let directory = door.path().parent().unwrap().to_owned();
         assert_eq!(mode(&directory), 0o700);
         fs::write(door.path(), "").unwrap();
-        // It is taken: another place, or none, but never the same.
+        // The path is taken: another path, or none, but never the same.
         if let Ok(again) = DoorPath::private(instance, &Peers::same_user()) {
             assert_ne!(again.path(), door.path());
         }

@@ -1,4 +1,4 @@
-//! Memory that is not published any more, and that somebody may still have mapped.
+//! Memory that is no longer published, and that a peer may still have mapped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::publish::Published;
 use super::state::Doubted;
 use super::{Inner, process};
 
-/// How often it is looked whether the holders' processes still run.
+/// How often to check whether the holders' processes still run.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Memory whose name is gone while holders are left. Dropped, nobody asks about these any more.
+/// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
 ///
-/// It keeps nothing of the memory itself.
+/// It does not keep the memory itself.
 pub(crate) struct Doubt {
     inner: Arc<Inner>,
     publication: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Doubt {
 }
 
 impl Published {
-    /// Takes the name away at once, as dropping does, but goes on listening to the holders.
+    /// Removes the name at once, as dropping does, but keeps listening to the holders.
     pub(crate) fn leave(&self) -> Doubt {
         let (inner, publication) = self.parts();
         let changed = Arc::new(Notify::new());
@@ -46,8 +46,8 @@ impl Published {
 }
 
 impl Doubt {
-    /// Waits until every holder has said that it released the memory, or its process is known to
-    /// have ended, or its machine to have started anew. Returns false when the server has ended before.
+    /// Waits until every holder has said that it released the memory, or its process has ended, or its
+    /// machine has restarted. Returns `false` if the server has ended before.
     ///
     /// # Cancel safety
     /// It may be dropped and called again.
@@ -72,7 +72,7 @@ impl Doubt {
             state.leases.dismiss_restarted(self.publication);
             state.leases.silent(self.publication)
         };
-        // The kernel is asked without the lock, and once for each process.
+        // Asks the kernel without the lock, and once for each process.
         let ended = process::ended(silent.iter().map(|&(_, process)| process).collect()).await;
         let mut state = self.inner.state();
         for (lease, process) in silent {

@@ -1,21 +1,21 @@
-//! What happens on a server, for its owner.
+//! A server's events, for its owner.
 
 use std::time::Duration;
 
 use crate::exchange::PeerName;
 
-/// What has happened on a server.
+/// An event of a server.
 ///
-/// They come over a bounded queue: a receiver that does not keep up loses the oldest and is told how
+/// Events pass through a bounded queue: a receiver that does not keep up loses the oldest and learns how
 /// many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServerEvent {
-    /// A peer's session begins.
+    /// A peer's session has begun.
     PeerCame {
         /// The peer.
         peer: PeerName,
-        /// The session's number, which is no secret.
+        /// The session's number, which is not a secret.
         session: u64,
     },
     /// A peer's session has ended.
@@ -25,17 +25,17 @@ pub enum ServerEvent {
         /// The session's number.
         session: u64,
     },
-    /// A peer's session was ended by the server: the peer's certificate has expired or is not trusted
-    /// any more, or the peer is not admitted any more. Its leases expire with it.
+    /// The server has ended a peer's session: the peer's certificate has expired or is no longer trusted, or
+    /// the peer is no longer admitted. Its leases expire with it.
     Dismissed {
         /// The peer.
         peer: PeerName,
         /// The session's number.
         session: u64,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A peer has a lease now.
+    /// A peer has got a lease.
     Fetched {
         /// The peer.
         peer: PeerName,
@@ -53,8 +53,8 @@ pub enum ServerEvent {
         /// The lease.
         lease: u64,
     },
-    /// A peer's lease has ended without its release, because the peer went silent, or may not have the
-    /// memory any more: it may still have the memory mapped.
+    /// A peer's lease has ended without a release, because the peer fell silent, or lost its right to the
+    /// memory: it may still have the memory mapped.
     LeaseExpired {
         /// The peer.
         peer: PeerName,

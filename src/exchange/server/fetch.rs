@@ -1,4 +1,4 @@
-//! Granting memory: which handles, and a lease.
+//! Grants memory: handles and a lease.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,24 +21,24 @@ use crate::exchange::transport::{FdShare, HeldFd, Reserved};
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
 
-/// What had to be asked of the driver for one fetch.
+/// What the driver returned for one fetch.
 #[derive(Default)]
 struct Prepared {
     fds: Option<Result<Vec<HeldFd>, String>>,
     fabric: Option<String>,
 }
 
-/// How the memory goes to the client.
+/// How the memory reaches the client.
 enum Choice {
     Fabric,
     Fds(Vec<HeldFd>),
     Ticket,
-    /// That has to be asked of the driver first.
+    /// The driver has to be asked first.
     Ask(Need),
 }
 
-/// A lease that was granted, and how its memory goes to the client. The answer is made of it when it is
-/// written: until then a description of many parts is kept once, by the publication.
+/// A granted lease, and how its memory reaches the client. The answer is built when it is written: until then
+/// only the publication keeps its description, which may have many parts.
 #[derive(Debug)]
 pub(super) struct Grant {
     lease: u64,
@@ -56,7 +56,7 @@ enum Via {
 }
 
 impl Grant {
-    /// The answer, and the fds that go with it.
+    /// Returns the answer and its fds.
     pub fn into_answer(self) -> (Answer, Vec<HeldFd>) {
         let publication = &self.publication;
         let (handles, fds) = match self.via {
@@ -88,7 +88,7 @@ enum Need {
     NoFabric,
 }
 
-/// Answers at once if nothing has to be asked of the driver.
+/// Answers at once if the driver need not be asked.
 pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
     let publication = match inner.check(link, &ask) {
         Ok(publication) => publication,
@@ -119,14 +119,14 @@ pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
     })
 }
 
-/// Room for a publication's fds, taken before there are any.
+/// Reserves room for a publication's fds before they exist.
 fn room(share: &Arc<FdShare>, publication: &Publication) -> Result<Reserved, No> {
     let parts = publication.description.parts.len();
     share.reserve(parts).map_err(|why| (Refusal::Limit, why))
 }
 
 impl Inner {
-    /// Whether the peer may have it at all.
+    /// Checks whether the peer may have the memory at all.
     fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, No> {
         check_name(&ask.name).map_err(|e| (Refusal::Invalid, e.to_string()))?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
@@ -155,8 +155,8 @@ impl Inner {
         Ok(publication)
     }
 
-    /// The first type that the client wants and that works, and why no fabric handle if it wanted
-    /// one.
+    /// Chooses the first type that the client wants and that works, and the reason why it is not a fabric
+    /// handle if it wanted one.
     fn choose(
         &self,
         link: &Link,
@@ -208,7 +208,7 @@ impl Inner {
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
     }
 
-    /// Asks the driver. What it refuses is kept as the reason for the next choice.
+    /// Asks the driver. Its error is kept as the reason for the next choice.
     async fn prepare(
         &self,
         link: &Link,
@@ -242,7 +242,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The lease, and the answer.
+    /// Creates the lease and the answer.
     fn grant(
         &self,
         link: &Link,
@@ -255,7 +255,7 @@ impl Inner {
         let now = Instant::now();
         let mut state = self.state();
         if !session.is_of(link.id) {
-            // Another connection has taken over, and could not be told of this lease.
+            // Another connection has taken over, and this lease could not be announced to it.
             return Err((Refusal::Expired, "the session is elsewhere".into()));
         }
         let limit = self.limits.leases_per_peer;
@@ -310,7 +310,7 @@ impl Inner {
         Ok(Content::Granted(Box::new(grant)))
     }
 
-    /// The fds for a ticket, which is then used up: for the peer, and its process where that is known.
+    /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known.
     pub(super) async fn redeem(
         &self,
         by: &PeerName,
@@ -318,7 +318,7 @@ impl Inner {
         (share, account): (&Arc<FdShare>, &Arc<Account>),
         ticket: &Secret,
     ) -> Outcome {
-        // Only then is it used up: where a limit is reached now, there may be room later.
+        // Only then is the ticket used up: beyond a limit, the client can retry later.
         let charge = account.charge(REQUEST).map_err(over)?;
         let room = {
             let state = self.state();

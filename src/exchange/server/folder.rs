@@ -1,5 +1,5 @@
-//! Folders of doors, `egmem-<instance>`: each is locked for as long as its server lives, so that the
-//! next server can tell those that killed ones have left, and removes them.
+//! Folders of doors, `egmem-<instance>`: each is locked while its server lives, so that the next server
+//! recognises and removes those of killed servers.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -17,37 +17,37 @@ use crate::{Error, Result};
 
 /// The socket in the folder.
 pub(super) const DOOR: &str = "door";
-/// The locked file in it. It says on which machine, since when it runs, the lock counts.
+/// The locked file in it. Its content names the machine and its boot, on which the lock counts.
 const LOCK: &str = "lock";
-/// Its name until it is locked: whoever sees [`LOCK`] unlocked knows that its server is dead.
+/// Its name until it is locked: an unlocked [`LOCK`] means that its server is dead.
 const UNLOCKED: &str = "lock.new";
-/// How many entries of a place are looked through for folders.
+/// How many entries of a directory are searched for folders.
 const MOST: usize = 16 << 10;
 
 fn name(instance: InstanceId) -> String {
     format!("egmem-{instance}")
 }
 
-/// A folder for a door, removed with what is in it when dropped. A forked child leaves it.
+/// A folder for a door, removed with its contents when dropped. A forked child leaves it.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
     born: Generation,
-    /// `None` where files cannot be locked: then nobody ever removes the folder of a killed server.
+    /// `None` if files cannot be locked: then no server ever removes the folder of a killed one.
     lock: Option<File>,
 }
 
 impl Folder {
-    /// Where the folder of `instance` would be.
+    /// Returns the path of the folder of `instance`.
     pub fn path_in(place: &Path, instance: InstanceId) -> PathBuf {
         place.join(name(instance))
     }
 
-    /// Makes it, for this user alone.
+    /// Creates it, for this user only.
     ///
     /// # Errors
-    /// [`Error::System`], also where something of the name is there already: who made that before us
-    /// would own it.
+    /// [`Error::System`], also if the name exists already: another user may have created it first and would
+    /// own it.
     pub fn create(place: &Path, instance: InstanceId) -> Result<Self> {
         let path = Self::path_in(place, instance);
         DirBuilder::new()
@@ -93,7 +93,7 @@ impl Drop for Folder {
         if !self.born.is_current() {
             return;
         }
-        // The socket's own file is gone already, unless nobody has bound it.
+        // The socket's own file is gone already, unless it was never bound.
         let _ = fs::remove_file(self.path.join(DOOR));
         if self.lock.is_some() {
             let _ = fs::remove_file(self.path.join(LOCK));
@@ -104,11 +104,11 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what killed servers of this user have left in `place`; says how many folders.
+/// Removes what killed servers of this user have left in `place`; returns the number of folders.
 ///
-/// Nothing is removed that another user owns or may write to, that is not exactly as a server makes
-/// it, that a living process has locked or listens at, or that is of another machine or of before
-/// its last start, where this lock tells nothing.
+/// Does not remove a folder that another user owns or may write to, that a server would create differently,
+/// that a living process has locked or listens at, or that belongs to another machine or an earlier boot,
+/// where the lock means nothing.
 pub(super) fn sweep(place: &Path) -> usize {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let Ok(dir) = rustix::fs::open(place, flags, Mode::empty()) else {
@@ -134,14 +134,14 @@ pub(super) fn sweep(place: &Path) -> usize {
     removed
 }
 
-/// A folder's name, exactly as it is written, and whose it is.
+/// Parses a folder's name; returns it with its instance.
 fn read_name(found: &str) -> Option<(String, InstanceId)> {
     let instance = found.strip_prefix("egmem-")?.parse().ok()?;
     (name(instance) == found).then(|| (found.to_owned(), instance))
 }
 
-/// Whether the folder `found` in `place` was a dead server's, and is removed. Symbolic links are
-/// followed nowhere. Who else removes it at the same time finds nothing left to remove.
+/// Removes the folder `found` in `place` if its server is dead; returns whether it did. Follows no symbolic
+/// links. If another process removes it at the same time, this finds nothing left.
 fn remove_dead(place: BorrowedFd<'_>, found: &str, path: &Path) -> rustix::io::Result<bool> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = rustix::fs::openat(place, found, flags | OFlags::DIRECTORY, Mode::empty())?;
@@ -173,7 +173,7 @@ fn remove_dead(place: BorrowedFd<'_>, found: &str, path: &Path) -> rustix::io::R
     Ok(true)
 }
 
-/// Whether it is this user's, and nobody else can write to it.
+/// Returns whether it belongs to this user, and no other user can write to it.
 fn is_ours(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     let stat = rustix::fs::fstat(file)?;
     let others = Mode::WGRP | Mode::WOTH;
@@ -193,8 +193,8 @@ fn has_only_ours(folder: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     Ok(true)
 }
 
-/// Whether the lock is of this machine since its last start: a place that several machines share
-/// need not share its locks.
+/// Returns whether the lock is from this machine since its last boot: machines that share a directory need
+/// not share its locks.
 fn is_of_here(lock: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     let mut text = [0; 64];
     let read = rustix::io::read(lock, &mut text)?;

@@ -1,10 +1,10 @@
-//! Connections that have not been greeted yet: so many at an address, and the oldest gives way.
+//! Connections that have not been greeted yet: a limited number for each address, and the oldest gives way.
 //!
-//! Who they are is not known, so no limit of a peer holds them. If newcomers were turned away
-//! instead, a few silent connections would keep everybody out for the time of a handshake; as it is,
-//! they would have to be made anew all the time. The oldest goes rather than any one, since a right
-//! client is through within some round trips. A burst of right clients does not push each other out:
-//! a connection has a moment of its own, in which newcomers wait to be accepted.
+//! Their peers are unknown, so no limit of a peer applies to them. If the server refused newcomers instead, a
+//! few silent connections would keep all clients out for the time of a handshake; this way, an attacker must
+//! reconnect all the time. The oldest gives way, because a correct client finishes within a few round trips.
+//! A burst of correct clients does not evict itself: each connection has a grace period, in which newcomers
+//! wait to be accepted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::exchange::Limits;
 
-/// The longest moment that a connection has of its own.
+/// The longest grace period of a connection.
 const LONGEST_GRACE: Duration = Duration::from_secs(1);
-/// How long to wait before it is looked again whether the process has an fd for a connection.
+/// How long to wait before checking again whether the process has an fd for a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// The connections at an address that have not been greeted yet.
@@ -26,7 +26,7 @@ pub(super) struct Handshakes {
     slots: Arc<Semaphore>,
     queue: Arc<Mutex<Queue>>,
     grace: Duration,
-    /// Woken when one at any address is not waiting for its greeting any more.
+    /// Woken when a connection at any address no longer waits for its greeting.
     left: Arc<Notify>,
 }
 
@@ -41,7 +41,7 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection that has not been greeted yet, until it is dropped.
+/// A connection that has not been greeted yet, until dropped.
 #[derive(Debug)]
 pub(super) struct Handshake {
     id: u64,
@@ -54,7 +54,7 @@ pub(super) struct Handshake {
 pub(super) type GiveWay = oneshot::Receiver<()>;
 
 impl Handshakes {
-    /// One for each address.
+    /// Creates one for each address.
     pub fn at_each(limits: &Limits, addresses: usize) -> Vec<Self> {
         let most = limits.handshakes.clamp(1, Semaphore::MAX_PERMITS);
         let left = Arc::<Notify>::default();
@@ -67,8 +67,8 @@ impl Handshakes {
         std::iter::repeat_with(one).take(addresses).collect()
     }
 
-    /// Where the process has no fd for a connection: the oldest one at any address gives way, if it
-    /// has had its moment. Waits until there may be an fd.
+    /// Frees an fd for a connection: the oldest one at any address gives way, once its grace period is over.
+    /// Waits until there may be an fd.
     pub async fn make_way(all: &[Self]) {
         let Some(first) = all.first() else {
             return;
@@ -88,11 +88,11 @@ impl Handshakes {
             // It may be ending by itself.
             let _ = tell.send(());
         }
-        // Whoever else has the fds may close some, too.
+        // Other code of the process may also close fds.
         let _ = timeout(BACK_OFF, left).await;
     }
 
-    /// One more, when the oldest of too many has given way.
+    /// Enters a connection, after the oldest of too many has given way.
     pub async fn enter(&self) -> Option<(Handshake, GiveWay)> {
         let slot = self.slot().await?;
         let (tell, give_way) = oneshot::channel();
@@ -125,7 +125,7 @@ impl Handshakes {
         }
     }
 
-    /// Tells the oldest to give way where there is no room, or when it can be told.
+    /// Tells the oldest to give way if there is no room, or returns when that is possible.
     fn make_room(&self) -> Option<Instant> {
         if self.slots.available_permits() > 0 {
             return None;
@@ -145,7 +145,7 @@ impl Handshakes {
 }
 
 impl Handshake {
-    /// It has been greeted, unless it has been told to give way meanwhile.
+    /// Returns whether it was greeted before it was told to give way.
     pub fn finish(self) -> bool {
         lock(&self.queue).waiting.remove(&self.id).is_some()
     }
@@ -162,7 +162,7 @@ impl Drop for Handshake {
 mod tests {
     use super::*;
 
-    /// Two at once, and a second of grace.
+    /// Two at once, and a grace period of a second.
     fn two() -> Handshakes {
         at_each(1).remove(0)
     }

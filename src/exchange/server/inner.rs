@@ -1,4 +1,4 @@
-//! What the server's tasks share.
+//! State that the server's tasks share.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,30 +20,30 @@ use crate::exchange::transport::{FdTable, SharedPeers};
 use crate::exchange::{Limits, PeerName, Tls};
 use crate::share::{BootId, InstanceId};
 
-/// What the tasks work on.
+/// The state that the tasks share.
 pub(super) struct Inner {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
-    /// As far as the process's fds allow for them.
+    /// Lowered to what the process's fds allow.
     pub(super) limits: Limits,
     pub(super) fds: Arc<FdTable>,
-    /// What peers over TLS are verified by.
+    /// What peers over TLS are verified with.
     pub(super) tls: Option<Tls>,
-    /// The users who may connect to Unix sockets.
+    /// The users that may connect to Unix sockets.
     pub(super) peers: SharedPeers,
-    /// The time that certificates are valid by.
+    /// The clock for the validity of certificates.
     pub(super) wall_clock: fn() -> SystemTime,
-    /// What is kept for peers, and for connections that have not been greeted.
+    /// The accounts of peers, and of connections that have not been greeted.
     pub(super) accounts: Arc<Accounts>,
     pub(super) unknown: Arc<Account>,
-    /// Of each address, the door the last.
+    /// One for each address, the door last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     pub(super) ticket: Duration,
     /// Where tickets are redeemed.
     pub(super) door: Option<String>,
-    /// Where all of the protocol is spoken over a Unix socket.
+    /// The Unix socket that serves the whole protocol.
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
     pub(super) registration: Mutex<Option<Registration>>,
@@ -56,7 +56,7 @@ pub(super) struct Inner {
     pub(super) tasks: tasks::Tasks,
     /// Limits the pidfds of followed processes; the others are polled.
     pub(super) pidfds: Semaphore,
-    /// Woken when there may be a deadline earlier than those before, or a process to wait for.
+    /// Woken when there may be an earlier deadline than before, or a process to wait for.
     pub(super) janitor: Notify,
     /// Woken when a lease has ended.
     pub(super) released: Notify,
@@ -68,7 +68,7 @@ impl Inner {
         lock(&self.state)
     }
 
-    /// After how long without a word a connection is given up.
+    /// Returns after how much silence a connection is closed.
     pub(super) fn silence(&self) -> Duration {
         self.lease.min(self.heartbeat.saturating_mul(3))
     }
@@ -77,12 +77,12 @@ impl Inner {
     pub(super) fn ending(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.subscribe();
         async move {
-            // It also ends when there is no server any more.
+            // It also ends when the server no longer exists.
             let _ = ended.wait_for(|ended| *ended).await;
         }
     }
 
-    /// The allocator, or the refusal where there is none, or none any more.
+    /// Returns the allocator, or the refusal if there is none (any more).
     pub(super) fn allocator(&self) -> Result<Arc<dyn Allocate>, (Refusal, String)> {
         let allocator = lock(&self.allocator).clone();
         allocator.ok_or_else(|| match self.state().closing {
@@ -92,18 +92,18 @@ impl Inner {
     }
 
     pub(super) fn emit(&self, event: ServerEvent) {
-        // Nobody has to listen.
+        // There may be no receivers.
         let _ = self.events.send(event);
     }
 
-    /// Ends all tasks and takes all names away; tells who still held something.
+    /// Ends all tasks and removes all names; returns the remaining holders.
     pub(super) fn end(&self) -> Vec<String> {
         let mut held = Vec::new();
         {
             let mut state = self.state();
             state.closing = true;
             let published = state.publications.keys();
-            // What is in doubt has no name any more, and holders all the same.
+            // Memory in doubt has no name any more, but has holders.
             let mut ids: Vec<u64> = published.chain(state.doubts.keys()).copied().collect();
             ids.sort_unstable();
             for id in ids {
@@ -112,8 +112,7 @@ impl Inner {
                     && (!holders.is_empty() || more > 0)
                 {
                     let all = publish::describe(&holders, more);
-                    // Whoever withdraws it must not take a lease that is forgotten for one that was
-                    // given back.
+                    // A withdrawal must not mistake a forgotten lease for a released one.
                     let _ = registered.publication.left_held.set(all);
                 }
                 holders.retain(|holder| holder.state != HolderState::Expired);
@@ -121,10 +120,10 @@ impl Inner {
                 state.unpublish(id, "the exporter has ended");
             }
         }
-        // It may hold this server, which would hold it for ever.
+        // The allocator may hold this server, which would then never end.
         let allocator = lock(&self.allocator).take();
         drop(allocator);
-        // Taken out of the directory in the background, when dropped.
+        // Dropping it removes the names from the directory in the background.
         let _registration = lock(&self.registration).take();
         self.ended.send_replace(true);
         held
@@ -133,7 +132,7 @@ impl Inner {
     pub(super) fn stats(&self) -> ServerStats {
         let groups = self.groups.len() as u64;
         let state = self.state();
-        // Of windows their own bytes alone: many may lie in the same memory.
+        // Windows count only their own bytes: many may lie in the same memory.
         let padded = |one: &publication::Registered| match &one.publication.description {
             memory if memory.is_window() => memory.len,
             memory => memory.padded(),
@@ -151,7 +150,7 @@ impl Inner {
         }
     }
 
-    /// Ends the sessions whose time is over.
+    /// Ends the sessions that have expired.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
         state.tickets.expire(now);
@@ -160,7 +159,7 @@ impl Inner {
         self.sessions_over(state, ended, now);
     }
 
-    /// Cleans up after sessions that have ended, with leases that were not released.
+    /// Cleans up after sessions that have ended with unreleased leases.
     pub(super) fn sessions_over(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -182,7 +181,7 @@ impl Inner {
         self.released.notify_waiters();
     }
 
-    /// Cleans up after a lease that has expired, and tells of it.
+    /// Cleans up after a lease that has expired, and reports it.
     pub(super) fn lapsed(&self, state: &mut State, lease: &Lease, now: Instant) {
         state.tickets.forget(lease.holder.lease);
         state.recalls.remove(lease.holder.lease);
@@ -192,7 +191,7 @@ impl Inner {
             // It never had anything to map.
             state.returned(lease);
         }
-        // Of memory that is not published any more it is as true.
+        // The same holds for memory that is no longer published.
         let name = match state.publications.get(&lease.publication) {
             Some(registered) => {
                 registered.publication.changed.notify_waiters();
@@ -213,8 +212,8 @@ impl Inner {
         });
     }
 
-    /// Remembers only so many expired leases of a publication: those of processes that have ended go
-    /// first, since nobody needs to hear of them any more.
+    /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
+    /// because they need no confirmation any more.
     pub(super) async fn thin_out(&self) {
         let crowd = {
             let state = self.state();
@@ -227,7 +226,7 @@ impl Inner {
         self.state().leases.thin_out(&ended);
     }
 
-    /// Reports what became of a lease.
+    /// Reports the end of a lease.
     pub(super) fn audit_lease(&self, state: &State, event: &'static str, lease: &Lease) {
         let found = state.publications.get(&lease.publication);
         let doubted = state.doubts.get(&lease.publication);
@@ -259,7 +258,7 @@ impl Inner {
         }
     }
 
-    /// A process has ended, and what it held is not mapped any more.
+    /// Handles the end of a process: what it held is not mapped any more.
     fn process_ended(&self, process: process::Process) {
         let mut state = self.state();
         let leases = state.leases.ended(process);
@@ -292,12 +291,12 @@ impl Inner {
         self.released.notify_waiters();
     }
 
-    /// A session is no more.
+    /// Cleans up after a session.
     pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
         tracing::info!(%peer, session, "session ended");
         self.audit.session_ended(session, peer, None);
         if self.audit.deadline().is_some() {
-            // It tells how many events were suppressed, also where the peer does not come back.
+            // The janitor reports suppressed events, even if the peer does not return.
             self.janitor.notify_one();
         }
         self.groups.gone(session);

@@ -1,4 +1,4 @@
-//! Ends what nobody goes on with, and what nobody may go on with.
+//! Ends sessions, tickets, leases and rounds at their deadlines.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::Inner;
 use crate::exchange::Tls;
 
-/// Ends sessions, tickets and groups' rounds when their time is over, and starts to wait for followed
-/// processes, until the server ends.
+/// Ends sessions, tickets and groups' rounds at their deadlines, and starts to wait for followed processes,
+/// until the server ends.
 pub(super) async fn run(inner: Arc<Inner>) {
     let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     loop {
@@ -15,7 +15,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
         let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();
-            // Tickets are looked at when they are redeemed: this only clears them away.
+            // Redeeming checks a ticket's validity: this only removes old ones.
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
             let expiry = state.credentials.deadline((inner.wall_clock)());
             let recall = state.recalls.deadline();

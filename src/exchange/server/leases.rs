@@ -1,8 +1,9 @@
-//! Who holds what: sessions, their leases, and when they end. It is told the time and does no I/O.
+//! Tracks which peers hold what: sessions, their leases, and when they end. The caller passes the time; this
+//! module does no I/O.
 //!
-//! A session without a connection ends at a given time, and its leases with it. Such a holder may
-//! still have the memory mapped (a stopped process cannot unmap), so it stays on the list of holders
-//! as [`HolderState::Expired`] until it says that it has released it, or nobody asks any more.
+//! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
+//! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
+//! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -15,31 +16,31 @@ use crate::exchange::PeerName;
 use crate::exchange::account::{Charge, shrink};
 use crate::numbers::Numbers;
 
-/// The most expired holders of a publication that are remembered one by one.
+/// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
 
-/// What is known of a holder.
+/// The state of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HolderState {
     /// It holds the memory and is alive.
     Held,
-    /// It has been told to give the memory back.
+    /// It has been asked to release the memory.
     Withdrawing,
-    /// It went silent, and its lease has ended: it may still have the memory mapped.
+    /// It fell silent, and its lease has ended: it may still have the memory mapped.
     Expired,
 }
 
-/// Somebody who holds published memory.
+/// A holder of published memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Who.
+    /// The peer.
     pub peer: PeerName,
     /// The lease.
     pub lease: u64,
-    /// Since when.
+    /// When it got the lease.
     pub since: Instant,
-    /// Whether it is alive.
+    /// Its state.
     pub state: HolderState,
     /// Over a Unix socket, or with fds from the server's door: the process.
     pub process: Option<HolderProcess>,
@@ -57,27 +58,27 @@ impl fmt::Display for Holder {
 /// A lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
-    /// Of an expired lease, the session that is no more.
+    /// For an expired lease, the session that has ended.
     pub session: u64,
     pub publication: u64,
     pub holder: Holder,
-    /// The place of its probe word, in bytes from the memory's start.
+    /// The offset of its probe word, in bytes from the memory's start.
     pub probe: Option<u64>,
-    /// The process that got the fds, where the kernel says which.
+    /// The process that got the fds, if the kernel reports it.
     pub process: Option<Process>,
     /// The machine that the session began on.
     pub machine: Option<Machine>,
-    /// Whether handles have gone to it, or may be on their way: without them nothing is mapped.
+    /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
     pub handed: bool,
 }
 
 /// A lease, and the charge for it.
 #[derive(Debug)]
 struct Record {
-    /// By itself, so that the table has short entries: it may have twice as many as there are leases, and
-    /// three times while it grows.
+    /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
+    /// times that while it grows.
     lease: Box<Lease>,
-    /// Given back when nothing is remembered of the lease any more.
+    /// Returned when the lease is forgotten.
     charge: Option<Charge>,
 }
 
@@ -103,12 +104,12 @@ pub(super) struct EndedSession {
     pub leases: Vec<Lease>,
 }
 
-/// Why there is no lease.
+/// Why a lease was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoLease {
     /// The session has ended.
     NoSession,
-    /// The peer has as many as it may have.
+    /// The peer has reached its limit.
     Full,
 }
 
@@ -125,9 +126,9 @@ struct Session {
 struct Holders {
     live: BTreeSet<u64>,
     expired: BTreeSet<u64>,
-    /// Expired ones that are not remembered.
+    /// Expired leases that are only counted.
     more: usize,
-    /// Expired ones that are not remembered either, and whose processes have ended.
+    /// Expired leases that are only counted, and whose processes have ended.
     ended: usize,
 }
 
@@ -137,7 +138,7 @@ impl Holders {
     }
 }
 
-/// The table.
+/// The table of leases.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     sessions: HashMap<u64, Session>,
@@ -146,11 +147,11 @@ pub(super) struct Leases {
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
     peers: HashMap<PeerName, usize>,
-    /// Leases whose holders are not heard any more, until their processes have ended.
+    /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
     unwatched: HashSet<Process>,
-    /// Where each peer's sessions are.
+    /// The machine of each peer's sessions.
     machines: Machines,
     /// Publications with more expired leases than are to be remembered.
     crowded: BTreeSet<u64>,
@@ -159,7 +160,7 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// A new session, with a connection.
+    /// Adds a session that has a connection.
     pub fn open(&mut self, session: u64, peer: PeerName) {
         let new = Session {
             peer,
@@ -170,7 +171,7 @@ impl Leases {
         self.sessions.insert(session, new);
     }
 
-    /// Where a new session is.
+    /// Sets the machine of a new session.
     pub fn set_machine(&mut self, session: u64, machine: Machine) {
         if let Some(entry) = self.sessions.get_mut(&session)
             && entry.machine.is_none()
@@ -180,7 +181,7 @@ impl Leases {
         }
     }
 
-    /// The session has a connection again; tells whether it is still there.
+    /// Attaches a connection to the session; returns whether the session still exists.
     pub fn attach(&mut self, session: u64) -> bool {
         let Some(entry) = self.sessions.get_mut(&session) else {
             return false;
@@ -192,8 +193,8 @@ impl Leases {
         true
     }
 
-    /// The session has lost its connection and ends then; at once if it holds nothing and nobody
-    /// wants to `keep` it. Tells whether it has ended.
+    /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing and `keep` is
+    /// false. Returns whether it has ended.
     pub fn detach(&mut self, session: u64, until: Instant, keep: bool) -> bool {
         let Some(entry) = self.sessions.get_mut(&session) else {
             return false;
@@ -209,7 +210,7 @@ impl Leases {
         false
     }
 
-    /// A lease, if the peer has fewer than `limit`.
+    /// Grants a lease if the peer has fewer than `limit`.
     pub fn grant(
         &mut self,
         session: u64,
@@ -252,14 +253,14 @@ impl Leases {
         Ok(lease)
     }
 
-    /// The charge for a lease: for as long as something is remembered of it.
+    /// Sets the charge for a lease, which lasts until the lease is forgotten.
     pub fn set_charge(&mut self, lease: u64, charge: Charge) {
         if let Some(entry) = self.leases.get_mut(&lease) {
             entry.charge = Some(charge);
         }
     }
 
-    /// The process that has what was granted, as the kernel and the process itself call it.
+    /// Sets the process that has the granted memory, as the kernel and the process itself name it.
     pub fn set_known(&mut self, lease: u64, known: &Known) {
         self.set_process(lease, known.process);
         if let Some(entry) = self.leases.get_mut(&lease) {
@@ -267,7 +268,7 @@ impl Leases {
         }
     }
 
-    /// The process that has what was granted.
+    /// Sets the process that has the granted memory.
     pub fn set_process(&mut self, lease: u64, process: Process) {
         let Some(entry) = self.leases.get_mut(&lease) else {
             return;
@@ -278,28 +279,28 @@ impl Leases {
         }
     }
 
-    /// What was granted waits for a ticket to be redeemed.
+    /// Notes that the lease's handles wait for a ticket to be redeemed.
     pub fn not_handed(&mut self, lease: u64) {
         if let Some(entry) = self.leases.get_mut(&lease) {
             entry.handed = false;
         }
     }
 
-    /// The ticket is being redeemed.
+    /// Notes that the ticket is being redeemed.
     pub fn handed(&mut self, lease: u64) {
         if let Some(entry) = self.leases.get_mut(&lease) {
             entry.handed = true;
         }
     }
 
-    /// A live lease of the session.
+    /// Returns a live lease of the session.
     pub fn get(&self, session: u64, lease: u64) -> Option<&Lease> {
         let entry = self.leases.get(&lease)?;
         let lives = entry.session == session && entry.holder.state != HolderState::Expired;
         lives.then_some(&**entry)
     }
 
-    /// Live leases of the session.
+    /// Returns the live leases of the session.
     pub fn of_session(&self, session: u64) -> impl Iterator<Item = &Lease> {
         let leases = self.sessions.get(&session).map(|entry| &entry.leases);
         leases
@@ -308,8 +309,8 @@ impl Leases {
             .filter_map(|lease| self.leases.get(lease).map(|record| &**record))
     }
 
-    /// The holder has unmapped the memory. Of an expired lease its peer may say so from a later
-    /// session, unless any local process could be that peer.
+    /// Ends a lease whose holder has unmapped the memory. The peer of an expired lease may say so from a
+    /// later session, unless any local process could be that peer.
     pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<Lease> {
         let entry = self.leases.get(&lease)?;
         let may = match entry.holder.state {
@@ -319,8 +320,8 @@ impl Leases {
         if may { self.remove(lease) } else { None }
     }
 
-    /// Ends the leases of the session that are not in `held`, which is sorted. Returns them, and
-    /// those of `held` that are none of its live leases.
+    /// Ends the leases of the session that are not in `held`, which is sorted. Returns them, and those of
+    /// `held` that are not its live leases.
     pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<Lease>, Vec<u64>) {
         let none = BTreeSet::new();
         let entry = self.sessions.get(&session);
@@ -332,7 +333,7 @@ impl Leases {
         (dropped.collect(), unknown)
     }
 
-    /// Marks the live leases of a publication as asked back, and tells whose they are.
+    /// Marks the live leases of a publication as recalled; returns them with their sessions.
     pub fn withdraw(&mut self, publication: u64) -> Vec<(u64, u64)> {
         let mut told = Vec::new();
         let live = self.publications.get(&publication).map(|h| &h.live);
@@ -345,7 +346,7 @@ impl Leases {
         told
     }
 
-    /// Marks a live lease as asked back, and tells whose it is.
+    /// Marks a live lease as recalled; returns its session.
     pub fn recall(&mut self, lease: u64) -> Option<u64> {
         let entry = self.leases.get_mut(&lease)?;
         if entry.holder.state == HolderState::Expired {
@@ -355,7 +356,7 @@ impl Leases {
         Some(entry.session)
     }
 
-    /// Ends all leases of a publication, expired ones too, and returns those that were live.
+    /// Ends all leases of a publication, including expired ones; returns those that were live.
     pub fn forget(&mut self, publication: u64) -> Vec<Lease> {
         let Some(holders) = self.publications.get(&publication) else {
             return Vec::new();
@@ -370,7 +371,7 @@ impl Leases {
         live
     }
 
-    /// Ends the sessions whose time is over.
+    /// Ends the sessions that have expired.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
         while let Some(&(until, session)) = self.deadlines.first() {
@@ -383,8 +384,7 @@ impl Leases {
         ended
     }
 
-    /// Ends a session whose holder says nothing any more: its leases expire. Then they are to be
-    /// [thinned out](Self::thin_out).
+    /// Ends a session with a silent holder: its leases expire. Call [`thin_out`](Self::thin_out) afterwards.
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
@@ -402,7 +402,7 @@ impl Leases {
         })
     }
 
-    /// Ends a live lease, whose holder may still have the memory mapped: it expires.
+    /// Ends a live lease whose holder may still have the memory mapped: it expires.
     pub fn end_lease(&mut self, lease: u64) -> Option<Lease> {
         let session = self.leases.get(&lease)?.session;
         if let Some(entry) = self.sessions.get_mut(&session) {
@@ -428,7 +428,7 @@ impl Leases {
                 self.crowded.insert(publication);
             }
         } else {
-            // Its ticket ends with it, so nobody can have it mapped.
+            // Its ticket ends with it, so no process can have it mapped.
             self.leases.remove(&lease);
             if holders.is_empty() {
                 self.publications.remove(&publication);
@@ -438,13 +438,13 @@ impl Leases {
         Some(record)
     }
 
-    /// When the next session ends.
+    /// Returns when the next session ends.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(until, _)| until)
     }
 
-    /// Who holds a publication: live ones in the order of grants, then expired ones; and how many
-    /// expired ones there are beyond those.
+    /// Returns the holders of a publication: live ones in the order of grants, then expired ones; and how
+    /// many further expired ones there are.
     pub fn holders(&self, publication: u64) -> (Vec<Holder>, usize) {
         let Some(holders) = self.publications.get(&publication) else {
             return (Vec::new(), 0);
@@ -460,19 +460,19 @@ impl Leases {
         (list, holders.more + holders.ended)
     }
 
-    /// How many live leases a publication has.
+    /// Returns the number of live leases of a publication.
     pub fn count(&self, publication: u64) -> usize {
         self.publications
             .get(&publication)
             .map_or(0, |holders| holders.live.len())
     }
 
-    /// How many live leases there are.
+    /// Returns the number of live leases.
     pub fn live(&self) -> usize {
         self.peers.values().sum()
     }
 
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     #[cfg(test)]
     pub fn sessions(&self) -> usize {
         self.sessions.len()
@@ -500,7 +500,7 @@ impl Leases {
     }
 }
 
-/// One less; nothing is kept of who has none.
+/// Decrements a count; removes it at 0.
 fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
     if let Some(count) = counts.get_mut(peer) {
         *count -= 1;

@@ -40,7 +40,7 @@ fn a_silent_holder_is_doubted_until_it_speaks() {
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
     assert!(!leases.attach(1), "the session is no more");
     assert_eq!(leases.get(1, lease), None);
-    // Another peer cannot say it for the first; the first can, from a new session.
+    // Another peer cannot release it; the first can, from a new session.
     leases.open(2, peer(1));
     assert_eq!(leases.release(3, &peer(2), lease), None);
     assert!(leases.release(2, &peer(1), lease).is_some());
@@ -98,7 +98,7 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     leases.open(2, PeerName::Local);
     assert_eq!(leases.release(2, &PeerName::Local, lease), None);
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
-    // A live one its own session releases.
+    // A live lease is released by its own session.
     let lease = leases.grant(2, 8, None, now, LIMIT).unwrap();
     assert!(leases.release(2, &PeerName::Local, lease).is_some());
 }
@@ -223,7 +223,7 @@ fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
     assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
-/// A lease, its session, its publication, its peer, its state, and since when it is held.
+/// A lease, its session, its publication, its peer, its state, and when it was granted.
 type NaiveLease = (u64, u64, u64, u32, HolderState, Instant);
 
 /// The same by brute force: a list of sessions and a list of leases.
@@ -239,7 +239,7 @@ enum Step {
     Attach(u64),
     Detach(u64, u64, bool),
     Grant(u64, u64),
-    /// The lease is the one that was granted so many grants after the first.
+    /// The lease was granted this many grants after the first.
     Release(u64, u32, usize),
     KeepOnly(u64, Vec<usize>),
     Withdraw(u64),
@@ -285,13 +285,13 @@ proptest! {
         let mut table = Leases::default();
         let mut naive = Naive::default();
         let mut granted_ever = Vec::new();
-        // Sessions' numbers are never used again: each opening is a new one.
+        // Sessions' numbers are never reused: each opening is a new one.
         let mut real: [u64; 5] = [u64::MAX; 5];
         let mut next_session = 0;
         for step in steps {
             match step {
                 Step::Open(slot, who) => {
-                    // What the slot had before goes on without a connection.
+                    // The slot's previous session survives without a connection.
                     real[slot as usize] = next_session;
                     next_session += 1;
                     table.open(real[slot as usize], peer(who));
@@ -383,7 +383,7 @@ proptest! {
                     over.into_iter().for_each(|s| naive.expire(s));
                 }
             }
-            // What everybody can see agrees after every step.
+            // After every step both agree on what is visible.
             for publication in 0..3 {
                 let order = |state| usize::from(state == HolderState::Expired);
                 let mut expected: Vec<_> = naive.leases.iter().filter(|l| l.2 == publication).collect();
@@ -427,7 +427,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     leases.set_process(lease, process);
     leases.follow(1);
     let (_, mut end) = leases.take_unwatched().pop().unwrap();
-    // Its connection tells of it again.
+    // Its connection reports its state again.
     assert!(leases.attach(1));
     assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
     leases.detach(1, now + LIFE, false);

@@ -1,5 +1,5 @@
-//! Where peers' sessions are, to see that a machine has started anew: nothing that ran on it before
-//! has memory mapped any more.
+//! Where peers' sessions are, to detect that a machine has restarted: nothing that ran on it before has
+//! memory mapped any more.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use crate::exchange::PeerName;
 use crate::share::BootId;
 
-/// A machine between two starts, as far as can be told.
+/// A machine between two boots, as far as the server can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Machine {
-    /// Where it is seen; `None` over a Unix socket.
+    /// Its address; `None` over a Unix socket.
     pub ip: Option<IpAddr>,
-    /// Its start, as the client says.
+    /// Its boot, as the client claims.
     pub boot: BootId,
 }
 
@@ -41,12 +41,12 @@ impl Machines {
         }
     }
 
-    /// Whether a machine on which `peer` was has started anew: the peer is seen at the same address
-    /// with another start, and nowhere with this one.
+    /// Returns whether a machine of `peer` has restarted: the peer is seen at the same address with another
+    /// boot, and nowhere with this one.
     ///
-    /// One certificate may serve many machines, and so may one address; who is the same in both is
-    /// taken to be the same. Everybody can be `local`, and a user of this machine can be in a container
-    /// that makes up its starts.
+    /// One certificate may serve many machines, and so may one address; the same peer at the same address
+    /// counts as the same machine. Any process can be `local`, and a user of this machine can be in a
+    /// container that invents its boots.
     #[cfg(any(test, feature = "service"))]
     pub fn have_restarted(&self, peer: &PeerName, machine: &Machine) -> bool {
         let (PeerName::Certificate(_) | PeerName::Spiffe(_), Some(_)) = (peer, machine.ip) else {

@@ -1,9 +1,8 @@
-//! The server: publishes memory under names and keeps account of who holds it.
+//! The server: publishes memory under names and tracks its holders.
 //!
-//! One task serves a connection: it reads a request, answers it at once where nothing has to be
-//! waited for, and otherwise in a task of its own, of which there is a limited number. Driver calls
-//! run off the runtime. All that the server knows is under one lock, held for moments and never while
-//! something is awaited.
+//! One task serves a connection: it reads a request, and answers at once if it need not wait, otherwise in a
+//! task of its own, whose number is limited. Driver calls run off the runtime. All of the server's state is
+//! under one lock, held for moments and never across an await.
 
 mod accept;
 mod admission;
@@ -73,7 +72,7 @@ use handshakes::Handshakes;
 use inner::Inner;
 use state::State;
 
-/// Events that wait for a receiver which does not keep up.
+/// Events in the queue of a receiver that does not keep up.
 const EVENTS: usize = 1024;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
@@ -103,11 +102,11 @@ pub struct Server {
     handle: Arc<Handle>,
 }
 
-/// What all clones of a server share; the tasks share [`Inner`], which does not keep it going.
+/// What all clones of a server share; the tasks share [`Inner`], which does not keep it alive.
 struct Handle {
     inner: Arc<Inner>,
     addresses: Vec<Address>,
-    /// Whether the Unix sockets can be reached by other users.
+    /// Whether other users can reach the Unix sockets.
     open_to_others: bool,
 }
 
@@ -127,7 +126,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Options for a server.
+    /// Returns options for a server.
     pub fn options() -> ServerOptions {
         ServerOptions::new()
     }
@@ -237,17 +236,17 @@ impl Server {
         Ok(Self { handle })
     }
 
-    /// Where it listens, with the ports that the kernel chose.
+    /// Returns the addresses that it listens at, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
         self.handle.addresses.clone()
     }
 
-    /// This life of the server: names and leases of another are none of its own.
+    /// Returns the id of this run of the server: names and leases of another run are not its own.
     pub fn instance(&self) -> InstanceId {
         self.handle.inner.instance
     }
 
-    /// Options to publish memory under a name.
+    /// Returns options to publish memory under a name.
     pub fn publish(
         &self,
         name: impl Into<String>,
@@ -256,14 +255,14 @@ impl Server {
         PublishOptions::new(self, name.into(), memory.into())
     }
 
-    /// Ends all sessions of a peer at once and tells it so: its leases expire, and what it has not
-    /// released counts as still mapped. Returns how many sessions there were. The peer may connect
-    /// again unless its certificate is revoked or its user is not admitted any more.
+    /// Ends all sessions of a peer at once and tells it so: its leases expire, and what it has not released
+    /// counts as still mapped. Returns the number of sessions. The peer may connect again unless its
+    /// certificate is revoked or its user is no longer admitted.
     pub fn end_sessions(&self, of: &PeerName) -> usize {
         self.end_sessions_if(|peer| peer == of)
     }
 
-    /// The same, of several peers.
+    /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
         let inner = &self.handle.inner;
         let state = inner.state();
@@ -273,12 +272,11 @@ impl Server {
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
 
-    /// Changes the users who may connect to Unix sockets, and ends the sessions of those who may not
-    /// any more.
+    /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where users other than the server's own are to be admitted and none
-    /// was when it started: its sockets are closed to them.
+    /// [`Error::InvalidArgument`] if other users are to be admitted and none was at the server's start: its
+    /// sockets are closed to them.
     pub fn set_peers(&self, peers: Peers) -> Result<()> {
         let inner = &self.handle.inner;
         if peers.reach_beyond_own_user() && !self.handle.open_to_others {
@@ -296,11 +294,11 @@ impl Server {
         Ok(())
     }
 
-    /// Replaces the rights to join groups: for each pattern of names which peers may, as
+    /// Replaces the rights to join groups: for each pattern of names, the peers that may, as
     /// [`ServerOptions::groups`] takes them.
     ///
-    /// A peer that has lost its right is out of every group that has not exchanged its handles yet.
-    /// A complete group stays as it is until its ranks leave.
+    /// A peer that has lost its right is removed from every group that has not exchanged its handles yet. A
+    /// complete group stays as it is until its ranks leave.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a pattern that matches no name; nothing has changed then.
@@ -310,7 +308,7 @@ impl Server {
         Ok(())
     }
 
-    /// Keeps room for a group, however many others there are.
+    /// Reserves room for a group, however many others there are.
     pub(super) fn keep_room_for(
         &self,
         peer: &PeerName,
@@ -326,31 +324,31 @@ impl Server {
         })
     }
 
-    /// What happens from now on. A receiver that does not keep up misses some and is told how many.
+    /// Returns the events from now on. A receiver that does not keep up misses some and learns how many.
     pub fn events(&self) -> broadcast::Receiver<ServerEvent> {
         self.handle.inner.events.subscribe()
     }
 
-    /// Numbers about it.
+    /// Returns statistics.
     pub fn stats(&self) -> ServerStats {
         self.handle.inner.stats()
     }
 
-    /// How its names stand in the directory; `None` without one, and after the server has ended.
+    /// Returns the state of its names in the directory; `None` without one, and after the server has ended.
     pub fn registration(&self) -> Option<RegistrationState> {
         let registration = lock(&self.handle.inner.registration);
         registration.as_ref().map(Registration::state)
     }
 
-    /// Ends it: nothing new begins, holders are asked to release what they hold, and when all have,
-    /// or the time is over, connections and names are closed and all tasks have ended.
+    /// Ends the server: starts nothing new, asks holders to release their memory, and when all have, or
+    /// `within` is over, closes connections and names and ends all tasks.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with those who had not released in time; [`Error::TimedOut`] where a
-    /// driver call does not return. The server has ended all the same.
+    /// [`Error::StillHeld`] with the holders that had not released in time; [`Error::TimedOut`] if a driver
+    /// call does not return. The server has ended all the same.
     ///
     /// # Cancel safety
-    /// Dropped unfinished, the server goes on to serve those that hold something; close it again.
+    /// If dropped before completion, the server continues to serve the remaining holders; close it again.
     pub async fn close(&self, within: Duration) -> Result<()> {
         let inner = &self.handle.inner;
         let until = deadline(within);
@@ -363,7 +361,8 @@ impl Server {
         tracing::info!(instance = %inner.instance, "closing");
         let registration = lock(&inner.registration).take();
         if let Some(registration) = registration {
-            // Nobody new is to be sent here. It ends by itself where the directory is away.
+            // First, so that the directory sends no more clients here. If the directory is away, its entry
+            // expires.
             match tokio::time::timeout_at(until, registration.close()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "still in the directory"),
@@ -381,7 +380,7 @@ impl Server {
             }
         }
         let held = inner.end();
-        // What is being written or asked of the driver is let finish, and the last words are said.
+        // Lets writes and driver calls in progress finish, and the last messages be sent.
         let writing = inner.limits.write.saturating_mul(2);
         let grace = writing.saturating_add(inner.limits.request);
         if !inner.tasks.idle(grace).await {
@@ -391,7 +390,7 @@ impl Server {
             });
         }
         let sessions = inner.state().clear();
-        // Nobody comes back for what groups keep.
+        // No session returns for what groups keep.
         for session in sessions {
             inner.groups.gone(session.id);
             inner
@@ -411,11 +410,11 @@ impl Server {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under a lock would be a defect of ours; what is under it is still the best there is.
+    // A panic under a lock would be a defect of this crate; the state is still the best available.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Addresses of Unix sockets as text.
+/// Returns addresses of Unix sockets as text.
 fn path_text(path: &Path) -> Option<String> {
     path.to_str().map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Names in order, each with one thing under it.
+//! A map of names in order.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,11 +10,11 @@ pub(super) struct Page<T> {
     pub items: Vec<T>,
     /// Whether there are more.
     pub more: bool,
-    /// The name after which to go on, where enough was looked at for once.
+    /// The name after which to continue, if the limit of visited names was reached.
     pub looked: Option<Arc<str>>,
 }
 
-/// Things by name.
+/// Values by name.
 #[derive(Debug)]
 pub(super) struct Names<T> {
     things: BTreeMap<Arc<str>, T>,
@@ -37,7 +37,7 @@ impl<T> Names<T> {
         self.things.len()
     }
 
-    /// Puts a thing under a free name; tells whether it was free.
+    /// Inserts a value under a free name; returns whether it was free.
     pub fn insert(&mut self, name: Arc<str>, thing: T) -> bool {
         if self.things.contains_key(&name) {
             return false;
@@ -46,7 +46,7 @@ impl<T> Names<T> {
         true
     }
 
-    /// Takes away what is under the name, if `is_it` says so.
+    /// Removes the value under the name, if `is_it` accepts it.
     pub fn remove(&mut self, name: &str, is_it: impl FnOnce(&T) -> bool) -> Option<T> {
         if !is_it(self.things.get(name)?) {
             return None;
@@ -54,9 +54,9 @@ impl<T> Names<T> {
         self.things.remove(name)
     }
 
-    /// Things whose names begin with `prefix` and come after `after`, as long as `take` takes
-    /// them: it leaves out what this reader may not see (`Ok(None)`), or ends the page (`Err`). At
-    /// most so `many` are looked at, since somebody waits for the lock.
+    /// Returns values whose names begin with `prefix` and come after `after`, as long as `take` accepts them:
+    /// it leaves out what this reader may not see (`Ok(None)`), or ends the page (`Err`). Visits at most
+    /// `many`, because other tasks wait for the lock.
     pub fn page<R>(
         &self,
         prefix: &str,
@@ -159,7 +159,7 @@ mod tests {
         let (mut after, mut seen, mut rounds) = (None, String::new(), 0);
         loop {
             let mut looked = 0;
-            // Of which this reader may see every second.
+            // This reader may see every second of them.
             let page = names.page("", after.as_deref(), 2, |name, ()| {
                 looked += 1;
                 Ok("bd".contains(&**name).then(|| name.to_string()))

@@ -1,4 +1,4 @@
-//! How a server is to be.
+//! Options of a server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(super) enum DoorAt {
     Nowhere,
 }
 
-/// What a server is to be; [`start`](Self::start) starts it.
+/// Options of a server; [`start`](Self::start) starts it.
 #[derive(Clone)]
 #[must_use = "options do nothing until `start`"]
 pub struct ServerOptions {
@@ -76,66 +76,64 @@ impl ServerOptions {
         }
     }
 
-    /// An address to listen at, besides those given before. At a Unix socket all of the protocol is
-    /// spoken, and fds come with the answers.
+    /// Adds an address to listen at. A Unix socket serves the whole protocol, with fds in the answers.
     pub fn listen(mut self, address: Address) -> Self {
         self.addresses.push(address);
         self
     }
 
-    /// How TCP connections are protected; by default not at all, which goes on loopback alone.
+    /// Sets how TCP connections are protected; by default not at all, which is allowed only on loopback.
     pub fn security(mut self, security: Security) -> Self {
         self.security = security;
         self
     }
 
-    /// How much peers may ask for.
+    /// Sets how much peers may ask for.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// How often clients are to say something: 5 s by default. One that says nothing three times as
+    /// Sets how often clients send a heartbeat: 5 s by default. A client that is silent for three times as
     /// long, or for the time of a lease if that is shorter, loses its connection.
     pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
         self.heartbeat = heartbeat;
         self
     }
 
-    /// How long leases go on after their holder's last word: 30 s by default, and at least the
-    /// heartbeat.
+    /// Sets how long leases survive their holder's last message: 30 s by default, and at least the heartbeat.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long a ticket for the door is good: 10 s by default.
+    /// Sets how long a ticket for the door is valid: 10 s by default.
     pub fn ticket(mut self, ticket: Duration) -> Self {
         self.ticket = ticket;
         self
     }
 
-    /// Where the Unix socket is at which tickets are redeemed for fds; `None` for no such socket:
-    /// clients that come over TCP then get fabric handles or nothing.
+    /// Sets the path of the Unix socket where tickets are redeemed for fds; `None`: no such socket, so
+    /// clients that connect over TCP get fabric handles or nothing.
     ///
-    /// By default it is in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for
-    /// temporary files. It is removed when the server ends; if that is killed, by the next server of
-    /// the same user that makes one there, before the machine restarts.
+    /// By default it lies in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for temporary
+    /// files. The server removes it at its end; if the server is killed, the next server of the same user
+    /// that creates one there does, before the machine restarts.
     pub fn door(mut self, path: Option<PathBuf>) -> Self {
         self.door = path.map_or(DoorAt::Nowhere, DoorAt::At);
         self
     }
 
-    /// Whose processes may connect to Unix sockets, the door and those listened at: by default those
-    /// of the same user.
+    /// Sets which users' processes may connect to Unix sockets, the door and those listened at: by default
+    /// the same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Which peers may join groups whose names match `pattern`, besides those given before: by
-    /// default no peer may join any group. A pattern is a name, or the beginning of names followed by
-    /// `*`: `"job-7/*"`, or `"*"` for every group.
+    /// Adds a right: which peers may join groups whose names match `pattern`; by default no peer may join any
+    /// group. A pattern is a name, or a prefix of names followed by `*`: `"job-7/*"`, or `"*"` for every
+    /// group.
     ///
     /// This is the right to ask. The other ranks state by their
     /// [`Admission`](crate::exchange::group::Admission) which peers they accept.
@@ -144,59 +142,60 @@ impl ServerOptions {
         self
     }
 
-    /// The time that certificates are valid by.
+    /// Sets the clock for the validity of certificates.
     #[cfg(test)]
     pub(super) fn wall_clock(mut self, clock: fn() -> SystemTime) -> Self {
         self.wall_clock = clock;
         self
     }
 
-    /// Who makes memory that clients ask for; without one they are refused with `unsupported`.
+    /// Sets the allocator that creates memory for clients; without one such requests are refused with
+    /// `unsupported`.
     pub fn allocator(mut self, allocator: Arc<dyn Allocate>) -> Self {
         self.allocator = Some(allocator);
         self
     }
 
-    /// Where audit events go instead of `tracing`.
+    /// Sets a sink for audit events instead of `tracing`.
     #[cfg(any(test, feature = "service"))]
     pub(crate) fn audit(mut self, sink: Sink) -> Self {
         self.audit = Some(sink);
         self
     }
 
-    /// Where published names are registered, with the server's addresses and instance. While the
-    /// directory is away, the server goes on, and registers them later.
+    /// Sets the directory in which published names are registered, with the server's addresses and instance.
+    /// While the directory is away, the server continues, and registers them later.
     pub fn directory(mut self, directory: Directory) -> Self {
         self.directory = Some(directory);
         self
     }
 
-    /// An address for the directory, besides those given before, instead of those listened at:
-    /// where other machines reach the server that listens at `0.0.0.0`, say.
+    /// Adds an address for the directory, instead of those listened at: how other machines reach a server
+    /// that listens at `0.0.0.0`, for example.
     pub fn advertise(mut self, address: Address) -> Self {
         self.advertised.push(address);
         self
     }
 
-    /// Starts the server on the current tokio runtime, of which it needs timers and I/O.
+    /// Starts the server on the current tokio runtime, which needs timers and I/O.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, a
-    /// lease shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that matches no name;
-    /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] where the
-    /// system refuses an address; those of [`Directory::register`].
+    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, a lease
+    /// shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that matches no name;
+    /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] if the system
+    /// refuses an address; those of [`Directory::register`].
     pub async fn start(self) -> Result<Server> {
         self.check()?;
         Server::start(self).await
     }
 
-    /// Checks all that needs neither the network nor the file system.
+    /// Checks everything that needs neither the network nor the file system.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start) that are known before it begins.
+    /// Those of [`start`](Self::start) that can be found before it begins.
     pub(crate) fn check(&self) -> Result<()> {
         if self.addresses.is_empty() {
-            return Err(Error::invalid("addresses", "there are none to listen at"));
+            return Err(Error::invalid("addresses", "the list is empty"));
         }
         if self.heartbeat < Duration::from_millis(1) {
             return Err(Error::invalid("heartbeat", "it is less than 1 ms"));

@@ -2,24 +2,24 @@
 
 use std::collections::BTreeSet;
 
-/// The most places of one memory: the rest of its padding is left alone.
+/// The most places of one memory: the rest of its padding is not used.
 const MAX_PLACES: u64 = 65_536;
 
 /// Bytes of a word, and its alignment.
 const WORD: u64 = 8;
 
-/// Which places are free.
+/// The free places.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     first: u64,
     count: u64,
-    /// Those from here on were never given out.
+    /// Places from here on were never used.
     fresh: u64,
     returned: BTreeSet<u64>,
 }
 
 impl Places {
-    /// The places between `len` and `padded`.
+    /// Returns the places between `len` and `padded`.
     pub fn between(len: u64, padded: u64) -> Self {
         let first = len.div_ceil(WORD).saturating_mul(WORD);
         Self {
@@ -30,7 +30,7 @@ impl Places {
         }
     }
 
-    /// A place, in bytes from the memory's start; `None` where there is none left.
+    /// Takes a place, in bytes from the memory's start; `None` if there is none left.
     pub fn take(&mut self) -> Option<u64> {
         let index = match self.returned.pop_first() {
             Some(index) => index,
@@ -43,7 +43,7 @@ impl Places {
         Some(self.first + index * WORD)
     }
 
-    /// Gives a place back. That of a holder who may still write there must not be.
+    /// Returns a place. Not for that of a holder that may still write there.
     pub fn give_back(&mut self, place: u64) {
         self.returned.insert((place - self.first) / WORD);
     }

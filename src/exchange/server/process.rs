@@ -1,5 +1,5 @@
-//! Whether a process of this machine still runs. It is told by `/proc`, so no fd is kept for it while it
-//! has a connection; afterwards a pidfd tells its end at once. Beyond the limit on pidfds, `/proc` is polled.
+//! Tracks whether a process of this machine still runs. While it has a connection, `/proc` tells, so no fd is
+//! kept for it; afterwards a pidfd reports its end at once. Beyond the limit on pidfds, `/proc` is polled.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,19 +16,18 @@ use tokio::sync::Semaphore;
 
 use crate::exchange::transport::Connection;
 
-/// How often it is looked whether a process still runs that has no pidfd.
+/// How often to check whether a process without a pidfd still runs.
 const LOOK: Duration = Duration::from_secs(1);
 /// The most bytes of a program's name.
 const MAX_NAME: usize = 15;
 
-/// A process of this machine that holds something, for people to read: after its end its number may be
-/// another process's.
+/// A process of this machine that holds something, for display: after its end its number may be reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HolderProcess {
     /// Its number in the server's PID namespace.
     pub pid: u32,
-    /// The program's name, as the process has it: at most 15 letters, digits and signs of ASCII, `?` for
+    /// The program's name, as the process reports it: at most 15 ASCII letters, digits and signs, `?` for
     /// others.
     pub program: Arc<str>,
 }
@@ -39,7 +38,7 @@ impl fmt::Display for HolderProcess {
     }
 }
 
-/// The process that made a connection, where it can be seen.
+/// The process that made a connection, if it is visible.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub process: Process,
@@ -47,14 +46,14 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// The process at the other end of a Unix socket. `None` where it has ended since: another may have
+    /// Returns the process at the other end of a Unix socket. `None` if it has ended since: another may have
     /// the socket now.
     pub fn of(connection: &mut Connection) -> Option<Self> {
         let pidfd = connection.process.take();
         let pid = connection.pid?;
         let text = std::fs::read_to_string(path(pid)).ok()?;
         let started = Stat::parse(&text)?.started;
-        // While it runs its number is nobody else's.
+        // While it runs its number is not reused.
         if pidfd.as_ref().is_some_and(has_fired) {
             return None;
         }
@@ -66,7 +65,7 @@ impl Known {
     }
 }
 
-/// The program's name in `/proc/PID/task/PID/stat`, which the process chooses itself.
+/// Returns the program's name in `/proc/PID/task/PID/stat`, which the process chooses itself.
 fn program(stat: &str) -> Arc<str> {
     let name = stat
         .split_once('(')
@@ -83,7 +82,7 @@ fn program(stat: &str) -> Arc<str> {
         .into()
 }
 
-/// Whether a pidfd's process has ended.
+/// Returns whether a pidfd's process has ended.
 fn has_fired(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     let now = Timespec {
@@ -93,15 +92,15 @@ fn has_fired(pidfd: &OwnedFd) -> bool {
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
-/// A process, not mixed up with a later one of the same number.
+/// A process, distinct from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pid: u32,
-    /// In ticks since the machine started.
+    /// Its start, in ticks since the machine started.
     started: u64,
 }
 
-/// What `/proc/PID/task/PID/stat` says. Source: proc_pid_stat(5).
+/// The contents of `/proc/PID/task/PID/stat`. Source: proc_pid_stat(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     state: char,
@@ -110,7 +109,7 @@ struct Stat {
 }
 
 impl Process {
-    /// One of many that are not there.
+    /// Returns one of many processes that do not exist.
     #[cfg(test)]
     pub fn without(started: u32) -> Self {
         Self {
@@ -119,8 +118,8 @@ impl Process {
         }
     }
 
-    /// The process with that number now, for tests of processes that cannot end meanwhile; `None` where `/proc`
-    /// does not show it.
+    /// Returns the process with that number now, for tests of processes that cannot end meanwhile; `None` if
+    /// `/proc` does not show it.
     #[cfg(test)]
     pub fn of(pid: u32) -> Option<Self> {
         let text = std::fs::read_to_string(path(pid)).ok()?;
@@ -128,10 +127,11 @@ impl Process {
         Some(Self { pid, started })
     }
 
-    /// Waits until it has ended: with a pidfd if `pidfds` has a permit, else by polling.
+    /// Waits until it has ended: with a pidfd if `pidfds` has a permit, otherwise by polling.
     pub async fn end(self, pidfds: &Semaphore) {
         let permit = pidfds.try_acquire().ok();
-        // The number may be another's by now: the pidfd is of that one then, and the look tells.
+        // The number may be reused by now: the pidfd is then of another process, and the check below detects
+        // it.
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pidfd = pid.filter(|_| permit.is_some());
         let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -154,37 +154,37 @@ impl Process {
         }
     }
 
-    /// Whether it has ended, asked off the runtime.
+    /// Returns whether it has ended, checked off the runtime.
     async fn looked(self) -> bool {
         let looked = tokio::task::spawn_blocking(move || self.has_ended()).await;
         looked.unwrap_or(false)
     }
 
-    /// Whether it has certainly ended. What cannot be found out is taken to run.
+    /// Returns whether it has certainly ended. If that cannot be found out, it counts as running.
     pub fn has_ended(&self) -> bool {
         match std::fs::read_to_string(path(self.pid)) {
             Ok(text) => Stat::parse(&text).is_some_and(|now| self.has_ended_by(now)),
-            // `/proc` may hide others' processes (hidepid), and this one can have changed its user
-            // since. A signal that is not sent finds all.
+            // `/proc` may hide other users' processes (hidepid), and this one may have changed its user
+            // since. A test signal finds all.
             Err(_) => self.is_unknown(),
         }
     }
 
-    /// Whether no process has its number.
+    /// Returns whether no process has its number.
     fn is_unknown(&self) -> bool {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 
     fn has_ended_by(&self, now: Stat) -> bool {
-        // The first thread of a process may end before the others, and looks like its corpse then.
+        // The first thread of a process may end before the others, and looks like a zombie then.
         let corpse = matches!(now.state, 'Z' | 'X') && now.threads <= 1;
         corpse || now.started != self.started
     }
 }
 
-/// Those of the processes that have ended. The kernel is asked in a thread of its own: with many
-/// processes that takes a while.
+/// Returns the processes that have ended. Asks the kernel in a thread of its own, because many processes take
+/// a while.
 pub(super) async fn ended(mut processes: HashSet<Process>) -> HashSet<Process> {
     if processes.is_empty() {
         return processes;
@@ -194,19 +194,19 @@ pub(super) async fn ended(mut processes: HashSet<Process>) -> HashSet<Process> {
         processes
     };
     let looked = tokio::task::spawn_blocking(look).await;
-    // Without an answer all are taken to run.
+    // Without an answer all count as running.
     looked.unwrap_or_default()
 }
 
-/// Of its first thread, which is the process's own: for `/proc/PID/stat` QEMU's user mode makes up
-/// one, which says since when the thread that reads it runs.
+/// Returns the path for its first thread, which stands for the process: for `/proc/PID/stat` QEMU's user mode
+/// invents one, with the start time of the thread that reads it.
 fn path(pid: u32) -> String {
     format!("/proc/{pid}/task/{pid}/stat")
 }
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The name before may hold spaces and parentheses.
+        // The name before may contain spaces and parentheses.
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
@@ -286,7 +286,7 @@ mod tests {
         let process = Process::of(child.id()).unwrap();
         {
             let end = process.end(&one);
-            // With no pidfd left it is polled.
+            // Without a pidfd left it is polled.
             let polled = process.end(&one);
             tokio::pin!(end, polled);
             let wait = Duration::from_millis(50);
@@ -300,7 +300,7 @@ mod tests {
         }
         assert_eq!(one.available_permits(), 1);
         child.wait().unwrap();
-        // One that has ended, and one whose number another has now.
+        // One that has ended, and one whose number is reused.
         process.end(&one).await;
         let own = Process::of(std::process::id()).unwrap();
         let before = Process {
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_process_that_proc_hides_is_not_taken_for_ended() {
-        // Its own, and the first, which belongs to somebody else: a signal could not be sent.
+        // Its own, and process 1, which belongs to another user: a signal could not be sent.
         for pid in [std::process::id(), 1] {
             let hidden = Process { pid, started: 0 };
             assert!(!hidden.is_unknown(), "{pid}");
@@ -333,7 +333,7 @@ mod tests {
             let none = Process { pid, started: 0 };
             assert!(!none.is_unknown(), "{pid} is no number of a process");
         }
-        // Linux has no more than 2^22.
+        // Linux has at most 2^22.
         let none = Process {
             pid: i32::MAX as u32,
             started: 0,

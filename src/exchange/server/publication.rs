@@ -15,46 +15,46 @@ use crate::exchange::{Owner, Who};
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};
 
-/// What does not change while it is published.
+/// The part that does not change while it is published.
 #[derive(Debug)]
 pub(super) struct Publication {
-    /// Different for each of a server: a name that is published again is another publication.
+    /// Unique in a server: a name that is published again is another publication.
     pub id: u64,
     pub name: Arc<str>,
-    /// None once it was withdrawn: whoever withdrew it has it.
+    /// `None` once it was withdrawn: the caller of the withdrawal has it.
     pub shared: Mutex<Option<Shared>>,
     pub owner: Owner,
     pub description: Description,
     pub handle_types: HandleTypes,
     pub probe: bool,
-    /// Exported once: whoever is granted the memory gets the same handles.
+    /// Exported once: every grantee gets the same handles.
     pub fabric: OnceLock<Vec<Secret>>,
-    /// Why there are no fabric handles, once somebody has asked.
+    /// Why there are no fabric handles, once that was asked.
     pub no_fabric: OnceLock<String>,
-    /// Woken when a holder has come off.
+    /// Woken when a holder is gone.
     pub changed: Notify,
-    /// Whether a process that held it has ended without a word: it may have passed the memory on.
+    /// Whether a process that held it has ended without releasing it: it may have passed the memory on.
     pub left_by_dead: AtomicBool,
-    /// Who held it when the server ended, if anybody did: they are not asked any more.
+    /// The holders when the server ended, if any: the server no longer tracks them.
     pub left_held: OnceLock<Vec<String>>,
 }
 
-/// What does.
+/// The part that changes.
 #[derive(Debug)]
 pub(super) struct Registered {
     pub publication: Arc<Publication>,
     pub who: Who,
-    /// It is being withdrawn: for new fetches it is not there any more.
+    /// It is being withdrawn: new fetches no longer find it.
     pub closing: bool,
-    /// Until when its holders are waited for.
+    /// The deadline for its holders.
     pub until: Option<Instant>,
     pub places: Places,
-    /// For what is kept of it on behalf of the peer that created it.
+    /// The charge to the peer that created it.
     pub _charge: Option<Charge>,
 }
 
 impl Publication {
-    /// The memory.
+    /// Returns the memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] once it was withdrawn.
@@ -62,7 +62,7 @@ impl Publication {
         lock(&self.shared).clone().ok_or_else(withdrawn)
     }
 
-    /// The same, which nobody gets from here any more.
+    /// Takes the memory out of the publication.
     pub fn take(&self) -> Result<Shared> {
         lock(&self.shared).take().ok_or_else(withdrawn)
     }
@@ -86,7 +86,7 @@ impl Publication {
                 ShareableHandle::PosixFd(_) => return Err(wrong_type(HandleType::Fabric)),
             }
         }
-        // Of two that do this at once, one is enough.
+        // If two callers do this at once, one result is enough.
         let _ = self.fabric.set(secrets);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Publishing memory under a name, and taking it back.
+//! Publishes memory under a name, and withdraws it.
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -19,7 +19,7 @@ use crate::exchange::{Owner, Who};
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
 
-/// How memory is to be published; [`now`](Self::now) does it.
+/// Options for publishing memory; [`now`](Self::now) does it.
 #[derive(Debug)]
 #[must_use = "options do nothing until `now`"]
 pub struct PublishOptions<'a> {
@@ -45,41 +45,41 @@ impl<'a> PublishOptions<'a> {
         }
     }
 
-    /// What importers may do: by default read and write. They are told and refused to ask for more,
-    /// but a handle itself allows everything: give read access to those only who keep to it.
+    /// Sets what importers may do: by default read and write. The server refuses requests for more, but a
+    /// handle itself allows everything: give read access only to peers that respect it.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// Who may import it: by default every peer that the server lets in. To others the name does
+    /// Sets which peers may import it: by default every peer that the server admits. For others the name does
     /// not exist.
     pub fn who(mut self, who: Who) -> Self {
         self.who = who;
         self
     }
 
-    /// The peer that the name is published for, where an [allocator](super::Allocate) made the memory at
-    /// its request. Importers are told; it grants nothing. By default the server itself is the owner.
+    /// Sets the peer that the name is published for, if an [allocator](super::Allocate) created the memory at
+    /// its request. Importers see it; it grants nothing. By default the server itself is the owner.
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = owner.into();
         self
     }
 
-    /// Whether words in the padding, beyond the usable bytes, may be written to prove that both ends
-    /// reach the same memory: by default they may. A window has no padding and is not probed.
+    /// Sets whether words in the padding, beyond the usable bytes, may be written to prove that both ends
+    /// reach the same memory: by default yes. A window has no padding and is not probed.
     pub fn probe(mut self, probe: bool) -> Self {
         self.probe = probe;
         self
     }
 
-    /// Publishes it.
+    /// Publishes the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that is none, no access, or memory that cannot be
-    /// exported at all; [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and
-    /// with [`Refusal::Closing`] where the server is ending; [`Error::LimitReached`] for names, and for the
-    /// bytes that the server keeps for the [owner](Self::owner), if a peer is.
+    /// [`Error::InvalidArgument`] for an invalid name, no access, or memory that cannot be exported at all;
+    /// [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and with [`Refusal::Closing`] if
+    /// the server is ending; [`Error::LimitReached`] for names, and for the bytes that the server keeps for
+    /// the [owner](Self::owner), if that is a peer.
     pub fn now(self) -> Result<Published> {
         check_name(&self.name)?;
         let description = self.shared.describe(self.access)?;
@@ -95,7 +95,7 @@ impl<'a> PublishOptions<'a> {
             reason,
             detail: String::new(),
         };
-        // What lies around a window is other memory's.
+        // The bytes around a window belong to other memory.
         let places = match self.probe && !self.shared.is_window() {
             true => Places::between(self.shared.len(), self.shared.padded()),
             false => Places::default(),
@@ -143,7 +143,7 @@ impl<'a> PublishOptions<'a> {
         let registered = Registered {
             publication: Arc::clone(&publication),
             who: self.who,
-            // Opened by `change`, so that watchers and waiters hear of it.
+            // `change` opens it, which notifies watchers and waiters.
             closing: true,
             until: None,
             places,
@@ -158,8 +158,8 @@ impl<'a> PublishOptions<'a> {
     }
 }
 
-/// Published memory. Dropped, its name is gone at once and its leases have ended, though holders may
-/// still have it mapped; [`withdraw`](Self::withdraw) asks them first.
+/// Published memory. Dropping it removes the name and ends its leases at once, though holders may still have
+/// it mapped; [`withdraw`](Self::withdraw) asks them first.
 pub struct Published {
     inner: Arc<Inner>,
     publication: Arc<Publication>,
@@ -174,27 +174,28 @@ impl fmt::Debug for Published {
 }
 
 impl Published {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.publication.name
     }
 
-    /// The memory.
+    /// Returns the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] once it was [withdrawn](Self::withdraw): nothing of it is held here then.
+    /// [`Error::InvalidArgument`] once it was [withdrawn](Self::withdraw): the publication then holds none of
+    /// it.
     pub fn shared(&self) -> Result<Shared> {
         self.publication.shared()
     }
 
-    /// Who holds it: those alive in the order in which they came, then those of whom nobody knows
-    /// whether they still have it mapped.
+    /// Returns its holders: live ones in the order of their grants, then silent ones that may still have it
+    /// mapped.
     pub fn importers(&self) -> Vec<Holder> {
         self.inner.state().leases.holders(self.publication.id).0
     }
 
-    /// Whether a holder's process ended without a word. The kernel has unmapped the memory then, unless
-    /// the process had passed it on.
+    /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
+    /// unless the process had passed it on.
     #[cfg(any(test, feature = "service"))]
     pub(crate) fn left_by_dead(&self) -> bool {
         self.publication
@@ -202,22 +203,22 @@ impl Published {
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Whether this peer may see the name.
+    /// Returns whether this peer may see the name.
     #[cfg(feature = "service")]
     pub(crate) fn is_shown_to(&self, peer: &crate::exchange::PeerName) -> bool {
         self.inner.state().find(self.name(), peer).is_some()
     }
 
-    /// Changes who may import it. Peers that hold it and may not import it any more are asked to
-    /// release it, and have the time of a lease to do so: see [`set_who_within`](Self::set_who_within).
+    /// Changes which peers may import it. Holders that may no longer import it are asked to release it,
+    /// within the time of a lease: see [`set_who_within`](Self::set_who_within).
     pub fn set_who(&self, who: Who) {
         self.set_who_within(who, self.inner.lease);
     }
 
-    /// Changes who may import it. Holders that may not import it any more are asked to release it.
-    /// After `within` their leases end as [`HolderState::Expired`], because they may still have the
-    /// memory mapped; the holders learn that they are no longer on the list. A holder that may
-    /// import it again before that keeps its lease.
+    /// Changes which peers may import it. Holders that may no longer import it are asked to release it. After
+    /// `within` their leases end as [`HolderState::Expired`], because they may still have the memory mapped;
+    /// the holders learn that they are no longer on the list. A holder that may import it again before that
+    /// keeps its lease.
     pub fn set_who_within(&self, who: Who, within: Duration) {
         (self.inner.state()).set_who(self.publication.id, who, within);
         self.inner.janitor.notify_one();
@@ -228,17 +229,16 @@ impl Published {
         (&self.inner, self.publication.id)
     }
 
-    /// What is to be done when its name is gone.
+    /// Finishes the removal of its name.
     pub(super) fn left(&self) {
         self.inner.unregister(self.name());
-        // Those who close the server wait for the last lease.
+        // Closing the server waits for the last lease.
         self.inner.released.notify_waiters();
         tracing::info!(name = self.name(), "unpublished");
     }
 
-    /// Takes the name away from new importers, asks those who hold the memory to release it, and
-    /// gives it back when all have. From then on the publication holds none of it: where the result is
-    /// dropped too, a heap's block is freed.
+    /// Removes the name for new importers, asks the holders to release the memory, and returns it when all
+    /// have. From then on the publication holds none of it: dropping the result too frees a heap's block.
     ///
     /// A holder on this machine also counts as gone when the process that fetched the memory has ended. A
     /// forked child of it, or a process that it passed the fd to, may still have the memory mapped. Do not
@@ -246,20 +246,19 @@ impl Published {
     /// such memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where it was withdrawn before.
-    /// [`Error::StillHeld`] with the holders, when the time is over or only those are left who went
-    /// silent and may still have it mapped. The name stays closed then: withdraw once more, or drop
-    /// the publication. Where the server has ended while somebody held it, these are the holders of
-    /// then: nothing more is heard of them.
+    /// [`Error::InvalidArgument`] if it was withdrawn before. [`Error::StillHeld`] with the holders, at the
+    /// deadline or when only silent holders are left that may still have it mapped. The name stays closed
+    /// then: withdraw again, or drop the publication. If the server has ended while there were holders, these
+    /// are the holders of that moment: the server no longer hears of them.
     ///
     /// # Cancel safety
-    /// Dropped unfinished, the name stays closed and the holders stay asked.
+    /// If dropped before completion, the name stays closed and the recall stands.
     pub async fn withdraw(&self, within: Duration) -> Result<Shared> {
         self.vacate(within).await?;
         self.publication.take()
     }
 
-    /// The same, but the publication keeps the memory.
+    /// As [`withdraw`](Self::withdraw), but the publication keeps the memory.
     pub(crate) async fn vacate(&self, within: Duration) -> Result<()> {
         let publication = &self.publication;
         let until = deadline(within);
@@ -327,7 +326,7 @@ impl Inner {
     }
 }
 
-/// Holders for people.
+/// Describes holders, for a message.
 pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
     const SHOWN: usize = 16;
     let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Leases of peers that may not have the memory any more: they are asked back, and end then.
+//! Recalls leases of peers that have lost their right to the memory, and ends them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::state::{State, millis};
 use crate::exchange::Who;
 use crate::exchange::protocol::{Event, Withdrawing};
 
-/// Leases that have been asked back one by one, and when each ends.
+/// Leases that were recalled one by one, and when each ends.
 #[derive(Debug, Default)]
 pub(super) struct Recalls {
     leases: HashMap<u64, Instant>,
@@ -16,7 +16,7 @@ pub(super) struct Recalls {
 }
 
 impl Recalls {
-    /// The lease ends then, or at the earlier time of an earlier recall.
+    /// Sets when the lease ends; an earlier recall's earlier time stays.
     fn add(&mut self, lease: u64, until: Instant) -> Instant {
         let until = self.leases.get(&lease).map_or(until, |&was| was.min(until));
         self.remove(lease);
@@ -25,23 +25,23 @@ impl Recalls {
         until
     }
 
-    /// The lease has ended, or its peer may keep the memory.
+    /// Removes a lease that has ended, or whose peer may keep the memory.
     pub fn remove(&mut self, lease: u64) -> bool {
         let until = self.leases.remove(&lease);
         until.is_some_and(|until| self.due.remove(&(until, lease)))
     }
 
-    /// When the lease ends.
+    /// Returns when the lease ends.
     pub fn until(&self, lease: u64) -> Option<Instant> {
         self.leases.get(&lease).copied()
     }
 
-    /// When the next one ends.
+    /// Returns when the next one ends.
     pub fn deadline(&self) -> Option<Instant> {
         self.due.first().map(|&(until, _)| until)
     }
 
-    /// The leases that end now.
+    /// Takes the leases that end now.
     pub fn take_due(&mut self, now: Instant) -> Vec<u64> {
         let mut found = Vec::new();
         while let Some(&(until, lease)) = self.due.first()
@@ -55,8 +55,8 @@ impl Recalls {
 }
 
 impl State {
-    /// Changes who may import a publication. Peers that may not any more are asked for their leases,
-    /// which end after `within`.
+    /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
+    /// after `within`.
     pub fn set_who(&mut self, id: u64, who: Who, within: Duration) {
         let now = Instant::now();
         let Some(until) = now.checked_add(within) else {

@@ -1,4 +1,4 @@
-//! What is answered to a request.
+//! Answers requests.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,14 +23,14 @@ use crate::exchange::spiffe::MAX as MAX_SPIFFE;
 use crate::exchange::transport::HeldFd;
 use crate::share::MAX_PARTS;
 
-/// How many names are looked at while all others wait for the lock.
+/// How many names are visited while all others wait for the lock.
 const LOOKED: usize = 256;
 
-/// A request that is being answered.
+/// A request in progress.
 pub(super) enum Step {
     /// The answer.
     Now(Outcome),
-    /// It will be there later.
+    /// The answer comes later.
     Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
@@ -40,12 +40,12 @@ impl Step {
     }
 }
 
-/// Nothing but that it is done.
+/// Returns an answer without content.
 pub(super) fn done() -> Outcome {
     Ok(Answer::Done(Empty {}).into())
 }
 
-/// There is no such thing, or not for this peer: who may not have it is not told which.
+/// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
 pub(super) fn not_found() -> No {
     (Refusal::NotFound, String::new())
 }
@@ -54,8 +54,7 @@ fn invalid(error: crate::Error) -> No {
     (Refusal::Invalid, error.to_string())
 }
 
-/// Begins to answer a request, with which fds came, or came and were `declined`. Nothing here
-/// blocks.
+/// Begins to answer a request; fds may have arrived with it, or been `declined`. Nothing here blocks.
 pub(super) fn begin(
     inner: &Arc<Inner>,
     link: &Link,
@@ -90,7 +89,7 @@ pub(super) fn begin(
         Ask::Offer(offer) => {
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move {
-                // Also if nobody waits for the answer any more.
+                // Even if the answer is no longer awaited.
                 let _look = LookAfter(&inner);
                 match inner.groups.offer(session, offer, fds).await {
                     Ok(page) => Ok(Content::Members(page)),
@@ -121,12 +120,13 @@ pub(super) fn begin(
     }
 }
 
-/// Whether a frame of the session may carry fds: a rank of a group that has come together offers some, or gathers.
+/// Returns whether a frame of the session may carry fds: a rank of a group that has gathered offers some, or
+/// gathers again.
 pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
 }
 
-/// Has the janitor look at its deadlines, dropped.
+/// Makes the janitor check its deadlines, when dropped.
 struct LookAfter<'a>(&'a Inner);
 
 impl Drop for LookAfter<'_> {
@@ -143,14 +143,14 @@ impl Inner {
         Ok(Answer::Names(names).into())
     }
 
-    /// A page of entries that the peer may see, as many as fit into half a frame.
+    /// Returns a page of entries that the peer may see, as many as fit into half a frame.
     fn page(&self, link: &Link, prefix: &str, after: Option<&str>) -> Names {
         let mut entries = Vec::new();
         let mut after: Option<Arc<str>> = after.map(Arc::from);
         let mut room = self.limits.frame_bytes as usize / 2;
         let mut left = self.limits.list_page.max(1);
         loop {
-            // For every part of the names anew: a peer may not see most of them.
+            // Takes the lock for each part of the names: a peer may not see most of them.
             let state = self.state();
             let page = state.names.page(prefix, after.as_deref(), LOOKED, |_, id| {
                 let Some(found) = state.publications.get(id) else {
@@ -159,7 +159,7 @@ impl Inner {
                 if found.closing || !found.who.admits(&link.session.peer) {
                     return Ok(None);
                 }
-                // Roughly: a name and its owner, and for each part four ids and numbers with their keys.
+                // An estimate: a name and its owner, and for each part four ids and numbers with their keys.
                 let owner = found.publication.owner.to_string().len();
                 let size = 1024 + owner + 192 * found.publication.description.parts.len();
                 let first = left == self.limits.list_page.max(1);
@@ -180,11 +180,11 @@ impl Inner {
         }
     }
 
-    /// From now on the session hears of these names; what there is now may be more than a page.
+    /// Subscribes the session to these names; the existing ones may be more than a page.
     fn watch(&self, link: &Link, ask: &Watch) -> Outcome {
         check_prefix(&ask.prefix).map_err(invalid)?;
         let mut state = self.state();
-        // A connection that is not the session's any more has nothing to watch with.
+        // A connection that has lost its session cannot watch.
         if link.session.is_of(link.id) {
             state.watch(&link.session, &ask.prefix)?;
         }
@@ -260,8 +260,8 @@ impl Inner {
         })
     }
 
-    /// Runs driver calls off the runtime, for as long as a request may take. The peer is charged for
-    /// them until they return, which may be later.
+    /// Runs driver calls off the runtime, for at most the time of a request. The peer is charged until they
+    /// return, which may be later.
     pub(super) async fn driver_call<T: Send + 'static>(
         &self,
         account: &Arc<Account>,
@@ -271,7 +271,7 @@ impl Inner {
         self.charged_call(charge, call).await
     }
 
-    /// The same, for a charge that was made before.
+    /// As [`driver_call`](Self::driver_call), with an existing charge.
     pub(super) async fn charged_call<T: Send + 'static>(
         &self,
         charge: Charge,
@@ -292,7 +292,7 @@ impl Inner {
     }
 
     fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
-        // For the rank, as long as it is in the group.
+        // For the rank, while it is in the group.
         let kept = account::join(&ask);
         let charge = match link.session.account().charge(kept) {
             Ok(charge) => Arc::new(charge),
@@ -305,7 +305,7 @@ impl Inner {
             let joined = (inner.groups).join(session.id, peer, link.boot, link.local, ask, charge);
             let answer = joined.await;
             if matches!(answer, Answer::Agreed(_)) {
-                // Its memory is in use as long as the session goes on, leases or none.
+                // The rank's memory is in use while the session lasts, with or without leases.
                 session.keep();
             }
             Ok(answer.into())
@@ -344,7 +344,7 @@ impl Inner {
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let peer = &link.session.peer;
-            // For the allocator's copy of the request. The name is charged for when it is published, which may
+            // For the allocator's copy of the request. The name is charged when it is published, which may
             // happen after this future was dropped.
             let kept = account::create(&ask);
             let _charge = link.session.account().charge(kept).map_err(over)?;
@@ -369,7 +369,7 @@ impl Inner {
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let delete = allocator.delete(&link.session.peer, &ask.name, longest);
-            // It waits by itself; what it does besides has the time of a request.
+            // The allocator does the waiting; its other work has the time of a request.
             let most = longest.saturating_add(inner.limits.request);
             (tokio::time::timeout(most, delete).await)
                 .map_err(|_| (Refusal::TimedOut, String::new()))??;
@@ -378,7 +378,7 @@ impl Inner {
     }
 }
 
-/// Somebody who waits for a name, until it is dropped.
+/// A request that waits for a name, until dropped.
 struct Waiting<'a> {
     inner: &'a Inner,
     name: &'a str,
@@ -417,5 +417,5 @@ impl Drop for Waiting<'_> {
     }
 }
 
-// An entry of as many parts as there may be fits into a frame of the usual size.
+// An entry with the most parts fits into a frame of the default size.
 const _: () = assert!(1024 + MAX_SPIFFE + 192 * MAX_PARTS < 4 << 20);

@@ -1,4 +1,4 @@
-//! A session: what a client has beyond one connection, and what it is to be told.
+//! A session: a client's state beyond one connection, and its queued notices.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,17 +11,17 @@ use crate::exchange::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, s
 use crate::exchange::protocol::{Event, Refused, Secret};
 use crate::exchange::tally::Tally;
 
-/// A client's session. It goes on without a connection for as long as its leases do.
+/// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
 pub(super) struct Session {
     pub id: u64,
     pub peer: PeerName,
-    /// Resumes it, on another connection of the same peer.
+    /// Lets another connection of the same peer resume it.
     pub token: Secret,
     outbox: Mutex<Outbox>,
-    /// Woken when there is something in the outbox, or the connection is not the session's any more.
+    /// Woken when the outbox has something, or the connection has lost the session.
     pub wake: Notify,
-    /// Whether it is kept without a connection even if it has no leases: its rank is in a group.
+    /// Whether it survives without a connection even if it has no leases: its rank is in a group.
     keep: AtomicBool,
     account: Arc<Account>,
 }
@@ -32,18 +32,18 @@ struct Outbox {
     notices: VecDeque<Event>,
     limit: usize,
     overflown: bool,
-    /// The session has ended, and why.
+    /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
-    /// Watched names about which there is news, and whether this peer could see them before.
+    /// Watched names that have changed, and whether this peer could see them before.
     news: BTreeMap<Arc<str>, bool>,
-    /// Of notices and news, and what is charged for them and the session.
+    /// The bytes of notices and changed names, and the charge for them and the session.
     bytes: usize,
     charge: Charge,
 }
 
 impl Outbox {
-    /// Room for so many bytes more; without it the connection is to end, and what it was not told is
-    /// told anew when the session is resumed.
+    /// Reserves `more` bytes; if that fails, the connection is to end, and the lost notices are sent anew
+    /// when the session is resumed.
     fn grow(&mut self, more: usize) -> bool {
         let bytes = self.bytes + more;
         let beyond = bytes.saturating_sub(PREPAID);
@@ -58,7 +58,7 @@ impl Outbox {
     fn shrink(&mut self, less: usize) {
         self.bytes -= less;
         let beyond = self.bytes.saturating_sub(PREPAID);
-        // A smaller charge is never refused.
+        // Shrinking a charge never fails.
         let _ = self.charge.resize(SESSION + beyond);
         if self.notices.is_empty() {
             self.notices.shrink_to(16);
@@ -78,7 +78,7 @@ impl Outbox {
     }
 }
 
-/// Bytes that wait with news of a name.
+/// Returns the bytes of a changed name in the queue.
 fn news_bytes(name: &str) -> usize {
     2 * ENTRY + name.len()
 }
@@ -88,21 +88,21 @@ fn news_bytes(name: &str) -> usize {
 pub(super) enum Next {
     /// Send this.
     Notice(Event),
-    /// Tell what is under this name now; that it is gone only if the peer could see it before.
+    /// Send what is under this name now; that it is gone only if the peer could see it before.
     News(Arc<str>, bool),
     /// Wait.
     Nothing,
     /// End: another connection has taken the session over.
     TakenOver,
-    /// Tell why the session has ended, then end.
+    /// Send why the session has ended, then end.
     Dismissed(Refused),
-    /// End: the peer does not read what it is told.
+    /// End: the peer does not read its notices.
     Overflown,
 }
 
 impl Session {
-    /// A session of a connection; at most `limit` notices wait for it. The charge is of
-    /// [`SESSION`] bytes.
+    /// Creates the session of a connection; at most `limit` notices wait for it. The charge is of [`SESSION`]
+    /// bytes.
     pub fn new(
         id: u64,
         peer: PeerName,
@@ -131,7 +131,7 @@ impl Session {
         }
     }
 
-    /// What is kept for its peer.
+    /// Returns the account of its peer.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
@@ -140,8 +140,8 @@ impl Session {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another connection goes on with the session; the one before ends. What waits to be told is
-    /// kept, or told anew by whoever says `afresh`.
+    /// Moves the session to another connection; the previous one ends. Queued notices are kept, unless the
+    /// client wants them `afresh`.
     pub fn take_over(&self, connection: u64, afresh: bool) {
         let mut outbox = self.outbox();
         outbox.connection = connection;
@@ -151,28 +151,28 @@ impl Session {
             outbox.clear_notices();
         }
         drop(outbox);
-        // For the connection before, whichever of the two is waiting: the other looks anyway.
+        // For the previous connection, in whichever of the two it waits; the other one checks anyway.
         self.wake.notify_waiters();
         self.wake.notify_one();
     }
 
-    /// The session has ended. Its connection tells the peer why, and nothing after that.
+    /// Ends the session. Its connection sends the peer the reason, and nothing after that.
     pub fn dismiss(&self, why: Refused) {
         self.outbox().dismissed.get_or_insert(why);
         self.wake.notify_one();
     }
 
-    /// Whether the session has ended before its time: nothing is answered any more.
+    /// Returns whether the session has ended early: nothing is answered any more.
     pub fn is_dismissed(&self) -> bool {
         self.outbox().dismissed.is_some()
     }
 
-    /// Whether that connection is the session's.
+    /// Returns whether that connection has the session.
     pub fn is_of(&self, connection: u64) -> bool {
         self.outbox().connection == connection
     }
 
-    /// Tells the peer.
+    /// Queues a notice for the peer.
     pub fn tell(&self, notice: Event) {
         let mut outbox = self.outbox();
         if outbox.notices.len() >= outbox.limit {
@@ -184,8 +184,8 @@ impl Session {
         self.wake.notify_one();
     }
 
-    /// There is news of a watched name, which this peer could see before, or not. At most `limit`
-    /// names wait; news of the same name is told once.
+    /// Notes that a watched name has changed, which this peer could see before, or not. At most `limit` names
+    /// wait; changes of the same name are sent once.
     pub fn news_of(&self, name: &Arc<str>, seen_before: bool, limit: usize) {
         let mut outbox = self.outbox();
         if let Some(seen) = outbox.news.get_mut(name) {
@@ -199,7 +199,7 @@ impl Session {
         self.wake.notify_one();
     }
 
-    /// What `connection` is to do next.
+    /// Returns what `connection` is to do next.
     pub fn next(&self, connection: u64) -> Next {
         let mut outbox = self.outbox();
         if outbox.connection != connection {
@@ -229,7 +229,7 @@ impl Session {
         self.keep.store(true, Relaxed);
     }
 
-    /// Whether it is kept without leases.
+    /// Returns whether it is kept without leases.
     pub fn is_kept(&self) -> bool {
         self.keep.load(Relaxed)
     }
@@ -265,7 +265,7 @@ impl Sessions {
         self.sessions.len()
     }
 
-    /// How many a peer has.
+    /// Returns how many a peer has.
     pub fn of(&self, peer: &PeerName) -> usize {
         self.tally.of(peer)
     }

@@ -1,4 +1,4 @@
-//! What a server knows, under one lock that is never held while anything is waited for.
+//! A server's state, under one lock that is never held across a wait.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,13 +22,13 @@ use crate::exchange::protocol::{self, Ended, Event, Refused, Withdrawing};
 use crate::exchange::tally::Tally;
 use crate::numbers::Numbers;
 
-/// A refusal: why, for programs and for people.
+/// A refusal: the reason for programs and for people.
 pub(super) type No = (Refusal, String);
 
 /// The most prefixes that a session may watch.
 const MAX_PREFIXES: usize = 64;
 
-/// Who watches which prefixes.
+/// A session that watches names, and its prefixes.
 #[derive(Debug)]
 struct Watcher {
     session: Arc<Session>,
@@ -36,12 +36,12 @@ struct Watcher {
     charge: Charge,
 }
 
-/// A publication that is no more, of which it is asked who still has it mapped.
+/// A publication that has ended, and whose holders are still tracked.
 #[derive(Debug)]
 pub(super) struct Doubted {
-    /// The name that it had.
+    /// Its former name.
     pub name: Arc<str>,
-    /// Woken when a holder has come off.
+    /// Woken when a holder is gone.
     pub changed: Arc<Notify>,
 }
 
@@ -54,12 +54,12 @@ pub(super) struct State {
     pub sessions: Sessions,
     pub credentials: Credentials,
     pub recalls: Recalls,
-    /// By lease.
+    /// Tickets by lease.
     pub tickets: Tickets<Arc<Publication>>,
-    /// Connections that have been greeted.
+    /// Greeted connections.
     pub connections: Tally,
     watchers: HashMap<u64, Watcher>,
-    /// Who waits for a name to come.
+    /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
     pub doubts: HashMap<u64, Doubted>,
     /// The server is about to end: nothing new begins.
@@ -70,7 +70,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Nothing yet.
+    /// Creates an empty state.
     pub fn new(audit: Arc<Audit>) -> Self {
         Self {
             audit,
@@ -78,29 +78,29 @@ impl State {
         }
     }
 
-    /// A number that was never used before, for a connection or a publication. Peers are not told it.
+    /// Returns a number that was never used before, for a connection or a publication. Peers do not see it.
     pub fn next_number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The number of a new session, which is part of its token.
+    /// Returns the number of a new session, which is part of its token.
     pub fn next_session(&self) -> u64 {
         self.session_numbers.next()
     }
 
-    /// What is under a name, for a peer that may fetch it.
+    /// Returns what is under a name, for a peer that may fetch it.
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;
         registered.who.admits(peer).then_some(registered)
     }
 
-    /// The same, unless it is being withdrawn.
+    /// As [`find`](Self::find), unless it is being withdrawn.
     pub fn visible(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         self.find(name, peer).filter(|found| !found.closing)
     }
 
-    /// The entry for a publication.
+    /// Returns the entry for a publication.
     pub fn entry(&self, publication: &Publication) -> protocol::Entry {
         protocol::Entry {
             name: publication.name.to_string(),
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// Changes something about a publication's visibility, and tells watchers and waiters of it.
+    /// Changes a publication's visibility, and notifies watchers and waiters.
     pub fn change(&mut self, id: u64, change: impl FnOnce(&mut Registered)) {
         let limit = self.news_limit();
         let Some(registered) = self.publications.get_mut(&id) else {
@@ -141,12 +141,12 @@ impl State {
         }
     }
 
-    /// How many names may wait to be told to a watcher: all there are, and as many that are gone.
+    /// Returns how many changed names may wait for a watcher: all that exist, and as many that are gone.
     fn news_limit(&self) -> usize {
         2 * self.names.len() + 1024
     }
 
-    /// Asks a publication's holders for it: none may come any more.
+    /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
         let until = Instant::now().checked_add(within);
         self.change(id, |registered| {
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// Takes a name away at once; its leases end.
+    /// Removes a name at once; its leases end.
     pub fn unpublish(&mut self, id: u64, detail: &str) -> Option<Arc<Publication>> {
         let publication = self.take_away(id)?;
         let bytes = Some(publication.description.len);
@@ -174,7 +174,7 @@ impl State {
         Some(publication)
     }
 
-    /// The same, but its leases stay as they are.
+    /// Removes a name at once; its leases stay as they are.
     pub fn take_away(&mut self, id: u64) -> Option<Arc<Publication>> {
         self.change(id, |registered| registered.closing = true);
         let publication = self.publications.remove(&id)?.publication;
@@ -183,7 +183,7 @@ impl State {
         Some(publication)
     }
 
-    /// The name that a publication had, while it is asked about.
+    /// Returns the name that a publication had, while its holders are tracked.
     pub fn doubted_name(&self, id: u64) -> String {
         let doubted = self.doubts.get(&id);
         doubted
@@ -191,7 +191,7 @@ impl State {
             .unwrap_or_default()
     }
 
-    /// Ends the leases of a publication that is no more, and tells their holders.
+    /// Ends the leases of a publication that has ended, and tells their holders.
     pub fn end_leases(&mut self, id: u64, name: &str, bytes: Option<u64>, detail: &str) {
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// A lease of a publication, with a place for a probe where one is wanted and there is room.
+    /// Grants a lease of a publication, with a place for a probe if one is wanted and there is room.
     pub fn grant(
         &mut self,
         session: &Session,
@@ -254,7 +254,7 @@ impl State {
         }
     }
 
-    /// Cleans up after leases that their holders have given back.
+    /// Cleans up after leases that their holders have released.
     pub fn returned(&mut self, lease: &Lease) {
         self.tickets.forget(lease.holder.lease);
         self.recalls.remove(lease.holder.lease);
@@ -269,7 +269,7 @@ impl State {
         }
     }
 
-    /// The session wants to hear of names with this prefix, on its connection of now.
+    /// Subscribes the session, on its present connection, to names with this prefix.
     pub fn watch(&mut self, session: &Arc<Session>, prefix: &str) -> Result<(), No> {
         let watcher = match self.watchers.entry(session.id) {
             Entry::Occupied(watcher) => watcher.into_mut(),
@@ -298,27 +298,27 @@ impl State {
         Ok(())
     }
 
-    /// The session does not watch any more.
+    /// Unsubscribes the session.
     pub fn unwatch(&mut self, session: u64) {
         self.watchers.remove(&session);
         shrink(&mut self.watchers);
     }
 
-    /// A session is no more.
+    /// Forgets a session that has ended.
     pub fn forget_session(&mut self, session: u64) {
         self.sessions.remove(session);
         self.credentials.remove(session);
         self.unwatch(session);
     }
 
-    /// What is woken when something changes about a name; [`leave`](Self::leave) gives it back.
+    /// Returns what is woken when a name changes; [`leave`](Self::leave) returns it.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
         *count += 1;
         Arc::clone(notify)
     }
 
-    /// One who waits for a name less.
+    /// Removes one waiter for a name.
     pub fn leave(&mut self, name: &str) {
         if let Some((_, count)) = self.waiters.get_mut(name) {
             *count -= 1;
@@ -329,7 +329,7 @@ impl State {
         }
     }
 
-    /// Forgets sessions, leases and tickets: no connection is left. Tells which sessions there were.
+    /// Forgets sessions, leases and tickets when no connection is left; returns the sessions.
     pub fn clear(&mut self) -> Vec<Arc<Session>> {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
@@ -340,7 +340,7 @@ impl State {
         sessions.iter().cloned().collect()
     }
 
-    /// Tells all sessions.
+    /// Queues a notice for all sessions.
     pub fn tell_all(&self, notice: &Event) {
         for session in self.sessions.iter() {
             session.tell(notice.clone());
@@ -348,12 +348,12 @@ impl State {
     }
 }
 
-/// The refusal of what would be kept beyond a limit.
+/// Returns the refusal for exceeding a limit.
 pub(super) fn over(over: Over) -> No {
     (Refusal::Limit, over.to_string())
 }
 
-/// Whole milliseconds, at most what fits.
+/// Returns whole milliseconds, saturating.
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Numbers about a server, for whoever shows them.
+//! Statistics of a server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Refusal;
 
-/// What a server has and what it has done: gauges, then counts since its start.
+/// A server's statistics: gauges, then counts since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStats {
-    /// Open connections, those that have not said hello yet too.
+    /// Open connections, including those that have not said hello yet.
     pub connections: u64,
     /// Those of them that have not been greeted yet.
     pub handshakes: u64,
@@ -18,17 +18,17 @@ pub struct ServerStats {
     pub sessions: u64,
     /// Live leases.
     pub leases: u64,
-    /// Rounds of groups, those that gather and those whose ranks have not all left.
+    /// Rounds of groups: those that gather and those whose ranks have not all left.
     pub groups: u64,
     /// Published names.
     pub names: u64,
-    /// Published memory in bytes, padding included; of windows only their own bytes.
+    /// Published memory in bytes, including padding; for windows only their own bytes.
     pub bytes: u64,
-    /// File descriptors that came from peers or are on their way to them, and are open here.
+    /// Open file descriptors received from peers or being sent to them.
     pub fds: u64,
-    /// Bytes kept for peers: what [`Limits::bytes`](crate::exchange::Limits::bytes) limits.
+    /// Bytes kept for peers, which [`Limits::bytes`](crate::exchange::Limits::bytes) limits.
     pub peer_bytes: u64,
-    /// Tasks and blocking calls of the server that run. 0 after [`close`](super::Server::close).
+    /// Running tasks and blocking calls of the server. 0 after [`close`](super::Server::close).
     pub tasks: u64,
     /// Connections accepted.
     pub accepted: u64,
@@ -36,11 +36,11 @@ pub struct ServerStats {
     pub failed_handshakes: u64,
     /// Those of them that gave way to newer ones.
     pub dropped_handshakes: u64,
-    /// Connections ended because the peer broke the protocol.
+    /// Connections ended because the peer violated the protocol.
     pub protocol_errors: u64,
     /// Connections ended because the peer was silent, or did not read in time.
     pub dropped_peers: u64,
-    /// Sessions that went on after a broken connection.
+    /// Sessions that were resumed after a broken connection.
     pub resumed: u64,
     /// Requests.
     pub requests: u64,
@@ -48,7 +48,7 @@ pub struct ServerStats {
     pub fetches: u64,
     /// Leases released by their holders.
     pub released: u64,
-    /// Leases that ended because their holder went silent.
+    /// Leases that ended because their holder fell silent.
     pub expired: u64,
     /// Tickets redeemed.
     pub redeemed: u64,
@@ -56,7 +56,7 @@ pub struct ServerStats {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// What is counted as it happens.
+/// Counters that are incremented as events happen.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub connections: AtomicU64,
@@ -75,7 +75,7 @@ pub(super) struct Counters {
     refusals: Mutex<BTreeMap<String, u64>>,
 }
 
-/// One more.
+/// Increments a counter.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
@@ -83,7 +83,7 @@ pub(super) fn count(counter: &AtomicU64) {
 impl Counters {
     pub fn refused(&self, reason: &Refusal) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        // An allocator may have reasons of its own, but not any number of them.
+        // An allocator may have reasons of its own, but only so many are counted.
         let word = match reason.word() {
             word if refusals.contains_key(word) || refusals.len() < 64 => word,
             _ => "other",
@@ -91,7 +91,7 @@ impl Counters {
         *refusals.entry(word.to_owned()).or_default() += 1;
     }
 
-    /// The counts, with the gauges left at 0.
+    /// Returns the counts, with the gauges left at 0.
     pub fn read(&self) -> ServerStats {
         let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         ServerStats {

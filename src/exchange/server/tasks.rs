@@ -1,4 +1,4 @@
-//! The server's tasks, counted, so that it can wait for the last one.
+//! Counts the server's tasks, so that it can wait for the last one.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// Counts what runs.
+/// Counts running tasks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tasks(Arc<Counter>);
 
@@ -17,7 +17,7 @@ struct Counter {
     idle: Notify,
 }
 
-/// Counts as a running task until it is dropped.
+/// Counts as a running task until dropped.
 #[derive(Debug)]
 pub(super) struct Running(Arc<Counter>);
 
@@ -30,7 +30,7 @@ impl Drop for Running {
 }
 
 impl Tasks {
-    /// One more, until the guard is dropped.
+    /// Counts one more task, until the guard is dropped.
     pub fn enter(&self) -> Running {
         self.0.running.fetch_add(1, SeqCst);
         Running(Arc::clone(&self.0))
@@ -45,8 +45,8 @@ impl Tasks {
         });
     }
 
-    /// Runs what may block, such as driver calls, off the runtime. Dropping the future does not end
-    /// it; it counts until it is over.
+    /// Runs code that may block, such as driver calls, off the runtime. Dropping the future does not end it;
+    /// it counts until it returns.
     pub async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -60,12 +60,12 @@ impl Tasks {
         tokio::task::spawn_blocking(work).await.ok()
     }
 
-    /// How many run.
+    /// Returns how many run.
     pub fn count(&self) -> usize {
         self.0.running.load(SeqCst)
     }
 
-    /// Waits until none runs; tells whether that was so in time.
+    /// Waits until none runs; returns whether that happened in time.
     pub async fn idle(&self, within: Duration) -> bool {
         let wait = async {
             loop {

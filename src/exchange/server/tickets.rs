@@ -1,4 +1,4 @@
-//! Tickets: each is good once, and for a short time.
+//! Tickets: each is valid once, and for a short time.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,11 +9,11 @@ use crate::exchange::PeerName;
 use crate::exchange::account::shrink;
 use crate::exchange::protocol::Secret;
 
-/// What tickets stand for, by key: at most one ticket for each key.
+/// Values behind tickets, by key: at most one ticket for each key.
 #[derive(Debug)]
 pub(super) struct Tickets<T> {
     live: HashMap<u64, Ticket<T>>,
-    /// How many each peer has.
+    /// How many tickets each peer has.
     peers: HashMap<PeerName, usize>,
 }
 
@@ -35,7 +35,7 @@ impl<T> Default for Tickets<T> {
 }
 
 impl<T> Tickets<T> {
-    /// A ticket for a peer that is good until then; an earlier one of the same key is not any more.
+    /// Issues a ticket for a peer, valid until then; an earlier ticket with the same key becomes invalid.
     /// `None` if the peer has `limit` tickets.
     pub fn issue(
         &mut self,
@@ -61,14 +61,14 @@ impl<T> Tickets<T> {
         Ok(Some(token))
     }
 
-    /// What a ticket stands for, which stays good.
+    /// Returns the value of a ticket, which stays valid.
     pub fn peek(&self, token: &Secret, now: Instant) -> Option<&T> {
         let ticket = self.live.get(&token::key(token)?)?;
         (ticket.token == *token && now < ticket.until).then_some(&ticket.stands_for)
     }
 
-    /// The ticket's key, what it stands for, and who was given it. A wrong guess leaves the right
-    /// ticket as it is.
+    /// Uses a ticket up; returns its key, its value, and the peer that it was issued to. A wrong guess leaves
+    /// the right ticket valid.
     pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(u64, T, PeerName)> {
         let key = token::key(token)?;
         if self.live.get(&key)?.token != *token {
@@ -78,19 +78,19 @@ impl<T> Tickets<T> {
         (now < ticket.until).then_some((key, ticket.stands_for, ticket.peer))
     }
 
-    /// Takes a ticket back.
+    /// Invalidates a ticket.
     pub fn forget(&mut self, key: u64) {
         self.remove(key);
     }
 
-    /// Drops those whose time is over.
+    /// Removes expired tickets.
     pub fn expire(&mut self, now: Instant) {
         let over = self.live.iter().filter(|(_, ticket)| ticket.until <= now);
         let over: Vec<u64> = over.map(|(&key, _)| key).collect();
         over.into_iter().for_each(|key| self.forget(key));
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.live.is_empty()
     }

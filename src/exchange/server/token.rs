@@ -1,5 +1,4 @@
-//! Random tokens that carry what they are looked up by, so that only one comparison is made, and
-//! that one in constant time.
+//! Random tokens that contain their look-up key, so that only one comparison is made, in constant time.
 
 use zeroize::Zeroizing;
 
@@ -10,7 +9,7 @@ use crate::{Error, Result};
 /// Random bytes in a token, after the 8 bytes of its key.
 const RANDOM: usize = 32;
 
-/// A new token for `key`.
+/// Creates a token for `key`.
 pub(super) fn mint(key: u64) -> Result<Secret> {
     let random = random::<RANDOM>().map(Zeroizing::new);
     let random = random.map_err(|e| Error::system("reading random bytes", &e))?;
@@ -21,7 +20,7 @@ pub(super) fn mint(key: u64) -> Result<Secret> {
     Secret::new(&bytes[..]).ok_or_else(|| Error::invalid("token", "it is too long"))
 }
 
-/// The key of what may be a token; who knows the key does not know the token.
+/// Returns the key in a possible token; knowing the key does not reveal the token.
 pub(super) fn key(token: &Secret) -> Option<u64> {
     let bytes = token.expose();
     if bytes.len() != 8 + RANDOM {

@@ -1,4 +1,4 @@
-//! What rustls says, in this crate's errors.
+//! Converts rustls' errors to this crate's.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustls::{AlertDescription, CertificateError};
 use super::spiffe::OtherName;
 use crate::{Distrust, Error};
 
-/// An input or output error of a connection: TLS's own, where there is one within.
+/// Converts a connection's I/O error: to TLS's own error, if it contains one.
 pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     match inner {
@@ -19,8 +19,8 @@ pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
     }
 }
 
-/// A failed handshake, or an alert that came later: in TLS 1.3 a client learns only after its own
-/// end of the handshake that the server does not want its certificate.
+/// Converts a failed handshake, or an alert that came later: in TLS 1.3 a client learns only after its own
+/// part of the handshake that the server refuses its certificate.
 pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     use rustls::Error as Tls;
     let (cause, why) = match error {
@@ -63,7 +63,7 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     }
 }
 
-/// The same for programs.
+/// Returns the cause as a code, for programs.
 fn cause(reason: &CertificateError) -> Distrust {
     use CertificateError as Bad;
     match reason {
@@ -82,7 +82,7 @@ fn cause(reason: &CertificateError) -> Distrust {
     }
 }
 
-/// The names of a certificate in words, from rustls' debug texts such as `DnsName("node-a")`.
+/// Formats the names of a certificate from rustls' debug texts such as `DnsName("node-a")`.
 fn names(presented: &[String]) -> String {
     let plain = |name: &String| {
         let inner = name
@@ -96,7 +96,7 @@ fn names(presented: &[String]) -> String {
     }
 }
 
-/// What is wrong with a certificate.
+/// Describes the fault of a certificate.
 pub(super) fn certificate(reason: &CertificateError) -> String {
     use CertificateError as Bad;
     match reason {
@@ -131,7 +131,7 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
     }
 }
 
-/// The same, of a chain that was verified by webpki itself.
+/// Describes the fault of a chain that webpki itself has verified.
 pub(super) fn of_chain(error: &webpki::Error) -> String {
     use webpki::Error as Bad;
     match error {
@@ -149,7 +149,7 @@ pub(super) fn of_chain(error: &webpki::Error) -> String {
     }
 }
 
-/// What a peer's alert says about this process's certificate; `None` if nothing.
+/// Describes what a peer's alert says about this process's certificate; `None` if nothing.
 fn blame(alert: AlertDescription) -> Option<&'static str> {
     use AlertDescription as Alert;
     Some(match alert {

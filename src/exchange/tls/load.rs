@@ -1,4 +1,4 @@
-//! Certificates and keys from PEM.
+//! Loads certificates and keys from PEM.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,10 +20,10 @@ use super::trust::{End, Trust};
 use crate::exchange::PeerName;
 use crate::{Error, Result};
 
-/// More than any such file has.
+/// Larger than any such file.
 const MAX_FILE: u64 = 4 << 20;
 
-/// PEM texts, and what to call each in an error.
+/// PEM texts, and their names for errors.
 pub(super) struct Texts<'a> {
     pub ca: (&'a str, &'a [u8]),
     pub cert: (&'a str, &'a [u8]),
@@ -31,18 +31,18 @@ pub(super) struct Texts<'a> {
     pub crl: Option<(&'a str, &'a [u8])>,
 }
 
-/// What a process needs to be a server and a client.
+/// The configuration of a process as server and client.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// `Err` where the certificate is not for servers.
+    /// `Err` if the certificate is not for servers.
     pub server: Result<Arc<ServerConfig>>,
-    /// `Err` where it is not for clients.
+    /// `Err` if it is not for clients.
     pub client: Result<Arc<ClientConfig>>,
     pub name: PeerName,
     pub trust: Arc<Trust>,
     /// The process's own certificate.
     pub own: Arc<[u8]>,
-    /// Counts what was loaded in a [`Tls`](super::Tls).
+    /// Counts the loads of a [`Tls`](super::Tls).
     pub number: u64,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn wrong(what: &str, detail: impl Into<String>) -> Error {
     }
 }
 
-/// A file's bytes, wiped when dropped.
+/// Reads a file's bytes, which are wiped when dropped.
 pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     let what = path.display().to_string();
     let failed = |error: std::io::Error| wrong(&what, error.to_string());
@@ -70,7 +70,7 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
             "others than the owner can read a private key: chmod 600"
         );
     }
-    // Room for all: a vector that grows leaves its bytes behind in what it frees.
+    // Full capacity from the start: a vector that grows leaves its bytes behind in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(meta.len() as usize + 1));
     file.take(meta.len())
         .read_to_end(&mut bytes)
@@ -127,7 +127,7 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each connection proves its peer anew, and nothing is said before it has.
+        // Each connection authenticates its peer anew, and no data is sent before.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -151,7 +151,7 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         config.enable_early_data = false;
         Ok(Arc::new(config))
     });
-    // A fault in what was read is one of both; that of a certificate for one end only is kept.
+    // A fault of the texts affects both; a certificate for one end only is kept.
     if let (Err(error), Err(_)) = (&server, &client) {
         return Err(error.clone());
     }
@@ -185,8 +185,8 @@ fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKe
     }
 }
 
-/// Whether this process's own certificate would be accepted for a server, and for a client, by
-/// peers that trust the same authority and have the same revocation lists.
+/// Returns whether peers that trust the same authority and have the same revocation lists would accept this
+/// process's own certificate for a server, and for a client.
 fn usages(
     texts: &Texts<'_>,
     key: &CertifiedKey,
@@ -219,7 +219,7 @@ fn usages(
         return Err(wrong(texts.cert.0, "there is no certificate in it"));
     }
     let check = |end| {
-        // The lists may be of other authorities alone.
+        // The lists may cover other authorities only.
         let unknown = webpki::UnknownStatusPolicy::Allow;
         trust
             .verify(&key.cert, end, UnixTime::now(), unknown)
@@ -228,7 +228,7 @@ fn usages(
     Ok((check(End::Server), check(End::Client)))
 }
 
-/// By what name a peer with this certificate goes: its SPIFFE id, or else the first DNS name in it.
+/// Returns the name of a peer with this certificate: its SPIFFE id, or else its first DNS name.
 pub(crate) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
     let der = certificate.ok_or("there is no certificate")?;
     let end = webpki::EndEntityCert::try_from(der)
@@ -242,7 +242,7 @@ pub(crate) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<Peer
         // X.509-SVID, section 2: exactly one URI.
         return match (uris.next(), uris.next()) {
             (Some(_), None) => PeerName::spiffe(id)
-                .map_err(|error| format!("the certificate's URI is no peer name: {error}")),
+                .map_err(|error| format!("the certificate's URI is not a peer name: {error}")),
             _ => Err("the certificate has a SPIFFE id and further URIs".into()),
         };
     }
@@ -251,5 +251,5 @@ pub(crate) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<Peer
         "the certificate has neither a SPIFFE id nor a DNS name, which would be its peer name",
     )?;
     PeerName::certificate(name)
-        .map_err(|error| format!("the certificate's first DNS name is no peer name: {error}"))
+        .map_err(|error| format!("the certificate's first DNS name is not a peer name: {error}"))
 }

@@ -1,7 +1,7 @@
-//! Mutual TLS: who the peer is, and that nobody reads along.
+//! Mutual TLS: authenticates the peer and encrypts the connection.
 //!
-//! TLS 1.3 (RFC 8446) alone, certificates at both ends, no resumption and no early data, so that
-//! nothing can be replayed. Cryptography is ring's.
+//! Only TLS 1.3 (RFC 8446), with certificates at both ends, no resumption and no early data, so that nothing
+//! can be replayed. Cryptography is ring's.
 
 mod fault;
 mod load;
@@ -29,25 +29,25 @@ use super::PeerName;
 use crate::{Distrust, Error, Result};
 use load::{Loaded, Texts};
 
-/// The protocol's name for TLS's negotiation of protocols (RFC 7301).
+/// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
 pub(crate) const ALPN: &[u8] = b"egmem/1";
 
-/// How often the wall clock is read while certificates may expire: timers do not run while the
-/// machine is suspended, and the clock may be set.
+/// How often the wall clock is read to find expired certificates: timers do not run while the machine is
+/// suspended, and the clock may be set.
 pub(crate) const WALL_CLOCK: Duration = Duration::from_secs(1);
 
 /// Files in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// The authorities that are trusted: peers' certificates are theirs.
+    /// The trusted authorities, which sign peers' certificates.
     pub ca: PathBuf,
-    /// This process's certificate, then those between it and the authority's.
+    /// This process's certificate, then the chain to the authority's.
     pub cert: PathBuf,
     /// Its private key: PKCS #8, SEC 1 or PKCS #1.
     pub key: PathBuf,
-    /// Revocation lists of the authorities. With them, a peer whose certificate no list is about,
-    /// or whose list has expired, is not trusted.
+    /// Revocation lists of the authorities. With them, a peer whose certificate is covered by no list, or
+    /// whose list has expired, is not trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
 }
@@ -67,9 +67,9 @@ pub struct TlsPem<'a> {
 
 /// A process's certificate and key, and the authorities that it trusts.
 ///
-/// A peer's name is the SPIFFE id of its certificate, if that has one, which then must be its only
-/// URI; else the first DNS name (subject alternative name). A peer whose certificate has neither is
-/// refused. Clones share what is loaded.
+/// A peer's name is the SPIFFE id of its certificate, which then must be its only URI; without one, the first
+/// DNS name (subject alternative name). A peer whose certificate has neither is refused. Clones share what is
+/// loaded.
 #[derive(Clone)]
 pub struct Tls {
     shared: Arc<Shared>,
@@ -84,18 +84,18 @@ struct Shared {
 impl Tls {
     /// Loads files.
     ///
-    /// Warns (`tracing`) where others than the owner can read the key.
+    /// Warns (`tracing`) if other users than the owner can read the key.
     ///
     /// # Errors
-    /// [`Error::Tls`] with the file and what is wrong with it: it cannot be read, the key is not
-    /// the certificate's, the certificate has expired, is not valid yet, is not of the authority,
-    /// has no name; the revocation list is past its next update, or the certificate is on it.
+    /// [`Error::Tls`] with the file and its fault: it cannot be read, the key does not belong to the
+    /// certificate, the certificate has expired, is not valid yet, is not signed by the authority, or has no
+    /// name; the revocation list is past its next update, or the certificate is on it.
     pub fn load(files: TlsFiles) -> Result<Self> {
         let loaded = from_files(&files)?;
         Ok(Self::new(Some(files), loaded))
     }
 
-    /// Takes texts.
+    /// Loads texts.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -113,14 +113,13 @@ impl Tls {
         }
     }
 
-    /// Loads the files again, for certificates that were replaced. New connections of all clones use
-    /// what is there now. Servers and clients verify the peers of open ones again and end those that
-    /// are not trusted any more; clients with another certificate than before connect anew with it
-    /// and go on with their sessions.
+    /// Loads the files again, after certificates were replaced. New connections of all clones use the new
+    /// ones. Servers and clients verify the peers of open connections again and end those that are no longer
+    /// trusted; clients whose own certificate has changed reconnect with it and resume their sessions.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and what was loaded stays; [`Error::InvalidArgument`] where there
-    /// are no files.
+    /// As [`load`](Self::load), and what was loaded before stays; [`Error::InvalidArgument`] if this was not
+    /// loaded from files.
     pub fn reload(&self) -> Result<()> {
         let files = self.shared.files.as_ref();
         let files = files.ok_or_else(|| Error::invalid("TLS", "not loaded from files"))?;
@@ -131,17 +130,17 @@ impl Tls {
     /// Replaces what is loaded by these texts: see [`reload`](Self::reload).
     ///
     /// # Errors
-    /// As [`load`](Self::load), and what was loaded stays.
+    /// As [`load`](Self::load), and what was loaded before stays.
     pub fn reload_pem(&self, pem: TlsPem<'_>) -> Result<()> {
         self.put(from_texts(&pem)?);
         Ok(())
     }
 
-    /// For clients: the server's certificate must be for this DNS name or have this SPIFFE id,
-    /// instead of being for the host name or IP address that is connected to.
+    /// Sets the name that a client expects of the server's certificate, a DNS name or a SPIFFE id, instead of
+    /// the address's host name or IP address.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what is neither.
+    /// [`Error::InvalidArgument`] for a text that is neither.
     pub fn expect_peer(mut self, name: &str) -> Result<Self> {
         self.expect = Some(match name.starts_with("spiffe:") {
             true => PeerName::spiffe(name)?,
@@ -150,7 +149,7 @@ impl Tls {
         Ok(self)
     }
 
-    /// By what name peers know this process.
+    /// Returns the name by which peers know this process.
     pub fn name(&self) -> PeerName {
         self.get().name.clone()
     }
@@ -166,8 +165,8 @@ impl Tls {
         });
     }
 
-    /// What is loaded now: to be read before the configuration of a handshake, so that a reload in
-    /// between is noticed.
+    /// Returns what is loaded now. Read before a handshake's configuration, so that a reload in between is
+    /// noticed.
     pub(crate) fn basis(&self) -> Basis {
         let loaded = self.shared.loaded.borrow();
         Basis {
@@ -176,35 +175,35 @@ impl Tls {
         }
     }
 
-    /// Whether something else was loaded since the handshake.
+    /// Returns whether there was a reload since the handshake.
     pub(crate) fn has_reloaded(&self, since: &Credential) -> bool {
         self.shared.loaded.borrow().number != since.basis.number
     }
 
-    /// Tells when something else is loaded.
+    /// Returns a receiver of reloads.
     pub(crate) fn reloads(&self) -> Reloads {
         Reloads(self.shared.loaded.subscribe())
     }
 
-    /// Verifies a peer once more, by what is loaded now.
+    /// Verifies a peer again, with what is loaded now.
     ///
     /// # Errors
-    /// Why it is not trusted any more.
+    /// The reason why it is no longer trusted.
     pub(crate) fn verify(&self, credential: &Credential, now: SystemTime) -> Result<(), String> {
         credential.verify(&self.get().trust, now)
     }
 
-    /// Whether this process shows another certificate now than in the handshake.
+    /// Returns whether this process presents another certificate now than in the handshake.
     pub(crate) fn is_renewed(&self, since: &Credential) -> bool {
         self.shared.loaded.borrow().own != since.basis.own
     }
 
-    /// For one connection of a server.
+    /// Returns the configuration for one connection of a server.
     pub(crate) fn server(&self) -> Result<Arc<ServerConfig>> {
         self.get().server.clone()
     }
 
-    /// For one connection of a client.
+    /// Returns the configuration for one connection of a client.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>> {
         let loaded = self.get();
         let config = loaded.client.clone()?;
@@ -214,7 +213,8 @@ impl Tls {
         })
     }
 
-    /// What the certificate of the server at `host` must be for, unless a SPIFFE id is expected.
+    /// Returns the name that the certificate of the server at `host` must have, unless a SPIFFE id is
+    /// expected.
     pub(crate) fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
         let name = match &self.expect {
             Some(PeerName::Certificate(name)) => &**name,
@@ -272,23 +272,23 @@ fn from_texts(pem: &TlsPem<'_>) -> Result<Loaded> {
 pub(crate) struct Reloads(watch::Receiver<Arc<Loaded>>);
 
 impl Reloads {
-    /// Waits for the next one.
+    /// Waits for the next reload.
     ///
     /// # Cancel safety
-    /// Nothing is missed when it is dropped.
+    /// No reload is missed.
     pub(crate) async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nobody is left who could reload it.
+            // No handle is left that could reload it.
             std::future::pending().await
         }
     }
 }
 
-/// Whom a finished handshake has proved the peer at that end to be, and by which certificates.
+/// Returns the peer that a finished handshake has authenticated at that end, and its certificates.
 ///
 /// # Errors
-/// [`Error::NotTrusted`] for a certificate without a name or a chain that is too long,
-/// [`Error::Protocol`] for a peer that has not agreed on this protocol.
+/// [`Error::NotTrusted`] for a certificate without a name or a chain that is too long, [`Error::Protocol`]
+/// for a peer that has not agreed on this protocol.
 pub(crate) fn proved(
     peer: &str,
     state: &CommonState,

@@ -1,4 +1,4 @@
-//! Servers that are expected to have a SPIFFE id, whatever their address is.
+//! Verifies servers by a SPIFFE id, whatever their address.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::load;
 use super::trust::{End, Trust};
 use crate::exchange::PeerName;
 
-/// The configuration with which servers must have this SPIFFE id.
+/// Returns the configuration that requires this SPIFFE id of servers.
 pub(super) fn expecting(
     config: &ClientConfig,
     id: &PeerName,
@@ -29,7 +29,7 @@ pub(super) fn expecting(
     Arc::new(config)
 }
 
-/// Verifies the chain as rustls does, and the SPIFFE id in place of the host's name.
+/// Verifies the chain like rustls, and the SPIFFE id instead of the host name.
 #[derive(Debug)]
 struct Verifier {
     id: PeerName,
@@ -87,7 +87,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// A server with another name than the expected SPIFFE id.
+/// The server has another name than the expected SPIFFE id.
 #[derive(Debug)]
 pub(super) struct OtherName(String);
 
@@ -99,7 +99,7 @@ impl fmt::Display for OtherName {
 
 impl std::error::Error for OtherName {}
 
-/// webpki's error as rustls names it.
+/// Converts webpki's error to rustls'.
 fn of_webpki(error: webpki::Error) -> CertificateError {
     use webpki::Error as Bad;
     match error {

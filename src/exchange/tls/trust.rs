@@ -1,4 +1,4 @@
-//! Verified peers: what a handshake has verified, so that it can be verified again.
+//! Verified peers: stores what a handshake has verified, so that it can be verified again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::fault;
 /// The longest certificate chain of a peer in bytes: a server keeps it for each session.
 pub(super) const MAX_CHAIN: usize = 16 << 10;
 
-/// The end of a connection that shows a certificate.
+/// The end of a connection that presents a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Server,
@@ -40,7 +40,7 @@ pub(super) struct Trust {
 
 impl Trust {
     /// # Errors
-    /// The parser's, for a revocation list.
+    /// The parser's error, for a revocation list.
     pub fn new(
         roots: Arc<RootCertStore>,
         crls: &[CertificateRevocationListDer<'_>],
@@ -54,8 +54,8 @@ impl Trust {
         })
     }
 
-    /// Verifies a chain at a time. With revocation lists, `unknown` decides about certificates that
-    /// no list covers.
+    /// Verifies a chain at a time. With revocation lists, `unknown` decides about certificates that no list
+    /// covers.
     pub fn verify(
         &self,
         chain: &[CertificateDer<'_>],
@@ -79,12 +79,12 @@ impl Trust {
     }
 }
 
-/// As rustls verifies in a handshake: the whole chain, and no list past its next update.
+/// As rustls does in a handshake: the whole chain, and no list past its next update.
 fn revocation<'a>(
     crls: &'a [&'a CertRevocationList<'a>],
     unknown: UnknownStatusPolicy,
 ) -> Option<RevocationOptions<'a>> {
-    // Without lists the builder refuses, and none is consulted.
+    // Without lists the builder fails, and none is consulted.
     let builder = RevocationOptionsBuilder::new(crls).ok()?;
     let options = builder
         .with_depth(RevocationCheckDepth::Chain)
@@ -107,7 +107,7 @@ impl fmt::Debug for Trust {
 pub(crate) struct Credential {
     chain: Vec<CertificateDer<'static>>,
     end: End,
-    /// The first moments at which each certificate is no longer valid, in order.
+    /// For each certificate, the first moment at which it is no longer valid, sorted.
     expiries: Vec<SystemTime>,
     pub(super) basis: Basis,
 }
@@ -115,9 +115,9 @@ pub(crate) struct Credential {
 /// What was loaded when a handshake began.
 #[derive(Clone)]
 pub(crate) struct Basis {
-    /// Different after each reload.
+    /// Differs after each reload.
     pub(super) number: u64,
-    /// The certificate that this process shows.
+    /// The certificate that this process presents.
     pub(super) own: Arc<[u8]>,
 }
 
@@ -142,12 +142,12 @@ impl Credential {
         })
     }
 
-    /// When the next certificate of the chain expires, after `now`.
+    /// Returns when the next certificate of the chain expires, after `now`.
     pub(crate) fn next_expiry(&self, now: SystemTime) -> Option<SystemTime> {
         self.expiries.iter().copied().find(|&expiry| expiry > now)
     }
 
-    /// Verifies the chain once more.
+    /// Verifies the chain again.
     pub(super) fn verify(&self, trust: &Trust, now: SystemTime) -> Result<(), String> {
         let since = now.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
@@ -166,10 +166,10 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// The first moment at which a certificate is no longer valid.
+/// Returns the first moment at which a certificate is no longer valid.
 ///
-/// webpki has no accessor for it, but says it in the error of a verification at a later time, which
-/// it checks before issuer and purpose.
+/// webpki has no accessor for it, but reports it in the error of a verification at a later time, which it
+/// checks before issuer and purpose.
 fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
     let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
     let parsed = EndEntityCert::try_from(certificate).ok()?;

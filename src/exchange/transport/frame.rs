@@ -1,4 +1,4 @@
-//! Frames: a length of four bytes, the most significant first, and as many bytes of CBOR.
+//! Frames: a length of four bytes, big-endian, and that many bytes of CBOR.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,36 +17,36 @@ use crate::{Error, Result};
 
 /// Bytes of a frame's length.
 const HEADER: usize = 4;
-/// What is allocated for a frame before any of it has come. Shorter frames are not charged for: they are
-/// part of what a connection is charged with.
+/// How many bytes are allocated for a frame before any of it has arrived. Shorter frames are not charged:
+/// they are part of a connection's charge.
 const FIRST: usize = 4 << 10;
 
-/// A message, and the fds that came with it.
+/// A message, and the fds that arrived with it.
 pub(crate) struct Frame {
     /// Wiped when dropped.
     pub bytes: Zeroizing<Vec<u8>>,
     pub fds: Vec<HeldFd>,
-    /// For its bytes, where they are charged.
+    /// The charge for its bytes, if they are charged.
     pub charge: Option<Charge>,
-    /// Fds came that were closed at once, and why.
+    /// Set if fds arrived and were closed at once, with the reason.
     pub declined: Option<String>,
 }
 
-/// What becomes of fds that come.
+/// What to do with fds that arrive.
 #[derive(Debug)]
 enum FdRule {
-    /// They were asked for.
+    /// Keep them: they were requested.
     Take,
-    /// They break the protocol.
+    /// Treat them as a protocol violation.
     Forbid,
-    /// They are closed: no frame may carry any yet.
+    /// Close them: no frame may carry any yet.
     Decline,
-    /// They are taken as far as there is room.
+    /// Keep them while there is room.
     Count(Arc<FdShare>),
 }
 
 impl Frame {
-    /// The fds, for a client, who asked for them.
+    /// Returns the fds, for a client, which requested them.
     pub fn uncounted_fds(&mut self) -> Vec<OwnedFd> {
         let fds = std::mem::take(&mut self.fds);
         fds.into_iter().map(HeldFd::uncounted).collect()
@@ -60,18 +60,18 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// Puts frames together from whatever pieces come.
+/// Assembles frames from pieces of any size.
 #[derive(Default)]
 pub(crate) struct Assembly {
     header: [u8; HEADER],
     body: Zeroizing<Vec<u8>>,
-    /// Bytes so far, of header and body.
+    /// Bytes received of header and body.
     have: usize,
 }
 
 impl Assembly {
-    /// Where the next bytes belong. Never more than the frame's own, and room for a body is made
-    /// only as it comes: a header that announces much gets little.
+    /// Returns where the next bytes belong. Never beyond the present frame, and a body's room grows only as
+    /// it arrives: a header that announces many bytes gets few at first.
     fn room(&mut self, limit: u32) -> Result<&mut [u8], String> {
         if self.have < HEADER {
             return Ok(&mut self.header[self.have..]);
@@ -85,7 +85,7 @@ impl Assembly {
         }
         let have = self.have - HEADER;
         if let Some(size) = self.growth() {
-            // A vector that grows by itself leaves its bytes behind.
+            // Copied by hand: a vector that grows leaves its bytes behind.
             let mut more = Zeroizing::new(vec![0; size]);
             more[..have].copy_from_slice(&self.body);
             self.body = more;
@@ -93,7 +93,7 @@ impl Assembly {
         Ok(&mut self.body[have..])
     }
 
-    /// How big the body is to become before more can be read, if it has to grow.
+    /// Returns the size that the body must grow to before more can be read, if it has to.
     fn growth(&self) -> Option<usize> {
         let have = self.have.checked_sub(HEADER)?;
         let size = self.want().min(FIRST.max(have.saturating_mul(2)));
@@ -104,7 +104,7 @@ impl Assembly {
         u32::from_be_bytes(self.header) as usize
     }
 
-    /// Takes note of `count` bytes in [`room`](Self::room); whether the frame is whole.
+    /// Records `count` bytes received in [`room`](Self::room); returns whether the frame is complete.
     fn came(&mut self, count: usize) -> bool {
         self.have += count;
         self.have >= HEADER && self.want() > 0 && self.have - HEADER == self.want()
@@ -124,10 +124,10 @@ pub(crate) struct FrameReader {
     fds: Vec<HeldFd>,
     declined: Option<String>,
     rule: FdRule,
-    /// How many fds have come with the present frame, and how many may.
+    /// How many fds have arrived with the present frame, and how many may.
     came: usize,
     max_fds: usize,
-    /// A frame's longest time, and when the present one must be whole.
+    /// The longest time for a frame, and the present frame's deadline.
     within: Duration,
     until: Option<Instant>,
     broken: bool,
@@ -155,7 +155,7 @@ impl FrameReader {
         }
     }
 
-    /// From now on long frames are charged to the account.
+    /// Charges long frames to the account from now on.
     pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
         self.account = Some(Arc::clone(account));
     }
@@ -176,19 +176,19 @@ impl FrameReader {
         charged.map_err(reached)
     }
 
-    /// From now on at most so many fds may come with a frame.
+    /// Sets the most fds that may arrive with a frame from now on.
     #[cfg(test)]
     pub(super) fn max_fds(&mut self, max: usize) {
         self.max_fds = max;
     }
 
-    /// From now on no fds may come.
+    /// Forbids fds from now on.
     pub(crate) fn forbid_fds(&mut self) {
         self.rule = FdRule::Forbid;
     }
 
-    /// From now on fds are counted as the share's, and closed at once where there is no room for
-    /// them; all are without a share.
+    /// Counts fds in the share from now on, and closes those that have no room; without a share it closes
+    /// all.
     pub(crate) fn count_fds(&mut self, share: Option<&Arc<FdShare>>) {
         self.rule = match share {
             Some(share) => FdRule::Count(Arc::clone(share)),
@@ -196,18 +196,18 @@ impl FrameReader {
         };
     }
 
-    /// The next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end
-    /// of the stream.
+    /// Returns the next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end of
+    /// the stream.
     ///
     /// # Errors
     /// [`Error::Protocol`] for a frame that is empty or too big, or too many fds (all are closed);
     /// [`Error::TimedOut`] for one that takes longer than `limits.frame` from its first byte on;
-    /// [`Error::LimitReached`] for one that is charged for beyond a limit; [`Error::PeerLost`];
-    /// [`Error::NotTrusted`] where a TLS server refuses this client's certificate. After an error there is
-    /// nothing more to read.
+    /// [`Error::LimitReached`] for one whose charge exceeds a limit; [`Error::PeerLost`];
+    /// [`Error::NotTrusted`] if a TLS server refuses this client's certificate. After an error the stream is
+    /// unusable.
     ///
     /// # Cancel safety
-    /// Cancel safe: what has come of a frame is kept.
+    /// Cancel safe: received bytes of a frame are kept.
     pub(crate) async fn read(&mut self, limit: u32) -> Result<Option<Frame>> {
         if self.broken {
             return Err(self.lost("its connection was given up"));
@@ -279,8 +279,8 @@ impl FrameReader {
         }
     }
 
-    /// Keeps the fds that came, or closes them: then the frame's others too, which alone are of no
-    /// use.
+    /// Keeps the fds that arrived, or closes them together with the frame's earlier ones, which are useless
+    /// alone.
     fn take(&mut self, fds: Vec<OwnedFd>) {
         if fds.is_empty() {
             return;
@@ -325,7 +325,7 @@ pub(crate) struct FrameWriter {
     stream: Writing,
     peer: Arc<str>,
     within: Duration,
-    /// A frame was begun and not ended.
+    /// A frame was begun and not finished.
     broken: bool,
     /// The account that long frames are charged to.
     account: Option<Arc<Account>>,
@@ -342,21 +342,20 @@ impl FrameWriter {
         }
     }
 
-    /// From now on long frames are charged to the account.
+    /// Charges long frames to the account from now on.
     pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
         self.account = Some(Arc::clone(account));
     }
 
-    /// Writes a frame, with fds where the connection is local.
+    /// Writes a frame, with fds if the connection is local.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] after `limits.write`, [`Error::PeerLost`], [`Error::InvalidArgument`]
-    /// for no bytes, more than 4 GiB, or fds that cannot go; [`Error::LimitReached`] for a frame that is
-    /// charged for beyond a limit. After other errors than the last two, the connection is of no use any
-    /// more.
+    /// [`Error::TimedOut`] after `limits.write`, [`Error::PeerLost`], [`Error::InvalidArgument`] for no
+    /// bytes, more than 4 GiB, or fds that cannot be sent; [`Error::LimitReached`] for a frame whose charge
+    /// exceeds a limit. After errors other than the last two, the connection is unusable.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a frame of which only a part went makes every later one fail.
+    /// Not cancel safe: after a partial write every later one fails.
     pub(crate) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let length = u32::try_from(bytes.len())
             .ok()
@@ -375,7 +374,7 @@ impl FrameWriter {
                 why: "its connection was given up".into(),
             });
         }
-        // In one piece: one segment, one TLS record, one wake-up at the other end.
+        // In one write: one segment, one TLS record, one wakeup at the other end.
         let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
         whole.extend_from_slice(&length.to_be_bytes());
         whole.extend_from_slice(bytes);
@@ -392,8 +391,8 @@ impl FrameWriter {
         }
     }
 
-    /// Says that nothing more comes, so that the peer's reader ends; the connection's own reader
-    /// goes on. What goes wrong is of no interest any more.
+    /// Ends the stream, so that the peer's reader ends; the connection's own reader continues. Ignores
+    /// errors, which no longer matter.
     pub(crate) async fn finish(&mut self) {
         self.broken = true;
         let _ = timeout(self.within, self.stream.finish()).await;
@@ -406,8 +405,8 @@ impl fmt::Debug for FrameWriter {
     }
 }
 
-/// What frames the bytes hold if they come in pieces of `piece` bytes, and the most room that was
-/// made for one. An error or a cut-off frame ends them.
+/// Returns the frames in the bytes if they arrive in pieces of `piece` bytes, and the most room allocated for
+/// one. An error or a cut-off frame ends the list.
 #[cfg(fuzzing)]
 pub(crate) fn assemble(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
     let (mut frames, mut most) = (Vec::new(), 0);

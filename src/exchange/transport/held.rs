@@ -8,7 +8,7 @@ use super::FdRoom;
 use crate::exchange::tally::Tally;
 use crate::exchange::{Limits, PeerName};
 
-/// A server's fds for peers: those that came from them, and those on their way to them.
+/// A server's fds for peers: those received from them, and those being sent to them.
 #[derive(Debug)]
 pub(crate) struct FdTable {
     per_connection: usize,
@@ -25,7 +25,7 @@ impl FdTable {
         })
     }
 
-    /// What a new connection of a peer may have of it.
+    /// Returns the share of a new connection of a peer.
     pub fn share(self: &Arc<Self>, peer: &PeerName) -> Arc<FdShare> {
         Arc::new(FdShare {
             table: Arc::clone(self),
@@ -34,7 +34,7 @@ impl FdTable {
         })
     }
 
-    /// How many there are.
+    /// Returns the number of fds.
     pub fn count(&self) -> usize {
         self.tally().all()
     }
@@ -44,7 +44,7 @@ impl FdTable {
     }
 }
 
-/// The fds that a connection has.
+/// The fds of a connection.
 #[derive(Debug)]
 pub(crate) struct FdShare {
     table: Arc<FdTable>,
@@ -54,7 +54,7 @@ pub(crate) struct FdShare {
 }
 
 impl FdShare {
-    /// Room for so many more, or which limit there is.
+    /// Reserves room for `count` more, or returns the limit that this would exceed.
     pub fn reserve(self: &Arc<Self>, count: usize) -> Result<Reserved, String> {
         let table = &self.table;
         let mut tally = table.tally();
@@ -66,7 +66,7 @@ impl FdShare {
         if tally.of(&self.peer).saturating_add(count) > table.per_peer {
             return refused(table.per_peer, "this peer");
         }
-        // Without fds for connections and files, a server serves nobody.
+        // Without fds for connections and files, a server can serve no peer.
         let most = FdRoom::of_process().held;
         if tally.all().saturating_add(count) > most {
             return refused(most, "all peers");
@@ -78,7 +78,7 @@ impl FdShare {
     }
 }
 
-/// Room for fds, until it is dropped.
+/// Room for fds, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     share: Arc<FdShare>,
@@ -86,7 +86,7 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// The fds that it was for: the room is theirs until the last of them is closed.
+    /// Holds the fds that it was reserved for: their room is released when the last of them is closed.
     pub fn hold(self, fds: Vec<OwnedFd>) -> Vec<HeldFd> {
         let held = Arc::new(self);
         let fds = fds.into_iter();
@@ -106,7 +106,7 @@ impl Drop for Reserved {
     }
 }
 
-/// An fd that is counted until it is closed; a client's are not.
+/// An fd that is counted until it is closed; a client's are not counted.
 #[derive(Debug)]
 pub(crate) struct HeldFd {
     fd: OwnedFd,
@@ -114,7 +114,7 @@ pub(crate) struct HeldFd {
 }
 
 impl HeldFd {
-    /// The fd, not counted any more: for clients, who asked for it.
+    /// Returns the fd without counting it further: for clients, which requested it.
     pub fn uncounted(self) -> OwnedFd {
         self.fd
     }
@@ -161,7 +161,7 @@ mod tests {
         assert!(a.reserve(usize::MAX).is_err());
         assert_eq!(table.count(), 5);
         drop(reserved);
-        // The connection may be gone: they count as long as they are open.
+        // The connection may be gone: open fds still count.
         drop(a);
         let mut held = held.into_iter();
         drop(held.next());

@@ -1,4 +1,4 @@
-//! Where a server listens, and what comes in.
+//! Listens for a server and accepts connections.
 
 use std::os::unix::net::UnixListener as BlockingListener;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
 use crate::{Error, Result};
 
-/// How much of a refused peer is still read, and for how long.
+/// How many bytes of a refused peer are still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
 
 /// An open port or socket.
@@ -30,7 +30,7 @@ pub(crate) struct Listening {
     limits: Limits,
 }
 
-/// The users who may connect, of all sockets of a server: they can change.
+/// The users that may connect, shared by all sockets of a server: they can change.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedPeers(Arc<RwLock<Peers>>);
 
@@ -58,17 +58,17 @@ enum Socket {
     Tcp(TcpListener),
     Unix(
         UnixListener,
-        #[expect(dead_code, reason = "it is there to be dropped")] SocketFile,
+        #[expect(dead_code, reason = "its drop removes the file")] SocketFile,
     ),
 }
 
 impl Listening {
-    /// Listens. A Unix socket that is left of a dead server is replaced; it is open to this user
-    /// alone, unless `peers` has others.
+    /// Listens. Replaces a Unix socket of a dead server; only this user can open the socket, unless `peers`
+    /// has others.
     ///
     /// # Errors
-    /// [`Error::Insecure`], [`Error::Tls`] where the certificate is not for servers,
-    /// [`Error::System`], [`Error::Unreachable`] where the name cannot be looked up.
+    /// [`Error::Insecure`], [`Error::Tls`] if the certificate is not for servers, [`Error::System`],
+    /// [`Error::Unreachable`] if the name cannot be looked up.
     pub(crate) async fn bind(
         address: &Address,
         security: &Security,
@@ -99,15 +99,15 @@ impl Listening {
         })
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// Returns the address that it listens at, with the port that the kernel chose.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The next connection, or `None` where there is no fd or memory for it: ask again later.
+    /// Returns the next connection, or `None` if there is no fd or memory for it: call again later.
     ///
     /// # Errors
-    /// [`Error::System`] where the socket itself is of no use any more.
+    /// [`Error::System`] if the socket itself is unusable.
     ///
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
@@ -145,7 +145,7 @@ impl Listening {
                         let what = format!("accepting at {}", self.address);
                         return Err(Error::system(what, &error));
                     }
-                    // Faults of that one connection: it is gone already. Source: accept(2).
+                    // Faults of that one connection, which is closed already. Source: accept(2).
                     _ => {
                         tracing::debug!(
                             target: "egmem::exchange",
@@ -159,7 +159,8 @@ impl Listening {
     }
 }
 
-/// A dead server's socket takes a moment, as does another server that starts at the same place.
+/// Retries for a moment: a dead server's socket, or another server that starts at the same path, may be in
+/// the way.
 async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
     let failed = |error| Error::system(format!("listening at {}", path.display()), &error);
     let bound = tokio::task::spawn_blocking({
@@ -173,7 +174,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
     Ok(Socket::Unix(listener, file))
 }
 
-/// A connection of which nothing is known yet.
+/// A connection before its handshake.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     stream: Stream,
@@ -190,11 +191,11 @@ enum Stream {
 }
 
 impl Incoming {
-    /// Finds out who it is, within `limit`.
+    /// Authenticates the peer, within `limit`.
     ///
     /// # Errors
-    /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::PeerLost`], [`Error::TimedOut`]: it is
-    /// closed.
+    /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::PeerLost`], [`Error::TimedOut`]: the connection
+    /// is closed.
     pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
         let remote = self.remote.clone();
         match timeout(limit, self.shake()).await {
@@ -248,8 +249,8 @@ impl Incoming {
     }
 }
 
-/// Lets the alert arrive that says why: closed with bytes unread, a connection is reset, and a
-/// reset overtakes what was sent.
+/// Lets the alert with the reason arrive: closing a connection with unread bytes resets it, and a reset
+/// overtakes what was sent.
 async fn linger(mut stream: TcpStream) {
     let (most, time) = LINGER;
     let reading = async {

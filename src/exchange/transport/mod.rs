@@ -1,4 +1,4 @@
-//! Connections: TCP, TLS over TCP, Unix sockets. Frames travel over all of them alike.
+//! Connections: TCP, TLS over TCP, Unix sockets. All of them carry frames.
 
 mod frame;
 mod held;
@@ -34,22 +34,22 @@ use crate::share::{Peers, fd};
 use crate::{Error, Result, Unreachable};
 use stream::{Reading, Writing};
 
-/// How connections over TCP are protected. Unix sockets need none: the kernel says who connects,
-/// and nobody else can read along.
+/// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,
+/// and no other process can read them.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Security {
     /// Mutual TLS 1.3.
     Tls(Tls),
-    /// None, on the loopback interface alone: every process of the machine can connect.
+    /// None, on the loopback interface only: every process of the machine can connect.
     #[default]
     Plain,
-    /// None, anywhere: whoever reaches the port gets what `local` may, and whoever is on the way
-    /// reads the handles. For networks that are protected otherwise.
+    /// None, at any address: a process that reaches the port has the rights of `local`, and one on the
+    /// network path can read the handles. For networks with other protection.
     PlainAnywhere,
 }
 
-/// A connection with a peer that the transport has proved.
+/// A connection with an authenticated peer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub reader: FrameReader,
@@ -57,15 +57,15 @@ pub(crate) struct Connection {
     pub peer: PeerName,
     /// Whether fds can be passed: a Unix socket.
     pub local: bool,
-    /// Of a Unix socket, the process that made the other end, where it can be seen from here.
+    /// For a Unix socket, the process that made the other end, if this process can see it.
     pub pid: Option<u32>,
-    /// The same as a pidfd, for as long as the process is looked up.
+    /// The same as a pidfd, until the process has been looked up.
     pub process: Option<OwnedFd>,
-    /// Over TCP, where the other end is.
+    /// Over TCP, the address of the other end.
     pub ip: Option<IpAddr>,
-    /// Over TLS, what the peer was verified by.
+    /// Over TLS, the certificates that the peer was verified with.
     pub credential: Option<Arc<Credential>>,
-    /// The peer's name and where it is, for errors.
+    /// The peer's name and address, for errors.
     pub label: Arc<str>,
 }
 
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Over a Unix socket, once the peer's user is admitted.
+    /// Creates a connection over a Unix socket, if the peer's user is admitted.
     fn unix(stream: UnixStream, peers: &Peers, remote: &str, limits: &Limits) -> Result<Self> {
         use std::os::fd::AsFd;
         let who = fd::credentials(stream.as_fd())
@@ -114,17 +114,16 @@ impl Connection {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection was not established.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub error: Error,
-    /// Whether the machine is there and nobody listens at the address: a server has ended then.
+    /// Whether the machine responds and no process listens at the address: a server has ended then.
     pub nobody: bool,
 }
 
 impl Unconnected {
-    /// The operating system's word on a connection that was asked for; there is no socket at all
-    /// under a path that is not found.
+    /// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
     fn by_system(remote: &str, error: &io::Error, path: bool) -> Self {
         let nobody = match error.kind() {
             io::ErrorKind::ConnectionRefused => true,
@@ -159,11 +158,11 @@ impl From<Unconnected> for Error {
     }
 }
 
-/// Connects, within `limits.handshake` in all. At a Unix socket the listening process's user must
-/// be one of `peers`.
+/// Connects, within `limits.handshake` in all. At a Unix socket the listening process's user must be one of
+/// `peers`.
 ///
 /// # Errors
-/// [`Error::Unreachable`] where nobody listens, [`Error::TimedOut`], [`Error::Insecure`],
+/// [`Error::Unreachable`] if no process listens, [`Error::TimedOut`], [`Error::Insecure`],
 /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::Tls`].
 pub(crate) async fn connect(
     address: &Address,
@@ -199,7 +198,7 @@ async fn connect_now(
         Address::Tcp { host, port } => (host.as_str(), *port),
     };
     let tls = match security {
-        // Before anything goes out.
+        // Before any byte is sent.
         Security::Tls(tls) => Some((tls.basis(), tls.client()?, tls.server_name(host)?)),
         Security::Plain | Security::PlainAnywhere => None,
     };

@@ -1,4 +1,4 @@
-//! TCP sockets: found, checked, tuned.
+//! TCP sockets: looking up, checking and tuning.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,12 +12,12 @@ use super::{Security, Unconnected};
 use crate::exchange::{Address, Limits};
 use crate::{Error, Result, Unreachable};
 
-/// How many connections wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
+/// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
 const BACKLOG: u32 = 4096;
-/// A silent connection is probed after this time, and so often, this many times.
+/// Keep-alive: the idle time, the interval, and the number of probes.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
-/// Checks where a socket really is, whatever the name was.
+/// Checks a socket's real address, whatever its name was.
 pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
     match security {
         Security::Plain if !real.ip().to_canonical().is_loopback() => Err(Error::Insecure {
@@ -61,8 +61,8 @@ async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketA
     Ok(found)
 }
 
-/// Connects to the first of a host's addresses that answers. Nobody listens where that is so at all
-/// of them.
+/// Connects to the first of a host's addresses that answers. Reports that no process listens only if that
+/// holds for all of them.
 pub(super) async fn connect(
     address: &Address,
     host: &str,
@@ -86,7 +86,7 @@ pub(super) async fn connect(
             }
             Err(why) => {
                 nobody &= why.nobody;
-                // That it is not allowed says more than that another address did not answer.
+                // A forbidden address is a better error than another one that did not answer.
                 if !matches!(last, Some(Error::Insecure { .. })) {
                     last = Some(why.error);
                 }
@@ -99,7 +99,7 @@ pub(super) async fn connect(
     }
 }
 
-/// Listens at the first of a host's addresses that can be had.
+/// Listens at the first usable address of a host.
 pub(super) async fn listen(
     address: &Address,
     host: &str,
@@ -114,7 +114,7 @@ pub(super) async fn listen(
     })??;
     let mut last = None;
     for real in found {
-        // Before it is open to anybody.
+        // Before the socket is open.
         let tried = check(address, real, security).and_then(|()| {
             bind(real).map_err(|error| Error::system(format!("listening at {address}"), &error))
         });
@@ -130,13 +130,13 @@ pub(super) async fn listen(
     Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
 }
 
-/// Listens at an address, with room for many connections that wait to be accepted.
+/// Listens at an address, with a backlog for many connections.
 pub(crate) fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = match real {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // A server that was just restarted listens at once, whatever connections still die away.
+    // A server that was just restarted can listen at once, even while old connections are closing.
     socket.set_reuseaddr(true)?;
     socket.bind(real)?;
     let listener = socket.listen(BACKLOG)?;
@@ -144,8 +144,8 @@ pub(crate) fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, real))
 }
 
-/// Small frames go at once, and a peer whose machine is gone is noticed. What the kernel refuses
-/// here costs speed or time, no correctness.
+/// Sends small frames at once, and detects a peer whose machine is gone. If the kernel refuses an option,
+/// that costs speed or time, not correctness.
 pub(super) fn tune(stream: &TcpStream, limits: &Limits) {
     let (idle, every, times) = KEEPALIVE;
     let unacknowledged = limits.write.as_millis().try_into().unwrap_or(u32::MAX);

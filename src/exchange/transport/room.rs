@@ -1,19 +1,19 @@
-//! How a server divides what file descriptors its process may have (`RLIMIT_NOFILE`).
+//! How a server divides its process's file descriptors (`RLIMIT_NOFILE`).
 
 use rustix::process::{Resource, getrlimit};
 
 use crate::exchange::Limits;
 
-/// Shares of a server, so that none of them takes the fds that another needs: half for fds of peers,
-/// a quarter for greeted connections, an eighth for those that are not. The last eighth is for
-/// pidfds, at most a quarter of it, and everything else: its sockets, files, memory, the directory, and the rest of the program.
+/// Shares of a server's fds, so that no use takes another's: half for peers' fds, a quarter for greeted
+/// connections, an eighth for those that are not. The last eighth is for pidfds, at most a quarter of it, and
+/// everything else: sockets, files, memory, the directory, and the rest of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FdRoom {
-    /// Fds that came from peers and are kept, and those on their way to them.
+    /// Fds received from peers and kept, and those being sent to them.
     pub held: usize,
-    /// Connections that have been greeted.
+    /// Greeted connections.
     pub greeted: usize,
-    /// Those of one peer.
+    /// Greeted connections of one peer.
     pub greeted_per_peer: usize,
     /// Connections at all addresses that have not been greeted yet.
     pub handshakes: usize,
@@ -22,13 +22,13 @@ pub(crate) struct FdRoom {
 }
 
 impl FdRoom {
-    /// With the limit as it is now.
+    /// Returns the shares of the current limit.
     pub fn of_process() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         Self::of(limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX)))
     }
 
-    /// Lowers the limits on connections to what there is room for, with so many addresses.
+    /// Lowers the limits on connections to these shares, for a number of addresses.
     pub fn cap(&self, limits: &mut Limits, addresses: usize) {
         let at_each = (self.handshakes / addresses.max(1)).max(1);
         let caps = [

@@ -1,4 +1,4 @@
-//! The two halves of a stream, whatever it runs over.
+//! The two halves of a stream, over any transport.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,8 +19,8 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// Reads some bytes, and the fds that came with them (`InvalidData` for more than `max_fds`).
-    /// Cancel safe: what was read is returned.
+    /// Reads some bytes, and the fds that arrived with them (`InvalidData` for more than `max_fds`). Cancel
+    /// safe: what was read is returned.
     pub(super) async fn read(
         &mut self,
         bytes: &mut [u8],
@@ -46,8 +46,8 @@ pub(super) enum Writing {
 }
 
 impl Writing {
-    /// Writes all bytes; over a Unix socket the fds go with the first ones: as many as a message
-    /// carries with each.
+    /// Writes all bytes; over a Unix socket the fds are sent with the first ones, as many in each message as
+    /// it can carry.
     pub(super) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.write_all(bytes).await,
@@ -60,7 +60,7 @@ impl Writing {
                 let mut chunks = fds.chunks(fd::MAX_FDS).peekable();
                 while !rest.is_empty() {
                     let chunk = chunks.next().unwrap_or_default();
-                    // Another message's fds want a byte of their own.
+                    // A further message's fds need a byte of their own.
                     let part = if chunks.peek().is_some() {
                         &rest[..1]
                     } else {
@@ -79,7 +79,7 @@ impl Writing {
         }
     }
 
-    /// Says that nothing more comes.
+    /// Ends the stream.
     pub(super) async fn finish(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.shutdown().await,
@@ -93,10 +93,10 @@ impl Writing {
 }
 
 impl Drop for Writing {
-    /// The reader may be kept: without this the peer would not learn that nothing more comes.
+    /// The reader may live on: without this the peer would not learn that the stream has ended.
     fn drop(&mut self) {
         if let Self::Unix(stream) = self {
-            // A peer that is gone needs to learn nothing.
+            // An error means that the peer has closed already.
             let _ = rustix::net::shutdown(&**stream, rustix::net::Shutdown::Write);
         }
     }

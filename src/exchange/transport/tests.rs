@@ -1,4 +1,4 @@
-//! Connections over each transport, and peers that behave badly.
+//! Connections over each transport, and misbehaving peers.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -46,7 +46,7 @@ async fn unix() -> (Connection, Connection) {
     pair_with(Security::Plain, Address::Unix(dir.path().join("s"))).await
 }
 
-/// A server's connection and the raw other end of it.
+/// Returns a server's connection and the raw other end of it.
 async fn raw(limits: &Limits) -> (Connection, TcpStream) {
     let listening = Listening::bind(
         &Address::loopback(0),
@@ -218,7 +218,7 @@ async fn without_tls_only_the_loopback_interface_is_open() {
     Listening::bind(&any, &Security::PlainAnywhere, peers.clone(), &limits)
         .await
         .unwrap();
-    // A bare system may not know even this name.
+    // A minimal system may not know even this name.
     if tokio::net::lookup_host("localhost:0").await.is_ok() {
         let name = "localhost:0".parse().unwrap();
         Listening::bind(&name, &Security::Plain, peers.clone(), &limits)
@@ -249,7 +249,7 @@ async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
             .await
             .is_err()
     );
-    assert!(path.exists(), "what is no socket stays");
+    assert!(path.exists(), "a file that is not a socket stays");
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn another_user_is_not_admitted() {
     let error = incoming.handshake(quick().handshake).await.unwrap_err();
     assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "it is closed");
-    // Nor does a client talk to another user's server.
+    // A client refuses another user's server, too.
     let error = connect(&address, &Security::Plain, &others, &quick())
         .await
         .unwrap_err()
@@ -291,7 +291,7 @@ async fn where_nobody_listens_the_peer_is_lost() {
         );
         assert!(error.nobody, "{error:?}");
     }
-    // Where there is something, and it is no listener that can be reached, that is not known.
+    // If the path exists but is not a reachable listener, the cause is not "nobody listens".
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file/socket");
     std::fs::write(folder.path().join("file"), "").unwrap();

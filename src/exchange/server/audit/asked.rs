@@ -1,10 +1,10 @@
-//! What of a request goes into an audit event.
+//! The parts of a request that an audit event contains.
 
 use crate::exchange::protocol::{Ask, MAX_NAME};
 use crate::exchange::server::Inner;
 use crate::text::bounded;
 
-/// What a request is about.
+/// The subject of a request.
 #[derive(Clone, Debug, Default)]
 pub(in crate::exchange::server) struct Asked {
     pub(super) request: &'static str,
@@ -16,7 +16,7 @@ pub(in crate::exchange::server) struct Asked {
 }
 
 impl Asked {
-    /// Names are not checked yet here, so they are escaped and cut.
+    /// Names are not checked yet here, so this escapes and cuts them.
     pub fn of(inner: &Inner, ask: Option<&Ask>) -> Self {
         let text = |text: &str| Some(bounded(text, MAX_NAME));
         let plain = |request| Self {
@@ -65,7 +65,7 @@ impl Asked {
         }
     }
 
-    /// The event of such a request that is granted, where that is not reported with its lease.
+    /// Returns the event for such a request when it is granted, unless its lease is reported.
     pub(super) fn granted(&self) -> Option<&'static str> {
         match self.request {
             "create" => Some("created"),

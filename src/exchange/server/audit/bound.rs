@@ -1,17 +1,17 @@
-//! How many refusals and session events of one peer are written: a hostile peer must not fill a disk, or push the
-//! events of other peers out of a queue.
+//! Bounds how many refusals and session events of one peer are written: a hostile peer must not fill a disk,
+//! or push the events of other peers out of a queue.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// After a burst, one event is written each time this is over.
+/// After a burst, one event is written per this time.
 const REFILL: Duration = Duration::from_secs(1);
-/// Peers that are counted one by one; the others share one account.
+/// Peers with an account of their own; the others share one.
 const PEERS: usize = 1024;
 /// The account of peers beyond [`PEERS`]. No peer has this name.
 const OTHERS: &str = "*";
 
-/// Events with a bucket of their own for each peer.
+/// Kinds of events with a bucket of their own for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Refusal,
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Events of one peer that are written at once.
+    /// Returns how many events of one peer are written at once.
     const fn burst(self) -> u32 {
         match self {
             Self::Refusal => 32,
@@ -39,22 +39,22 @@ pub(super) struct Suppressed {
 
 #[derive(Debug)]
 struct Account {
-    /// When it would be full again.
+    /// When it is full again.
     full: Instant,
     suppressed: u64,
 }
 
-/// Token buckets for each peer, and what did not fit.
+/// Token buckets for each peer, and counts of suppressed events.
 #[derive(Debug, Default)]
 pub(super) struct Bounds {
     refusals: Accounts,
     sessions: Accounts,
-    /// When what was suppressed is reported next; `None` where nothing was.
+    /// When the suppressed events are reported next; `None` if there are none.
     due: Option<Instant>,
 }
 
 impl Bounds {
-    /// Whether an event of `peer` is written; if not, it is counted.
+    /// Returns whether to write an event of `peer`; otherwise counts it.
     pub fn admit(&mut self, kind: Kind, peer: &str, now: Instant) -> bool {
         let accounts = match kind {
             Kind::Refusal => &mut self.refusals,
@@ -67,12 +67,12 @@ impl Bounds {
         admitted
     }
 
-    /// When [`take_due`](Self::take_due) returns something next.
+    /// Returns when [`take_due`](Self::take_due) returns something next.
     pub fn deadline(&self) -> Option<Instant> {
         self.due
     }
 
-    /// What was suppressed and not reported yet, at most once each [`REFILL`].
+    /// Returns the suppressed events not reported yet, at most once each [`REFILL`].
     pub fn take_due(&mut self, now: Instant) -> Vec<Suppressed> {
         match self.due {
             Some(due) if due <= now => self.take_all(),
@@ -80,7 +80,7 @@ impl Bounds {
         }
     }
 
-    /// What was suppressed and not reported yet.
+    /// Returns the suppressed events not reported yet.
     pub fn take_all(&mut self) -> Vec<Suppressed> {
         self.due = None;
         let mut all = self.refusals.take_all(Kind::Refusal);
@@ -171,7 +171,7 @@ mod tests {
         }
         assert!(bounds.refusals.0.len() <= PEERS + 1);
         assert!(bounds.take_all().iter().any(|left| left.peer == OTHERS));
-        // Those that are full again make room.
+        // Buckets that are full again make room.
         assert!(bounds.admit(kind, "late", now + REFILL * kind.burst()));
         assert!(bounds.refusals.0.len() <= 2);
     }

@@ -12,7 +12,7 @@ fn folder(place: &Path) -> Folder {
     Folder::create(place, InstanceId::random().unwrap()).unwrap()
 }
 
-/// As a kill leaves it: the kernel closes the lock and the socket, the files stay.
+/// Leaves a folder as a kill does: the kernel closes the lock and the socket, the files stay.
 fn killed(place: &Path) -> PathBuf {
     let folder = folder(place);
     drop(UnixListener::bind(folder.path.join(DOOR)).unwrap());
@@ -55,7 +55,7 @@ fn what_is_not_as_a_server_leaves_it_stays() {
         Folder::path_in(place.path(), InstanceId::from_bytes([7; 16])),
     )
     .unwrap();
-    // Renamed: none of our names.
+    // Renamed: not one of our names.
     let other = elsewhere.path().join("other");
     fs::rename(killed(elsewhere.path()), &other).unwrap();
     fs::rename(&other, place.path().join("egmem-other")).unwrap();
@@ -77,7 +77,7 @@ fn what_is_not_as_a_server_leaves_it_stays() {
     fs::write(of_before.join(LOCK), boot).unwrap();
     let others_write = killed(place.path());
     fs::set_permissions(&others_write, fs::Permissions::from_mode(0o770)).unwrap();
-    // Somebody listens, though nobody holds the lock.
+    // A process listens, though none holds the lock.
     let heard = killed(place.path());
     fs::remove_file(heard.join(DOOR)).unwrap();
     let _door = UnixListener::bind(heard.join(DOOR)).unwrap();
@@ -94,7 +94,7 @@ fn what_is_not_as_a_server_leaves_it_stays() {
     assert_eq!(sweep(&place.path().join("nowhere")), 0);
 }
 
-/// Only for root, who alone can make another's.
+/// Only for root: other users cannot create another user's folder.
 #[test]
 fn another_users_folder_stays() {
     let place = place();
@@ -107,7 +107,7 @@ fn another_users_folder_stays() {
     assert_eq!(sweep(place.path()), 1);
 }
 
-/// However a creation and a sweep fall together, the folder of the living stays.
+/// In every interleaving of a creation and a sweep, the folder of a live server stays.
 #[test]
 fn a_folder_that_is_being_made_stays() {
     let place = place();
@@ -125,7 +125,7 @@ fn a_folder_that_is_being_made_stays() {
         let mut all_there = true;
         for _ in 0..100 {
             let folder = folder(place.path());
-            // One that began while it was made, and a whole one.
+            // One pass that began during the creation, and a complete one.
             let enough = passes.load(SeqCst) + 2;
             while passes.load(SeqCst) < enough && !sweeping.is_finished() {
                 std::thread::yield_now();

@@ -1,9 +1,9 @@
-//! Expired leases whose holders may still have the memory mapped, until it is known that they cannot.
+//! Expired leases whose holders may still have the memory mapped, until the server knows that they cannot.
 
 use super::{HolderState, Holders, Leases, Record};
 
 impl Leases {
-    /// Forgets an expired lease: its holder is no more.
+    /// Forgets an expired lease: its holder no longer exists.
     pub fn dismiss(&mut self, lease: u64) {
         let expired = |entry: &Record| entry.holder.state == HolderState::Expired;
         if self.leases.get(&lease).is_some_and(expired) {
@@ -11,7 +11,7 @@ impl Leases {
         }
     }
 
-    /// Forgets the expired leases of a publication whose holders' machines have started anew.
+    /// Forgets the expired leases of a publication whose holders' machines have restarted.
     pub fn dismiss_restarted(&mut self, publication: u64) {
         let expired = self.publications.get(&publication).map(|h| &h.expired);
         let restarted = |lease: &&u64| {
@@ -29,7 +29,7 @@ impl Leases {
         gone.into_iter().for_each(|lease| self.dismiss(lease));
     }
 
-    /// Whether somebody holds a publication or may hold it, for all that is known.
+    /// Returns whether a publication has holders, or may have them.
     pub fn is_held(&self, publication: u64) -> bool {
         let held = |h: &Holders| !h.live.is_empty() || !h.expired.is_empty() || h.more > 0;
         self.publications.get(&publication).is_some_and(held)

@@ -1,4 +1,4 @@
-//! How many expired leases are remembered one by one.
+//! Limits how many expired leases are remembered individually.
 
 use std::collections::HashSet;
 
@@ -6,27 +6,27 @@ use super::super::process::Process;
 use super::{Leases, MAX_EXPIRED};
 
 impl Leases {
-    /// Expired leases of a publication whose holders' processes are known.
+    /// Returns the expired leases of a publication whose holders' processes are known.
     pub fn silent(&self, publication: u64) -> Vec<(u64, Process)> {
         let expired = self.publications.get(&publication).map(|h| &h.expired);
         let known = |&lease: &u64| Some((lease, self.leases.get(&lease)?.process?));
         expired.into_iter().flatten().filter_map(known).collect()
     }
 
-    /// Whether there are more expired leases than are to be remembered.
+    /// Returns whether there are more expired leases than are to be remembered.
     pub fn is_crowded(&self) -> bool {
         !self.crowded.is_empty()
     }
 
-    /// Processes of expired leases of which there are more than are to be remembered, each once.
+    /// Returns the processes of expired leases in publications that have too many, each once.
     pub fn crowd(&self) -> HashSet<Process> {
         let silent = |&publication: &u64| self.silent(publication);
         let all = self.crowded.iter().flat_map(silent);
         all.map(|(_, process)| process).collect()
     }
 
-    /// Remembers no more expired leases than are to be: first those of processes that have `ended` are
-    /// only counted, then the oldest.
+    /// Forgets surplus expired leases: first those of processes that have `ended`, then the oldest, which are
+    /// then only counted.
     pub fn thin_out(&mut self, ended: &HashSet<Process>) {
         for publication in std::mem::take(&mut self.crowded) {
             let Some(holders) = self.publications.get_mut(&publication) else {

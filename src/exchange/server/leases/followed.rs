@@ -1,5 +1,5 @@
-//! Leases whose holders the server does not hear any more. It follows their processes: after the end of a
-//! process, none of its memory is mapped.
+//! Leases of silent holders. The server follows their processes: after the end of a process, its memory is
+//! not mapped any more.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
@@ -29,7 +29,7 @@ impl Leases {
         leases.into_iter().for_each(|l| self.follow_lease(l));
     }
 
-    /// Follows a lease whose holder is not heard any more, if its process is known.
+    /// Follows a lease with a silent holder, if its process is known.
     pub fn follow_lease(&mut self, lease: u64) {
         let Some(process) = self.leases.get(&lease).and_then(|entry| entry.process) else {
             return;
@@ -41,7 +41,7 @@ impl Leases {
         }
     }
 
-    /// Follows the leases of a session no more: it has a connection again.
+    /// Stops following the leases of a session: it has a connection again.
     pub(super) fn unfollow_session(&mut self, session: u64) {
         let known = self.of_session(session);
         let known: Vec<_> = known.map(|l| (l.process, l.holder.lease)).collect();
@@ -50,7 +50,7 @@ impl Leases {
         }
     }
 
-    /// Follows a lease of this process no more.
+    /// Stops following a lease of this process.
     pub(super) fn unfollow(&mut self, process: Option<Process>, lease: u64) {
         let Some(process) = process else { return };
         let Entry::Occupied(mut followed) = self.followed.entry(process) else {
@@ -64,8 +64,7 @@ impl Leases {
         }
     }
 
-    /// Takes the processes that nothing waits for yet: [`ended`](Self::ended) is to be called for each
-    /// after its end.
+    /// Takes the processes that no task waits for yet: call [`ended`](Self::ended) for each after its end.
     pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
         let unwatched = std::mem::take(&mut self.unwatched).into_iter();
         let watch = unwatched.filter_map(|process| {
@@ -76,8 +75,8 @@ impl Leases {
         watch.collect()
     }
 
-    /// A process has ended: returns its leases that are followed, which end. Those of a session with a
-    /// connection do not: another process has its socket, and may have the memory.
+    /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a
+    /// connection do not end: another process has its socket, and may have the memory.
     pub fn ended(&mut self, process: Process) -> Vec<Lease> {
         self.unwatched.remove(&process);
         let followed = self.followed.remove(&process).unwrap_or_default();

@@ -1,11 +1,11 @@
-//! The audit log: an event for each thing, with its fields, and no secret in any of them.
+//! The audit log: an event for each action, with its fields, and no secret in any of them.
 
 use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::exchange::server::audit::Event;
 
-/// What a server reported.
+/// The events that a server reported.
 #[derive(Clone, Default)]
 struct Book(Arc<Mutex<Vec<Event>>>);
 
@@ -22,7 +22,7 @@ impl Book {
         found.cloned().collect()
     }
 
-    /// The only event of this kind, which is awaited.
+    /// Waits for the only event of this kind.
     async fn one(&self, event: &str) -> Event {
         until(event, || !self.all(event).is_empty()).await;
         let all = self.all(event);
@@ -31,7 +31,7 @@ impl Book {
         all[0].clone()
     }
 
-    /// No secret's bytes are in any event, in no form.
+    /// Asserts that no secret's bytes are in any event, in any form.
     fn holds_none_of(&self, secrets: &[&[u8]]) {
         let events = self.0.lock().unwrap();
         let text = serde_json::to_vec(&*events).unwrap();
@@ -55,7 +55,7 @@ impl Book {
     }
 }
 
-/// Base64 of all whole groups of three bytes.
+/// Encodes all whole groups of three bytes in Base64.
 fn base64(bytes: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |three: &[u8]| {
@@ -157,7 +157,7 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
         (Some("redeem"), redeemed.pid)
     );
 
-    // Nothing is heard of it any more.
+    // It is silent from now on.
     published.withdraw(short()).await.unwrap_err();
     assert_eq!(book.one("withdrawing").await.lease, Some(granted.lease));
     let expired = book.one("expired").await;

@@ -1,4 +1,4 @@
-//! Too many, and too much at once: of connections, sessions, fds, and news.
+//! Too many connections, sessions, fds and events, and too much at once.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::hostile::{framed, hung_up, tcp};
 use super::*;
 
-/// Why there is no session; it is a limit.
+/// Returns why a session is refused; it is a limit.
 async fn refused(at: &Address) -> String {
     let mut raw = Raw::connect(at, &Security::Plain).await;
     let greeting = raw.greet(&hello()).await;
@@ -39,7 +39,7 @@ async fn there_are_so_many_connections() {
     assert_eq!(one.fetch(fetch("a")).await.unwrap_err(), Refusal::Limit);
     let three = Raw::open_at(&address, &Security::Plain, &hello()).await;
     assert_eq!(refused(&address).await, "3 connections");
-    // Who has not said hello takes nobody's place.
+    // A client that has not said hello takes no other's place.
     let silent = [tcp(&server).await, tcp(&server).await];
     until("they are there", || server.stats().handshakes == 2).await;
     assert_eq!(server.stats().connections, 5);
@@ -70,7 +70,7 @@ async fn there_are_so_many_sessions_and_so_many_of_a_peer() {
     assert_eq!(refused(&address).await, "3 sessions");
     drop(three);
     until("it has ended", || server.stats().sessions == 2).await;
-    // A session that waits for its client counts, and can be gone on with.
+    // A session that waits for its client counts, and can be resumed.
     one.connection.writer.finish().await;
     one.hung_up().await;
     until("it is gone", || server.stats().connections == 1).await;
@@ -86,7 +86,7 @@ async fn there_are_so_many_sessions_and_so_many_of_a_peer() {
     close(server, &driver).await;
 }
 
-/// Silent connections, more than there is room for, a client of before, and one that comes then.
+/// More silent connections than there is room for, an earlier client, and a new one.
 async fn crowd(server: ServerOptions, client: &Security) {
     const ROOM: usize = 8;
     let driver = driver();
@@ -109,7 +109,7 @@ async fn crowd(server: ServerOptions, client: &Security) {
         let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
         assert_eq!(answer, Answer::Done(Empty {}));
     }
-    // It was the oldest that gave way; so much for each newcomer, and no more.
+    // The oldest gave way: one for each newcomer, and no more.
     hung_up(&mut silent[0]).await;
     let dropped = ROOM as u64 + 1;
     until("all are counted", || {
@@ -141,7 +141,7 @@ async fn silent_connections_keep_nobody_out_that_has_a_certificate() {
 }
 
 impl Raw {
-    /// Asks, and sends so many fds with it, whose other end is returned.
+    /// Sends a request with `count` fds, and returns their other end.
     async fn ask_with_fds(&mut self, ask: Ask, count: usize) -> (Answer, std::io::PipeReader) {
         let (reader, writer) = std::io::pipe().unwrap();
         self.last += 1;
@@ -156,7 +156,7 @@ impl Raw {
         (self.answer(self.last).await.0, reader)
     }
 
-    /// Joins a group of its own, of that memory.
+    /// Joins a group of its own, with that memory.
     async fn join(&mut self, group: &str, memory: &Shared) -> u64 {
         let join = Join {
             group: group.into(),
@@ -191,7 +191,7 @@ fn reason(answer: Answer) -> String {
     }
 }
 
-/// Every copy of its other end is closed.
+/// Waits until every copy of its other end is closed.
 async fn closed(mut pipe: std::io::PipeReader) {
     let read = tokio::task::spawn_blocking(move || pipe.read(&mut [0]).unwrap());
     let read = tokio::time::timeout(LONG, read);
@@ -210,7 +210,7 @@ async fn fds_come_with_offers_of_those_who_have_joined_alone() {
     let server = server.groups("*", Who::anyone());
     let server = server.start().await.unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    // They are closed before the frame is whole.
+    // They are closed before the frame is complete.
     let Address::Unix(path) = &address else {
         panic!()
     };
@@ -223,7 +223,7 @@ async fn fds_come_with_offers_of_those_who_have_joined_alone() {
     drop(writer);
     closed(pipe).await;
     drop(stream);
-    // The connection goes on, and nothing is kept open.
+    // The connection survives, and nothing is kept open.
     let (answer, pipe) = raw.ask_with_fds(offer("g", 1), 300).await;
     assert_eq!(reason(answer), Refusal::NotFound.word());
     closed(pipe).await;
@@ -235,7 +235,7 @@ async fn fds_come_with_offers_of_those_who_have_joined_alone() {
     let (answer, pipe) = raw.ask_with_fds(Ask::Ping(Empty {}), 1).await;
     assert_eq!(reason(answer), Refusal::Invalid.word());
     closed(pipe).await;
-    // At the door, and in a hello, they break the protocol.
+    // At the door, and in a hello, they violate the protocol.
     let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
     let null = std::fs::File::open("/dev/null").unwrap();
     let ping = encode(&Request {
@@ -277,7 +277,7 @@ async fn a_peer_has_so_many_fds_here() {
     let published = server.publish("a", shared.clone()).now().unwrap();
     let mut one = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let mut two = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    // What groups keep counts, also for fds that go the other way.
+    // What groups keep counts, also for fds sent to the client.
     let mut rounds = Vec::new();
     for group in ["a", "b"] {
         let round = one.join(group, &shared).await;
@@ -296,7 +296,7 @@ async fn a_peer_has_so_many_fds_here() {
     closed(pipe).await;
     assert_eq!(two.fetch(fetch_fds("a")).await.unwrap_err(), Refusal::Limit);
     assert_eq!((server.stats().fds, server.stats().leases), (3, 0));
-    // What is closed makes room.
+    // Closing fds makes room.
     let (group, round, pipe) = rounds.remove(0);
     let leave = Leave {
         group: group.into(),

@@ -52,7 +52,7 @@ async fn a_ticket_is_redeemed_for_fds_once() {
     assert_eq!(published.shared().unwrap().word(8).unwrap(), 9);
     drop(imported);
     assert_eq!(door.refusal(redeem(&ticket)).await, Refusal::NotFound);
-    // Nothing else is answered there, to whomever.
+    // The door answers no other request, to any peer.
     let list = Ask::List(List::default());
     assert_eq!(door.refusal(list).await, Refusal::Unsupported);
     let ask = Ask::Fetch(fetch("a"));
@@ -77,7 +77,7 @@ async fn a_ticket_that_a_byte_limit_refuses_can_be_redeemed_later() {
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
     let user = PeerName::User(rustix::process::geteuid().as_raw());
     let account = server.handle.inner.accounts.of(&user);
-    // All that is left, in halves.
+    // Takes all that is left, in halves.
     let mut charges = Vec::new();
     for shift in (0..usize::BITS - 1).rev() {
         charges.extend(account.charge(1 << shift));

@@ -1,4 +1,4 @@
-//! Holders that say nothing any more, of memory that may be published no more.
+//! Silent holders of memory that may no longer be published.
 
 use super::*;
 use crate::Error;
@@ -33,7 +33,7 @@ async fn a_silent_holder_expires_and_stays_doubted() {
     assert_eq!(server.stats().dropped_peers, 1);
     let error = published.withdraw(LONG).await.unwrap_err();
     assert!(error.to_string().contains("may still have it"), "{error}");
-    // Its session is no more, but it can say that it has unmapped the memory.
+    // Its session has ended, but it can say that it has unmapped the memory.
     let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
     assert!(!raw.welcome().resumed);
     raw.release(granted.lease).await;
@@ -53,7 +53,7 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
     raw.hung_up().await;
     let doubt = published.leave();
     drop(published);
-    // The memory is the server's no more, and the name is free.
+    // The server no longer has the memory, and the name is free.
     gone(&driver);
     let again = server.publish("a", memory(&driver)).now().unwrap();
     {
@@ -94,21 +94,21 @@ async fn leases_end_with_their_processes_however_many_there_were() {
         server.stats().expired == u64::from(count)
     })
     .await;
-    // Long before the time of the leases is over.
+    // Long before the leases expire.
     published.withdraw(LONG).await.unwrap();
     assert!(published.left_by_dead());
     drop(published);
     close(server, &driver).await;
 }
 
-/// Only a machine that starts anew has certainly nothing mapped of what it had before.
+/// Only a machine that restarts has certainly unmapped everything.
 #[cfg(feature = "certs")]
 #[tokio::test]
 async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
     let driver = driver();
     let authority = crate::certs::Authority::create("test", 1).unwrap();
     let options = loopback().security(tls(&authority, "server.test"));
-    // Nobody is silent for as long as the test takes.
+    // No holder falls silent during the test.
     let options = options.heartbeat(LONG).lease(LONG);
     let server = options.start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();

@@ -21,7 +21,7 @@ async fn fabric_handles_are_imported_and_proved() {
         ShareableHandle::Fabric(FabricHandle::from_bytes(bytes))
     };
     let handles = secrets.iter().map(handle).collect();
-    // Another process, as it were: the same memory is imported once.
+    // Stands for another process: the same memory is imported once.
     let imported = ImportOptions::new()
         .import(&driver, &granted.memory, handles)
         .unwrap();
@@ -163,7 +163,7 @@ async fn without_fabric_the_reason_goes_with_the_fds() {
     assert!(matches!(granted.handles, Handles::Ticket(_)));
     let why = granted.no_fabric.unwrap();
     assert!(why.contains("IMEX"), "{why}");
-    // Of another machine it gets neither.
+    // From another machine it gets neither.
     let elsewhere = Hello {
         boot: BootId::from_bytes([7; 16]),
         ..hello()

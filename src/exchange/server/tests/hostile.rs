@@ -11,7 +11,7 @@ pub(super) async fn tcp(server: &Server) -> TcpStream {
     TcpStream::connect((host.as_str(), *port)).await.unwrap()
 }
 
-/// Reads until the server hangs up; whatever it says meanwhile.
+/// Reads until the server hangs up, and ignores what it sends meanwhile.
 pub(super) async fn hung_up(stream: &mut TcpStream) {
     let mut sink = [0; 4096];
     let read = async { while let Ok(1..) = stream.read(&mut sink).await {} };
@@ -24,7 +24,7 @@ pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A server, and a session on it that must not suffer from what others do.
+/// A server, and a session on it that the others must not disturb.
 async fn with_bystander() -> (Driver, Server, Raw) {
     let driver = driver();
     let server = loopback().limits(limits()).start().await.unwrap();
@@ -71,7 +71,7 @@ async fn before_a_hello_nobody_gets_anything() {
         stream.write_all(bytes).await.unwrap();
         hung_up(&mut stream).await;
     }
-    // One says nothing, one says half of it, one hangs up.
+    // One is silent, one sends half of it, one hangs up.
     let mut silent = tcp(&server).await;
     hung_up(&mut silent).await;
     let mut slow = tcp(&server).await;
@@ -118,7 +118,7 @@ async fn who_breaks_the_protocol_is_dropped() {
         framed(&encode(&hello())),
         framed(b"\xff\xff\xff"),
         framed(b""),
-        // A map that is no request, and a frame that is too big.
+        // A map that is not a request, and a frame that is too big.
         framed(b"\xa1\x61a\x01"),
         (Limits::default().frame_bytes + 1).to_be_bytes().to_vec(),
     ];
@@ -128,7 +128,7 @@ async fn who_breaks_the_protocol_is_dropped() {
         stream.write_all(bytes).await.unwrap();
         hung_up(&mut stream).await;
     }
-    // A frame that does not go on.
+    // A frame that stops in the middle.
     let mut stream = tcp(&server).await;
     stream.write_all(&framed(&encode(&hello()))).await.unwrap();
     stream.write_all(&[0, 0, 0, 9, 1]).await.unwrap();
@@ -176,10 +176,10 @@ async fn who_does_not_read_is_dropped() {
         id: 1,
         ask: Some(Ask::List(List::default())),
     }));
-    // Until the server does not take any more, since it waits for us to read.
+    // Until the server stops reading, because it waits for the client to read.
     let ask = async { while stream.write_all(&list).await.is_ok() {} };
     tokio::time::timeout(LONG, ask).await.expect("it is kept");
-    // By us, or by the kernel that was told to wait no longer: `until` in there sees it gone.
+    // Closed by the client, or by the kernel after its timeout: `until` in there sees it gone.
     drop((names, shared));
     unharmed(driver, server, bystander).await;
     drop(stream);
@@ -187,7 +187,7 @@ async fn who_does_not_read_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_at_once() {
-    // Both ends of each are here, and other tests run meanwhile.
+    // Both ends of each are in this process, and other tests run meanwhile.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit {
         current: most.maximum,
@@ -247,7 +247,7 @@ async fn over_tls_lists_go_by_certificates() {
     assert!(bad.names("").await.is_empty());
     let (granted, _) = good.fetch(fetch_fds("a")).await.unwrap();
     assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
-    // The ticket is what the certificate's owner may have; at the door it is a user's.
+    // The ticket is for the certificate's owner; at the door the peer is a user.
     let Handles::Ticket(ticket) = granted.handles else {
         panic!()
     };
@@ -257,14 +257,14 @@ async fn over_tls_lists_go_by_certificates() {
     assert_eq!((answer, fds.len()), (Answer::Fds(Fds { count: 1 }), 1));
     drop(fds);
     good.release(granted.lease).await;
-    // Another peer's session is not resumed, whatever it knows.
+    // Another peer's session is not resumed, whatever the client knows.
     let stolen = Hello {
         resume: Some(good.welcome().session.clone()),
         ..hello()
     };
     let thief = Raw::open_at(address, &tls("b.bad.test"), &stolen).await;
     assert!(!thief.welcome().resumed);
-    // Without TLS there is no conversation.
+    // Without TLS the server does not answer.
     let mut plain = tcp(&server).await;
     plain.write_all(&framed(&encode(&hello()))).await.unwrap();
     hung_up(&mut plain).await;

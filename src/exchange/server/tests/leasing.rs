@@ -2,17 +2,17 @@ use super::*;
 use crate::Error;
 use crate::exchange::server::HolderState;
 
-/// A server whose leases end soon after their holder's last word.
+/// A server whose leases end soon after their holder's last message.
 async fn hasty() -> Server {
     let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
     options.start().await.unwrap()
 }
 
-/// Members of a group are forgotten in time, whether or not anybody asks for them.
+/// Members of a group are forgotten in time, whether they are queried or not.
 #[tokio::test]
 async fn the_janitor_forgets_a_groups_members() {
     let driver = driver();
-    // They are kept this long and a lease: enough to be asked for twice on a busy machine.
+    // Kept for this long plus a lease: enough to query them twice on a busy machine.
     let limits = Limits {
         request: soon_over() * 3,
         ..limits()
@@ -140,7 +140,7 @@ async fn who_still_holds_is_named() {
     assert_eq!((&*name, holders.len()), ("a", 1));
     assert!(holders[0].starts_with("local (for "), "{holders:?}");
     assert_eq!(published.importers()[0].state, HolderState::Withdrawing);
-    // Given up, it ends for the holder without its doing.
+    // Dropping the publication ends the lease for the holder.
     drop(published);
     loop {
         if let Event::Ended(ended) = raw.notice().await {
@@ -175,7 +175,7 @@ async fn pings_keep_a_lease() {
 #[tokio::test]
 async fn a_refused_request_keeps_no_session() {
     let driver = driver();
-    // One that is kept would go on for the time of a lease.
+    // A session that is kept would survive for the time of a lease.
     let options = loopback().heartbeat(LONG).lease(4 * LONG);
     let options = options.groups("*", Who::anyone());
     let server = options.start().await.unwrap();
@@ -205,7 +205,7 @@ async fn a_refused_request_keeps_no_session() {
     close(server, &driver).await;
 }
 
-/// Numbers from anywhere below 2^32, in no order: a counter's would be sorted and close to each other.
+/// Returns whether numbers are scattered below 2^32: a counter's would be sorted and close to each other.
 fn is_scattered(numbers: &[u64]) -> bool {
     let (least, most) = (numbers.iter().min(), numbers.iter().max());
     !numbers.is_sorted() && least.unwrap() + (1 << 28) < *most.unwrap()
@@ -246,7 +246,7 @@ async fn a_session_outlives_its_connection() {
     let mut raw = Raw::open(&server).await;
     let (kept, _) = raw.fetch(fetch("a")).await.unwrap();
     let (lost, _) = raw.fetch(fetch("a")).await.unwrap();
-    // The connection before need not have ended: the cut may not have been noticed.
+    // The previous connection need not have ended: the cut may not have been noticed.
     let again = raw.resume(&server, Some(vec![kept.lease, u64::MAX])).await;
     assert!(again.welcome().resumed);
     raw.hung_up().await;
@@ -370,7 +370,7 @@ async fn time_in_which_nothing_ran_is_no_silence() {
         raw.ask(Ask::Ping(Empty {})).await.0,
         Answer::Done(_)
     ));
-    // But silence is.
+    // Silence does end it.
     raw.hung_up().await;
     close(server, &driver).await;
 }

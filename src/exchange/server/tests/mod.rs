@@ -1,4 +1,4 @@
-//! A server on loopback, spoken to by a raw client over the codec.
+//! A server on loopback, driven by a raw client over the codec.
 
 mod auditing;
 mod crowding;
@@ -28,12 +28,12 @@ use crate::{Buffer, Driver, Machine, Refusal};
 /// Long enough for everything that must happen.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A lease that is over soon.
+/// Returns the time of a lease that expires soon.
 fn soon_over() -> Duration {
     ms(1000)
 }
 
-/// Not long.
+/// Returns a short time.
 fn short() -> Duration {
     ms(300)
 }
@@ -50,7 +50,7 @@ fn memory(driver: &Driver) -> Shared {
     buffer.allocate(driver).unwrap().into()
 }
 
-/// Groups for every peer.
+/// Admits every peer to groups.
 fn everybody() -> Admission {
     Admission::Secret(Secret::new(&[9; 32]).unwrap())
 }
@@ -59,7 +59,7 @@ fn loopback() -> ServerOptions {
     Server::options().listen(Address::loopback(0))
 }
 
-/// Limits under which nothing takes long, and which a busy machine keeps all the same.
+/// Short limits that a busy machine still meets.
 fn limits() -> Limits {
     Limits {
         handshake: soon_over(),
@@ -69,7 +69,7 @@ fn limits() -> Limits {
     }
 }
 
-/// The server ends, and leaves nothing behind: no task, no handle.
+/// Closes the server and checks that it leaves nothing behind: no task, no handle.
 async fn close(server: Server, driver: &Driver) {
     server.close(LONG).await.unwrap();
     let stats = server.stats();
@@ -82,13 +82,13 @@ async fn close(server: Server, driver: &Driver) {
     gone(driver);
 }
 
-/// Nothing is held of a simulated driver any more.
+/// Checks that nothing of a simulated driver is alive any more.
 fn gone(driver: &Driver) {
     let held = driver.sim().unwrap().held();
     assert!(held.is_empty(), "{held}");
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
@@ -112,7 +112,7 @@ fn hello() -> Hello {
     }
 }
 
-/// A client that says what it is told to, right or wrong.
+/// A client that sends what a test tells it to, valid or not.
 struct Raw {
     connection: Connection,
     welcome: Option<Welcome>,
@@ -144,7 +144,7 @@ impl Raw {
         greeting
     }
 
-    /// A session over plain TCP.
+    /// Opens a session over plain TCP.
     async fn open(server: &Server) -> Self {
         Self::open_at(&server.addresses()[0], &Security::Plain, &hello()).await
     }
@@ -160,7 +160,7 @@ impl Raw {
         self.welcome.as_ref().unwrap()
     }
 
-    /// The same session once more, on another connection.
+    /// Resumes the session on another connection.
     async fn resume(&self, server: &Server, held: Option<Vec<u64>>) -> Self {
         let hello = Hello {
             resume: Some(self.welcome().session.clone()),
@@ -174,7 +174,7 @@ impl Raw {
         self.connection.writer.write(bytes, &[]).await.unwrap();
     }
 
-    /// The next frame; `None` at the end, in order or not.
+    /// Returns the next frame; `None` at the end, orderly or not.
     async fn read(&mut self) -> Option<(zeroize::Zeroizing<Vec<u8>>, Vec<OwnedFd>)> {
         let frame = tokio::time::timeout(LONG, self.connection.reader.read(u32::MAX));
         let frame = frame.await.expect("the server says nothing");
@@ -193,7 +193,7 @@ impl Raw {
         self.last
     }
 
-    /// The answer to a request; notices before it are kept.
+    /// Returns the answer to a request; keeps notices before it.
     async fn answer(&mut self, id: u64) -> (Answer, Vec<OwnedFd>) {
         loop {
             let (bytes, fds) = self.read().await.expect("the server hung up");
@@ -212,7 +212,7 @@ impl Raw {
         self.answer(id).await
     }
 
-    /// The next notice.
+    /// Returns the next notice.
     async fn notice(&mut self) -> Event {
         if !self.notices.is_empty() {
             return self.notices.remove(0);
@@ -261,7 +261,7 @@ impl Raw {
     }
 }
 
-/// TLS as this name, for a server of the name `server.test`.
+/// Returns TLS with this name, for a server named `server.test`.
 #[cfg(feature = "certs")]
 fn tls(authority: &crate::certs::Authority, name: &str) -> Security {
     use crate::exchange::{Tls, TlsPem};
@@ -277,7 +277,7 @@ fn tls(authority: &crate::certs::Authority, name: &str) -> Security {
     Security::Tls(tls.expect_peer("server.test").unwrap())
 }
 
-/// Wants fabric handles, then fds.
+/// Asks for fabric handles, then fds.
 fn fetch(name: &str) -> Fetch {
     Fetch {
         name: name.into(),
@@ -289,7 +289,7 @@ fn fetch(name: &str) -> Fetch {
     }
 }
 
-/// Wants fds.
+/// Asks for fds.
 fn fetch_fds(name: &str) -> Fetch {
     Fetch {
         accept: vec![HandleType::PosixFd],
@@ -297,7 +297,7 @@ fn fetch_fds(name: &str) -> Fetch {
     }
 }
 
-/// A server with a Unix socket in a directory, which goes with the test.
+/// A server with a Unix socket in a directory that the test removes.
 fn at_unix() -> (tempfile::TempDir, Address) {
     let directory = tempfile::tempdir().unwrap();
     let path: PathBuf = directory.path().join("exchange.sock");

@@ -66,7 +66,7 @@ async fn to_others_a_name_does_not_exist() {
         Refusal::TimedOut
     );
     let (granted, _) = friend.fetch(fetch("hidden")).await.unwrap();
-    // The list may change meanwhile: a holder that is off it is asked for the memory.
+    // The list may change meanwhile: a holder that is no longer on it is asked for the memory.
     let waiting = other.send(wait("hidden", LONG)).await;
     let watching = friend.ask(Ask::Watch(Watch::default())).await.0;
     assert!(matches!(watching, Answer::Names(names) if names.entries.len() == 1));
@@ -102,7 +102,7 @@ async fn a_name_is_waited_for() {
     assert_eq!(raw.refusal(wait("a", LONG)).await, Refusal::TimedOut);
     let first = raw.send(wait("a", LONG)).await;
     assert_eq!(raw.refusal(wait("b", LONG)).await, Refusal::Limit);
-    // What is answered at once is answered meanwhile.
+    // Requests that need no wait are answered meanwhile.
     assert!(raw.names("").await.is_empty());
     let published = server.publish("a", memory(&driver)).now().unwrap();
     assert!(matches!(raw.answer(first).await.0, Answer::Names(_)));
@@ -144,7 +144,7 @@ async fn watchers_hear_of_what_they_may_see() {
     close(server, &driver).await;
 }
 
-/// Makes memory of a MiB, and less of nothing.
+/// Creates at most a MiB of memory.
 #[derive(Default)]
 struct Maker {
     driver: Option<Driver>,
@@ -203,7 +203,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
         Refusal::Quota
     );
     assert_eq!(raw.refusal(create("a b", 1)).await, Refusal::Invalid);
-    // Without rules of the allocator a peer creates names under its own name alone.
+    // Without rules of the allocator a peer creates names only under its own name.
     assert_eq!(raw.refusal(create("a", 1)).await, Refusal::Forbidden);
     let Answer::Names(names) = raw.ask(create("local/a", MIB)).await.0 else {
         panic!()
@@ -228,7 +228,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
     gone(&driver);
 }
 
-/// Says no when it is told to.
+/// Refuses when it is told to.
 #[derive(Default)]
 struct Hesitant(tokio::sync::Notify, tokio::sync::Notify);
 
@@ -246,8 +246,8 @@ impl Allocate for Hesitant {
     }
 }
 
-// One thread, whose tasks run in the order in which they are woken: the answer is there when the
-// connection's task sees that the server ends, and is told all the same.
+// One thread, whose tasks run in the order of their wakeups: the answer is ready when the connection's task
+// sees that the server ends, and is sent all the same.
 #[tokio::test]
 async fn what_was_decided_before_the_end_is_told() {
     let driver = driver();
@@ -279,7 +279,7 @@ async fn a_name_that_is_published_after_its_request_ended_is_charged_for() {
     hesitant.0.notified().await;
     drop(raw);
     until("nothing is kept", || server.stats().peer_bytes == 0).await;
-    // What an allocator's blocking work does that cannot be stopped.
+    // Stands for an allocator's blocking work that cannot be stopped.
     let options = server.publish("local/a", memory(&driver));
     let published = options.owner(PeerName::Local).now().unwrap();
     assert!(server.stats().peer_bytes > 0);

@@ -1,4 +1,5 @@
-//! Leases of peers that a name's list has no more: the holders are asked for the memory, and the leases end.
+//! Leases of peers that are no longer on a name's list: the holders are asked for the memory, and the leases
+//! end.
 
 use std::process::{Command, Stdio};
 
@@ -26,7 +27,7 @@ async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {
         other => panic!("{other:?}"),
     }
     assert_eq!(published.importers()[0].state, HolderState::Expired);
-    // The session goes on, without the name.
+    // The session survives, without the name.
     assert_eq!(raw.names("").await, [""; 0]);
     assert_eq!(server.stats().leases, 0);
     drop((raw, published));
@@ -42,7 +43,7 @@ async fn a_peer_back_on_the_list_keeps_its_lease() {
     raw.fetch(fetch("a")).await.unwrap();
     published.set_who_within(Who::nobody(), short());
     published.set_who(Who::only(PeerName::Local));
-    // A lease that is asked back later ends later: by then the first would have ended.
+    // A lease that is recalled later ends later: by then the first would have ended.
     let other = server.publish("b", memory(&driver)).now().unwrap();
     raw.fetch(fetch("b")).await.unwrap();
     other.set_who_within(Who::nobody(), short());

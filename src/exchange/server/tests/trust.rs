@@ -1,4 +1,4 @@
-//! Sessions whose peers are not trusted or admitted any more.
+//! Sessions whose peers are no longer trusted or admitted.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
@@ -29,7 +29,7 @@ fn load(authority: &Authority, issued: &Issued) -> Tls {
     tls.expect_peer("server.test").unwrap()
 }
 
-/// A server with TLS and a name for everybody.
+/// A server with TLS and a name for every peer.
 struct Served {
     driver: Driver,
     authority: Authority,
@@ -88,7 +88,7 @@ impl Served {
     }
 }
 
-/// The reason with which the server ends the session, and nothing after it.
+/// Returns the reason with which the server ends the session; nothing may follow it.
 async fn dismissed(raw: &mut Raw) -> Refused {
     let why = match raw.notice().await {
         Event::Dismissed(why) => why,
@@ -128,7 +128,7 @@ async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
     let expired = vec![("peer.test".to_owned(), HolderState::Expired)];
     assert_eq!(served.holders(), expired);
     assert_eq!(served.server.stats().sessions, 0);
-    // The token is void: another session, and the lease is not its.
+    // The token is void: the session is another one, and does not have the lease.
     AHEAD[0].store(0, Relaxed);
     let hello = Hello {
         resume: Some(raw.welcome().session.clone()),
@@ -138,7 +138,7 @@ async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
     let security = Security::Tls(tls);
     let mut again = Raw::open_at(&served.server.addresses()[0], &security, &hello).await;
     assert!(!again.welcome().resumed);
-    // That the memory is unmapped can still be said.
+    // The client can still say that the memory is unmapped.
     again.release(granted.lease).await;
     assert_eq!(served.holders(), []);
     drop(again);
@@ -178,7 +178,7 @@ async fn a_client_with_a_new_certificate_keeps_its_leases_when_the_old_one_expir
     })
     .await;
     AHEAD[2].store(2 * DAY, Relaxed);
-    // One whose certificate has expired is ended meanwhile.
+    // A session with an expired certificate ends meanwhile.
     let old = load(&served.authority, &issue(&served.authority, "old.test"));
     dismissed(&mut served.raw(&old).await).await;
     assert_eq!(memory.state(), LeaseState::Held);

@@ -1,4 +1,4 @@
-//! What is loaded from files, and loaded again.
+//! Loading from files, and reloading.
 
 use super::*;
 
@@ -40,10 +40,10 @@ async fn a_revoked_certificate_is_refused_after_a_reload() {
         key: put("key", &a.key),
         crl: None,
     };
-    // Without a list the other is trusted.
+    // Without a list the other one is trusted.
     let (us, them) = (Tls::load(files.clone()).unwrap(), ca.tls(&b).unwrap());
     assert!(meet(&us, &them).await.1.is_ok());
-    // With one it is not, as a client and as a server.
+    // With a list it is not, as a client and as a server.
     let day = time::Duration::DAY;
     let files = TlsFiles {
         crl: Some(put("crl", &list(now + day))),
@@ -55,13 +55,13 @@ async fn a_revoked_certificate_is_refused_after_a_reload() {
     assert!(client.unwrap_err().to_string().contains("revoked"));
     let (_, client) = meet(&them, &us).await;
     assert!(client.unwrap_err().to_string().contains("revoked"));
-    // A list past its next update says nothing about anybody: it is refused, and the one before stays.
+    // A list past its next update covers nothing: it is refused, and the previous one stays.
     put("crl", &list(now - day));
     let error = us.reload().unwrap_err().to_string();
     assert!(error.contains("past its next update"), "{error}");
     let (_, client) = meet(&them, &us).await;
     assert!(client.unwrap_err().to_string().contains("revoked"));
-    // What cannot be loaded changes nothing.
+    // A failed reload changes nothing.
     put("crl", "nothing");
     assert!(us.reload().is_err());
     put("crl", &list(now + day));

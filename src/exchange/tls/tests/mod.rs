@@ -1,4 +1,4 @@
-//! Handshakes that succeed, and those that must not, as both ends see them.
+//! Handshakes that must succeed, and those that must not, as both ends see them.
 
 mod files;
 mod spiffe;
@@ -87,7 +87,7 @@ async fn server(tls: &Tls) -> Listening {
         .unwrap()
 }
 
-/// What the server gets, and what the client gets once it has tried to read.
+/// Returns what the server gets, and what the client gets after it has tried to read.
 async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Connection>) {
     let listening = server(server_tls).await;
     let serve = async {
@@ -107,7 +107,7 @@ async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Con
     tokio::join!(serve, dial)
 }
 
-/// A client that keeps none of our rules.
+/// A client that breaks all rules.
 async fn rogue(listening: &Listening, config: rustls::ClientConfig) -> (Error, String) {
     let Address::Tcp { port, .. } = *listening.address() else {
         panic!("it is TCP")
@@ -214,9 +214,9 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
             "UnsupportedCertificate",
         ),
         (None, "no certificate", "CertificateRequired"),
-        // Refused after the handshake: the certificate is right, but of nobody.
+        // Refused after the handshake: the certificate is valid, but names no peer.
         (Some(&nameless), "nor a DNS name", ""),
-        (Some(&wild), "no peer name", ""),
+        (Some(&wild), "not a peer name", ""),
     ] {
         let config = rogue_config(&ours, node, &rustls::version::TLS13);
         let (server, client) = rogue(&listening, config).await;
@@ -224,7 +224,7 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
         assert!(server.to_string().contains(server_says), "{server}");
         assert!(client.contains(client_says), "{server}: {client}");
     }
-    // The server is still there for others.
+    // The server still serves others.
     let (server, client) = meet(&us, &us).await;
     assert!(server.is_ok() && client.is_ok());
 }
@@ -233,7 +233,7 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
 async fn our_client_learns_at_its_first_read_why_it_is_refused() {
     let (ours, theirs) = (Ca::new(), Ca::named("another"));
     let us = ours.tls(&ours.sign(|_| {})).unwrap();
-    // It trusts the server's authority, but its own certificate is another's.
+    // It trusts the server's authority, but its own certificate is another authority's.
     let stranger = theirs.sign(|_| {});
     let both = ours.pem.clone() + &theirs.pem;
     let client = Tls::from_pem(TlsPem {
@@ -265,7 +265,7 @@ async fn a_server_that_is_another_is_refused() {
         assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
-    // Of our authority, but for another address.
+    // Signed by our authority, but for another address.
     let elsewhere = ours
         .tls(&ours.sign(|params| {
             params.subject_alt_names = vec![rcgen::SanType::DnsName(
@@ -287,7 +287,7 @@ async fn a_server_that_is_another_is_refused() {
         ),
         "{error:?}"
     );
-    // Unless that is the name that is expected.
+    // Accepted if that is the expected name.
     let expects = us.clone().expect_peer("elsewhere.test").unwrap();
     let (_, client) = meet(&elsewhere, &expects).await;
     assert_eq!(client.unwrap().peer.to_string(), "elsewhere.test");

@@ -1,4 +1,4 @@
-//! Peers that go by SPIFFE ids.
+//! Peers with SPIFFE ids.
 
 use rcgen::SanType;
 
@@ -11,7 +11,7 @@ fn uri(id: &str) -> SanType {
     SanType::URI(id.try_into().unwrap())
 }
 
-/// A certificate with these names alone.
+/// Creates a certificate with only these names.
 fn with(ca: &Ca, names: Vec<SanType>) -> Node {
     ca.sign(|params| params.subject_alt_names = names)
 }
@@ -20,7 +20,7 @@ fn with(ca: &Ca, names: Vec<SanType>) -> Node {
 async fn a_spiffe_id_is_the_peer_s_name_and_a_client_can_expect_one() {
     let ca = Ca::new();
     let owner = ca.tls(&with(&ca, vec![uri(OWNER)])).unwrap();
-    // Beside a DNS name, the SPIFFE id counts.
+    // A SPIFFE id takes precedence over a DNS name.
     let dns = SanType::DnsName("peer.test".try_into().unwrap());
     let peer = ca.tls(&with(&ca, vec![dns, uri(PEER)])).unwrap();
     assert_eq!(peer.name().to_string(), PEER);
@@ -29,7 +29,7 @@ async fn a_spiffe_id_is_the_peer_s_name_and_a_client_can_expect_one() {
     let (server, client) = (server.unwrap(), client.unwrap());
     assert_eq!(server.peer, PeerName::spiffe(PEER).unwrap());
     assert_eq!(client.peer, PeerName::spiffe(OWNER).unwrap());
-    // Another id, and none expected where the certificate is not for the address.
+    // Another id, and no expected id while the certificate is not for the address.
     for (wrong, expected) in [
         (peer.clone().expect_peer(PEER).unwrap(), PEER),
         (peer, "127.0.0.1"),
@@ -52,7 +52,8 @@ async fn a_server_with_the_expected_spiffe_id_is_verified_like_any_other() {
     let foreign = theirs.tls(&with(&theirs, vec![uri(OWNER)])).unwrap();
     let error = meet(&foreign, &expecting(&ca)).await.1.unwrap_err();
     assert!(error.to_string().contains("authority"), "{error}");
-    // One that expires between loading and the handshake cannot be made quickly: by the verifier.
+    // A certificate that expires between loading and the handshake cannot be made quickly, so this calls the
+    // verifier.
     let old = ca.sign(|params| {
         params.subject_alt_names = vec![uri(OWNER)];
         params.not_before = now - day * 3;
@@ -80,7 +81,7 @@ fn certificates_with_unclear_spiffe_ids_are_refused() {
         let error = ca.tls(&with(&ca, names)).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
-    // Other URIs are no names.
+    // Other URIs are not names.
     let node = with(&ca, vec![uri("https://peer.test/"), dns()]);
     assert_eq!(ca.tls(&node).unwrap().name().to_string(), "peer.test");
     let tls = ca.tls(&ca.sign(|_| {})).unwrap();
