@@ -1,9 +1,9 @@
-//! The CPU's reads and writes, the same for every memory that has a window for them.
+//! The CPU's reads and writes, the same for every memory that has a CPU view.
 
-/// Inherent methods of a type whose `cpu()` lends a [`CpuView`](crate::memory::CpuView).
+/// Defines inherent methods of a type whose `cpu()` lends a [`CpuView`](crate::memory::CpuView).
 macro_rules! cpu_accessors {
     () => {
-        /// Copies `values` to `offset` bytes from the start, by the CPU.
+        /// Copies `values` to `offset` bytes from the start, with the CPU.
         ///
         /// # Errors
         /// [`Error::NotAccessible`](crate::Error::NotAccessible),
@@ -16,7 +16,7 @@ macro_rules! cpu_accessors {
             self.cpu()?.write_at(offset, values)
         }
 
-        /// Copies from `offset` bytes from the start into `values`, by the CPU.
+        /// Copies from `offset` bytes from the start into `values`, with the CPU.
         ///
         /// # Errors
         /// As [`write_at`](Self::write_at).
@@ -47,7 +47,7 @@ macro_rules! cpu_accessors {
             self.cpu()?.get(offset)
         }
 
-        /// Sets every byte to `byte`, by the CPU.
+        /// Sets every byte to `byte`, with the CPU.
         ///
         /// # Errors
         /// [`Error::NotAccessible`](crate::Error::NotAccessible).

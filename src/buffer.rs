@@ -21,7 +21,7 @@ use crate::{Error, Result};
 #[cfg(feature = "exchange")]
 const PROBES: u64 = 4096;
 
-/// What a buffer is to be; [`allocate`](Self::allocate) makes it.
+/// Options for a buffer; [`allocate`](Self::allocate) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `allocate`"]
 pub struct BufferOptions {
@@ -37,7 +37,7 @@ pub struct BufferOptions {
 }
 
 impl BufferOptions {
-    /// The size in bytes: at least 1. What is allocated is this, rounded up to the granularity
+    /// Sets the size in bytes: at least 1. The allocation is rounded up to the granularity
     /// ([`Buffer::padded`]).
     ///
     /// A spread buffer has the sizes of its shares; this changes the last one.
@@ -48,7 +48,8 @@ impl BufferOptions {
         self
     }
 
-    /// Who may read and write besides the host. Without this, every GPU that can reach the memory.
+    /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
+    /// memory.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         for location in who {
             self = self.access(location, Access::ReadWrite);
@@ -57,7 +58,7 @@ impl BufferOptions {
         self
     }
 
-    /// What one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         let location = who.into();
         if location.is_host() {
@@ -70,15 +71,15 @@ impl BufferOptions {
         self
     }
 
-    /// How the memory may be shared; by default not at all.
+    /// Sets how the memory may be shared; by default not at all.
     pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
         self.handle_types = handle_types;
         self
     }
 
     /// Makes it shareable as widely as this machine allows, on each of its nodes: see
-    /// [`best_handle_types`](crate::share::best_handle_types), which also tells why fabric handles
-    /// are not among the types.
+    /// [`best_handle_types`](crate::share::best_handle_types), which also returns the reason if fabric
+    /// handles do not work.
     #[cfg(feature = "share")]
     pub const fn shareable(mut self) -> Self {
         self.shareable = true;
@@ -124,7 +125,7 @@ impl BufferOptions {
         Ok(types)
     }
 
-    /// Whether to ask the driver even for more than the node has free.
+    /// Sets whether to ask the driver for more memory than the node has free.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
         self
@@ -133,10 +134,9 @@ impl BufferOptions {
     /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
     ///
     /// # Errors
-    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
-    /// [`PhysicalMemory::map`] and [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share,
-    /// or one before the last that is not a multiple of the granularity; why a
-    /// buffer that is to be shareable cannot be.
+    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
+    /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
+    /// multiple of the granularity; the reason why a buffer cannot be shareable as requested.
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
@@ -150,22 +150,20 @@ impl BufferOptions {
             if !is_last && memory.size().padded() != bytes {
                 return Err(Error::invalid(
                     "share",
-                    format!("{bytes} bytes in the middle are no multiple of the granularity"),
+                    format!("{bytes} bytes in the middle are not a multiple of the granularity"),
                 ));
             }
             physical.push(memory);
         }
         let Some(first) = physical.first() else {
-            return Err(Error::invalid("shares", "there are none"));
+            return Err(Error::invalid("shares", "the list is empty"));
         };
         let gpus = self.gpus.as_deref();
         let access = access_list(driver, first.location(), self.host, gpus)?;
         let total = physical
             .iter()
             .try_fold(0_u64, |sum, memory| sum.checked_add(memory.size().padded()))
-            .ok_or_else(|| {
-                Error::invalid("shares", "together they are more than an address space")
-            })?;
+            .ok_or_else(|| Error::invalid("shares", "their sum exceeds the address space"))?;
         let range = Arc::new(Reservation::options().reserve(driver, total)?);
         let mut mappings = Vec::with_capacity(physical.len());
         let mut offset = 0;
@@ -183,8 +181,8 @@ impl BufferOptions {
     }
 }
 
-/// Who may do what by default: `gpus`, else every GPU that can reach the memory; the host, as it says
-/// or where the memory is the host's.
+/// Returns the default access: `gpus`, or else every GPU that can reach the memory; the host as `host` says,
+/// or if the memory is the host's.
 pub(crate) fn access_list(
     driver: &Driver,
     location: Location,
@@ -207,7 +205,7 @@ pub(crate) fn access_list(
     Ok(access)
 }
 
-/// The GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
+/// Returns the GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
 /// GPU's.
 pub(crate) fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
     let mut reachable = Vec::new();
@@ -226,11 +224,10 @@ pub(crate) fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<
     Ok(reachable)
 }
 
-/// Memory on a chosen node, mapped at one address for the CPU and the GPUs, given back when
-/// dropped.
+/// Memory on a chosen node, mapped at one address for the CPU and the GPUs, released when dropped.
 ///
-/// Before it is dropped, GPU work that uses it must have finished: a GPU that touches unmapped
-/// addresses loses its context.
+/// Before it is dropped, GPU work that uses it must have finished: a GPU that accesses unmapped addresses
+/// loses its context.
 ///
 /// ```
 /// use egmem::driver::sim::Machine;
@@ -249,14 +246,14 @@ pub(crate) fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<
 /// ```
 #[derive(Debug)]
 pub struct Buffer {
-    // In this order: unmapped first, then released. Side by side in one reservation, at least one.
+    // In this order: unmapped first, then released. Adjacent in one reservation; at least one.
     mappings: Vec<Mapping>,
     physical: Vec<PhysicalMemory>,
     len: u64,
 }
 
 impl Buffer {
-    /// Options for a buffer at `location`: a node's id, or any [`Location`].
+    /// Returns options for a buffer at `location`: a node's id, or any [`Location`].
     pub fn on(location: impl Into<Location>) -> BufferOptions {
         BufferOptions {
             parts: vec![(location.into(), 0)],
@@ -270,9 +267,9 @@ impl Buffer {
         }
     }
 
-    /// Options for a buffer in parts on several nodes, at one range of addresses: what
-    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) gives. The share that
-    /// is no multiple of the granularity comes last.
+    /// Returns options for a buffer in parts on several nodes, at one range of addresses, such as
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) returns. Only the last share
+    /// need not be a multiple of the granularity.
     ///
     /// ```
     /// use egmem::{Buffer, Driver, Machine, Topology, topology::Placement};
@@ -297,28 +294,28 @@ impl Buffer {
         }
     }
 
-    /// `bytes` on the host node of GPU `gpu`, for the CPU and every GPU.
+    /// Allocates `bytes` on the host node of GPU `gpu`, for the CPU and every GPU.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`]; [`Error::NodeUnknown`] where neither the driver nor the PCI tree knows
-    /// the node; those of [`BufferOptions::allocate`].
+    /// [`Error::NoSuchGpu`]; [`Error::NodeUnknown`] if neither the driver nor the PCI tree knows the node;
+    /// those of [`BufferOptions::allocate`].
     pub fn near(driver: &Driver, gpu: i32, bytes: u64) -> Result<Self> {
         Self::on(host_node(driver, gpu)?)
             .bytes(bytes)
             .allocate(driver)
     }
 
-    /// Changes who may do what. See [`Mapping::set_access`].
+    /// Changes the access of locations. See [`Mapping::set_access`].
     ///
     /// # Errors
-    /// As there; the parts of a spread buffer before the failing one are changed then.
+    /// As [`Mapping::set_access`]; the parts of a spread buffer before the failing one are changed then.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         self.mappings
             .iter_mut()
             .try_for_each(|mapping| mapping.set_access(access))
     }
 
-    /// What `location` may do, as the driver tells.
+    /// Returns what `location` may do, as the driver reports it.
     ///
     /// # Errors
     /// As [`Mapping::access`].
@@ -326,7 +323,7 @@ impl Buffer {
         self.first().access(location.into())
     }
 
-    /// The CPU's window on the buffer.
+    /// Returns the CPU's view of the buffer.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
@@ -336,12 +333,12 @@ impl Buffer {
 
     cpu_accessors!();
 
-    /// The physical memory, to export it or map it once more: one piece, or one for each share.
+    /// Returns the physical memory, to export it or to map it again: one piece, or one for each share.
     pub fn physical(&self) -> &[PhysicalMemory] {
         &self.physical
     }
 
-    /// The mappings of the physical memory, in the order of addresses.
+    /// Returns the mappings of the physical memory, in the order of addresses.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
@@ -351,19 +348,19 @@ impl Buffer {
         &self.mappings[0]
     }
 
-    /// The address, the same for every GPU and, on a host node, for the CPU.
+    /// Returns the address, the same for every GPU and, on a host node, for the CPU.
     pub fn device_ptr(&self) -> DevicePtr {
         self.first().device_ptr()
     }
 
-    /// The bytes asked for.
+    /// Returns the number of bytes requested.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The bytes that are allocated: those asked for, each part rounded up to the granularity.
+    /// Returns the bytes allocated: those requested, with each part rounded up to the granularity.
     pub fn padded(&self) -> u64 {
-        // Each exists, so that together they fit an address space.
+        // All parts exist, so their sum fits an address space.
         self.physical
             .iter()
             .map(|memory| memory.size().padded())
@@ -398,13 +395,13 @@ impl Memory for Buffer {
     fn len(&self) -> u64 {
         self.len
     }
-    /// Of the first part.
+    /// Returns the location of the first part.
     fn location(&self) -> Location {
         self.first().location()
     }
 }
 
-/// The host node of a GPU: what the driver says, else what the machine's topology knows.
+/// Returns the host node of a GPU: from the driver, or else from the machine's topology.
 fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
     let count = driver.device_count()?;
     if !(0..count).contains(&gpu) {

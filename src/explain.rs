@@ -1,4 +1,4 @@
-//! What the driver's codes mean where memory is made: a typed reason instead of a number.
+//! Converts driver codes to typed reasons where memory is created.
 
 use crate::capability::ImexChannel;
 use crate::driver::{
@@ -47,8 +47,8 @@ pub(crate) fn explain_pool(driver: &Driver, error: Error, props: &PoolProps, byt
     )
 }
 
-/// The first drivers whose pools have been seen to work on host nodes. Source: CCCL's documentation
-/// of memory pools, "supported on CUDA 12.6 and later".
+/// The first drivers whose pools are known to work on host nodes. Source: CCCL's documentation of memory
+/// pools, "supported on CUDA 12.6 and later".
 const HOST_NUMA_POOLS: (&str, CudaVersion) = ("host-NUMA memory pools", CudaVersion(12060));
 
 fn explain(
@@ -95,8 +95,8 @@ fn explain(
     }
 }
 
-/// The driver says INVALID_VALUE or INVALID_DEVICE for a node or a GPU that does not exist; the
-/// topology knows better.
+/// Replaces the driver's INVALID_VALUE or INVALID_DEVICE for a node or a GPU that does not exist according to
+/// the topology.
 pub(crate) fn name_missing(driver: &Driver, error: Error, location: Location) -> Error {
     if !matches!(
         error.code(),
@@ -129,12 +129,12 @@ pub(crate) fn name_missing(driver: &Driver, error: Error, location: Location) ->
     }
 }
 
-/// The same for a GPU's ordinal alone.
+/// As [`name_missing`], for a GPU's ordinal alone.
 pub(crate) fn name_missing_gpu(driver: &Driver, error: Error, gpu: i32) -> Error {
     name_missing(driver, error, Location::Device(gpu))
 }
 
-/// The same where access was asked for: for the first GPU there that does not exist.
+/// As [`name_missing`], for the first GPU in `access` that does not exist.
 pub(crate) fn explain_access(driver: &Driver, error: Error, access: &[AccessDesc]) -> Error {
     access
         .iter()
@@ -144,7 +144,7 @@ pub(crate) fn explain_access(driver: &Driver, error: Error, access: &[AccessDesc
         })
 }
 
-/// NOT_PERMITTED means a missing channel only where one is missing.
+/// NOT_PERMITTED means a missing channel only if there is none.
 pub(crate) fn no_imex_channel(source: DriverError, channel: &ImexChannel) -> Error {
     if channel.usable() {
         Error::Driver(source)
@@ -164,7 +164,7 @@ mod tests {
     use crate::Result;
     use crate::driver::{Backend, Call, PoolCalls};
 
-    /// A driver of which only the version is asked.
+    /// A driver that answers only the query of its version.
     #[derive(Debug)]
     struct Version(i32);
 
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    // SAFETY: it reports no success but its version.
+    // SAFETY: it reports no success except for its version.
     unsafe impl Backend for Version {
         fn name(&self) -> &'static str {
             "version"

@@ -1,17 +1,17 @@
-//! The guard before the driver is asked for much memory.
+//! Checks free memory before the driver is asked for much of it.
 
 use crate::driver::{Driver, Location, NodeId};
 use crate::topology::{self, Overcommit};
 use crate::{Error, Result};
 
-/// Requests below this are left to the driver: reading the node's counters takes a good part of the
-/// time of creating them, and the kernel keeps as much in reserve.
+/// Smaller requests go to the driver unchecked: reading the node's counters takes a good part of the time of
+/// creating them, and the kernel keeps as much in reserve.
 pub(crate) const WORTH_ASKING: u64 = 64 << 20;
 
-/// Refuses `bytes` at `location` where the node has less free.
+/// Refuses `bytes` at `location` if the node has less free.
 ///
-/// Pinned memory cannot be swapped out: beyond a node's free memory the kernel starts to kill.
-/// `idle` says how many bytes are there already for the request, and is only asked if they matter.
+/// Pinned memory cannot be swapped out: beyond a node's free memory the kernel starts to kill processes.
+/// `idle` returns how many bytes exist already for the request, and is called only if they matter.
 pub(crate) fn check_free(
     driver: &Driver,
     location: Location,
@@ -24,8 +24,8 @@ pub(crate) fn check_free(
     check_free_now(driver, location, bytes, idle).map(drop)
 }
 
-/// The same for any number of bytes; tells what is free, where the location is a node and somebody
-/// says.
+/// As [`check_free`], for any number of bytes; returns what is free, if the location is a node and the number
+/// is known.
 pub(crate) fn check_free_now(
     driver: &Driver,
     location: Location,
@@ -37,7 +37,7 @@ pub(crate) fn check_free_now(
     };
     let node = NodeId(id);
     match topology::free_now(driver, node) {
-        // The override is for machines that report less than they can give.
+        // The override is for machines that report less memory than they can provide.
         Some(free)
             if free < bytes
                 && free.saturating_add(idle()) < bytes

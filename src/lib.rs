@@ -1,8 +1,8 @@
-//! Extended GPU Memory: the CPU's memory of NVIDIA Grace-Hopper and Grace-Blackwell machines,
-//! pinned on a chosen NUMA node, read and written by the CPU and by every GPU.
+//! Extended GPU Memory: the CPU's memory of NVIDIA Grace-Hopper and Grace-Blackwell machines, pinned on a
+//! chosen NUMA node, read and written by the CPU and by every GPU.
 //!
-//! The same calls work on x86 machines with discrete GPUs, where the link is PCIe, and on no GPU at
-//! all against a simulated driver.
+//! The same calls work on x86 machines with discrete GPUs, where the link is PCIe, and on no GPU at all
+//! against a simulated driver.
 //!
 //! ```text
 //! discover ─▶ choose a node ─▶ create physical memory ─▶ map ─▶ grant access ─▶ use
@@ -37,27 +37,28 @@
 //! And on top of the first, [`Heap`]: blocks of any size in nanoseconds, without a driver call.
 //!
 //! # When something is refused
-//! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] tries
-//! what works on this machine, and the command `egmem doctor` shows it as a table.
+//! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] finds out by
+//! trials what works on this machine, and the command `egmem doctor` shows the result as a table.
 //!
 //! # Features
+//!
 //! | feature | default | what for |
 //! |---|---|---|
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
-//! | `allocator-api2` | yes | a heap as the allocator of collections, by allocator-api2's trait |
-//! | `nightly` | no | the same by std's trait; needs a nightly compiler |
+//! | `allocator-api2` | yes | a heap as the allocator of collections, with allocator-api2's trait |
+//! | `nightly` | no | the same with std's trait; needs a nightly compiler |
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `cudart` | no | pools through the runtime API as well |
-//! | `exchange` | no | sharing by name, between nodes too: server, client, leases, groups; mutual TLS |
-//! | `certs` | no | making certificates for the exchange |
+//! | `exchange` | no | sharing by name, also between nodes: server, client, leases, groups; mutual TLS |
+//! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
 //! | `cli` | no | the command line `egmem` |
 //!
 //! # Non-goals
-//! Managed (unified) memory, multicast objects, Windows, and kernels of any use but proving memory.
+//! Managed (unified) memory, multicast objects, Windows, and kernels for any purpose except proving memory.
 #![deny(missing_docs)]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 
@@ -96,7 +97,7 @@ pub mod text;
 pub mod topology;
 pub mod vmm;
 
-/// The crate whose `Allocator` a [`Heap`] is: its `Vec` and `Box`, of the version that fits.
+/// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.
 #[cfg(feature = "allocator-api2")]
 pub use allocator_api2;
 pub use buffer::{Buffer, BufferOptions};
@@ -111,12 +112,12 @@ pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};
 pub use topology::Topology;
 
-/// The README's example, compiled and run as the documentation's are.
+/// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The same of the pages with examples.
+/// Compiles and runs the examples of a documentation page.
 #[cfg(all(doctest, feature = "share", feature = "allocator-api2"))]
 #[doc = include_str!("../docs/heap.md")]
 struct HeapPage;

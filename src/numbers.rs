@@ -1,21 +1,21 @@
-//! Numbers that do not tell how many there are.
+//! Unique numbers that do not reveal how many there are.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bits of each half of the part that is permuted: with 32 bits in all, a number takes 5 bytes of CBOR, and a client
+/// Bits of each half of the permuted part: with 32 bits in all, a number takes 5 bytes of CBOR, and a client
 /// lists tens of thousands of leases in its hello.
 const HALF: u32 = 16;
 const MASK: u64 = (1 << HALF) - 1;
 const ROUNDS: u32 = 8;
 
-/// Gives each number once: those below 2^32 first, in an order that only its random keys determine, then as many
-/// above them in the same order.
+/// Returns each number once: those below 2^32 first, in an order that only its random keys determine, then as
+/// many above them in the same order.
 ///
-/// Peers are told numbers of leases, sessions and allocations. From a plain counter each peer would learn how
-/// many the others were given. A Feistel network permutes the counter here. Its round function is the keyed hash
-/// of `HashMap` (SipHash), so numbers differ for sure and cannot be put in order without the keys. They are no
-/// secrets: to know one gives no right.
+/// Peers see the numbers of leases, sessions and allocations. A plain counter would reveal to each peer how
+/// many the others were given. So a Feistel network permutes the counter. Its round function is the keyed
+/// hash of `HashMap` (SipHash), so numbers never repeat and cannot be put in order without the keys. They are
+/// not secrets: knowing one grants no right.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     keys: RandomState,
@@ -23,7 +23,7 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// A number that was not given before.
+    /// Returns a number that was not returned before.
     pub fn next(&self) -> u64 {
         self.permute(self.given.fetch_add(1, Relaxed))
     }
@@ -51,7 +51,7 @@ mod tests {
         let given: Vec<u64> = (0..COUNT).map(|_| numbers.next()).collect();
         assert_eq!(given.iter().collect::<HashSet<_>>().len(), COUNT);
         assert!(given.iter().all(|number| *number < 1 << (2 * HALF)));
-        // Half of them are greater than the one before, and half are in each half of the range.
+        // Half of them are greater than the previous one, and half are in each half of the range.
         let even = |count: usize| (COUNT * 45 / 100..COUNT * 55 / 100).contains(&count);
         assert!(even(given.windows(2).filter(|two| two[0] < two[1]).count()));
         for bit in 0..2 * HALF {
@@ -64,7 +64,7 @@ mod tests {
         }
         let next = numbers.permute((1 << 32) + 7);
         assert_eq!(next, (1 << 32) + numbers.permute(7));
-        // Others' keys are others.
+        // Other keys give other numbers.
         assert_ne!(Numbers::default().next(), given[0]);
     }
 }

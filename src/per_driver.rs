@@ -1,21 +1,21 @@
-//! What this process keeps for each driver.
+//! State of this process for each driver.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::Driver;
 use crate::driver::Backend;
 
-/// Values by driver. The references are weak, so that the registry keeps no driver alive; and a dead
-/// driver's address is not used again before its entry is gone.
+/// Values by driver. The references are weak, so that the registry keeps no driver alive; a dead driver's
+/// address is not reused before its entry is removed.
 pub(crate) struct PerDriver<T>(Mutex<Vec<(Weak<dyn Backend>, T)>>);
 
 impl<T: Clone + Default> PerDriver<T> {
-    /// Nothing yet, for no driver.
+    /// Creates an empty registry.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// The value for `driver`: the default at first. Clones of a driver are the same driver.
+    /// Returns the value for `driver`: initially the default. Clones of a driver are the same driver.
     pub(crate) fn of(&self, driver: &Driver) -> T {
         let key = driver.downgrade();
         let mut registry = lock(&self.0);
@@ -29,7 +29,7 @@ impl<T: Clone + Default> PerDriver<T> {
     }
 }
 
-/// For what is as good a state as any after a panic: made whole, or not made.
+/// Locks data that is valid even after a panic: an entry is complete or absent.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The allocators of old: pinned host memory as `cudaHostAlloc` gives it, and plain device memory.
+//! The older allocators: pinned host memory as from `cudaHostAlloc`, and plain device memory.
 //!
 //! For comparison with EGM, and for the other end of copies.
 
@@ -19,7 +19,7 @@ fn not_empty(bytes: u64) -> Result<()> {
     }
 }
 
-/// Pinned host memory on no chosen node, usable by the CPU and every GPU; freed when dropped.
+/// Pinned host memory on no particular node, usable by the CPU and every GPU; freed when dropped.
 ///
 /// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl PinnedHost {
     /// Allocates `bytes` in the primary context of GPU `device`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         Ok(Self {
@@ -47,7 +47,7 @@ impl PinnedHost {
         })
     }
 
-    /// The CPU's window on the bytes.
+    /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
         // SAFETY: pinned memory is mapped for the CPU, in whole pages, until freed, which needs `self`; safe code
         // reaches it through atomic views only.
@@ -58,7 +58,7 @@ impl PinnedHost {
 impl Drop for PinnedHost {
     fn drop(&mut self) {
         give_back_or_log(&self.driver, "pinned host memory", || {
-            // SAFETY: owned by `self`; views of it borrow `self` and are gone.
+            // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
             unsafe { self.driver.mem_free_host(self.device, self.start) }
         });
     }
@@ -79,7 +79,7 @@ impl DeviceMemory {
     /// Allocates `bytes` of GPU `device`'s memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's.
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         Ok(Self {
@@ -129,7 +129,7 @@ impl CpuMemory for PinnedHost {
 }
 
 impl Sealed for PinnedHost {
-    /// Portable and mapped for every GPU.
+    /// Pinned memory is portable and mapped for every GPU.
     fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         Ok(Access::ReadWrite)
     }

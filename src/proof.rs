@@ -1,4 +1,4 @@
-//! Proof that the CPU and a GPU see the same bytes.
+//! Proves that the CPU and a GPU see the same bytes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-/// Runs the crate's kernels on one GPU, so that memory can be proved and measured from it.
+/// Runs the crate's kernels on one GPU, to prove memory and to measure its speed.
 ///
 /// Each call waits for its kernel. Words are 64 bits; see [`kernels`] for the pattern.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Prover {
     driver: Driver,
     stream: Stream,
     report: PinnedHost,
-    /// Held while a result is in `report`.
+    /// Held while `report` contains a result.
     reporting: Mutex<()>,
     module: ModuleHandle,
     check_rewrite: FunctionHandle,
@@ -44,7 +44,7 @@ impl Prover {
     /// Loads the kernels on GPU `device`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's: INVALID_PTX, NO_BINARY_FOR_GPU.
+    /// [`Error::NoSuchGpu`], or the driver's error: INVALID_PTX, NO_BINARY_FOR_GPU.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
         let stream = Stream::new(driver, device)?;
         let report = PinnedHost::new(driver, device, 4096)?;
@@ -73,12 +73,13 @@ impl Prover {
         Ok(prover)
     }
 
-    /// Proves memory that the CPU can reach: the CPU writes a pattern, the GPU checks it and writes
-    /// another, the CPU checks that. The memory's bytes are overwritten.
+    /// Proves memory that the CPU can reach: the CPU writes a pattern, the GPU checks it and writes another,
+    /// the CPU checks that. Overwrites the memory.
     ///
     /// # Errors
-    /// [`Error::WrongBytes`] naming who read them and where; [`Error::NotAccessible`] if the CPU or the GPU
-    /// may not read and write, before any byte is written; [`Error::InvalidArgument`] for memory that does not begin at a multiple of 8.
+    /// [`Error::WrongBytes`] with the reader and the place; [`Error::NotAccessible`] if the CPU or the GPU
+    /// may not read and write, before any byte is written; [`Error::InvalidArgument`] for memory that does
+    /// not begin at a multiple of 8.
     pub fn prove(&self, memory: &impl Memory, cpu: &CpuView<'_>, seed: u64) -> Result<()> {
         let next = !seed;
         let _grants = self.expect_access(memory, Access::ReadWrite)?;
@@ -102,10 +103,10 @@ impl Prover {
         check_pattern(cpu, next)
     }
 
-    /// The GPU checks that the memory holds the pattern of `expected` and writes that of `next`.
+    /// Has the GPU check that the memory has the pattern of `expected` and write that of `next`.
     ///
     /// # Errors
-    /// [`Error::WrongBytes`], its `found` unknown (0) for memory the CPU cannot reach;
+    /// [`Error::WrongBytes`], with an unknown `found` (0) for memory that the CPU cannot reach;
     /// [`Error::NotAccessible`] if the GPU may not read and write; [`Error::InvalidArgument`] as for
     /// [`prove`](Self::prove).
     pub fn check_rewrite(&self, memory: &impl Memory, expected: u64, next: u64) -> Result<()> {
@@ -136,7 +137,7 @@ impl Prover {
         }
     }
 
-    /// The GPU writes the pattern of `seed`.
+    /// Has the GPU write the pattern of `seed`.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] if the GPU may not write; [`Error::InvalidArgument`] as for
@@ -148,7 +149,7 @@ impl Prover {
         unsafe { self.launch_write(memory, seed) }.and(self.stream.finish())
     }
 
-    /// The GPU reads all words; the result is their exclusive or.
+    /// Has the GPU read all words; returns their exclusive or.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] if the GPU may not read; [`Error::InvalidArgument`] as for
@@ -163,24 +164,24 @@ impl Prover {
         self.report.cpu().get(0)
     }
 
-    /// Puts [`write`](Self::write) on the stream without waiting, for measurements.
+    /// Submits [`write`](Self::write) to the stream without waiting, for measurements.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     ///
     /// # Safety
-    /// The memory and the prover live until the stream is synchronised; memory of a pool was
-    /// allocated on this stream, or the allocation was waited for.
+    /// The memory and the prover live until the stream is synchronised; memory of a pool was allocated on
+    /// this stream, or the allocation was waited for.
     pub unsafe fn launch_write(&self, memory: &impl Memory, seed: u64) -> Result<()> {
         let args = [memory.device_ptr().0, memory.len() / 8, seed];
         // SAFETY: the caller's promise.
         unsafe { self.launch(memory, self.write, &args) }
     }
 
-    /// Puts [`read`](Self::read) on the stream without waiting, for measurements.
+    /// Submits [`read`](Self::read) to the stream without waiting, for measurements.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     ///
     /// # Safety
     /// As for [`launch_write`](Self::launch_write).
@@ -200,12 +201,12 @@ impl Prover {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream that the kernels run on.
+    /// Returns the stream that the kernels run on.
     pub const fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Checks the GPU's access, which stays while the result lives.
+    /// Checks the GPU's access, which cannot be revoked while the result lives.
     fn expect_access(&self, memory: &impl Memory, need: Access) -> Result<Option<GrantUse>> {
         self.driver.expect_same(memory.driver(), "memory")?;
         let grants = memory.hold_grants();
@@ -231,7 +232,7 @@ impl Prover {
         self.driver.expect_same(memory.driver(), "memory")?;
         let start = memory.device_ptr();
         if !start.0.is_multiple_of(8) {
-            // A GPU that reads a word there would lose its context.
+            // A GPU that reads a word at such an address would lose its context.
             return Err(Error::invalid(
                 "memory",
                 format!("{start:?} is not aligned to words of 8 bytes"),
@@ -245,8 +246,8 @@ impl Prover {
             blocks: needed as u32,
             threads: THREADS,
         };
-        // SAFETY: the kernel is the crate's own and stays inside `words`; the memory lives by the
-        // caller's promise; a GPU without access faults, which the driver reports.
+        // SAFETY: the kernel is the crate's own and stays inside `words`; the caller promises that the memory
+        // lives; a GPU without access faults, which the driver reports.
         unsafe {
             self.driver
                 .launch_kernel(kernel, dims, args, self.stream.handle())
@@ -257,10 +258,10 @@ impl Prover {
 /// The words written or read at a time.
 const CHUNK: usize = 4096;
 
-/// Writes the pattern of `seed` by the CPU; bytes beyond the last whole word are left alone.
+/// Writes the pattern of `seed` with the CPU; leaves bytes beyond the last whole word alone.
 ///
 /// # Errors
-/// [`Error::NotAccessible`] where the CPU may only read.
+/// [`Error::NotAccessible`] if the CPU may only read.
 pub fn write_pattern(cpu: &CpuView<'_>, seed: u64) -> Result<()> {
     let mut words = [0_u64; CHUNK];
     for_chunks(cpu, |first, count| {
@@ -271,10 +272,10 @@ pub fn write_pattern(cpu: &CpuView<'_>, seed: u64) -> Result<()> {
     })
 }
 
-/// Checks by the CPU that the memory holds the pattern of `seed`.
+/// Checks with the CPU that the memory has the pattern of `seed`.
 ///
 /// # Errors
-/// [`Error::WrongBytes`] naming the first wrong word.
+/// [`Error::WrongBytes`] with the first wrong word.
 pub fn check_pattern(cpu: &CpuView<'_>, seed: u64) -> Result<()> {
     let mut words = [0_u64; CHUNK];
     for_chunks(cpu, |first, count| {

@@ -1,4 +1,4 @@
-//! Sizes: a granularity and a size rounded up to it once, then carried everywhere.
+//! Sizes: a granularity, and a size that is rounded up to it once and then carried everywhere.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl Granularity {
     /// The 2 MiB that every driver measured so far reports.
     pub const TWO_MIB: Self = Self(2 << 20);
 
-    /// A granularity of `bytes`.
+    /// Returns a granularity of `bytes`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] unless `bytes` is a power of two.
@@ -32,12 +32,12 @@ impl Granularity {
         }
     }
 
-    /// The granularity in bytes.
+    /// Returns the granularity in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// Whether `bytes` is a whole number of units.
+    /// Returns whether `bytes` is a whole number of units.
     pub const fn divides(self, bytes: u64) -> bool {
         bytes & (self.0 - 1) == 0
     }
@@ -56,10 +56,10 @@ impl From<Granularity> for u64 {
     }
 }
 
-/// A size that was asked for, and the same size rounded up to a granularity.
+/// A requested size, and the same size rounded up to a granularity.
 ///
-/// Physical memory, reservation and mapping must agree on the padded size to the byte, so it is
-/// computed once, here.
+/// Physical memory, reservation and mapping must agree on the padded size exactly, so it is computed once,
+/// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PaddedSize {
     requested: u64,
@@ -67,7 +67,7 @@ pub struct PaddedSize {
 }
 
 impl PaddedSize {
-    /// `requested` bytes rounded up to `granularity`.
+    /// Rounds `requested` bytes up to `granularity`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `requested` is 0 or the padded size does not fit `isize`.
@@ -89,18 +89,18 @@ impl PaddedSize {
         }
     }
 
-    /// The bytes that were asked for: at least 1.
+    /// Returns the bytes requested: at least 1.
     pub const fn requested(self) -> u64 {
         self.requested
     }
 
-    /// The bytes that are allocated: a multiple of the granularity.
+    /// Returns the bytes allocated: a multiple of the granularity.
     pub const fn padded(self) -> u64 {
         self.padded
     }
 }
 
-/// Bytes, shown in the largest binary unit that keeps the number short: `1.5 GiB`.
+/// Bytes, displayed in the largest binary unit that keeps the number short: `1.5 GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -128,7 +128,7 @@ impl fmt::Display for Bytes {
 impl std::str::FromStr for Bytes {
     type Err = Error;
 
-    /// Reads `4096`, `64KiB`, `1.5 GiB`, `2G`: binary units, case ignored.
+    /// Parses `4096`, `64KiB`, `1.5 GiB`, `2G`: binary units, case ignored.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::invalid("size", format!("'{text}': {why}"));
         let text_trimmed = text.trim();

@@ -1,13 +1,12 @@
-//! Giving things back, where nobody is left to hear of a failure.
+//! Releases resources when no caller can handle a failure.
 
 use crate::driver::{Code, Driver};
 use crate::{Error, Result};
 
-/// Gives something back: `call` is tried a second time if the driver refuses for a reason that may
-/// pass.
+/// Releases a resource: calls `call` a second time if the driver refuses for a temporary reason.
 ///
-/// A refused call has had no effect, except that INVALID_VALUE and the like say that the object is
-/// not (or no longer) there; then a second try could hit another object under the same number.
+/// A refused call has had no effect, except that INVALID_VALUE and similar codes mean that the object does
+/// not (or no longer) exist; a second try could then hit another object with the same number.
 pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     match call() {
         Err(Error::Driver(first)) if may_pass(Some(first.code)) => {
@@ -18,7 +17,7 @@ pub(crate) fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// The same in `Drop`: what cannot be given back is logged. A forked child gives nothing back.
+/// As [`give_back`], for `Drop`: logs what cannot be released. A forked child releases nothing.
 pub(crate) fn give_back_or_log(
     driver: &Driver,
     what: &'static str,
@@ -29,7 +28,7 @@ pub(crate) fn give_back_or_log(
     }
 }
 
-/// Logs what was not given back.
+/// Logs what was not released.
 pub(crate) fn log_lost(what: &'static str, result: Result<()>) {
     if let Err(error) = result {
         // A process that is exiting may have torn the driver down already; nothing is lost then.
@@ -40,7 +39,7 @@ pub(crate) fn log_lost(what: &'static str, result: Result<()>) {
     }
 }
 
-/// Whether a refusal with this code may pass: the object is still there.
+/// Returns whether a refusal with this code may be temporary: the object still exists.
 pub(crate) fn may_pass(code: Option<Code>) -> bool {
     !matches!(
         code,

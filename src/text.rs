@@ -1,7 +1,8 @@
-//! Texts from peers, files and the system, made fit for terminals, logs and error messages.
+//! Escapes texts from peers, files and the system for terminals, logs and error messages.
 //!
 //! A control character can move a terminal's cursor or forge a line of a log, and a bidirectional control can
-//! reorder what a person reads. [`escape`] shows such a character as its escape (`\u{1b}`), so nothing is lost.
+//! reorder what a person reads. [`escape`] replaces such a character by its escape (`\u{1b}`), so no
+//! information is lost.
 //!
 //! ```
 //! use egmem::text::escape;
@@ -13,10 +14,11 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// The longest free text of a peer that is kept, in bytes.
+/// The most bytes that are kept of a peer's free text.
 pub const MAX_TEXT: usize = 255;
 
-/// Whether a character is escaped: controls (C0, C1, DEL), bidirectional controls, line and paragraph separators.
+/// Returns whether a character is escaped: controls (C0, C1, DEL), bidirectional controls, line and paragraph
+/// separators.
 pub const fn is_unsafe(c: char) -> bool {
     matches!(
         c,
@@ -30,17 +32,17 @@ pub const fn is_unsafe(c: char) -> bool {
     )
 }
 
-/// Escapes every [unsafe](is_unsafe) character. Escaping twice is the same as once.
+/// Escapes every [unsafe](is_unsafe) character. Escaping twice gives the same result as once.
 pub fn escape(text: &str) -> Cow<'_, str> {
     escape_but(text, &[])
 }
 
-/// Escapes every [unsafe](is_unsafe) character but line feeds and tabs, for texts of several lines.
+/// Escapes every [unsafe](is_unsafe) character except line feeds and tabs, for texts of several lines.
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_but(text, &['\n', '\t'])
 }
 
-/// Escapes within JSON, where an unsafe character can only be part of a string: as `\u001b`. Line feeds stay.
+/// Escapes JSON, where an unsafe character can only be part of a string: as `\u001b`. Keeps line feeds.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let is_bad = |c: char| is_unsafe(c) && c != '\n';
     if !json.contains(is_bad) {
@@ -49,7 +51,7 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         match is_bad(c) {
-            // All of them are in the basic plane. Writing to a string does not fail.
+            // All of them are in the basic plane. Writing to a string cannot fail.
             true => write!(out, "\\u{:04x}", u32::from(c)).unwrap_or_default(),
             false => out.push(c),
         }
@@ -57,8 +59,8 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Escapes for XML, between tags and in attributes in double quotes. An [unsafe](is_unsafe) character becomes U+FFFD, and so does
-/// one that XML cannot hold.
+/// Escapes for XML, between tags and in attributes in double quotes. Replaces an [unsafe](is_unsafe)
+/// character by U+FFFD, and so one that XML does not allow.
 pub fn escape_xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -74,7 +76,7 @@ pub fn escape_xml(text: &str) -> String {
     out
 }
 
-/// Escapes, and cuts what is longer than `most` bytes then; `…` marks the cut. The result has at most `most` bytes.
+/// Escapes, then cuts the text to at most `most` bytes, including the `…` that marks the cut.
 pub fn bounded(text: &str, most: usize) -> String {
     let prefix = &text[..floor(text, most.saturating_add(1))];
     let escaped = escape(prefix);
@@ -86,7 +88,7 @@ pub fn bounded(text: &str, most: usize) -> String {
     format!("{}{mark}", &escaped[..kept])
 }
 
-/// The last character boundary up to `at`.
+/// Returns the last character boundary up to `at`.
 fn floor(text: &str, at: usize) -> usize {
     let mut at = at.min(text.len());
     while !text.is_char_boundary(at) {
@@ -110,7 +112,7 @@ fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     Cow::Owned(out)
 }
 
-/// Writes to `f` with every unsafe character escaped, whatever is formatted.
+/// Writes to `f` with every unsafe character of the formatted text escaped.
 pub(crate) struct Escaping<'a, 'b>(pub &'a mut fmt::Formatter<'b>);
 
 impl Write for Escaping<'_, '_> {

@@ -1,4 +1,4 @@
-//! A buffer's bytes as a slice of Rust's.
+//! A buffer's bytes as a Rust slice.
 
 use super::Buffer;
 use crate::memory::Memory;
@@ -6,43 +6,43 @@ use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
 impl Buffer {
-    /// The bytes as a slice.
+    /// Returns the bytes as a slice.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     ///
     /// # Safety
-    /// While the slice lives, nobody may write the bytes: no GPU work in flight, no other process,
-    /// no [`CpuView`](crate::memory::CpuView) in another thread, no other mapping of the same physical memory.
-    /// A live [ticket](crate::stream::Transfer) to an `Arc` of the buffer counts as work in flight, also one that
-    /// was passed to [`mem::forget`](std::mem::forget).
+    /// While the slice lives, nothing may write the bytes: no GPU work in flight, no other process, no
+    /// [`CpuView`](crate::memory::CpuView) in another thread, no other mapping of the same physical memory. A
+    /// live [ticket](crate::stream::Transfer) to an `Arc` of the buffer counts as work in flight, also one
+    /// that was passed to [`mem::forget`](std::mem::forget).
     pub unsafe fn as_slice(&self) -> Result<&[u8]> {
         let view = self.cpu()?;
-        // SAFETY: mapped and readable as `view` shows, initialised by the kernel, at most
-        // `isize::MAX` bytes by `PaddedSize`; unchanged by the caller's word.
+        // SAFETY: `view` shows that the bytes are mapped and readable; the kernel initialised them; they are
+        // at most `isize::MAX` by `PaddedSize`; the caller promises that nothing changes them.
         Ok(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len() as usize) })
     }
 
-    /// The bytes as a mutable slice.
+    /// Returns the bytes as a mutable slice.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may read and write.
     ///
     /// # Safety
-    /// While the slice lives, nobody else may read or write the bytes: no GPU work in flight, no
-    /// other process, no other mapping of the same physical memory. A [ticket](crate::stream::Transfer) owns the
-    /// buffer or an `Arc` of it, so that the borrow leaves room for none. [`exclusive_slice`](Self::exclusive_slice)
-    /// checks that where the host alone may use the memory.
+    /// While the slice lives, nothing else may read or write the bytes: no GPU work in flight, no other
+    /// process, no other mapping of the same physical memory. A [ticket](crate::stream::Transfer) owns the
+    /// buffer or an `Arc` of it, so that the borrow leaves room for none.
+    /// [`exclusive_slice`](Self::exclusive_slice) checks all of this if only the host may use the memory.
     pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let view = self.cpu()?;
-        // An empty write asks whether the view is writable.
+        // An empty write fails unless the view is writable.
         view.write_at::<u8>(0, &[])?;
-        // SAFETY: as for `as_slice`, writable as just seen, exclusive by the caller's word.
+        // SAFETY: as for `as_slice`; writable as just checked, exclusive by the caller's promise.
         Ok(unsafe { std::slice::from_raw_parts_mut(view.as_ptr(), view.len() as usize) })
     }
 
-    /// The bytes as a mutable slice, where the types show that nobody else reaches them: the memory is granted to
-    /// the host alone, cannot be shared and is mapped once.
+    /// Returns the bytes as a mutable slice, if the types show that nothing else can access them: only the
+    /// host has access to the memory, it cannot be shared and it is mapped once.
     ///
     /// ```
     /// use egmem::driver::{Access, AccessDesc, Location, NodeId};
@@ -60,24 +60,27 @@ impl Buffer {
     /// ```
     ///
     /// # Why this is safe
-    /// - **Views and safe GPU work** (`CpuView`, `Stream::copy`, `Prover`, cudarc's slices) borrow the buffer, which is
-    ///   borrowed exclusively while the slice lives. So does [`set_access`](Self::set_access).
-    ///   [Tickets](crate::stream::Transfer) own it, or an `Arc` of it, which then lends no exclusive borrow.
-    /// - **GPUs** were never granted the memory. Once one was, the slice is refused for good: work in flight may
-    ///   use what was granted when it began.
-    /// - **Other mappings** of the same physical memory are counted, and none is made while the slice lives, for
-    ///   that takes a borrow of [`physical`](Self::physical).
+    /// - **Views and safe GPU work** (`CpuView`, `Stream::copy`, `Prover`, cudarc's slices) borrow the
+    ///   buffer, which is borrowed exclusively while the slice lives. So does
+    ///   [`set_access`](Self::set_access). [Tickets](crate::stream::Transfer) own it, or an `Arc` of it,
+    ///   which then lends no exclusive borrow.
+    /// - **GPUs** were never granted the memory. Once one was, this function always refuses: work in flight
+    ///   may use the access that it had when it began.
+    /// - **Other mappings** of the same physical memory are counted, and none is made while the slice lives,
+    ///   for that takes a borrow of [`physical`](Self::physical).
     /// - **Other processes** cannot import it: memory of no handle type cannot be exported. A child that was
-    ///   forked is refused; a slice must not be used on both sides of a `fork`, which is unsafe for that reason.
-    /// - **Unsafe calls**, such as launches and copies by address, promise that nobody uses the memory meanwhile
-    ///   but through `CpuView`. GPUs that reach the CPU's page tables (Grace-Hopper) are of that kind too: only a
-    ///   launch makes them access memory that they were not granted.
+    ///   forked is refused; a slice must not be used on both sides of a `fork`, which is unsafe for that
+    ///   reason.
+    /// - **Unsafe calls**, such as launches and copies by address, promise that nothing uses the memory
+    ///   meanwhile except through `CpuView`. That covers GPUs that use the CPU's page tables (Grace-Hopper):
+    ///   only a launch makes them access memory that they were not granted.
     ///
-    /// A heap's block has no such method: its chunk is mapped once for all blocks, and GPUs are granted it.
+    /// A heap's block has no such method: its chunk is mapped once for all blocks, and GPUs have access to
+    /// it.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] unless the host may read and write; [`Error::InvalidArgument`] where the memory
-    /// is or was granted to a GPU, can be shared, is mapped more than once, or is a parent process's.
+    /// [`Error::NotAccessible`] unless the host may read and write; [`Error::InvalidArgument`] if the memory
+    /// is or was granted to a GPU, can be shared, is mapped more than once, or belongs to a parent process.
     pub fn exclusive_slice(&mut self) -> Result<&mut [u8]> {
         if let Some(why) = self.why_not_exclusive() {
             let instead = "use the view from `cpu`, or `as_mut_slice` where the program knows more";
@@ -86,7 +89,7 @@ impl Buffer {
                 format!("{why}: {instead}"),
             ));
         }
-        // SAFETY: as the documentation argues, nobody else can read or write the bytes while `self` is
+        // SAFETY: as the documentation argues, nothing else can read or write the bytes while `self` is
         // borrowed exclusively.
         unsafe { self.as_mut_slice() }
     }

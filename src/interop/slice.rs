@@ -14,24 +14,23 @@ use crate::driver::{Access, DevicePtr, Location};
 use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access};
 use crate::{Error, Result};
 
-/// Memory of this crate as elements `T`, for cudarc to read: a source of its copies.
+/// Memory of this crate as elements `T` for cudarc to read: a source of its copies.
 ///
-/// Made from memory with [`new`](Self::new), every copy is waited for before it returns, so that
-/// the memory may be freed when the borrow ends. A copy on a stream that is being captured into a graph is
-/// refused by the driver (INVALID_VALUE). Kernels are launched by unsafe code, which answers
-/// for that itself; so does a copy to a slice of another context, which cudarc queues on that
-/// context's stream: synchronise it before the memory is dropped.
+/// If it was made with [`new`](Self::new), every copy finishes before it returns, so the memory may be freed
+/// when the borrow ends. The driver refuses a copy on a stream that is being captured into a graph
+/// (INVALID_VALUE). Kernels are launched by unsafe code, which is responsible for them. A copy to a slice of
+/// another context is queued on that context's stream: synchronise it before the memory is dropped.
 #[derive(Debug)]
 pub struct EgmSlice<'a, T> {
     raw: Raw,
     stream: Arc<CudaStream>,
-    /// Parts borrow the whole, which has them.
+    /// `None` in parts: they borrow the whole, which has the grants.
     _grants: Option<GrantUse>,
     memory: PhantomData<&'a [T]>,
 }
 
-/// Memory of this crate as elements `T`, for cudarc to read and write: source and destination of
-/// its copies. Otherwise like [`EgmSlice`].
+/// Memory of this crate as elements `T` for cudarc to read and write: source and destination of its copies.
+/// Otherwise like [`EgmSlice`].
 #[derive(Debug)]
 pub struct EgmSliceMut<'a, T> {
     raw: Raw,
@@ -72,8 +71,8 @@ impl Raw {
         expect_gpu_access(memory, (gpu, Engine::Copy), (0, memory.len()), need)?;
         let mapped = memory.driver().mem_get_access(Location::Device(gpu), ptr);
         if !mapped.is_ok_and(|flags| flags != 0) {
-            // Memory of a pool must be there by now, for cudarc may use the slice on other streams too.
-            // SAFETY: cudarc's stream is live while borrowed.
+            // Waits for a pool's allocation, because cudarc may use the slice on other streams too. SAFETY:
+            // cudarc's stream is live while borrowed.
             unsafe { memory.driver().stream_synchronize(stream.into())? }
         }
         Ok(Self {
@@ -100,8 +99,8 @@ impl Raw {
     }
 
     fn lend<'a>(&self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
-        // A graph would run the copy at any later time, after the borrow of the memory. cudarc cannot be told
-        // so here, but the driver refuses the null address.
+        // A graph would run the copy at any later time, after the borrow of the memory. This function cannot
+        // return an error to cudarc, but the driver refuses the null address.
         let free = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         if self.wait && stream.capture_status() != Ok(free) {
             return (0, SyncOnDrop::Sync(None));
@@ -116,11 +115,11 @@ impl Raw {
 }
 
 impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
-    /// All of `memory` as elements; bytes beyond the last whole element are left out.
+    /// Returns all of `memory` as elements; leaves out bytes beyond the last whole element.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
-    /// [`Error::NotAccessible`] unless the stream's GPU may read.
+    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
+    /// the stream's GPU may read.
     pub fn new(memory: &'a impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
         let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::Read)?;
@@ -130,18 +129,18 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
         })
     }
 
-    /// `len` elements at `ptr`, whose copies are not waited for.
+    /// Returns `len` elements at `ptr`; their copies are not waited for.
     ///
     /// # Safety
-    /// Until all work that uses the slice is done, which may be long after it is dropped, the range
-    /// stays mapped and readable for the stream's GPU, and nobody writes it. Its bytes are
-    /// initialised, and `ptr` is aligned to `T`.
+    /// Until all work that uses the slice is done, which may be long after it is dropped, the range stays
+    /// mapped and readable for the stream's GPU, and nothing writes it. Its bytes are initialised, and `ptr`
+    /// is aligned to `T`.
     pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
         let wait = false;
         Self::with(Raw { ptr, len, wait }, stream)
     }
 
-    /// The elements of `range`.
+    /// Returns the elements of `range`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -160,11 +159,11 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
 }
 
 impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
-    /// All of `memory` as elements; bytes beyond the last whole element are left out.
+    /// Returns all of `memory` as elements; leaves out bytes beyond the last whole element.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size,
-    /// [`Error::NotAccessible`] unless the stream's GPU may read and write.
+    /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
+    /// the stream's GPU may read and write.
     pub fn new(memory: &'a mut impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
         let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
@@ -174,18 +173,18 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
         })
     }
 
-    /// `len` elements at `ptr`, whose copies are not waited for.
+    /// Returns `len` elements at `ptr`; their copies are not waited for.
     ///
     /// # Safety
-    /// Until all work that uses the slice is done, which may be long after it is dropped, the range
-    /// stays mapped, readable and writable for the stream's GPU, and nobody else reads or writes it.
-    /// Its bytes are initialised, and `ptr` is aligned to `T`.
+    /// Until all work that uses the slice is done, which may be long after it is dropped, the range stays
+    /// mapped, readable and writable for the stream's GPU, and nothing else reads or writes it. Its bytes are
+    /// initialised, and `ptr` is aligned to `T`.
     pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
         let wait = false;
         Self::with(Raw { ptr, len, wait }, stream)
     }
 
-    /// The elements of `range`, to read.
+    /// Returns the elements of `range`, to read.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -193,7 +192,7 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
         Ok(EgmSlice::with(self.raw.part::<T>(&range)?, &self.stream))
     }
 
-    /// The elements of `range`, to read and write.
+    /// Returns the elements of `range`, to read and write.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -245,7 +244,7 @@ impl<T> DevicePtrMut<T> for EgmSliceMut<'_, T> {
     }
 }
 
-// SAFETY: what is pushed is the address of the first element, borrowed for as long as the launch.
+// SAFETY: this pushes the address of the first element, borrowed for as long as the launch.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b EgmSlice<'_, T>> for LaunchArgs<'a> {
     fn arg(&mut self, slice: &'b EgmSlice<'_, T>) -> &mut Self {
         self.arg(&slice.raw.ptr)
@@ -278,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_part_beyond_the_end_is_refused() {
-        #[allow(clippy::reversed_empty_ranges)] // That is the case to refuse.
+        #[allow(clippy::reversed_empty_ranges)] // the test wants the reversed range
         for range in [9..11, 11..11, 5..4, usize::MAX..usize::MAX] {
             assert!(
                 matches!(RAW.part::<u64>(&range), Err(Error::OutOfRange { .. })),

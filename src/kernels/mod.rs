@@ -12,10 +12,9 @@ pub const PTX: &CStr =
         Err(_) => panic!("proof.ptx holds a NUL"),
     };
 
-/// `(ptr, words, expected_seed, new_seed, report)`: checks that word `i` is
-/// `pattern(expected_seed, i)` and replaces it by `pattern(new_seed, i)`; a wrong word is left as
-/// it is, counted in `report[1]`, and its index kept in `report[0]` if it is the least so far.
-/// `report` starts as `[u64::MAX, 0]`.
+/// `(ptr, words, expected_seed, new_seed, report)`: checks that word `i` is `pattern(expected_seed, i)` and
+/// replaces it by `pattern(new_seed, i)`; leaves a wrong word as it is, counts it in `report[1]`, and keeps
+/// its index in `report[0]` if it is the lowest so far. `report` starts as `[u64::MAX, 0]`.
 pub const CHECK_REWRITE: &CStr = c"egmem_check_rewrite";
 
 /// `(ptr, words, report)`: xors all words into `report[0]`, which starts as 0.
@@ -24,7 +23,7 @@ pub const READ: &CStr = c"egmem_read";
 /// `(ptr, words, seed)`: writes `pattern(seed, i)` to word `i`.
 pub const WRITE: &CStr = c"egmem_write";
 
-/// The word at index `i` under `seed`: the SplitMix64 generator's `i`-th output.
+/// Returns the word at index `i` under `seed`: the SplitMix64 generator's `i`-th output.
 ///
 /// Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 pub const fn pattern(seed: u64, i: u64) -> u64 {
