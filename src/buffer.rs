@@ -367,7 +367,7 @@ impl Buffer {
             .sum()
     }
 
-    /// Never: a buffer has at least one byte.
+    /// Returns `false`: a buffer has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
