@@ -202,9 +202,13 @@ async fn a_slow_rank_hears_what_the_others_heard() {
         group.barrier(within).await.unwrap_err()
     })
     .await;
-    assert_eq!(errors, vec![missing(vec![2], 3); 2]);
+    // On a busy machine the second rank may be late as well.
     let late = groups[2].barrier(LONG).await.unwrap_err();
-    assert_eq!(late, missing(vec![2], 3));
+    assert!(
+        [missing(vec![2], 3), missing(vec![1, 2], 3)].contains(&late),
+        "{late}"
+    );
+    assert_eq!(errors, vec![late; 2]);
     // All try again.
     let passed = each(&groups, |group| async move { group.barrier(LONG).await }).await;
     assert_eq!(passed, vec![Ok(()); 3]);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::driver::HandleType;
 use crate::exchange::Who;
-use crate::exchange::protocol::{Agreed, Incomplete};
+use crate::exchange::protocol::{Agreed, Incomplete, Operation};
 use std::sync::mpsc;
 
 fn join(rank: u32, size: u32) -> Join {
@@ -141,6 +141,45 @@ async fn a_lost_member_is_news() {
         panic!("other news");
     };
     assert_eq!((session, lost.ranks), (0, vec![1]));
+}
+
+fn barrier(round: u64, number: u64) -> Gather {
+    Gather {
+        group: "g".into(),
+        round,
+        number,
+        operation: Operation::Barrier,
+        first: None,
+        ms: 1000,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ranks_meet_at_barriers_in_time_or_hear_who_is_missing() {
+    let (groups, _news) = groups();
+    let round = both(&groups).await;
+    let (a, b) = tokio::join!(
+        groups.offer(0, offer(round), Vec::new()),
+        groups.offer(1, offer(round), Vec::new()),
+    );
+    drop((a, b));
+    let enter = |session, number| groups.gather(session, barrier(round, number), Vec::new(), None);
+    let (a, b) = tokio::join!(enter(0, 1), enter(1, 1));
+    for answer in [a, b] {
+        assert_eq!(answer.unwrap_err(), Answer::Done(Empty {}));
+    }
+    let before = Instant::now();
+    let Answer::Incomplete(why) = enter(0, 2).await.unwrap_err() else {
+        panic!("not incomplete");
+    };
+    assert_eq!((why.reason.as_str(), why.ranks), ("timed_out", vec![1]));
+    assert!(before.elapsed() < Duration::from_secs(2));
+    // Whoever hangs up has entered.
+    let hasty = tokio::time::timeout(Duration::from_millis(10), enter(0, 3)).await;
+    assert!(hasty.is_err());
+    assert_eq!(enter(1, 3).await.unwrap_err(), Answer::Done(Empty {}));
+    assert_eq!(enter(0, 3).await.unwrap_err(), Answer::Done(Empty {}));
+    assert!(groups.lock().waiters.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -65,7 +65,11 @@ pub struct GroupState {
 ///         .await?;
 ///     let other = 1 - rank;
 ///     assert_eq!(group.rank(other)?.get::<u32>(0)?, other);
-///     group.leave(std::time::Duration::from_secs(10)).await
+///     let within = std::time::Duration::from_secs(10);
+///     group.barrier(within).await?; // both have read
+///     let all = group.gather(&[rank as u8], within).await?;
+///     assert_eq!(all, [[0], [1]]);
+///     group.leave(within).await
 /// };
 /// let (first, second) = tokio::join!(rank(0), rank(1));
 /// # std::fs::remove_dir_all(&folder).unwrap();

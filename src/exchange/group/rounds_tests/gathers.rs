@@ -310,13 +310,18 @@ fn a_rank_whose_connection_broke_is_told_what_came_of_it() {
     let round = story.complete(3);
     let unheard = story.gather(at(1), 1, number(round, 1, bytes(1, 4)));
     story.rounds.cancel(at(1), unheard);
+    // What it gives now is not looked at, before the others enter and after.
+    for other in [bytes(9, 4), Operation::Barrier] {
+        let again = story.gather(at(1), 1, number(round, 1, other));
+        assert!(story.waits(again));
+        story.rounds.cancel(at(1), again);
+    }
     for session in [0, 2] {
         story.gather(at(2), session, number(round, 1, bytes(session as u8, 4)));
     }
     // Another gives up the next gather meanwhile, and a third is lost.
     story.gather(at(2), 0, barrier(round, 2));
     story.gone(at(2), 2);
-    // What it gives now is not looked at.
     let again = story.gather(at(3), 1, number(round, 1, bytes(9, 4)));
     let members = members(story.told.get(&again));
     assert_eq!(members.members[1].bytes.as_ref().unwrap().expose(), [1; 4]);

@@ -316,6 +316,66 @@ async fn a_peer_has_so_many_fds_here() {
     close(server, &driver).await;
 }
 
+#[tokio::test]
+async fn fds_of_a_gather_are_kept_until_the_next() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address.clone());
+    let server = server.groups("*", Who::anyone());
+    let server = server.start().await.unwrap();
+    let shared = memory(&driver);
+    let described = shared.describe(Access::ReadWrite).unwrap();
+    let gather = |round, number, operation| {
+        Ask::Gather(Gather {
+            group: "a".into(),
+            round,
+            number,
+            operation,
+            first: None,
+            ms: 600_000,
+        })
+    };
+    let brought = || {
+        Operation::Memory(Brought {
+            memory: Some(described.clone()),
+            fabric: Vec::new(),
+        })
+    };
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    // Before it has joined, and of a round that is not its own.
+    let (answer, pipe) = raw.ask_with_fds(gather(1, 1, brought()), 1).await;
+    assert_eq!(reason(answer), Refusal::NotFound.word());
+    closed(pipe).await;
+    let round = raw.join("a", &shared).await;
+    let (answer, pipe) = raw.ask_with_fds(gather(round ^ 1, 1, brought()), 1).await;
+    assert_eq!(reason(answer), Refusal::NotFound.word());
+    closed(pipe).await;
+    let (answer, _offered) = raw.ask_with_fds(offer("a", round), 1).await;
+    assert!(matches!(answer, Answer::Members(_)), "{answer:?}");
+    let before = server.stats().fds;
+    let (answer, first) = raw.ask_with_fds(gather(round, 1, brought()), 1).await;
+    assert!(matches!(answer, Answer::Agreed(_)), "{answer:?}");
+    assert_eq!(server.stats().fds, before + 1);
+    let (answer, second) = raw.ask_with_fds(gather(round, 2, brought()), 1).await;
+    assert!(matches!(answer, Answer::Agreed(_)), "{answer:?}");
+    closed(first).await;
+    assert_eq!(server.stats().fds, before + 1);
+    // Those of a gather that fails are closed at once.
+    for (number, operation, fds) in [(3, brought(), 2), (4, Operation::Barrier, 1)] {
+        let (answer, pipe) = raw
+            .ask_with_fds(gather(round, number, operation), fds)
+            .await;
+        assert!(matches!(answer, Answer::Incomplete(_)), "{answer:?}");
+        closed(pipe).await;
+    }
+    assert_eq!(server.stats().fds, before + 1);
+    let (answer, _) = raw.ask(gather(round, 5, Operation::Barrier)).await;
+    assert_eq!(answer, Answer::Done(Empty {}));
+    closed(second).await;
+    drop((raw, shared));
+    close(server, &driver).await;
+}
+
 fn news() -> Event {
     Event::Closing(Closing { ms: 0 })
 }
