@@ -151,11 +151,11 @@ impl Stream {
         over::wait(|| self.synchronize(), || self.is_done())
     }
 
-    /// Refuses work that has to end in the caller's time where it would become part of a CUDA graph: the
-    /// graph could run it at any later time, after the borrow of the memory. Others capture only streams
-    /// that they own.
-    fn expect_no_capture(&self) -> Result<()> {
-        if !self.0.owned && self.is_capturing()? {
+    /// Refuses work whose end the caller waits for where it would become part of a CUDA graph: the graph could run it
+    /// at any later time, after the borrow of the memory. A stream of this crate's own is captured too where it
+    /// [waits](Self::wait) for an event of a stream that is.
+    pub(crate) fn expect_no_capture(&self) -> Result<()> {
+        if self.is_capturing()? {
             let why = "it is being captured into a graph, which would run the work later";
             return Err(Error::invalid("stream", why));
         }
@@ -168,7 +168,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a
-    /// [borrowed](Self::borrowed) stream that is being captured into a graph, and in a forked child;
+    /// stream that is being captured into a graph, and in a forked child;
     /// [`Error::NotAccessible`] where
     /// the GPU may not write the destination or not read the source, and where the source is host memory and the
     /// CPU may read the destination but not write it (the driver makes such copies with the CPU); what earlier

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use egmem::driver::{Access, Call, Code, Location, NodeId};
 use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::proof::Prover;
 use egmem::stream::{NotStarted, TransferFailed};
 use egmem::{Buffer, Driver, Error, Memory, Pool, Stream, Transfer};
 
@@ -333,4 +334,27 @@ fn a_streams_events_are_used_again() {
     assert_eq!(driver.sim().unwrap().count(Call::EventCreate), 1);
     drop((memory, stream));
     nothing_held(&driver);
+}
+
+/// A stream of the program's own is captured too where it waits for one that is.
+#[test]
+fn a_stream_that_does_not_tell_of_captures_gets_no_work() {
+    let driver = grace();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let prover = Prover::new(&driver, 0).unwrap();
+    let memory = Buffer::near(&driver, 0, MIB).unwrap();
+    let sim = driver.sim().unwrap();
+    let refused = |error: Error| assert_eq!(error.code(), Some(Code::STREAM_CAPTURE_IMPLICIT));
+    let fault = || sim.fail(Call::StreamIsCapturing, 1, Code::STREAM_CAPTURE_IMPLICIT);
+    fault();
+    refused(stream.fill(&memory, 0, 8, 1).unwrap_err());
+    fault();
+    refused(stream.copy(&memory, 0, &memory, 8, 8).unwrap_err());
+    fault();
+    refused(prover.write(&memory, 1).unwrap_err());
+    fault();
+    refused(stream.start_fill((memory, 0), 8, 1).unwrap_err().into());
+    for call in [Call::MemsetD8Async, Call::MemcpyAsync, Call::LaunchKernel] {
+        assert_eq!(sim.count(call), 0, "{call:?}");
+    }
 }
