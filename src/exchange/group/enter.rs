@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::{Completed, Entered, Gift, Outcome};
+use super::collective::{Completed, Entered, Gift, Outcome, Shape};
 use super::roster::{PageLimits, Roster};
 use super::round::{Given, Phase, Round, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
@@ -107,24 +107,8 @@ impl Rounds {
             charge,
         };
         collective.entered.insert(rank, Box::new(entered));
-        let why = if let Some(wrong) = wrong {
-            let detail = format!("rank {rank} gives {wrong}");
-            Some(round.incomplete(Refusal::Invalid, detail, vec![rank]))
-        } else if let Some((other, its)) = other {
-            let mut why = round.incomplete(Refusal::RanksDisagree, "", vec![rank]);
-            let mut both = [(other, its), (rank, shape)];
-            both.sort_unstable_by_key(|(rank, _)| *rank);
-            why.detail = format!("gather {number}");
-            why.reasons = both
-                .map(|(rank, shape)| format!("rank {rank}: {shape}"))
-                .to_vec();
-            Some(why)
-        } else if collective.parts() > self.rules.parts {
-            let detail = format!("a gather's memories may have {} parts", self.rules.parts);
-            Some(round.incomplete(Refusal::Limit, detail, vec![rank]))
-        } else {
-            None
-        };
+        let disagree = other.map(|other| [other, (rank, shape)]);
+        let why = objection(round, rank, self.rules.parts, wrong, disagree);
         match why {
             Some(why) => self.fail_gather(id, why, number),
             None => self.settle_gather(id, now),
@@ -222,6 +206,33 @@ impl Rounds {
         let why = round.incomplete(Refusal::TimedOut, format!("gather {number}"), late);
         self.fail_gather(id, why, number);
     }
+}
+
+/// Why the gather fails that `rank` has just entered: what it gives is `wrong`, two ranks disagree about its
+/// shape, or all memories have more than `most` parts.
+fn objection(
+    round: &Round,
+    rank: u32,
+    most: usize,
+    wrong: Option<String>,
+    disagree: Option<[(u32, Shape); 2]>,
+) -> Option<Incomplete> {
+    if let Some(wrong) = wrong {
+        let detail = format!("rank {rank} gives {wrong}");
+        return Some(round.incomplete(Refusal::Invalid, detail, vec![rank]));
+    }
+    if let Some(mut both) = disagree {
+        both.sort_unstable_by_key(|(rank, _)| *rank);
+        let detail = format!("gather {}", round.collective.number());
+        let mut why = round.incomplete(Refusal::RanksDisagree, detail, vec![rank]);
+        let says = |(rank, shape)| format!("rank {rank}: {shape}");
+        why.reasons = both.map(says).to_vec();
+        return Some(why);
+    }
+    (round.collective.parts() > most).then(|| {
+        let detail = format!("a gather's memories may have {most} parts");
+        round.incomplete(Refusal::Limit, detail, vec![rank])
+    })
 }
 
 /// What a rank gives, if it can be right.
