@@ -1,8 +1,8 @@
 //! The task that owns a client's connection.
 //!
-//! One task: it reads, writes and keeps the time side by side, so that a slow reader at the other
-//! end does not stop this one from reading. When the connection breaks it dials again, and goes on
-//! with the session where the server still has it.
+//! One task reads, writes and keeps the time concurrently, so that a slow reader at the other end does not
+//! stop this one from reading. When the connection breaks it reconnects, and resumes the session if the
+//! server still has it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Es
         }
         next = redial(&session, why).await;
     };
-    // Before the queue, so that who is in it is told why.
+    // Before the queue is dropped, so that its requests get the reason.
     session.over(&why);
 }
 
@@ -50,7 +50,7 @@ fn closed(session: &Session) -> Error {
     }
 }
 
-/// Works on one connection until it breaks, or is not needed any more: then `Ok`.
+/// Serves one connection until it breaks; `Ok` when it is not needed any more.
 async fn serve(
     session: &Arc<Session>,
     commands: &mut Commands,
@@ -63,10 +63,10 @@ async fn serve(
         credential,
         ..
     } = established;
-    // What was released meanwhile.
+    // Leases may have been released meanwhile.
     session.wake.notify_one();
     let (_, done) = tokio::select! {
-        // What has come is looked at before it is called silence.
+        // Biased: received data is read before the server counts as silent.
         biased;
         broken = read(session, &mut reader) => ((), broken),
         done = write(session, commands, &mut writer, terms.frame) => ((), done),
@@ -143,12 +143,12 @@ async fn write(
     }
 }
 
-/// Pings twice as often as the server wants, and ends when the server is silent.
+/// Pings twice as often as the server requires, and ends when the server is silent.
 async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> Result<()> {
     let tick = heartbeat / 2;
     let mut ticks = interval(tick);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Time is left to dial again before the leases end.
+    // Leaves time to reconnect before the leases end.
     let patience = (lease / 2).max(heartbeat);
     loop {
         ticks.tick().await;
@@ -159,12 +159,12 @@ async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> R
                 why: format!("not a word for {silent:?}"),
             });
         }
-        // It also wakes the writer, which looks whether closing has taken too long.
+        // It also wakes the writer, which checks whether closing has taken too long.
         session.ping();
     }
 }
 
-/// Dials until there is a connection; `None` when nobody needs one any more.
+/// Reconnects until there is a connection; `None` when no user needs one any more.
 async fn redial(session: &Session, broken: Error) -> Option<Established> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;

@@ -1,4 +1,4 @@
-//! Asking an allocator service for memory.
+//! Asks an allocator service for memory.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::exchange::Owner;
 use crate::exchange::protocol::{Answer, Ask, Create, Entry, List, Texts};
 use crate::{Error, Mismatch, Refusal, Result};
 
-/// New memory that a client asks an allocator service for. See [`Client::create`].
+/// A request for new memory from an allocator service. See [`Client::create`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct CreateOptions {
     create: Create,
@@ -16,10 +16,10 @@ pub struct CreateOptions {
 }
 
 impl CreateOptions {
-    /// `bytes` under `name`, on a node of the service's choice, for this client alone.
+    /// Requests `bytes` under `name`, on a node of the service's choice, for this client only.
     ///
-    /// A service lets a peer create only names under its prefixes: by default those that begin with
-    /// the peer's own name ([`Client::name`]) and a slash.
+    /// A service lets a peer create only names under its prefixes: by default those that begin with the
+    /// peer's own name ([`Client::name`]) and a slash.
     pub fn new(name: impl Into<String>, bytes: u64) -> Self {
         Self {
             create: Create {
@@ -32,7 +32,7 @@ impl CreateOptions {
         }
     }
 
-    /// On which of the service's host nodes.
+    /// Sets which of the service's host nodes to use.
     pub fn node(mut self, node: NodeId) -> Self {
         self.create.node = Some(node);
         self
@@ -44,7 +44,7 @@ impl CreateOptions {
         self
     }
 
-    /// How long it may take; 5 minutes without this. Drivers make 4 to 6 GB a second.
+    /// Sets how long it may take; 5 minutes by default. Drivers create 4 to 6 GB a second.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -52,15 +52,15 @@ impl CreateOptions {
 }
 
 impl Client {
-    /// Asks an allocator service for new memory under a name, to be [fetched](Self::fetch) then.
+    /// Asks an allocator service to create memory under a name; [fetch](Self::fetch) the name afterwards.
     ///
     /// # Errors
-    /// [`Error::Refused`]: `unsupported` where the server is no allocator service, `forbidden` for a
-    /// peer that may not create memory or for a name outside its prefixes, `exists`, `quota`,
-    /// `no_memory`; those of [`list`](Self::list).
+    /// [`Error::Refused`]: `unsupported` if the server is not an allocator service, `forbidden` for a peer
+    /// that may not create memory or for a name outside its prefixes, `exists`, `quota`, `no_memory`; those
+    /// of [`list`](Self::list).
     ///
     /// # Cancel safety
-    /// Dropped before it is done, the memory may be made or not: [`list`](Self::list) tells.
+    /// If dropped before completion, the memory may be created or not: [`list`](Self::list) shows it.
     pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
         let name = options.create.name.clone();
         let ask = Ask::Create(options.create);
@@ -71,17 +71,17 @@ impl Client {
         .ok_or_else(|| self.broken("another answer than the new name's entry"))
     }
 
-    /// Creates memory under a name, or returns the entry of the memory that this client's peer created
-    /// there before.
+    /// Creates memory under a name, or returns the entry of the memory that this client's peer created there
+    /// before.
     ///
     /// A process that crashed finds its bytes again in this way. [Fetch](Self::fetch) the name with
-    /// [`expect_owner`](super::FetchOptions::expect_owner), since it may be deleted and created anew in
-    /// between. The peers that may fetch existing memory stay as they were.
+    /// [`expect_owner`](super::FetchOptions::expect_owner), because it may be deleted and created again in
+    /// between. The access list of existing memory stays as it was.
     ///
     /// # Errors
-    /// [`Error::Mismatched`] where the name exists and has another owner, another size, or, if
-    /// [`node`](CreateOptions::node) asks for one, another node; [`Error::Refused`] with `exists` where
-    /// this peer may not see the name or it is being withdrawn; those of [`create`](Self::create).
+    /// [`Error::Mismatched`] if the name exists and has another owner, another size, or, if
+    /// [`node`](CreateOptions::node) is set, another node; [`Error::Refused`] with `exists` if this peer may
+    /// not see the name or it is being withdrawn; those of [`create`](Self::create).
     ///
     /// # Cancel safety
     /// As [`create`](Self::create).
@@ -101,13 +101,13 @@ impl Client {
         }
     }
 
-    /// A name's entry, if this client may see it.
+    /// Returns a name's entry, if this client may see it.
     pub(super) async fn entry(&self, name: &str) -> Result<Option<Entry>> {
         let ask = Ask::List(List {
             prefix: name.into(),
             after: None,
         });
-        // Of all names that begin so, the name itself is the first.
+        // Of all names with this prefix, the name itself is the first.
         let first = self.names(ask).await?.entries.into_iter().next();
         Ok(first.filter(|entry| entry.name == name))
     }

@@ -1,4 +1,4 @@
-//! A server by hand, for tests: says what the test tells it to, right or wrong.
+//! A scripted server for tests: sends what the test tells it to, valid or not.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::exchange::{Address, Limits, Owner};
 use crate::share::{BootId, InstanceId, Shared};
 use crate::{Driver, Machine, Result};
 
-/// No test waits longer for anything.
+/// The longest wait of any test.
 pub(super) const LONG: Duration = Duration::from_secs(300);
 
 pub(super) fn soon(ms: u64) -> Duration {
@@ -26,16 +26,16 @@ pub(super) struct Fake {
     pub(super) welcome: Welcome,
 }
 
-/// One connection, accepted.
+/// One accepted connection.
 pub(super) struct Peer(pub(super) TcpStream);
 
 impl Fake {
-    /// Heartbeats and leases so long that they do not matter, until a test says otherwise.
+    /// Heartbeats and leases so long that they do not matter, until a test sets others.
     pub(super) async fn new() -> Self {
         Self::at("127.0.0.1:0".parse().unwrap()).await
     }
 
-    /// Where another was before.
+    /// Listens where another server was before.
     pub(super) async fn at(address: SocketAddr) -> Self {
         Self {
             listener: TcpListener::bind(address).await.unwrap(),
@@ -72,7 +72,7 @@ impl Fake {
         let limits = Limits {
             frame_bytes: 1 << 20,
             request: LONG,
-            // A client that gives a dial up leaves its connection to be accepted all the same.
+            // A client that gives up an attempt leaves its connection to be accepted.
             handshake: LONG,
             ..Limits::default()
         };
@@ -81,7 +81,7 @@ impl Fake {
             .reconnect(Reconnect::backoff(soon(5), soon(20)))
     }
 
-    /// A connection that has said nothing yet.
+    /// Accepts a connection, before any message.
     pub(super) async fn accept(&self) -> Peer {
         let (stream, _) = timeout(LONG, self.listener.accept())
             .await
@@ -90,7 +90,7 @@ impl Fake {
         Peer(stream)
     }
 
-    /// A connection, greeted.
+    /// Accepts and greets a connection.
     pub(super) async fn greet(&self) -> (Peer, Hello) {
         let mut peer = self.accept().await;
         let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
@@ -98,7 +98,7 @@ impl Fake {
         (peer, hello)
     }
 
-    /// A client with its connection.
+    /// Returns a client and its connection.
     pub(super) async fn client(&self, driver: &Driver) -> (Client, Peer) {
         self.client_of(self.options(), driver).await
     }
@@ -115,7 +115,7 @@ impl Fake {
 }
 
 impl Peer {
-    /// The next frame; `None` at the connection's end.
+    /// Returns the next frame; `None` at the connection's end.
     pub(super) async fn frame(&mut self) -> Option<Vec<u8>> {
         let read = async {
             let len = self.0.read_u32().await.ok()?;
@@ -126,14 +126,14 @@ impl Peer {
         timeout(LONG, read).await.expect("a frame, or the end")
     }
 
-    /// The next request; pings are answered on the way.
+    /// Returns the next request; answers pings on the way.
     pub(super) async fn request(&mut self) -> Option<(u64, Ask)> {
         loop {
             let Request { id, ask } = decode(&self.frame().await?).unwrap();
             match ask.unwrap() {
                 Ask::Ping(_) => {
                     let answer = Some(Answer::Done(Empty {}));
-                    // The client may have closed meanwhile, which the next read tells.
+                    // The client may have closed meanwhile; the next read reports that.
                     let bytes = encode(&Reply { id, answer });
                     let _ = self.0.write_u32(bytes.len() as u32).await;
                     let _ = self.0.write_all(&bytes).await;
@@ -173,15 +173,15 @@ impl Peer {
         self.send(&Notice(Some(event))).await;
     }
 
-    /// Ends the connection once the other end has read everything. Where this end leaves something
-    /// unread, what it wrote last may be lost on the way.
+    /// Ends the connection once the other end has read everything. If this end closed with unread bytes, the
+    /// last ones it wrote might be lost.
     pub(super) async fn end(mut self) {
-        // The other end may be faster.
+        // The other end may close first.
         let _ = self.0.shutdown().await;
         while self.frame().await.is_some() {}
     }
 
-    /// Answers what must be a fetch.
+    /// Answers the next request, which must be a fetch.
     pub(super) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Fetch(fetch) = ask else {
@@ -192,7 +192,7 @@ impl Peer {
         fetch
     }
 
-    /// Answers what must be a release.
+    /// Answers the next request, which must be a release.
     pub(super) async fn released(&mut self) -> u64 {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Release(release) = ask else {
@@ -249,7 +249,7 @@ impl Memory {
     }
 }
 
-/// The importer's driver.
+/// Returns the importer's driver.
 pub(super) fn importer() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
 }
@@ -269,7 +269,7 @@ pub(super) fn names(entries: Vec<Entry>, more: bool) -> Answer {
     Answer::Names(Names { entries, more })
 }
 
-/// Within [`LONG`].
+/// Waits at most [`LONG`].
 pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
     timeout(LONG, work).await.expect("no hang")
 }

@@ -1,4 +1,4 @@
-//! Fetching: a lease, the handles that come with it, and the import.
+//! Fetches memory: a lease, its handles, and the import.
 
 use std::future::{Future, IntoFuture};
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use crate::exchange::{Owner, PeerName};
 use crate::share::{Description, ImportOptions, InstanceId, Origin};
 use crate::{Error, Mismatch, Refusal, Result};
 
-/// How to fetch a name; [`go`](Self::go), or awaiting this, does it.
+/// Options for fetching a name; [`go`](Self::go), or awaiting this, does it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `go`"]
 pub struct FetchOptions {
     client: Client,
     name: String,
     import: ImportOptions,
-    /// Without a wish, as much as there is.
+    /// `None`: as much as the exporter allows.
     access: Option<Access>,
     via: Option<HandleType>,
     probe: bool,
@@ -50,57 +50,57 @@ impl FetchOptions {
         &self.name
     }
 
-    /// Which GPUs may use the memory, besides the host. Without this, every GPU that can reach it.
+    /// Sets which GPUs may use the memory, besides the host. The default is every GPU that can reach it.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.import = self.import.access_by(who);
         self
     }
 
-    /// What one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.import = self.import.access(who, access);
         self
     }
 
-    /// Asks for no more than reading, for everybody in this process.
+    /// Asks for read access only, for all locations of this process.
     pub const fn read_only(mut self) -> Self {
         self.access = Some(Access::Read);
         self
     }
 
-    /// Fails where the exporter does not allow writing. Without this and
-    /// [`read_only`](Self::read_only), what it allows is taken.
+    /// Fails if the exporter does not allow writing. Without this and [`read_only`](Self::read_only), the
+    /// fetch takes what the exporter allows.
     pub const fn read_write(mut self) -> Self {
         self.access = Some(Access::ReadWrite);
         self
     }
 
-    /// By which type of handle the memory must come. Without this: as a POSIX fd from the same
-    /// machine where that works, else by fabric handle.
+    /// Sets the type of handle to import. By default: a POSIX fd from the same machine if that works,
+    /// otherwise a fabric handle.
     pub const fn via(mut self, handle_type: HandleType) -> Self {
         self.via = Some(handle_type);
         self
     }
 
-    /// Whether the two ends prove that they see the same bytes, where the exporter has room for a
-    /// word that is nobody's: they do without this. Memory of whole 2 MiB has room where its owner allocated it
-    /// with [`room_for_probes`](crate::BufferOptions::room_for_probes), or as `egmem serve` does. A window on
-    /// larger memory, such as a heap's block, has none. See [`RemoteBuffer::proved`].
+    /// Sets whether the two ends prove that they see the same bytes, if the exporter has room for an unused word;
+    /// by default they do. Memory of whole 2 MiB has room only if its owner allocated it with
+    /// [`room_for_probes`](crate::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
+    /// memory, such as a heap's block, has none. See [`RemoteBuffer::proved`].
     pub const fn probe(mut self, on: bool) -> Self {
         self.probe = on;
         self
     }
 
-    /// Refuses memory of another life of the server than this one.
+    /// Refuses memory of another instance of the server.
     pub const fn instance(mut self, instance: InstanceId) -> Self {
         self.instance = Some(instance);
         self
     }
 
-    /// Refuses memory of another owner than this one. The server checks it before it grants a lease, and
-    /// this client checks the grant before it imports anything. This overrides the client's
-    /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is taken:
-    /// then a peer that was faster to create the name may read and write what is put there.
+    /// Refuses memory of another owner. The server checks it before it grants a lease, and this client checks
+    /// the grant before it imports anything. This overrides the client's
+    /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is accepted:
+    /// a peer that created the name first may then read and write what this process stores there.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = Some(owner.into());
         self
@@ -108,19 +108,18 @@ impl FetchOptions {
 
     /// Takes a lease, imports the memory, maps and grants it, and proves it.
     ///
-    /// Where one type of handle turns out not to work, the other is tried, if both ends can and none
-    /// was [asked for](Self::via).
+    /// If one type of handle does not work, it tries the other, if both ends support that and none was
+    /// [requested](Self::via).
     ///
     /// # Errors
     /// [`Error::Refused`] by the server: `not_found`, `forbidden`, `no_common_handle`, `closing` …;
-    /// [`Error::Mismatched`] for an owner that was [not expected](Self::expect_owner);
-    /// [`Error::Import`] where the driver cannot import it; [`Error::DataPlane`] where the two
-    /// ends do not see the same bytes; [`Error::PeerLost`], [`Error::TimedOut`],
-    /// [`Error::Protocol`]. Nothing stays leased or mapped then.
+    /// [`Error::Mismatched`] for an [unexpected](Self::expect_owner) owner; [`Error::Import`] if the driver
+    /// cannot import it; [`Error::DataPlane`] if the two ends do not see the same bytes; [`Error::PeerLost`],
+    /// [`Error::TimedOut`], [`Error::Protocol`]. Nothing stays leased or mapped then.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, it leaves nothing leased or mapped; a driver's call that is on its
-    /// way is undone when it comes back.
+    /// If dropped before completion, nothing stays leased or mapped; a driver call in progress is undone when
+    /// it returns.
     pub async fn go(self) -> Result<RemoteBuffer> {
         let mut accept = self.accept()?;
         let mut failed = None;
@@ -131,7 +130,7 @@ impl FetchOptions {
                 Err(failure) => failure,
             };
             accept.retain(|&other| Some(other) != via);
-            // The first failure tells more than that the other way is none either.
+            // The first failure says more than that the other type does not work either.
             let Some(via) = via.filter(|_| !accept.is_empty()) else {
                 return Err(failed.unwrap_or(error));
             };
@@ -140,7 +139,7 @@ impl FetchOptions {
         }
     }
 
-    /// One way; the error says which type of handle it failed with, if with any.
+    /// Tries one type; the error contains the type of handle that failed, if any.
     async fn attempt(
         &self,
         accept: &[HandleType],
@@ -158,7 +157,7 @@ impl FetchOptions {
     /// Takes a lease and the handles, and leaves the import to the caller.
     ///
     /// # Errors
-    /// As [`go`](Self::go), but for the import's.
+    /// As [`go`](Self::go), without those of the import.
     ///
     /// # Cancel safety
     /// As [`go`](Self::go).
@@ -173,7 +172,7 @@ impl FetchOptions {
         }
     }
 
-    /// What this end can import, most wanted first.
+    /// Returns the types that this end can import, most wanted first.
     fn accept(&self) -> Result<Vec<HandleType>> {
         let session = self.client.0.session();
         let terms = session.terms();
@@ -221,7 +220,7 @@ impl FetchOptions {
             let patience = session.patience();
             match self.client.exchange(ask, Vec::new(), patience).await {
                 Ok(answered) => break answered,
-                // It may be to read alone.
+                // Read-only access may be possible.
                 Err(Error::Refused {
                     reason: Refusal::ReadOnly,
                     ..
@@ -234,7 +233,7 @@ impl FetchOptions {
         let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
             return Err((None, self.client.broken("another answer than a grant")));
         };
-        // From here on the lease is released on every way out.
+        // From here on the lease is released on every path.
         let Granted {
             mut memory,
             handles,
@@ -302,7 +301,7 @@ impl FetchOptions {
         }
     }
 
-    /// The server's refusal for another owner is the same error as this client's own.
+    /// Converts the server's refusal for another owner to this client's own error.
     fn mismatched(&self, error: Error) -> Error {
         match (error, &self.owner) {
             (
@@ -339,11 +338,11 @@ fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
     secrets.iter().map(handle).collect()
 }
 
-/// Checks what an exporter says of its memory.
+/// Checks an exporter's description of its memory.
 fn check(memory: &Description, probe: Option<u64>) -> Result<(), String> {
     memory.check().map_err(|error| error.to_string())?;
     match probe {
-        // What lies around it is other memory's, and what lies in it is the user's.
+        // The bytes around a window belong to other memory, and those in it to the user.
         Some(_) if memory.is_window() => Err("a place for a probe of a window".into()),
         Some(at) if !at.is_multiple_of(8) || at > memory.padded() - 8 => {
             Err(format!("a place for a probe at {at} bytes"))
@@ -352,10 +351,10 @@ fn check(memory: &Description, probe: Option<u64>) -> Result<(), String> {
     }
 }
 
-/// Memory that is leased and not imported yet; dropped, it is released.
+/// Memory that is leased and not imported yet; dropping it releases the lease.
 #[derive(Debug)]
 pub struct Leased {
-    // In this order: closed first, then released.
+    // In this order: the handles are closed before the lease is released.
     handles: Vec<ShareableHandle>,
     lease: Lease,
     name: String,
@@ -367,35 +366,35 @@ pub struct Leased {
 }
 
 impl Leased {
-    /// The name's owner, as the server says.
+    /// Returns the name's owner, as the server reports it.
     pub const fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// What the exporter says of the memory.
+    /// Returns the exporter's description of the memory.
     pub const fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The handles, one for each part: secrets. Whoever imports them without
+    /// Returns the handles, one for each part: secrets. Code that imports them without
     /// [`import`](Self::import) unmaps the memory before this is dropped.
     pub fn handles(&self) -> &[ShareableHandle] {
         &self.handles
     }
 
-    /// Of which type they are.
+    /// Returns the type of the handles.
     pub const fn via(&self) -> HandleType {
         self.via
     }
 
-    /// Ends the lease, and waits until the exporter has noted it. Whoever imported the handles has
+    /// Ends the lease, and waits until the exporter has recorded it. Code that imported the handles has
     /// unmapped the memory before.
     ///
     /// # Errors
     /// Those of [`RemoteBuffer::release`].
     ///
     /// # Cancel safety
-    /// Dropped before it is done, the lease ends all the same.
+    /// If dropped before completion, the lease ends all the same.
     pub async fn release(self) -> Result<()> {
         let Self {
             handles,
@@ -410,10 +409,10 @@ impl Leased {
     /// Imports the memory, maps and grants it.
     ///
     /// # Errors
-    /// [`Error::Import`], which says at which end to look. The memory is released then.
+    /// [`Error::Import`], which says at which end to look. The lease is released then.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, it leaves nothing leased or mapped.
+    /// If dropped before completion, nothing stays leased or mapped.
     pub async fn import(self, options: ImportOptions) -> Result<RemoteBuffer> {
         let session = self.lease.keep.session().clone();
         let terms = session.terms();
@@ -432,7 +431,7 @@ impl Leased {
                 no_fabric,
                 owner,
             } = self;
-            // The lease goes with whatever becomes of this, after it.
+            // On every path the lease is dropped after the import.
             let imported = options.import(&session.driver, &description, handles);
             let imported = imported.map_err(|error| Error::Import {
                 what: format!("'{name}'"),
@@ -449,7 +448,7 @@ impl Leased {
     }
 }
 
-/// Under whose name imports of this server's memory are shared: only a proved one.
+/// Returns the origin under which imports of this server's memory are shared: only an authenticated one.
 fn origin(server: &PeerName) -> Option<Origin> {
     match server {
         PeerName::Certificate(name) | PeerName::Spiffe(name) => {

@@ -1,4 +1,4 @@
-//! Dialling a server, and the two messages that begin a session.
+//! Connects to a server, and exchanges the two messages that begin a session.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::exchange::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
 
-/// The shortest heartbeat and lease that a server may name.
+/// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);
-/// The longest.
+/// The longest heartbeat and lease.
 const MOST: Duration = Duration::from_secs(86_400);
 
-/// How a client dials, and what it says of itself.
+/// How a client connects, and what it says about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     pub(super) options: ClientOptions,
     pub(super) boot: BootId,
-    /// Why fabric handles cannot be imported; `None` where they can.
+    /// Why fabric handles cannot be imported; `None` if they can.
     pub(super) no_fabric: Option<Error>,
 }
 
@@ -42,10 +42,10 @@ impl Dial {
     }
 }
 
-/// A session to go on with.
+/// A session to resume.
 pub(super) struct Resume {
     pub(super) session: Secret,
-    /// Who gave it: nobody else is told the secret.
+    /// The server that created it: no other server gets the secret.
     pub(super) server: PeerName,
     /// In ascending order.
     pub(super) held: Vec<u64>,
@@ -54,10 +54,10 @@ pub(super) struct Resume {
 /// A session's terms, checked.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
-    /// The server, for people.
+    /// The server, for messages.
     pub(super) peer: String,
     pub(super) server: PeerName,
-    /// By what name the server knows this client.
+    /// The name by which the server knows this client.
     pub(super) me: String,
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
@@ -80,11 +80,11 @@ pub(super) struct Established {
     pub(super) resumed: bool,
     /// Leases that ended while there was no connection.
     pub(super) ended: Vec<u64>,
-    /// Over TLS, what the server was verified by.
+    /// Over TLS, the certificates that the server was verified with.
     pub(super) credential: Option<Arc<Credential>>,
 }
 
-/// Whether it may be otherwise after a while: nobody is there yet, or is too busy.
+/// Returns whether a retry may succeed: no process listens yet, or the server is too busy.
 pub(crate) const fn may_pass(error: &Error) -> bool {
     use crate::Refusal::{Closing, Limit};
     matches!(
@@ -99,7 +99,7 @@ pub(crate) const fn may_pass(error: &Error) -> bool {
     )
 }
 
-/// Dials, and begins or resumes a session.
+/// Connects, and begins or resumes a session.
 pub(super) async fn establish(
     dial: &Dial,
     resume: Option<Resume>,
@@ -114,7 +114,7 @@ pub(super) async fn establish(
         let mut connection =
             transport::connect(address, &options.security, &options.peers, &limits).await?;
         let peer = connection.label.to_string();
-        // Another server than the one that gave the session must not learn its secret.
+        // A server other than the session's must not learn its secret.
         let resume = resume.filter(|resume| resume.server == connection.peer);
         let resuming = resume.is_some();
         let (resume, held) = match resume {
@@ -187,7 +187,8 @@ pub(super) async fn establish(
     })
 }
 
-/// A hello that a server reads: without the leases where they are too many, and all of them go on.
+/// Encodes a hello that the server accepts: without the list of leases if that is too long, in which case all
+/// of them continue.
 fn fitting(mut hello: Hello, most: u32) -> Zeroizing<Vec<u8>> {
     hello.held = hello.held.filter(|held| held.len() <= MAX_LISTED);
     let bytes = encode(&hello);

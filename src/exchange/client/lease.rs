@@ -10,24 +10,24 @@ use super::session::Keep;
 use crate::share::InstanceId;
 use crate::{Error, Result};
 
-/// How things stand with memory that an exporter lends.
+/// The state of a lease.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LeaseState {
-    /// The exporter knows that this process holds the memory, and keeps it for it.
+    /// The exporter knows that this process holds the memory, and keeps it.
     Held,
-    /// The exporter wants the memory back: unmap and release it.
+    /// The exporter recalls the memory: unmap and release it.
     Withdrawing {
         /// When the exporter stops waiting.
         until: Instant,
     },
-    /// The exporter is gone, or keeps the memory no longer for this process. This is final. The
-    /// mapping can still be read and written, but what it holds is nobody's promise any more.
+    /// The exporter is gone, or no longer keeps the memory for this process. This is final. The mapping can
+    /// still be read and written, but nothing guarantees its contents any more.
     Lost(Error),
 }
 
 impl LeaseState {
-    /// Whether the lease is lost.
+    /// Returns whether the lease is lost.
     pub const fn is_lost(&self) -> bool {
         matches!(self, Self::Lost(_))
     }
@@ -43,31 +43,31 @@ impl fmt::Display for LeaseState {
     }
 }
 
-/// Names a lease through all sessions of a client, with one server or with its successors.
+/// Identifies a lease in all sessions of a client, with one server or with its successors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LeaseKey {
-    /// Which of the client's sessions.
+    /// The client's session.
     pub(super) epoch: u64,
     /// The server's number.
     pub(super) lease: u64,
 }
 
-/// What the session knows of a lease.
+/// The session's state of a lease.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: String,
-    /// Who granted it: told of its end in a later session too, if it still lives.
+    /// The server that granted it: it hears of its end in a later session too, if it still runs.
     pub(super) instance: InstanceId,
     pub(super) state: watch::Sender<LeaseState>,
-    /// Where a waiting `release` wants its answer.
+    /// Where a waiting `release` gets its answer.
     pub(super) done: Option<oneshot::Sender<Result<()>>>,
 }
 
-/// A lease of this client, released when dropped; keeps the connection open till then.
+/// A lease of this client, released when dropped; it keeps the connection open until then.
 pub(super) struct Lease {
     pub(super) keep: Keep,
     pub(super) key: LeaseKey,
-    /// Behind a lock, for the version that was last seen.
+    /// Under a lock, for the version that was last returned.
     state: Mutex<watch::Receiver<LeaseState>>,
     released: bool,
 }
@@ -95,37 +95,37 @@ impl Lease {
         self.seen().clone()
     }
 
-    /// Waits for a state that was not seen yet; a lost lease stays as it is.
+    /// Waits for a state that was not returned yet; a lost lease stays lost.
     pub(super) async fn changed(&self) -> LeaseState {
         let mut state = self.seen().clone();
         if state.has_changed().is_ok_and(|changed| !changed) && !state.borrow().is_lost() {
-            // An error means that the session has forgotten the lease, whose last word stands.
+            // An error means that the session has forgotten the lease; the last state stands.
             let _ = state.changed().await;
         }
         self.state()
     }
 
-    /// Ends the lease; the answer comes when the server has noted it.
+    /// Ends the lease; the answer comes when the server has recorded it.
     pub(super) fn release(mut self) -> Noted {
         self.released = true;
         let (done, answer) = oneshot::channel();
         self.keep.session().release(self.key, Some(done));
         Noted {
-            // The connection lasts until the answer.
+            // Keeps the connection until the answer.
             keep: self.keep.clone(),
             answer,
         }
     }
 }
 
-/// The answer to a release, which is to come.
+/// The pending answer to a release.
 pub(super) struct Noted {
     keep: Keep,
     answer: oneshot::Receiver<Result<()>>,
 }
 
 impl Noted {
-    /// Waits for it.
+    /// Waits for the answer.
     pub(super) async fn wait(self, name: &str) -> Result<()> {
         let session = self.keep.session();
         let patience = session.patience();

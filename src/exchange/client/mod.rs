@@ -46,12 +46,12 @@ pub(crate) use greet::may_pass;
 pub(crate) use session::{Answered, Notified};
 use session::{Keep, Session};
 
-/// A connection to an exchange server. Clones are the same connection, which closes when the last
-/// of them and of what was fetched through them is gone.
+/// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
+/// everything fetched through it are dropped.
 ///
-/// A task on the runtime that made it keeps the leases alive, and dials again when the connection
-/// breaks: within the time of a lease the server goes on with the session as if nothing had
-/// happened. Where that does not work out, leases become [`LeaseState::Lost`].
+/// A task on the runtime that created it keeps the leases alive, and reconnects when the connection breaks:
+/// within the time of a lease the server resumes the session. If that fails, leases become
+/// [`LeaseState::Lost`].
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -77,7 +77,7 @@ use session::{Keep, Session};
 pub struct Client(Keep);
 
 impl Client {
-    /// Options for a client of the server at `address`.
+    /// Returns options for a client of the server at `address`.
     pub fn options(address: Address) -> ClientOptions {
         ClientOptions::new(address)
     }
@@ -86,19 +86,19 @@ impl Client {
         Self(keep)
     }
 
-    /// The names that begin with `prefix` and that this client may fetch, in order.
+    /// Returns the names that begin with `prefix` and that this client may fetch, in order.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::TimedOut`], [`Error::Protocol`]; [`Error::LimitReached`] for
-    /// more names than [`Limits::names`](super::Limits).
+    /// [`Error::PeerLost`], [`Error::TimedOut`], [`Error::Protocol`]; [`Error::LimitReached`] for more names
+    /// than [`Limits::names`](super::Limits).
     ///
     /// # Cancel safety
-    /// Nothing is left when it is dropped.
+    /// If dropped before completion, nothing is left.
     pub async fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.pages(prefix, Vec::new(), true).await
     }
 
-    /// Lists on after the last of `entries`, while there is `more`.
+    /// Requests further pages after the last of `entries`, while there is `more`.
     async fn pages(
         &self,
         prefix: &str,
@@ -117,7 +117,7 @@ impl Client {
                 return Err(self.broken("an empty page before the last"));
             }
             for entry in names.entries {
-                // Else the same page could come again and again.
+                // Otherwise the same page could come again and again.
                 if entries.last().is_some_and(|last| last.name >= entry.name) {
                     return Err(self.broken("names out of order"));
                 }
@@ -133,13 +133,13 @@ impl Client {
         Ok(entries)
     }
 
-    /// A name's entry, as soon as there is one that this client may fetch.
+    /// Returns a name's entry, as soon as there is one that this client may fetch.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] where there is none after `patience`; those of [`list`](Self::list).
+    /// [`Error::TimedOut`] if there is none after `patience`; those of [`list`](Self::list).
     ///
     /// # Cancel safety
-    /// Nothing is left when it is dropped.
+    /// If dropped before completion, nothing is left.
     pub async fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
         let begun = Instant::now();
         loop {
@@ -157,7 +157,7 @@ impl Client {
                 return Ok(entry);
             }
             match answered {
-                // The server may wait less long than it was asked to.
+                // The server may limit the wait to less than requested.
                 Err(Error::Refused {
                     reason: Refusal::TimedOut,
                     ..
@@ -180,18 +180,18 @@ impl Client {
         }
     }
 
-    /// Options for fetching a name: [`go`](FetchOptions::go) imports its memory.
+    /// Returns options for fetching a name: [`go`](FetchOptions::go) imports its memory.
     pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
         FetchOptions::new(self, name.into())
     }
 
-    /// What is under names that begin with `prefix`, and from then on what changes.
+    /// Watches names that begin with `prefix`: first those that exist, then the changes.
     ///
     /// # Errors
     /// Those of [`list`](Self::list).
     ///
     /// # Cancel safety
-    /// Nothing is left when it is dropped.
+    /// If dropped before completion, nothing is left.
     pub async fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
         Watch::start(self, prefix.into()).await
     }
@@ -199,7 +199,7 @@ impl Client {
     /// Ends a name that this client created, after waiting up to `patience` for its holders.
     ///
     /// # Errors
-    /// [`Error::Refused`]: `not_found`, `forbidden`, `timed_out` where it is still held; those of
+    /// [`Error::Refused`]: `not_found`, `forbidden`, `timed_out` if it is still held; those of
     /// [`list`](Self::list).
     ///
     /// # Cancel safety
@@ -216,71 +216,71 @@ impl Client {
         }
     }
 
-    /// The server's instance: another after a restart.
+    /// Returns the server's instance, which changes at a restart.
     pub fn instance(&self) -> InstanceId {
         self.0.session().terms().instance
     }
 
-    /// The server: its name, as authenticated, and its address.
+    /// Returns the server's authenticated name and its address.
     pub fn peer(&self) -> String {
         self.0.session().peer()
     }
 
-    /// By what name the server knows this client, as authenticated.
+    /// Returns this client's name, as the server has authenticated it.
     pub fn name(&self) -> String {
         self.0.session().terms().me.clone()
     }
 
-    /// The same name, as the owner of what this client creates.
+    /// Returns this client's name as an owner of names.
     ///
     /// # Errors
-    /// [`Error::Protocol`] where the server's text is no peer name.
+    /// [`Error::Protocol`] if the server's text is not a peer name.
     pub fn peer_name(&self) -> Result<PeerName> {
         let name = self.name();
         name.parse()
-            .map_err(|_| self.broken("a name for this client that is no peer name"))
+            .map_err(|_| self.broken("a name for this client that is not a peer name"))
     }
 
-    /// The driver that memory is imported into.
+    /// Returns the driver that memory is imported into.
     pub fn driver(&self) -> &Driver {
         &self.0.session().driver
     }
 
-    /// Ends the connection, after the releases that are on their way. What is still fetched is
-    /// [`LeaseState::Lost`] from then on, and other clones of this client fail.
+    /// Ends the connection, after pending releases. Leases that remain become [`LeaseState::Lost`], and other
+    /// clones of this client fail.
     ///
-    /// Dropping the last clone does the same, once nothing is fetched any more.
+    /// Dropping the last clone does the same, once nothing fetched is left.
     pub async fn close(self) {
         self.0.session().close();
         self.0.session().closed().await;
     }
 
-    /// The server's machine.
+    /// Returns the server's machine.
     pub fn boot(&self) -> BootId {
         self.0.session().terms().boot
     }
 
-    /// How long a request may take.
+    /// Returns how long a request may take.
     pub(crate) fn patience(&self) -> Duration {
         self.0.session().patience()
     }
 
-    /// Why fabric handles cannot be imported here; `None` where they can.
+    /// Returns why fabric handles cannot be imported here; `None` if they can.
     pub(crate) fn no_fabric(&self) -> Option<Error> {
         self.0.session().dial.no_fabric.clone()
     }
 
-    /// Whether the connection is a Unix socket, which passes fds.
+    /// Returns whether the connection is a Unix socket, which passes fds.
     pub(crate) fn passes_fds(&self) -> bool {
         self.0.session().terms().unix
     }
 
-    /// The Unix socket at which the server speaks the whole protocol, for clients on its machine.
+    /// Returns the Unix socket that serves the whole protocol, for clients on the server's machine.
     pub(crate) fn local(&self) -> Option<PathBuf> {
         self.0.session().terms().local.clone()
     }
 
-    /// What the server says unasked.
+    /// Returns a receiver of the server's notices.
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
         self.0.session().notices()
     }
@@ -296,12 +296,12 @@ impl Client {
         }
     }
 
-    /// Asks once.
+    /// Sends a request once.
     pub(crate) async fn call(&self, ask: Ask, patience: Duration) -> Result<Answer> {
         Ok(self.exchange(ask, Vec::new(), patience).await?.answer)
     }
 
-    /// Asks once, with fds to send and to get.
+    /// Sends a request once, with fds to send and to receive.
     pub(crate) async fn exchange(
         &self,
         ask: Ask,
@@ -311,7 +311,7 @@ impl Client {
         self.0.session().call(ask, fds, patience).await
     }
 
-    /// Asks what can be asked twice: once more where the connection broke before the answer.
+    /// Sends an idempotent request: again if the connection broke before the answer.
     async fn again(&self, ask: Ask, patience: Duration) -> Result<Answer> {
         let begun = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! Redeeming tickets at a server's door, and work that may block.
+//! Redeems tickets at a server's door, and runs blocking work.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::exchange::protocol::{
 use crate::exchange::{Address, Security, limits};
 use crate::{Error, Result};
 
-/// The fds for a ticket, from the Unix socket that the server has named.
+/// Returns the fds for a ticket, from the Unix socket that the server has named.
 pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec<OwnedFd>> {
     let terms = session.terms();
     let patience = session.patience();
@@ -85,8 +85,8 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
     }))
 }
 
-/// Does what may block on a thread for that. When this is dropped, the work goes on, and its result
-/// is dropped over there.
+/// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped
+/// on that thread.
 pub(super) async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

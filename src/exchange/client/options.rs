@@ -1,4 +1,4 @@
-//! What a client is to be.
+//! Options of a client.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::exchange::{Address, Limits, Owner, Security};
 use crate::share::Peers;
 use crate::{Driver, Error, Result};
 
-/// When a client dials again after its connection broke: after a random part of `first`, then of
-/// twice that, up to `most`.
+/// When a client reconnects after its connection broke: after a random part of `first`, then of twice that,
+/// up to `most`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reconnect {
     /// The longest first pause.
     pub first: Duration,
-    /// The longest of all; zero means never to dial again.
+    /// The longest pause; zero means never to reconnect.
     pub most: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Default for Reconnect {
 }
 
 impl Reconnect {
-    /// Pauses from `first` to `most`, each at least a millisecond.
+    /// Returns pauses from `first` to `most`, each at least a millisecond.
     pub fn backoff(first: Duration, most: Duration) -> Self {
         let first = first.max(Duration::from_millis(1));
         Self {
@@ -37,7 +37,7 @@ impl Reconnect {
         }
     }
 
-    /// Never: a broken connection ends the client and its leases.
+    /// Never reconnects: a broken connection ends the client and its leases.
     pub const fn never() -> Self {
         Self {
             first: Duration::ZERO,
@@ -49,8 +49,8 @@ impl Reconnect {
         self.most.is_zero()
     }
 
-    /// The pause before attempt number `attempt`, counted from 0: half to all of it, by chance, so
-    /// that many clients do not come at once.
+    /// Returns the pause before attempt number `attempt`, counted from 0: half to all of it, at random, so
+    /// that many clients do not reconnect at once.
     pub(super) fn pause(&self, attempt: u32) -> Duration {
         let whole = self
             .first
@@ -62,7 +62,7 @@ impl Reconnect {
     }
 }
 
-/// What a client is to be; [`connect`](Self::connect) makes it.
+/// Options of a client; [`connect`](Self::connect) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `connect`"]
 pub struct ClientOptions {
@@ -95,77 +95,75 @@ impl ClientOptions {
         }
     }
 
-    /// How the connection is protected. Without this: plainly, which only loopback addresses and
-    /// Unix sockets allow.
+    /// Sets how the connection is protected. By default not at all, which only loopback addresses and Unix
+    /// sockets allow.
     pub fn security(mut self, security: Security) -> Self {
         self.security = security;
         self
     }
 
-    /// Whose servers are talked to over Unix sockets, the door for fds among them: by default those
-    /// of the same user.
+    /// Sets which users' servers may be used over Unix sockets, including the door for fds: by default the
+    /// same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Sizes, counts and times that the client keeps to.
+    /// Sets the sizes, counts and times that the client allows.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// When to dial again after the connection broke.
+    /// Sets when to reconnect after the connection broke.
     pub fn reconnect(mut self, reconnect: Reconnect) -> Self {
         self.reconnect = reconnect;
         self
     }
 
-    /// What the client calls itself, for the server's log: at most 255 bytes, the rest is cut off.
+    /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
         self.agent = super::text::cut(&agent.into());
         self
     }
 
-    /// How long [`connect`](Self::connect) may take in all; 10 s without this.
+    /// Sets how long [`connect`](Self::connect) may take in all; 10 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Whether [`connect`](Self::connect) dials again, until its time is over, where nobody listens
-    /// yet.
+    /// Sets whether [`connect`](Self::connect) retries, until its time is over, if no process listens yet.
     pub fn patient(mut self, on: bool) -> Self {
         self.patient = on;
         self
     }
 
-    /// Says whether fabric handles can be imported, instead of having it tried.
+    /// Sets whether fabric handles can be imported, instead of a trial.
     pub fn fabric(mut self, can: bool) -> Self {
         self.fabric = Some(can);
         self
     }
 
-    /// Refuses memory of another owner than this one in every fetch of the client, as
-    /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner) does for one fetch, which
-    /// overrides this.
+    /// Refuses memory of another owner in every fetch of the client, as
+    /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner) does for one fetch, which overrides
+    /// this.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = Some(owner.into());
         self
     }
 
-    /// Connects. Memory that is fetched will be imported into `driver`.
+    /// Connects. Fetched memory will be imported into `driver`.
     ///
-    /// The client's work is done by a task on the runtime that this is called in.
+    /// A task on the current runtime does the client's work.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] where nobody listens, [`Error::TimedOut`], [`Error::NotTrusted`] where
-    /// either end refuses the other's certificate or user, [`Error::Insecure`] for another machine's
-    /// address without TLS, [`Error::Refused`] by the server, [`Error::Protocol`] where something
-    /// else answers.
+    /// [`Error::Unreachable`] if no process listens, [`Error::TimedOut`], [`Error::NotTrusted`] if either end
+    /// refuses the other's certificate or user, [`Error::Insecure`] for another machine's address without
+    /// TLS, [`Error::Refused`] by the server, [`Error::Protocol`] if the peer is not an exchange server.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, it leaves nothing behind.
+    /// If dropped before completion, nothing is left.
     pub async fn connect(self, driver: &Driver) -> Result<Client> {
         let fabric = self.fabric_support(driver).await?;
         let timeout = self.timeout;
@@ -192,7 +190,7 @@ impl ClientOptions {
         }
     }
 
-    /// Why fabric handles cannot be imported here; `None` where they can.
+    /// Returns why fabric handles cannot be imported here; `None` if they can.
     async fn fabric_support(&self, driver: &Driver) -> Result<Option<Error>> {
         match self.fabric {
             Some(true) => return Ok(None),
@@ -212,10 +210,10 @@ impl ClientOptions {
     }
 }
 
-/// Why fabric handles cannot be imported; `None` where they can.
+/// Returns why fabric handles cannot be imported; `None` if they can.
 ///
-/// Memory with fabric handles is made, exported, imported and mapped, which needs the same rights
-/// as importing another's; without a channel the trial is spared.
+/// Creates, exports, imports and maps memory with fabric handles, which needs the same rights as importing
+/// another process's; without an IMEX channel it skips the trial.
 fn importable(driver: &Driver) -> Option<Error> {
     use crate::DriverError;
     use crate::capability::{Capabilities, Path, Trial};

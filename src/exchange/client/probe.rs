@@ -1,8 +1,8 @@
-//! Two ends prove that they see the same bytes.
+//! Proves that the two ends see the same bytes.
 //!
-//! That each can import a handle does not show that what one writes reaches the other: a fabric
-//! handle can be opened, and the link behind it be down. So each writes a random word that the
-//! other finds, in padding that holds nobody's data; by the CPU, and by a GPU where there is one.
+//! A successful import does not show that one end's writes reach the other: a fabric handle can be opened
+//! although the link behind it is down. So each end writes a random word into unused padding, and the other
+//! looks for it; with the CPU, and with a GPU if there is one.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use crate::plain::PinnedHost;
 use crate::share::{Description, ImportedBuffer};
 use crate::{Error, Refusal, Result, Stream};
 
-/// How often a word is tried: another client may write in the same place at the same time.
+/// How often a word is tried: another client may write to the same place at the same time.
 const ATTEMPTS: u32 = 4;
 
-/// What a probe has shown.
+/// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proof {
-    /// Words went to and fro between the exporter and this end's CPU.
+    /// Words passed between the exporter and this end's CPU.
     pub cpu: bool,
     /// The same with this GPU, by its ordinal.
     pub gpu: Option<i32>,
-    /// Whether this end wrote too, and the exporter found it; else it may only read.
+    /// Whether this end wrote too, and the exporter found it; otherwise it may only read.
     pub both_ways: bool,
-    /// Why nothing was proved, where that is so.
+    /// Why nothing was proved, in that case.
     pub why_not: Option<String>,
 }
 
@@ -40,13 +40,13 @@ impl Proof {
         }
     }
 
-    /// Whether anything was proved.
+    /// Returns whether anything was proved.
     pub const fn is_some(&self) -> bool {
         self.cpu || self.gpu.is_some()
     }
 }
 
-/// By what this end reads and writes the word.
+/// What reads and writes the word at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Cpu,
@@ -115,7 +115,7 @@ fn no_room(memory: &Description) -> String {
     }
 }
 
-/// The CPU and the first GPU that may read the memory, and what each may do.
+/// Returns the CPU and the first GPU that may read the memory, with their access.
 fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
     let gpus = memory.driver().device_count().unwrap_or(0);
     let gpu = (0..gpus).map(By::Gpu).find_map(|by| {
@@ -123,7 +123,7 @@ fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
         (access != Access::None).then_some((by, access))
     });
     let cpu = memory.cpu().ok().and_then(|_| {
-        // The node is asked about: the host as a whole gives the least of several answers.
+        // Queries the node: for the host as a whole the driver returns the least of several answers.
         let access = match memory.location() {
             node @ Location::HostNuma(_) => memory.access(node),
             _ => memory.access(Location::HostNuma(0)),
@@ -137,7 +137,7 @@ fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
         .collect()
 }
 
-/// A word there and a word back. False where the exporter does not know how.
+/// Sends a word and receives one. Returns `false` if the exporter does not support probes.
 async fn one_way(
     mut remote: RemoteBuffer,
     at: u64,
@@ -196,24 +196,26 @@ async fn one_way(
                 detail,
             });
         }
-        // By chance: who else writes there is not to come at the same time again.
+        // Random, so that another writer does not collide again.
         let pause = random::<1>().map_or(1, |[byte]| 1 + u64::from(byte) / 16);
         tokio::time::sleep(Duration::from_millis(pause << attempt)).await;
         attempt += 1;
     }
 }
 
-/// What is wrong, if anything is. No word is shown: none of them means anything.
+/// Describes the fault, if there is one. Shows no word, because random words mean nothing.
 fn mismatch(by: By, wrote: Option<u64>, probed: Probed, read: u64) -> Option<String> {
     let who = by.location();
     let there = wrote.is_none_or(|wrote| wrote == probed.found);
     let here = read == probed.wrote;
     match (there, here) {
         (true, true) => None,
-        (false, true) => Some(format!("what {who} writes here does not arrive there")),
-        (true, false) => Some(format!("what is written there does not reach {who} here")),
+        (false, true) => Some(format!(
+            "a word that {who} writes here does not arrive there"
+        )),
+        (true, false) => Some(format!("a word written there does not reach {who} here")),
         (false, false) => Some(format!(
-            "what {who} and the exporter write does not reach the other"
+            "words of {who} and of the exporter do not reach the other"
         )),
     }
 }

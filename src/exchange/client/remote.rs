@@ -14,15 +14,14 @@ use crate::exchange::Owner;
 use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
 use crate::share::{Description, ImportedBuffer};
 
-/// Another process's memory, mapped here, with a lease on it: the exporter knows that this process
-/// holds it.
+/// Another process's memory, mapped here, with a lease on it: the exporter knows that this process holds it.
 ///
-/// Dropped, it is unmapped first and released then, in the background. Before that, GPU work that
-/// uses it must have finished. Unmapping takes the driver's time, about 15 ms for a gigabyte, which
+/// Dropping it unmaps the memory and then releases the lease, in the background. GPU work that uses the
+/// memory must have finished before. Unmapping takes the driver's time, about 15 ms for a gigabyte, which
 /// [`release`](Self::release) spends on another thread.
 #[derive(Debug)]
 pub struct RemoteBuffer {
-    // In this order: unmapped first, released then.
+    // In this order: unmapped first, then released.
     memory: ImportedBuffer,
     lease: Lease,
     name: String,
@@ -52,60 +51,61 @@ impl RemoteBuffer {
         }
     }
 
-    /// The name that it was fetched by.
+    /// Returns the name that it was fetched by.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name's owner, as the server says. See [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner).
+    /// Returns the name's owner, as the server reports it. See
+    /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner).
     pub const fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// What the exporter says of it.
+    /// Returns the exporter's description of it.
     pub fn description(&self) -> &Description {
         self.memory.description()
     }
 
-    /// By which type of handle it came.
+    /// Returns the type of handle that it was imported through.
     pub fn via(&self) -> HandleType {
         self.memory.via()
     }
 
-    /// Why it did not come by fabric handle, where this machine, the exporter's or what is between
-    /// them cannot do that. `None` where it did, or where a POSIX fd was simply the shorter way.
+    /// Returns why it was not imported by fabric handle, if this machine, the exporter's or the fabric does
+    /// not support that. `None` if it was, or if a POSIX fd was simply shorter.
     pub fn no_fabric(&self) -> Option<&str> {
         self.no_fabric.as_deref()
     }
 
-    /// What was proved when it was fetched, or [why nothing was](Proof::why_not).
+    /// Returns what was proved when it was fetched, or [why nothing was](Proof::why_not).
     pub const fn proved(&self) -> &Proof {
         &self.proof
     }
 
-    /// How things stand with the lease.
+    /// Returns the state of the lease.
     pub fn state(&self) -> LeaseState {
         self.lease.state()
     }
 
-    /// Waits for a state that neither this nor [`state`](Self::state) has returned yet; once the
-    /// lease is [`Lost`](LeaseState::Lost), it returns at once.
+    /// Waits for a state that neither this nor [`state`](Self::state) has returned yet; once the lease is
+    /// [`Lost`](LeaseState::Lost), it returns at once.
     ///
     /// # Cancel safety
-    /// Nothing is missed when it is dropped.
+    /// No state is missed.
     pub async fn changed(&self) -> LeaseState {
         self.lease.changed().await
     }
 
-    /// Unmaps the memory, ends the lease, and waits until the exporter has noted it. GPU work that
-    /// uses the memory must have finished.
+    /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. GPU work that uses
+    /// the memory must have finished.
     ///
     /// # Errors
     /// Why the lease was [`Lost`](LeaseState::Lost) before, or the connection while waiting;
     /// [`Error::TimedOut`](crate::Error::TimedOut). The memory is unmapped all the same.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, unmapping and releasing go on in the background.
+    /// If dropped before completion, unmapping and releasing continue in the background.
     pub async fn release(self) -> Result<()> {
         let Self {
             memory,
@@ -136,7 +136,7 @@ impl RemoteBuffer {
         &self.memory
     }
 
-    /// What `location` may do, as the driver tells.
+    /// Returns what `location` may do, as the driver reports it.
     ///
     /// # Errors
     /// As [`ImportedBuffer::access`].
@@ -144,7 +144,7 @@ impl RemoteBuffer {
         self.memory.access(location)
     }
 
-    /// The CPU's window on the memory.
+    /// Returns the CPU's view of the memory.
     ///
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
@@ -154,18 +154,18 @@ impl RemoteBuffer {
 
     cpu_accessors!();
 
-    /// The address, the same for every GPU and, on a host node, for the CPU. It is this process's:
-    /// another has other addresses for the same memory.
+    /// Returns the address, the same for every GPU and, on a host node, for the CPU. It is valid in this
+    /// process: another process has other addresses for the same memory.
     pub fn device_ptr(&self) -> DevicePtr {
         self.memory.device_ptr()
     }
 
-    /// The usable bytes.
+    /// Returns the number of usable bytes.
     pub fn len(&self) -> u64 {
         self.memory.len()
     }
 
-    /// Never: shared memory has at least one byte.
+    /// Returns `false`: shared memory has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -193,7 +193,7 @@ impl Memory for RemoteBuffer {
     fn len(&self) -> u64 {
         self.memory.len()
     }
-    /// Of the first part.
+    /// Returns the location of the first part.
     fn location(&self) -> Location {
         self.memory.location()
     }

@@ -1,4 +1,4 @@
-//! What a client's task and its users share: requests, leases, and how things stand.
+//! State that a client's task and its users share: requests, leases, and the connection's state.
 
 mod link;
 mod task;
@@ -20,20 +20,20 @@ use crate::exchange::protocol::{Answer, Ask, Entry, Lost, Release};
 use crate::exchange::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
-/// The most words about leases that are kept for leases not heard of yet.
+/// The most notices that are kept for leases whose grant has not been read yet.
 const EARLY: usize = 64;
-/// How many notices a slow watcher may be behind. The ring is made for the first watcher: it has a
-/// slot for each of them from the start.
+/// How many notices a slow watcher may be behind. The first watcher creates the ring, which has all of its
+/// slots from the start.
 const NOTICES: usize = 1024;
-/// The most releases that are on their way at a time.
+/// The most releases in flight at a time.
 const RELEASES: usize = 8;
 
-/// An answer, and what came with it.
+/// An answer, and what arrived with it.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) answer: Answer,
     pub(crate) fds: Vec<OwnedFd>,
-    /// Of a grant: released unless it is kept.
+    /// The lease of a grant: released unless the receiver keeps it.
     pub(super) lease: Option<Lease>,
 }
 
@@ -46,11 +46,11 @@ pub(super) struct Command {
     permit: OwnedSemaphorePermit,
 }
 
-/// Who waits for an answer.
+/// A user that waits for an answer.
 enum Waiting {
     User {
         what: String,
-        /// The name, of a fetch.
+        /// The name, for a fetch.
         fetch: Option<String>,
         reply: oneshot::Sender<Result<Answered>>,
         _permit: OwnedSemaphorePermit,
@@ -59,35 +59,35 @@ enum Waiting {
     Release(LeaseKey),
 }
 
-/// What the task writes next of its own accord.
+/// What the task writes next on its own.
 pub(super) enum Own {
     Ping(u64),
     Release(u64, Release),
 }
 
-/// How things stand with the connection.
+/// The state of the connection.
 enum Link {
     Up,
     Down(Unconnected),
     Over(Error),
 }
 
-/// What watchers are told.
+/// A notice for watchers.
 #[derive(Clone, Debug)]
 pub(crate) enum Notified {
     Published(Arc<Entry>),
     Gone(Arc<str>),
-    /// Ranks of a group.
+    /// Ranks of a group were lost.
     Lost(Arc<Lost>),
-    /// The session is lost: the server is, or it has given this client up. Perhaps said often.
+    /// The session is lost: the server is gone, or has given this client up. May be repeated.
     SessionLost(Arc<Error>),
-    /// There is a new connection, which nobody watches on yet.
+    /// There is a new connection, on which no name is watched yet.
     Fresh,
     Over,
 }
 
-/// How long the server has been silent. Time in which this process did not run counts little: then
-/// it is not the server that was silent.
+/// How long the server has been silent. Time in which this process did not run counts little, because then
+/// the server need not have been silent.
 struct Silence {
     last: Instant,
     total: Duration,
@@ -100,12 +100,12 @@ struct State {
     next_id: u64,
     waiting: HashMap<u64, Waiting>,
     leases: HashMap<LeaseKey, Held>,
-    /// To be released, in this order; each lease at most once.
+    /// Leases to release, in this order; each at most once.
     releases: VecDeque<LeaseKey>,
     releases_sent: usize,
     ping_due: bool,
     ping_sent: bool,
-    /// Words about leases whose grant has not been read yet.
+    /// Notices about leases whose grant has not been read yet.
     early: VecDeque<(u64, LeaseState)>,
     silence: Silence,
     closing: Option<Instant>,
@@ -116,11 +116,11 @@ pub(crate) struct Session {
     pub(super) driver: Driver,
     queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
-    /// For the task, when there is something to write or to end.
+    /// Wakes the task when there is something to write or to end.
     pub(super) wake: Notify,
     notices: OnceLock<broadcast::Sender<Notified>>,
     over: watch::Sender<bool>,
-    /// Why the server is taken for gone, until it is there again.
+    /// Why the server counts as gone, until it is back.
     gone: watch::Sender<Option<Error>>,
     /// Why the server lets this client in no more, until it does again.
     barred: watch::Sender<Option<Error>>,
@@ -128,7 +128,7 @@ pub(crate) struct Session {
     state: Mutex<State>,
 }
 
-/// Begins a session's task.
+/// Starts a session's task.
 pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Client {
     let (queue, commands) = mpsc::unbounded_channel();
     let permits = dial
@@ -140,7 +140,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
     let session = Arc::new(Session {
         driver: driver.clone(),
         queue,
-        // The queue is bounded by these.
+        // These permits bound the queue.
         permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
         wake: Notify::new(),
         notices: OnceLock::new(),
@@ -175,11 +175,11 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
 
 impl Session {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic runs under the lock with the state half changed.
+        // No code that can panic runs under the lock while the state is half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server, for people.
+    /// Returns the server, for messages.
     pub(super) fn peer(&self) -> String {
         self.lock().terms.peer.clone()
     }
@@ -188,7 +188,7 @@ impl Session {
         Arc::clone(&self.lock().terms)
     }
 
-    /// How long a request may take.
+    /// Returns how long a request may take.
     pub(super) fn patience(&self) -> Duration {
         self.dial.options.limits.request
     }
@@ -198,7 +198,7 @@ impl Session {
         self.notices.get_or_init(ring).subscribe()
     }
 
-    /// Tells the watchers, if there are any.
+    /// Notifies the watchers, if there are any.
     pub(super) fn tell(&self, notified: Notified) {
         if let Some(notices) = self.notices.get() {
             // All of them may be gone.
@@ -206,9 +206,9 @@ impl Session {
         }
     }
 
-    /// Asks the server and waits for the answer, at most `patience`; a refusal is an error.
+    /// Sends a request and waits for the answer, at most `patience`; a refusal is an error.
     ///
-    /// Dropped before the answer, nothing is left: a lease that is granted later is released.
+    /// If dropped before the answer, nothing is left: a lease that is granted later is released.
     pub(super) async fn call(
         &self,
         ask: Ask,
@@ -216,7 +216,7 @@ impl Session {
         patience: Duration,
     ) -> Result<Answered> {
         let what = text::asked(&ask);
-        // Of both, so that years do not overflow.
+        // Bounds both, so that years do not overflow.
         let patience = patience.min(Duration::from_secs(365 * 86_400));
         let deadline = Instant::now() + patience;
         let late = || self.late(&what, patience);
@@ -252,7 +252,7 @@ impl Session {
         }
     }
 
-    /// Why there is no connection.
+    /// Returns why there is no connection.
     pub(super) fn down(&self) -> Error {
         match &self.lock().link {
             Link::Up => Error::PeerLost {
@@ -263,7 +263,7 @@ impl Session {
         }
     }
 
-    /// Ends a lease, as soon as there is a connection: it cannot be lost while the session lasts.
+    /// Ends a lease, as soon as there is a connection: the release is not lost while the session lasts.
     pub(super) fn release(&self, key: LeaseKey, done: Option<oneshot::Sender<Result<()>>>) {
         let mut state = self.lock();
         let over = matches!(state.link, Link::Over(_));
@@ -277,34 +277,33 @@ impl Session {
         };
         held.done = done;
         if over || held.instance != instance {
-            // Who granted it is gone, and the lease with it.
+            // The server that granted it is gone, and the lease with it.
             let held = state.leases.remove(&key);
             if let Some(done) = held.and_then(|held| held.done) {
                 let _ = done.send(lost.map_or(Ok(()), Err));
             }
             return;
         }
-        // A lost lease too, of an earlier session too: the server wants to know that the memory is
-        // unmapped.
+        // Also for a lost lease, even of an earlier session: the server waits for the unmapping.
         state.releases.push_back(key);
         drop(state);
         self.wake.notify_one();
     }
 
-    /// No requests from now on; leases that are to be released are, then the connection ends.
+    /// Admits no requests from now on; sends the pending releases, then ends the connection.
     pub(super) fn close(&self) {
         self.lock().closing.get_or_insert_with(Instant::now);
         self.permits.close();
         self.wake.notify_one();
     }
 
-    /// Whether a connection is there or may come.
+    /// Returns whether there is a connection or may be one.
     pub(super) fn is_open(&self) -> bool {
         let state = self.lock();
         state.closing.is_none() && !matches!(state.link, Link::Over(_))
     }
 
-    /// Whether there is no connection, and one may come.
+    /// Returns whether there is no connection now, but may be one.
     pub(super) fn is_down(&self) -> bool {
         let state = self.lock();
         state.closing.is_none() && matches!(state.link, Link::Down(_))
@@ -375,7 +374,7 @@ fn change(state: &watch::Sender<LeaseState>, to: &LeaseState) {
 }
 
 fn withdrawing(ms: u64) -> LeaseState {
-    // A day at most: nobody waits longer, and clocks do not overflow.
+    // A day at most: no holder waits longer, and clocks do not overflow.
     let ms = Duration::from_millis(ms.min(86_400_000));
     LeaseState::Withdrawing {
         until: std::time::Instant::now() + ms,
@@ -403,7 +402,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// Keeps a session going: it closes with the last of these.
+/// Keeps a session alive: it closes with the last of these.
 pub(crate) struct Keep(Arc<Session>);
 
 impl Keep {

@@ -1,4 +1,4 @@
-//! The client against a server by hand.
+//! The client with a scripted server.
 
 use tokio::time::timeout;
 
@@ -12,7 +12,7 @@ mod imports;
 mod leases;
 mod wire;
 
-/// What a release tells where the server has noted it.
+/// Expects the release to be recorded and the connection to end.
 async fn gone(peer: &mut Peer) {
     assert_eq!(peer.request().await, None, "the connection ends");
 }
@@ -61,7 +61,7 @@ async fn a_long_list_comes_in_pages() {
             assert!(matches!(ask, Ask::List(list) if list.after.as_deref() == after));
             peer.answer(id, page(from, more)).await;
         }
-        // The same page again and again would be a list without end.
+        // The same page again and again would make an endless list.
         for answer in [page(1, true), page(1, true), names(vec![], true)] {
             let (id, _) = peer.request().await.unwrap();
             peer.answer(id, answer).await;
@@ -204,7 +204,7 @@ async fn names_are_watched_over_a_broken_connection() {
             WatchEvent::Published(memory.entry(name))
         );
     }
-    // Twice the same, another prefix, another memory, an end.
+    // The same event twice, another prefix, other memory, an end.
     peer.notice(Event::Published(memory.entry("a1"))).await;
     peer.notice(Event::Published(memory.entry("b"))).await;
     peer.notice(Event::Published(other.entry("a1"))).await;

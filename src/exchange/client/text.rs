@@ -1,13 +1,13 @@
-//! Words from elsewhere, made fit to be shown.
+//! Escapes and shortens a peer's texts.
 
 use crate::exchange::protocol::{Ask, Refused};
 use crate::text::bounded;
 use crate::{Distrust, Error, Refusal};
 
-/// The longest text that is taken over from a peer, in bytes.
+/// The most bytes of a peer's text.
 const LONGEST: usize = 255;
 
-/// Cut to what a peer may say, at a character's end.
+/// Cuts a text to the length that a peer may send, at a character's end.
 pub(super) fn cut(text: &str) -> String {
     let mut end = text.len().min(LONGEST);
     while !text.is_char_boundary(end) {
@@ -16,12 +16,12 @@ pub(super) fn cut(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// A peer's words for people: cut, and with control characters escaped.
+/// Cuts a peer's text for people, and escapes its control characters.
 pub(super) fn tidy(text: &str) -> String {
     bounded(text, LONGEST)
 }
 
-/// A peer's refusal as an error.
+/// Converts a peer's refusal to an error.
 pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Error {
     Error::Refused {
         peer: peer.into(),
@@ -31,22 +31,19 @@ pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Err
     }
 }
 
-/// Why a peer has ended the session, as an error.
+/// Converts a peer's reason for ending the session to an error.
 pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
     match Refusal::from_word(&tidy(&why.reason)) {
         Refusal::NotTrusted => Error::NotTrusted {
             peer: peer.into(),
             cause: Distrust::ByPeer,
-            why: format!(
-                "it does not trust this process any more: {}",
-                tidy(&why.detail)
-            ),
+            why: format!("it no longer trusts this process: {}", tidy(&why.detail)),
         },
         _ => refused(peer, "the session", why),
     }
 }
 
-/// A decoder's error, of this peer.
+/// Completes a decoder's error with this peer.
 pub(super) fn of(peer: &str, error: Error) -> Error {
     match error {
         Error::Protocol { detail, .. } => Error::Protocol {
@@ -57,10 +54,10 @@ pub(super) fn of(peer: &str, error: Error) -> Error {
     }
 }
 
-/// What is asked, for people.
+/// Describes a request, for messages.
 pub(super) fn asked(ask: &Ask) -> String {
     match ask {
-        Ask::Ping(_) => "a sign of life".into(),
+        Ask::Ping(_) => "a heartbeat".into(),
         Ask::List(list) => format!("the list of names '{}…'", list.prefix),
         Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
         Ask::Fetch(fetch) => format!("'{}'", fetch.name),

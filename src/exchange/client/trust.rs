@@ -1,4 +1,4 @@
-//! The server's certificate and this process's own while a connection lasts.
+//! Tracks the server's certificate and this process's own while a connection lasts.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -10,8 +10,8 @@ use crate::exchange::Security;
 use crate::exchange::tls::{Credential, Tls, WALL_CLOCK};
 use crate::{Distrust, Error};
 
-/// Waits until the server's certificate does not hold any more, or this process has another one to
-/// show and nobody waits for an answer. Returns why the connection is to end.
+/// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
+/// for an answer. Returns why the connection is to end.
 pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>) -> Error {
     let (Security::Tls(tls), Some(credential)) = (&session.dial.options.security, credential)
     else {
@@ -48,7 +48,7 @@ pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>
     }
 }
 
-/// Whether the server should see another certificate: it ends the session when the one that it has
+/// Returns whether the server should see the new certificate: it ends the session when the one that it has
 /// seen expires.
 fn is_renewed(session: &Session, tls: &Tls, credential: &Credential) -> bool {
     !session.dial.options.reconnect.is_never() && tls.is_renewed(credential)

@@ -9,44 +9,44 @@ use super::session::Notified;
 use crate::exchange::protocol::{Answer, Ask, Entry, Watch as Asked};
 use crate::{Error, Result};
 
-/// What happens to watched names.
+/// An event of watched names.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum WatchEvent {
-    /// A name is there, or has other memory than before.
+    /// A name exists, or has other memory than before.
     Published(Entry),
     /// A name is gone.
     Gone(String),
-    /// So many events or more were missed, because they were not received in time or because the
-    /// connection was broken: names that came and went meanwhile are not told. What follows are
-    /// the differences between then and now.
+    /// At least this many events were missed, because they were not received in time or because the
+    /// connection was broken: names that appeared and disappeared meanwhile are not reported. The differences
+    /// between then and now follow.
     Missed(u64),
-    /// The server is gone, or silent for longer than a lease, and how that is known. Said once; the
-    /// watch goes on when it is there again, and tells the differences then.
+    /// The server is gone, or silent for longer than a lease, with the reason. Reported once; the watch
+    /// continues when the server is back, and then reports the differences.
     Away(String),
 }
 
-/// Events about names that begin with a prefix: first all that are there, then what changes.
+/// Events about names that begin with a prefix: first all that exist, then the changes.
 ///
-/// It goes on over broken connections. It keeps the client's connection open.
+/// It survives broken connections. It keeps the client's connection open.
 #[derive(Debug)]
 pub struct Watch {
     client: Client,
     prefix: String,
     notices: Receiver<Notified>,
-    /// What was told, so that nothing is told twice.
+    /// What was reported, so that nothing is reported twice.
     known: BTreeMap<String, Entry>,
     events: VecDeque<WatchEvent>,
-    /// How many events were missed before the next look at everything, if one is due.
+    /// How many events were missed before the next full listing, if one is due.
     stale: Option<u64>,
-    /// Whether it was told that the server is away.
+    /// Whether it was reported that the server is away.
     away: bool,
 }
 
 impl Watch {
     pub(super) async fn start(client: &Client, prefix: String) -> Result<Self> {
         let mut watch = Self {
-            // Before the first look, so that nothing is missed.
+            // Before the first listing, so that nothing is missed.
             notices: client.0.session().notices(),
             client: client.clone(),
             prefix,
@@ -59,13 +59,13 @@ impl Watch {
         Ok(watch)
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// Those of [`Client::list`], once the connection is over for good.
+    /// Those of [`Client::list`], once the connection is closed for good.
     ///
     /// # Cancel safety
-    /// Nothing is missed when it is dropped.
+    /// No event is missed.
     pub async fn recv(&mut self) -> Result<WatchEvent> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -78,7 +78,7 @@ impl Watch {
                 let done = tokio::select! {
                     biased;
                     done = self.look() => done,
-                    // A look waits for the server to be there again.
+                    // A listing waits until the server is back.
                     why = gone, if !self.away => {
                         self.away(&why);
                         continue;
@@ -86,7 +86,8 @@ impl Watch {
                 };
                 match done {
                     Ok(()) => {}
-                    // It is away again, however that showed: the next connection is told of below.
+                    // The server is away again, whatever the error: the code below reports the next
+                    // connection.
                     Err(error) if self.client.0.session().is_down() => {
                         if !matches!(error, Error::PeerLost { .. }) {
                             self.away(&error);
@@ -96,7 +97,7 @@ impl Watch {
                         }
                         looked = false;
                     }
-                    // It is there already.
+                    // It is back already.
                     Err(Error::PeerLost { .. }) if self.client.0.session().is_open() => continue,
                     Err(error) => return Err(error),
                 }
@@ -113,7 +114,7 @@ impl Watch {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
                 Ok(Notified::Gone(name)) => self.gone(&name),
                 Ok(Notified::Lost(_)) => {}
-                // Said often; and where only the session is lost, there is a connection already.
+                // Repeated; and if only the session is lost, there is a connection already.
                 Ok(Notified::SessionLost(why)) => {
                     if self.client.0.session().is_down() {
                         self.away(&why);
@@ -124,7 +125,7 @@ impl Watch {
                     self.stale = Some(self.stale.unwrap_or(0));
                 }
                 Err(RecvError::Lagged(missed)) => {
-                    // That it is there again may be among what was missed.
+                    // The missed notices may include the new connection.
                     self.away &= self.client.0.session().is_down();
                     self.stale = Some(missed);
                 }
@@ -135,12 +136,12 @@ impl Watch {
         }
     }
 
-    /// The names that are there, as far as [`recv`](Self::recv) has told.
+    /// Returns the names that exist, as far as [`recv`](Self::recv) has reported them.
     pub fn names(&self) -> impl Iterator<Item = &Entry> {
         self.known.values()
     }
 
-    /// Tells once that the server is away.
+    /// Reports once that the server is away.
     fn away(&mut self, why: &Error) {
         if !std::mem::replace(&mut self.away, true) {
             self.events.push_back(WatchEvent::Away(why.to_string()));
@@ -164,7 +165,7 @@ impl Watch {
         }
     }
 
-    /// Looks at everything, from now on with notices, and tells the differences.
+    /// Lists everything and subscribes to notices; reports the differences.
     async fn look(&mut self) -> Result<()> {
         let session = self.client.0.session();
         let ask = Ask::Watch(Asked {
@@ -223,7 +224,7 @@ mod tests {
                 event = &mut event => panic!("{event:?}"),
                 asked = peer.request() => asked.unwrap(),
             };
-            // From here on it is not looked at until the server is away.
+            // From here on there is no listing until the server is away.
             peer.refuse(id, "closing").await;
             peer.end().await;
             within(async {
@@ -261,7 +262,7 @@ mod tests {
                 event = &mut event => panic!("{event:?}"),
                 asked = peer.request() => assert!(asked.is_some()),
             }
-            // The answer never comes; the look is asked for again on the next connection.
+            // The answer never comes; the next connection repeats the listing.
             drop((peer, fake));
             let event = within(event).await.unwrap();
             assert!(matches!(&event, WatchEvent::Away(why) if why.contains("nobody listens")));

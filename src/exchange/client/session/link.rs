@@ -1,4 +1,4 @@
-//! How the connection stands: silence, breaks, and what comes of the leases.
+//! The connection's state: silence, breaks, and their effect on the leases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::exchange::transport::Unconnected;
 use crate::{Error, Refusal};
 
 impl Session {
-    /// A frame has come.
+    /// Records that a frame has arrived.
     pub(in crate::exchange::client) fn heard(&self) {
         let mut state = self.lock();
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
     }
 
-    /// Time goes by, a part of `tick` at least: how long the server has been silent. After the time
-    /// of a lease, the leases are lost.
+    /// Records that at least a part of `tick` has passed; returns how long the server has been silent. After
+    /// the time of a lease, the leases are lost.
     pub(in crate::exchange::client) fn tick(&self, tick: Duration) -> Duration {
         let mut state = self.lock();
         let now = Instant::now();
@@ -45,15 +45,15 @@ impl Session {
                 self.gone.send_replace(Some(why));
             }
         }
-        // Not only when it is dialled: by then that may be rare.
+        // Also here, because connection attempts may be rare by then.
         self.lose_if_gone(&state);
         silent
     }
 
-    /// An attempt to dial again has failed.
+    /// Records that an attempt to reconnect has failed.
     ///
-    /// Where nobody listens at the address for the time of a heartbeat, the server is gone, and its
-    /// leases with it: there is no need to wait for their end.
+    /// If no process listens at the address for the time of a heartbeat, the server is gone, and its leases
+    /// with it: there is no need to wait for their expiry.
     pub(in crate::exchange::client) fn still_down(&self, why: Unconnected) {
         let mut state = self.lock();
         let error = why.error.of_reconnecting();
@@ -77,13 +77,13 @@ impl Session {
         }
     }
 
-    /// A ping is due, unless the last one is not answered yet.
+    /// Requests a ping, unless the last one is not answered yet.
     pub(in crate::exchange::client) fn ping(&self) {
         self.lock().ping_due = true;
         self.wake.notify_one();
     }
 
-    /// The connection is broken: what was asked is not answered any more.
+    /// Handles a broken connection: pending requests get no answer any more.
     pub(in crate::exchange::client) fn broken(&self, why: &Error) {
         let mut state = self.lock();
         state.link = Link::Down(why.clone().into());
@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// What resumes the session, and the leases that this end knows of.
+    /// Returns what resumes the session, and the leases that this end knows of.
     pub(in crate::exchange::client) fn resume(&self) -> Resume {
         let state = self.lock();
         let own = |key: &&LeaseKey| key.epoch == state.epoch;
@@ -119,7 +119,7 @@ impl Session {
         }
     }
 
-    /// The session is lost, with all that depends on it.
+    /// Marks the session as lost, with all that depends on it.
     fn lose_all(&self, state: &State, why: &Error) {
         for held in state.leases.values() {
             change(&held.state, &LeaseState::Lost(why.clone()));
@@ -127,7 +127,7 @@ impl Session {
         self.tell(Notified::SessionLost(Arc::new(why.clone())));
     }
 
-    /// The server has ended the session, and its leases with it. Returns why.
+    /// Handles the server's end of the session, and of its leases. Returns the reason.
     pub(in crate::exchange::client) fn dismissed(&self, why: &Refused) -> Error {
         let state = self.lock();
         let why = text::dismissed(&state.terms.peer, why);
@@ -136,14 +136,14 @@ impl Session {
         why
     }
 
-    /// Whether a user waits for an answer.
+    /// Returns whether a user waits for an answer.
     pub(in crate::exchange::client) fn is_asking(&self) -> bool {
         let state = self.lock();
         let mut waiting = state.waiting.values();
         waiting.any(|waiting| matches!(waiting, Waiting::User { .. }))
     }
 
-    /// There is a connection again.
+    /// Handles a new connection.
     pub(in crate::exchange::client) fn resumed(&self, established: &Established) {
         let mut state = self.lock();
         if !established.resumed {
@@ -152,7 +152,7 @@ impl Session {
                     peer: established.terms.peer.clone(),
                     what: "to go on with the session".into(),
                     reason: Refusal::Expired,
-                    detail: "it had no sign of life for too long".into(),
+                    detail: "it heard nothing for too long".into(),
                 }
             } else {
                 Error::Stale {
@@ -163,8 +163,7 @@ impl Session {
             self.lose_all(&state, &why);
             state.epoch += 1;
             state.early.clear();
-            // A server that lives on wants to know what is unmapped; of another's leases nobody
-            // knows any more.
+            // A server that still runs must learn what is unmapped; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
                 match state.leases.get(&key) {
                     Some(held) if held.instance == established.terms.instance => {
@@ -202,7 +201,7 @@ impl Session {
         self.tell(Notified::Fresh);
     }
 
-    /// The task ends.
+    /// Handles the end of the task.
     pub(in crate::exchange::client) fn over(&self, why: &Error) {
         self.broken(why);
         self.permits.close();

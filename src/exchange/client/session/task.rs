@@ -1,4 +1,4 @@
-//! What the client's task does with a session.
+//! The client task's part of a session.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::exchange::protocol::{Answer, Ask, Ended, Event, Refused, Release, Wit
 use crate::{Error, Refusal, Result};
 
 impl Session {
-    /// How long it has been closing.
+    /// Returns how long it has been closing.
     pub(in crate::exchange::client) fn closing(&self) -> Option<Duration> {
         self.lock().closing.map(|since| since.elapsed())
     }
 
-    /// Whether no release is outstanding.
+    /// Returns whether no release is outstanding.
     pub(in crate::exchange::client) fn quiet(&self) -> bool {
         let state = self.lock();
         state.releases.is_empty() && state.releases_sent == 0
     }
 
-    /// What to write next without being asked.
+    /// Returns what to write next on its own.
     pub(in crate::exchange::client) fn own(&self) -> Option<Own> {
         let mut state = self.lock();
         if std::mem::take(&mut state.ping_due) && !state.ping_sent {
@@ -45,7 +45,7 @@ impl Session {
         Some(Own::Release(id, Release { lease: key.lease }))
     }
 
-    /// Takes a user's request for writing; `None` if the user waits no more.
+    /// Takes a user's request for writing; `None` if the user no longer waits.
     pub(in crate::exchange::client) fn admit(
         &self,
         ask: Ask,
@@ -73,7 +73,7 @@ impl Session {
         Some((id, ask))
     }
 
-    /// A request that could not be written.
+    /// Handles a request that could not be written.
     pub(in crate::exchange::client) fn unwritten(&self, id: u64, error: Error) {
         if let Some(Waiting::User { reply, .. }) = self.remove(id) {
             let _ = reply.send(Err(error));
@@ -84,7 +84,7 @@ impl Session {
         self.lock().waiting.remove(&id)
     }
 
-    /// An answer has come.
+    /// Handles an answer.
     pub(in crate::exchange::client) fn answered(
         self: &Arc<Self>,
         id: u64,
@@ -122,14 +122,14 @@ impl Session {
                     Some(answer) => Ok(Answered { answer, fds, lease }),
                     None => Err(broken("an answer that this version does not know")),
                 };
-                // Where nobody waits any more, the lease and the fds go with what comes back.
+                // If the user no longer waits, the lease and the fds are dropped with the returned value.
                 drop(reply.send(result));
                 Ok(())
             }
         }
     }
 
-    /// Takes note of a lease.
+    /// Records a lease.
     fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<Lease> {
         let mut state = self.lock();
         let instance = state.terms.instance;
@@ -172,7 +172,7 @@ impl Session {
         let result = match answer {
             Some(Answer::Refused(why)) => match Refusal::from_word(&why.reason) {
                 Refusal::Limit => {
-                    // The server is busy: with the next heartbeat again.
+                    // The server is busy: retried with the next heartbeat.
                     state.releases.push_back(key);
                     return;
                 }
@@ -197,10 +197,10 @@ impl Session {
         self.wake.notify_one();
     }
 
-    /// The server says something unasked.
+    /// Handles a notice of the server.
     ///
     /// # Errors
-    /// Why the server has ended the session.
+    /// The reason why the server has ended the session.
     pub(in crate::exchange::client) fn notice(&self, event: Option<Event>) -> Result<()> {
         match event {
             Some(Event::Withdrawing(Withdrawing { lease, ms })) => {
@@ -223,7 +223,7 @@ impl Session {
                 self.tell(Notified::Lost(Arc::new(lost)));
             }
             Some(Event::Dismissed(why)) => return Err(self.dismissed(&why)),
-            // Of a later version.
+            // An event of a later version.
             None => {}
         }
         Ok(())

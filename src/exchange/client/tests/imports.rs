@@ -1,4 +1,4 @@
-//! What comes with a lease: grants, handles, and the proof of both ends.
+//! Leases' contents: grants, handles, and the proof of both ends.
 
 use super::*;
 use crate::Mismatch;
@@ -50,7 +50,7 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.probe = Some(4));
     with(&|granted| granted.memory.offset = Some(granted.memory.padded()));
     with(&|granted| {
-        // Where there is room for a probe in all of it, there is none around a window.
+        // Padding of the whole memory has room for a probe; the bytes around a window do not.
         granted.probe = Some((2 << 20) - 64);
         granted.memory.offset = Some(0);
     });
@@ -173,7 +173,7 @@ async fn handle_types_that_do_not_go_are_told() {
     within(async { tokio::join!(serve, work) }).await;
 }
 
-/// A peer that was faster to create the name must not get to share its memory with this client.
+/// A peer that created the name first must not get to share its memory with this client.
 #[tokio::test]
 async fn memory_of_an_unexpected_owner_is_released_and_never_imported() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
@@ -208,7 +208,7 @@ async fn memory_of_an_unexpected_owner_is_released_and_never_imported() {
         0
     );
 
-    // A server that checks refuses with the owner as detail: it is the same error.
+    // A server that checks refuses with the owner as detail: the error is the same.
     let fetch = client.fetch("x").expect_owner(PeerName::User(1000)).go();
     let serve = async {
         let (id, _) = peer.request().await.unwrap();

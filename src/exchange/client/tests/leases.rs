@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use super::*;
 
-/// A client with one lease, number 5, on "x".
+/// Returns a client with one lease, number 5, on "x".
 async fn leased(fake: &Fake, driver: &Driver, memory: &Memory) -> (Client, Peer, RemoteBuffer) {
     let (client, mut peer) = fake.client(driver).await;
     let (remote, fetch) = tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, memory));
@@ -23,7 +23,7 @@ async fn a_release_is_unmapped_and_answered() {
     let answer = async {
         let (id, ask) = peer.request().await.unwrap();
         assert_eq!(ask, Ask::Release(Release { lease: 5 }));
-        // Unmapped before it is said.
+        // Unmapped before the release is sent.
         assert!(driver.sim().unwrap().held().is_empty());
         peer.done(id).await;
     };
@@ -31,7 +31,7 @@ async fn a_release_is_unmapped_and_answered() {
     released.unwrap();
 }
 
-/// Polls `work` until `other` is done and then at most so many times more, and drops it.
+/// Polls `work` until `other` is done, then at most `more` times, and drops it.
 async fn poll_some<T>(work: impl Future<Output = Result<T>>, other: impl Future, more: usize) {
     let (mut work, mut other) = (Box::pin(work), Box::pin(other));
     let mut polls = None;
@@ -62,7 +62,7 @@ async fn a_fetch_that_is_given_up_leaves_no_lease() {
     assert!(timeout(soon(20), client.fetch("x").go()).await.is_err());
     peer.grant(1, &memory).await;
     assert_eq!(peer.released().await, 1);
-    // At each step behind it.
+    // At each step after it.
     for (lease, steps) in (2..40).zip(0..) {
         poll_some(
             client.fetch("x").probe(false).go(),
@@ -81,7 +81,7 @@ async fn leases_that_ended_during_a_break_are_lost() {
     let (_client, peer, remote) = leased(&fake, &driver, &memory).await;
     drop(peer);
     fake.welcome.resumed = true;
-    // One that this client does not know of does no harm.
+    // An unknown lease does no harm.
     fake.welcome.ended = vec![4, 5];
     let (_peer, hello) = fake.greet().await;
     assert_eq!(hello.held, Some(vec![5]));
@@ -111,14 +111,14 @@ async fn a_session_goes_on_after_a_break() {
     .await;
     list.unwrap();
     assert_eq!(remote.state(), LeaseState::Held);
-    // Released while there is no connection: told to the next.
+    // Released while there is no connection: sent on the next one.
     drop(peer);
     drop(remote);
     let (mut peer, hello) = fake.greet().await;
     assert_eq!(hello.held, Some(vec![5]));
     let (id, ask) = peer.request().await.unwrap();
     assert_eq!(ask, Ask::Release(Release { lease: 5 }));
-    // Unanswered, it is said once more.
+    // Without an answer it is sent again.
     drop(peer);
     let (mut peer, _) = fake.greet().await;
     assert!(id > 0);
@@ -153,7 +153,7 @@ async fn a_session_that_has_ended_loses_its_leases() {
             ),
         }
         assert_eq!(client.instance(), fake.welcome.instance);
-        // A new lease of the same number is another one.
+        // A new lease with the same number is another one.
         let (again, _) = within(async {
             tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, &memory))
         })
@@ -161,7 +161,7 @@ async fn a_session_that_has_ended_loses_its_leases() {
         let again = again.unwrap();
         assert_eq!(again.state(), LeaseState::Held);
         remote.put(0, 7_u8).unwrap();
-        // A server that lives on is told that the memory is unmapped.
+        // A server that still runs learns that the memory is unmapped.
         let told = async {
             if !restarted {
                 assert_eq!(peer.released().await, 5);
@@ -218,7 +218,7 @@ async fn the_exporter_wants_its_memory_back() {
     .await;
     assert!(within(remote.changed()).await.is_lost());
     remote.put(0, 1_u8).unwrap();
-    // Words that overtake their grant.
+    // Notices that overtake their grant.
     let serve = async {
         peer.notice(Event::Ended(Ended { lease: 6, why })).await;
         peer.grant(6, &memory).await
@@ -242,7 +242,7 @@ async fn silence_loses_leases_after_their_time() {
     let driver = importer();
     let (fake, memory) = (Fake::new().await.times(50, 200), Memory::new());
     let (_client, peer, remote) = leased(&fake, &driver, &memory).await;
-    // Nothing is answered, neither on this connection nor on the next ones.
+    // The server answers nothing, neither on this connection nor on the next ones.
     let begun = Instant::now();
     let state = within(remote.changed()).await;
     assert!(
@@ -285,7 +285,7 @@ async fn pings_come_twice_in_a_heartbeat() {
         assert_eq!(ask, Some(Ask::Ping(Empty {})));
         peer.done(id).await;
     }
-    // The first comes at once.
+    // The first attempt comes at once.
     assert!(
         begun.elapsed() >= soon(4 * 30 - 15),
         "{:?}",

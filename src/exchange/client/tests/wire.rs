@@ -1,14 +1,14 @@
-//! What is wrong on the wire, and connections that do not come about.
+//! Faults on the wire, and connections that are not established.
 
 use super::*;
 
-/// What the connection is ended by: the request that waits fails, and another connection is made.
+/// Returns the error that ends the connection: the pending request fails, and the client reconnects.
 async fn broken_by(wrong: impl AsyncFnOnce(&mut Peer)) -> Error {
     let (driver, fake) = (importer(), Fake::new().await);
     let (client, mut peer) = fake.client(&driver).await;
     let (error, _next) = within(async {
         tokio::join!(
-            // Asked once only.
+            // Sent once only.
             client.call(Ask::Ping(Empty {}), LONG),
             async {
                 let Request { .. } = decode(&peer.frame().await.unwrap()).unwrap();
@@ -41,7 +41,7 @@ async fn frames_that_break_the_protocol_end_the_connection() {
 async fn a_connection_that_ends_is_told_and_made_anew() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
     let (client, mut peer) = fake.client(&driver).await;
-    // In the middle of a frame; a list can be asked for twice.
+    // In the middle of a frame; a list can be requested twice.
     let serve = async {
         use tokio::io::AsyncWriteExt;
         peer.request().await.unwrap();
@@ -100,13 +100,13 @@ async fn requests_have_deadlines_and_limits() {
         matches!(error, Error::LimitReached { limit: 200, .. }),
         "{error}"
     );
-    // More at a time than may be on their way: they wait for each other, but not for ever.
+    // More requests than may be in flight: they wait for each other, but not forever.
     let lists = (0..4).map(|_| client.list(""));
     for list in lists.collect::<Vec<_>>() {
         let error = expect_err(within(list).await);
         assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     }
-    // Late answers are answers.
+    // Late answers are valid.
     for _ in 0..2 {
         let (id, _) = peer.request().await.unwrap();
         peer.answer(id, names(vec![], false)).await;
