@@ -249,7 +249,7 @@ fn too_many_addresses_are_told_as_that() {
     assert!(told, "{error}");
     let text = Explained(&error).to_string();
     assert!(
-        text.contains("4 PiB of addresses") && text.contains("HeapOptions::limit"),
+        text.contains("4 PiB of contiguous addresses") && text.contains("HeapOptions::limit"),
         "{text}"
     );
     let error = on(&driver).limit(u64::MAX).build(&driver).unwrap_err();
