@@ -1,4 +1,4 @@
-//! Streams and events, and the work that can be put on them.
+//! Streams and events, and the work that runs on them.
 
 mod event;
 mod marks;
@@ -21,7 +21,7 @@ pub(crate) use event::Held;
 use marks::Marks;
 pub use transfer::{NotStarted, Started, Transfer, TransferFailed};
 
-/// A stream of one GPU's work, in order. Clones are the same stream; it is destroyed with the last.
+/// A stream: orders the work of one GPU. Clones are the same stream; it is destroyed with the last clone.
 ///
 /// Source: `cuStreamCreate` (non-blocking with respect to the legacy default stream).
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ struct Inner {
     driver: Driver,
     handle: StreamHandle,
     owned: bool,
-    /// Dropped after the stream: work that waits for an event goes on without it.
+    /// Dropped after the stream: work that waits for an event continues without it.
     marks: Marks,
 }
 
@@ -40,7 +40,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.owned {
             give_back_or_log(&self.driver, "a stream", || {
-                // SAFETY: owned by `self`, and this is the last clone; work in flight goes on.
+                // SAFETY: owned by `self`, and this is the last clone; work in flight continues.
                 unsafe { self.driver.stream_destroy(self.handle) }
             });
         }
@@ -48,10 +48,10 @@ impl Drop for Inner {
 }
 
 impl Stream {
-    /// A new stream on GPU `device`.
+    /// Creates a stream on GPU `device`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's.
+    /// [`Error::NoSuchGpu`], or the driver's error.
     pub fn new(driver: &Driver, device: i32) -> Result<Self> {
         Ok(Self(Arc::new(Inner {
             handle: driver
@@ -63,11 +63,11 @@ impl Stream {
         })))
     }
 
-    /// A stream that somebody else owns, such as cudarc's or a framework's.
+    /// Wraps a stream that other code owns, such as cudarc or a framework.
     ///
     /// # Safety
-    /// `handle` is a stream of that device's primary context and outlives the result's clones and
-    /// whatever they were given to: pool memory, and [tickets](Transfer) for copies and fills.
+    /// `handle` is a stream of that device's primary context and outlives the result's clones and everything
+    /// that received one: pool memory, and [tickets](Transfer) for copies and fills.
     pub unsafe fn borrowed(driver: &Driver, handle: StreamHandle) -> Self {
         Self(Arc::new(Inner {
             driver: driver.clone(),
@@ -80,13 +80,13 @@ impl Stream {
     /// Waits until all work on the stream is done.
     ///
     /// # Errors
-    /// What earlier work failed with: [`Error::ContextLost`] after an illegal access.
+    /// The error of earlier work: [`Error::ContextLost`] after an illegal access.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver().stream_synchronize(self.handle()) }
     }
 
-    /// Whether all work on the stream is done.
+    /// Returns whether all work on the stream is done.
     ///
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
@@ -95,36 +95,36 @@ impl Stream {
         unsafe { self.driver().stream_query(self.handle()) }
     }
 
-    /// Whether work put on the stream is captured into a CUDA graph instead of being run.
+    /// Returns whether work submitted to the stream is captured into a CUDA graph instead of running.
     ///
     /// Source: `cuStreamIsCapturing`.
     ///
     /// # Errors
-    /// As [`synchronize`](Self::synchronize); STREAM_CAPTURE_IMPLICIT for the legacy default stream
-    /// while a stream is captured that it would wait for.
+    /// As [`synchronize`](Self::synchronize); STREAM_CAPTURE_IMPLICIT for the legacy default stream during a
+    /// capture of a stream that it would wait for.
     pub fn is_capturing(&self) -> Result<bool> {
         // SAFETY: `self` keeps the handle alive.
         match unsafe { self.driver().stream_is_capturing(self.handle()) } {
-            // A driver of somebody's own, which knows no captures.
+            // A custom driver without captures.
             Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
             result => result,
         }
     }
 
-    /// Makes work put on this stream from now on wait for `event`.
+    /// Makes work submitted to this stream from now on wait for `event`.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] for another driver's event.
+    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.driver().expect_same(event.driver(), "event")?;
-        // SAFETY: both handles are kept alive by what is borrowed here.
+        // SAFETY: the borrows keep both handles alive.
         unsafe {
             self.driver()
                 .stream_wait_event(self.handle(), event.handle())
         }
     }
 
-    /// Makes work put on this stream from now on wait for all that is on `other` by now.
+    /// Makes work submitted to this stream from now on wait for everything submitted to `other` so far.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -138,11 +138,11 @@ impl Stream {
         self.wait(&event)
     }
 
-    /// Waits until the work that the caller has just put on the stream has ended: only then may the borrow
-    /// of its memory end, because safe code may reuse the bytes at once. See [`over::wait`].
+    /// Waits for the end of the work that the caller has just submitted to the stream: only then may the
+    /// borrow of its memory end, because safe code may reuse the bytes at once. See [`over::wait`].
     ///
     /// # Errors
-    /// The first refusal.
+    /// The driver's first error.
     pub(crate) fn finish(&self) -> Result<()> {
         self.wait_until_over().result
     }
@@ -203,28 +203,28 @@ impl Stream {
         put.and(self.finish())
     }
 
-    /// Puts a copy on the stream, of memory that the caller keeps. [`start_copy`](Self::start_copy) is safe: its
-    /// ticket keeps the memory.
+    /// Submits a copy to the stream, of memory that the caller keeps. [`start_copy`](Self::start_copy) is
+    /// safe: its ticket keeps the memory.
     ///
     /// Source: `cuMemcpyAsync`.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     ///
     /// # Safety
-    /// Both ranges stay allocated until the copy is done, and nobody in this process reads what it
-    /// writes or writes what it reads before that, except through [`CpuView`](crate::memory::CpuView).
+    /// Both ranges stay allocated until the copy is done, and until then nothing in this process reads what
+    /// it writes or writes what it reads, except through [`CpuView`](crate::memory::CpuView).
     pub unsafe fn copy_async(&self, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.driver().memcpy_async(dst, src, bytes, self.handle()) }
     }
 
-    /// Puts setting bytes on the stream.
+    /// Submits a fill to the stream.
     ///
     /// Source: `cuMemsetD8Async`.
     ///
     /// # Errors
-    /// The driver's: INVALID_VALUE for pool memory that the GPU has no access to.
+    /// The driver's errors: INVALID_VALUE for pool memory that the GPU has no access to.
     ///
     /// # Safety
     /// As [`copy_async`](Self::copy_async).
@@ -236,17 +236,17 @@ impl Stream {
         }
     }
 
-    /// The GPU's ordinal.
+    /// Returns the GPU's ordinal.
     pub fn device(&self) -> i32 {
         self.0.handle.device
     }
 
-    /// The driver's handle, for calls of your own.
+    /// Returns the driver's handle, for calls of your own.
     pub fn handle(&self) -> StreamHandle {
         self.0.handle
     }
 
-    /// The driver it belongs to.
+    /// Returns the stream's driver.
     pub fn driver(&self) -> &Driver {
         &self.0.driver
     }

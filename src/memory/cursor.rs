@@ -1,4 +1,4 @@
-//! Memory as a stream of bytes, for `std::io`.
+//! Reads and writes memory as a stream of bytes, for `std::io`.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use crate::Error;
 /// Reads return 0 bytes at the memory's end, and so do writes, which [`write_all`](io::Write::write_all)
 /// reports as [`WriteZero`](io::ErrorKind::WriteZero). The position may lie beyond the end.
 ///
-/// Others may write the memory meanwhile: each read and each write is one copy through the memory's
-/// [`CpuView`](super::CpuView), with its guarantees. Pool memory waits for its streams at each of them:
-/// pass the view from its `cpu` to wait once.
+/// Other code may write the memory meanwhile: each read and each write is one copy through the memory's
+/// [`CpuView`](super::CpuView), with its guarantees. Pool memory waits for its streams each time: pass the
+/// view from its `cpu` to wait once.
 ///
 /// # Errors
 /// An [`Error`] of this crate is the inner error of the [`io::Error`]. Its kind is
@@ -44,13 +44,13 @@ pub struct Cursor<M> {
 }
 
 impl<M: CpuMemory> Cursor<M> {
-    /// A cursor at the memory's start.
+    /// Returns a cursor at the memory's start.
     pub const fn new(memory: M) -> Self {
         let position = 0;
         Self { memory, position }
     }
 
-    /// The position, in bytes from the memory's start.
+    /// Returns the position, in bytes from the memory's start.
     pub const fn position(&self) -> u64 {
         self.position
     }
@@ -60,19 +60,19 @@ impl<M: CpuMemory> Cursor<M> {
         self.position = position;
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub const fn get_ref(&self) -> &M {
         &self.memory
     }
 
-    /// The memory, without the cursor.
+    /// Returns the memory and drops the cursor.
     pub fn into_inner(self) -> M {
         self.memory
     }
 
-    /// How many of `len` bytes follow the position in memory of `size` bytes.
+    /// Returns how many of `len` bytes follow the position in memory of `size` bytes.
     fn next(&self, len: usize, size: u64) -> usize {
-        // No more than `len`, so it fits.
+        // At most `len`, so it fits.
         size.saturating_sub(self.position).min(len as u64) as usize
     }
 }
@@ -102,7 +102,7 @@ impl<M: CpuMemory> io::Write for Cursor<M> {
         Ok(count)
     }
 
-    /// Does nothing: nothing is buffered.
+    /// Does nothing: writes are not buffered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -168,7 +168,7 @@ mod tests {
         ]
     }
 
-    /// What a step gave: the count or the position, or the kind of its error; and the bytes read.
+    /// Returns a step's count or position, or the kind of its error, and the bytes read.
     fn take(
         to: &mut (impl Read + Write + Seek),
         step: &Step,

@@ -1,4 +1,4 @@
-//! What GPUs may do with memory, asked before a safe call gives them work.
+//! Checks GPUs' access to memory before a safe call submits work.
 
 use super::Memory;
 use crate::driver::{Access, Location};
@@ -8,13 +8,13 @@ use crate::{Error, Result};
 /// The part of a GPU that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Copies and fills. They reach memory of every GPU that `cuMemAlloc` allocated, with or without peer access.
+    /// Copies and fills. They reach every GPU's memory from `cuMemAlloc`, with or without peer access.
     Copy,
-    /// Kernels. They reach another GPU's memory only where that GPU was granted to theirs.
+    /// Kernels. They reach another GPU's memory only with a grant of it to their own GPU.
     Kernel,
 }
 
-/// Refuses a range that `engine` of GPU `gpu` lacks the access `need` to: the GPU would lose its context there.
+/// Refuses a range that `engine` of GPU `gpu` has no access `need` to: the GPU would lose its context.
 ///
 /// # Errors
 /// [`Error::NotAccessible`]; those of [`gpu_access`](super::Sealed::gpu_access).
@@ -32,7 +32,7 @@ pub(crate) fn expect_gpu_access(
     Ok(())
 }
 
-/// Refuses a copy that the driver would make with the CPU and that would end the process: between two host
+/// Refuses a copy that the driver would make with the CPU and that would kill the process: between two host
 /// memories, to one that the CPU may only read (docs/driver-behaviour.md, "Traps").
 ///
 /// # Errors
@@ -52,7 +52,7 @@ pub(crate) fn expect_no_cpu_fault(
     Ok(())
 }
 
-/// Returns those of the mappings that lie side by side which hold some of the `len` bytes from `offset` on.
+/// Returns those of adjacent mappings that contain some of the `len` bytes from `offset` on.
 fn holding(mappings: &[Mapping], offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
     let end = offset.saturating_add(len);
     let mut next = 0;
@@ -63,14 +63,13 @@ fn holding(mappings: &[Mapping], offset: u64, len: u64) -> impl Iterator<Item = 
     })
 }
 
-/// Returns whether the CPU may read some of the `len` bytes from `offset` on, and not write them, in mappings that
-/// lie side by side.
+/// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on, in adjacent
+/// mappings.
 pub(crate) fn is_read_only_for_cpu(mappings: &[Mapping], offset: u64, len: u64) -> bool {
     holding(mappings, offset, len).any(|mapping| mapping.host() == Access::Read)
 }
 
-/// Returns the least access of GPU `gpu` to the mappings that lie side by side and hold `len` bytes from
-/// `offset` on.
+/// Returns the least access of GPU `gpu` to the adjacent mappings that contain `len` bytes from `offset` on.
 ///
 /// # Errors
 /// As [`Mapping::access`](crate::vmm::Mapping::access).

@@ -1,4 +1,4 @@
-//! Work in flight that relies on a pool's grants.
+//! Tracks work in flight that relies on a pool's grants.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,24 +9,24 @@ use crate::{Error, Result};
 
 /// The number of safe calls and tickets that rely on the grants of one pool.
 ///
-/// Grants of other memory change only through `&mut`, which nobody has while a call borrows the memory or a
-/// ticket owns it. Pools are shared by their allocations, so their grants change through `&self`.
+/// Grants of other memory change only through `&mut`, which does not exist while a call borrows the memory or
+/// a ticket owns it. Allocations share their pool, so a pool's grants change through `&self`.
 #[derive(Debug, Default)]
 pub(crate) struct GrantUses {
     count: AtomicU64,
-    /// Held while access is taken away, and while a use begins.
+    /// Held while access is revoked, and while a use begins.
     changing: Mutex<()>,
 }
 
 impl GrantUses {
-    /// Begins a use: no access is taken away until the result is dropped. Access is checked after this call.
+    /// Begins a use: no access is revoked until the result is dropped. Check access after this call.
     pub(crate) fn begin(self: &Arc<Self>) -> GrantUse {
         let _changing = lock(&self.changing);
         self.count.fetch_add(1, Ordering::Relaxed);
         GrantUse(Arc::clone(self))
     }
 
-    /// Runs `change`, which sets `access`, unless it takes access away that is in use.
+    /// Runs `change`, which sets `access`, unless it revokes access that is in use.
     ///
     /// # Errors
     /// [`Error::StillHeld`]; those of `change`.

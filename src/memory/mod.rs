@@ -1,4 +1,4 @@
-//! What all memory of this crate has in common, and how the CPU reaches it safely.
+//! Interfaces that all memory of this crate shares, and the CPU's safe access to it.
 
 mod cursor;
 mod gpu;
@@ -26,30 +26,32 @@ mod sealed {
     use crate::driver::{Access, StreamHandle};
 
     pub trait Sealed {
-        /// Returns what `engine` of GPU `gpu` may do with `len` bytes from `offset` on: the least over the range.
+        /// Returns what `engine` of GPU `gpu` may do with `len` bytes from `offset` on: the least over the
+        /// range.
         ///
-        /// The driver is asked about mappings (`cuMemGetAccess`) and pools (`cuMemPoolGetAccess`), because unsafe
-        /// code can change their grants. Memory whose access is fixed at allocation is answered from its type.
+        /// Queries the driver for mappings (`cuMemGetAccess`) and pools (`cuMemPoolGetAccess`), because
+        /// unsafe code can change their grants. For memory whose access is fixed at allocation the type
+        /// decides.
         ///
         /// # Errors
-        /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's.
+        /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's error.
         fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access>;
 
-        /// Returns whether the CPU may read some of `len` bytes from `offset` on, and not write them.
+        /// Returns whether the CPU may read, but not write, some of `len` bytes from `offset` on.
         fn is_read_only_for_cpu(&self, _offset: u64, _len: u64) -> bool {
             false
         }
 
-        /// Keeps safe calls from taking access to the memory away while the result lives. `None` for memory whose
-        /// grants change only through `&mut`.
+        /// Keeps safe calls from revoking access to the memory while the result lives. `None` for memory
+        /// whose grants change only through `&mut`.
         fn hold_grants(&self) -> Option<GrantUse> {
             None
         }
 
-        /// Makes work put on `stream` from now on come after the memory's allocation.
+        /// Orders work submitted to `stream` from now on after the memory's allocation.
         ///
         /// # Errors
-        /// The driver's.
+        /// The driver's errors.
         ///
         /// # Safety
         /// `stream` is a live stream of the memory's driver.
@@ -66,21 +68,21 @@ pub(crate) use sealed::{Engine, GrantUse, Sealed};
 
 /// Memory with an address in CUDA's unified address space.
 pub trait Memory: Sealed {
-    /// The driver that the memory belongs to.
+    /// Returns the memory's driver.
     fn driver(&self) -> &Driver;
-    /// The address of the first byte, the same for every GPU and, for host memory, for the CPU.
+    /// Returns the address of the first byte, the same for every GPU and, for host memory, for the CPU.
     fn device_ptr(&self) -> DevicePtr;
-    /// The usable bytes.
+    /// Returns the number of usable bytes.
     fn len(&self) -> u64;
-    /// Where the memory lies.
+    /// Returns the memory's location.
     fn location(&self) -> Location;
 
-    /// Whether there are no bytes; memory of this crate always has some.
+    /// Returns whether there are no bytes; memory of this crate always has some.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address `offset` bytes into the memory, after a check that `len` bytes follow there.
+    /// Checks that `len` bytes follow at `offset`; returns the address there.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -90,7 +92,7 @@ pub trait Memory: Sealed {
     }
 }
 
-/// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may have at once.
+/// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may both have.
 impl<M: Memory + ?Sized> Sealed for Arc<M> {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         (**self).gpu_access(gpu, engine, offset, len)

@@ -1,4 +1,4 @@
-//! Large copies by several threads.
+//! Copies large memory with several threads.
 
 #[cfg(test)]
 mod tests;
@@ -15,12 +15,13 @@ use crate::per_driver::lock;
 use crate::topology::{CpuSet, ThreadBinding, Topology};
 use crate::{Error, Result};
 
-/// One thread for so many bytes: starting it takes about a hundredth of the time of copying them.
+/// One thread per this many bytes: starting a thread takes about a hundredth of the time of copying them.
 const BYTES_PER_THREAD: u64 = 8 << 20;
-/// What a thread takes at a time, so that the fast ones do more: between these, in multiples of the first.
+/// The smallest piece that a thread takes at a time; pieces are multiples of it. Fast threads take more
+/// pieces.
 const LEAST_PIECE: usize = 2 << 20;
 const MOST_PIECE: usize = 16 << 20;
-/// A thread that copies needs little.
+/// The stack of a copying thread, which needs little.
 const STACK: usize = 256 << 10;
 /// Pieces for each thread, within those limits.
 const PIECES_PER_THREAD: usize = 4;
@@ -54,9 +55,9 @@ const PIECES_PER_THREAD: usize = 4;
 #[must_use = "options do nothing by themselves"]
 pub struct ParallelCopy {
     threads: usize,
-    /// To which the threads are bound; none where it is empty.
+    /// The CPUs to bind the threads to; empty: none.
     cpus: CpuSet,
-    /// The bytes of a thread's stack.
+    /// The stack of a thread, in bytes.
     stack: usize,
 }
 
@@ -67,8 +68,8 @@ impl Default for ParallelCopy {
 }
 
 impl ParallelCopy {
-    /// As many threads as the process may run at once
-    /// ([`available_parallelism`](thread::available_parallelism)), bound to no CPUs.
+    /// Uses as many threads as the process may run at once
+    /// ([`available_parallelism`](thread::available_parallelism)), not bound to CPUs.
     pub fn new() -> Self {
         let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
@@ -78,9 +79,9 @@ impl ParallelCopy {
         }
     }
 
-    /// As many threads as `node` has CPUs that the calling thread may use, bound to them, and no more than
-    /// [`new`](Self::new) takes. Where there are no such CPUs, and where the topology is simulated or of
-    /// another machine, the same as `new`.
+    /// Uses as many threads as `node` has CPUs that the calling thread may use, bound to them, and at most as
+    /// many as [`new`](Self::new). If there are no such CPUs, or the topology is simulated or of another
+    /// machine, this is `new`.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`].
@@ -98,11 +99,11 @@ impl ParallelCopy {
         })
     }
 
-    /// The same for the node that `memory` lies on; [`new`](Self::new) for memory on no known host node.
-    /// Of memory on several nodes, the first part counts.
+    /// As [`on`](Self::on), for the node that `memory` lies on; [`new`](Self::new) for memory on no known
+    /// host node. For memory on several nodes, the first part counts.
     ///
     /// # Errors
-    /// [`Error::NoSuchNode`] where the topology is of another machine than the memory.
+    /// [`Error::NoSuchNode`] if the topology is of another machine than the memory.
     pub fn near(topology: &Topology, memory: &impl Memory) -> Result<Self> {
         match memory.location() {
             Location::HostNuma(node) => Self::on(topology, NodeId(node)),
@@ -110,7 +111,7 @@ impl ParallelCopy {
         }
     }
 
-    /// How many threads work at most, the calling one included: 1 or more.
+    /// Sets the most threads, including the calling one: 1 or more.
     pub const fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
@@ -174,7 +175,7 @@ impl ParallelCopy {
         self.run(cut.threads, pieces, |(at, end)| to.fill(at, end - at, byte))
     }
 
-    /// How a range is cut into pieces; `None` where one thread is to do it.
+    /// Cuts a range into pieces; `None` if one thread is to do it.
     fn cut(&self, range: &CpuView<'_>) -> Result<Option<Cut>> {
         let threads = self.threads_for(range.len())?;
         if threads == 1 {
@@ -213,7 +214,7 @@ impl ParallelCopy {
         let result = Mutex::new(Ok(()));
         let work_off = || {
             loop {
-                // A statement of its own, so that the lock is not held while this thread copies.
+                // A separate statement, so that the lock is not held while this thread copies.
                 let Some(piece) = lock(&pieces).next() else {
                     return;
                 };
@@ -254,15 +255,15 @@ impl ParallelCopy {
     }
 }
 
-/// The part of a view, which the CPU may write.
+/// Returns a part of a view, which the CPU may write.
 fn writable(view: CpuView<'_>, offset: u64, len: u64) -> Result<CpuView<'_>> {
     let part = view.slice(offset, len)?;
-    // An empty write asks whether the view is writable.
+    // An empty write fails unless the view is writable.
     part.write_at::<u8>(0, &[])?;
     Ok(part)
 }
 
-/// A first piece that ends at a multiple of [`LEAST_PIECE`], and pieces of one size, the last one less.
+/// A first piece that ends at a multiple of [`LEAST_PIECE`], then pieces of one size; the last is smaller.
 #[derive(Clone, Copy)]
 struct Cut {
     threads: usize,
@@ -271,7 +272,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Where the pieces begin, without end.
+    /// Iterates over the starts of pieces, without end.
     fn offsets(self) -> impl Iterator<Item = u64> + Send {
         let rest = (0_u64..).map(move |index| (self.first as u64) + index * self.piece as u64);
         std::iter::once(0).chain(rest)

@@ -1,4 +1,4 @@
-//! Memory that the CPU can reach, whatever it was made by.
+//! Memory that the CPU can access, of any type.
 
 use std::ops::Deref;
 use std::rc::Rc;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::CpuView;
 use crate::Result;
 
-/// Memory with a window for the CPU: for functions that take any of them.
+/// Memory with a CPU view, for functions that accept any such type.
 ///
-/// All memory of this crate but that of one GPU alone implements it, and so do references, `Box`, `Rc` and
-/// `Arc`. A type of your own that owns such memory can lend its window on:
+/// All memory of this crate implements it, except that of a single GPU, and so do references, `Box`, `Rc` and
+/// `Arc`. A type of your own that owns such memory can lend its view:
 ///
 /// ```
 /// use egmem::memory::{CpuMemory, CpuView};
@@ -37,11 +37,11 @@ use crate::Result;
 /// # Ok::<(), egmem::Error>(())
 /// ```
 pub trait CpuMemory {
-    /// The CPU's window on the memory. Pool memory waits for the work on its streams first.
+    /// Returns the CPU's view of the memory. Pool memory waits for the work on its streams first.
     ///
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the CPU may at least read; for pool
-    /// memory, what work on its streams failed with.
+    /// memory, the error of work on its streams.
     fn cpu(&self) -> Result<CpuView<'_>>;
 }
 
@@ -51,7 +51,7 @@ impl CpuMemory for CpuView<'_> {
     }
 }
 
-/// Implements [`CpuMemory`] for a type whose own `cpu` lends the window.
+/// Implements [`CpuMemory`] for a type whose own `cpu` lends the view.
 macro_rules! impl_cpu_memory {
     ($name:ty) => {
         impl $crate::memory::CpuMemory for $name {
@@ -63,7 +63,7 @@ macro_rules! impl_cpu_memory {
 }
 pub(crate) use impl_cpu_memory;
 
-/// For pointers to such memory.
+/// Implements it for pointers to such memory.
 macro_rules! lends_through {
     ($($pointer:ty),*) => {$(
         impl<M: CpuMemory + ?Sized> CpuMemory for $pointer {

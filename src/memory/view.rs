@@ -1,4 +1,4 @@
-//! The CPU's window on memory that others may write meanwhile.
+//! The CPU's view of memory that other code may write meanwhile.
 
 use std::marker::PhantomData;
 use std::mem::size_of_val;
@@ -9,24 +9,24 @@ use super::{check_range, words};
 use crate::driver::{DevicePtr, Location};
 use crate::{Error, Result};
 
-/// A window through which the CPU reads and writes memory that others may write meanwhile.
+/// A view through which the CPU reads and writes memory that other code may write meanwhile.
 ///
-/// GPUs, other processes and other threads may share the bytes, so they are never lent as `&[T]`.
+/// GPUs, other processes and other threads may access the bytes, so they are never lent as `&[T]`.
 ///
 /// # Concurrent writers
-/// Copies access the memory by relaxed atomic accesses of whole words, 8 bytes that are aligned to 8, so
-/// a concurrent writer is no data race:
-/// - An aligned value of 1, 2, 4 or 8 bytes is read and written whole. Larger and unaligned values may
-///   be torn: a reader may see a part of an old and a part of a new value.
+/// Copies access the memory by relaxed atomic accesses of whole words, 8 bytes that are aligned to 8, so a
+/// concurrent write is not a data race:
+/// - An aligned value of 1, 2, 4 or 8 bytes is read and written whole. Larger and unaligned values may be
+///   torn: a reader may see a part of an old and a part of a new value.
 /// - The order in which a copy accesses its words is not specified.
-/// - Bytes beside those written keep what others write to them.
+/// - Bytes beside those written keep what other code writes to them.
 ///
-/// Nothing orders a copy against other threads' copies or against GPU work: synchronise the threads, and
-/// the stream of the GPU's work.
+/// Nothing orders a copy against other threads' copies or against GPU work: synchronise the threads, and the
+/// stream of the GPU's work.
 ///
-/// Long copies are assembly on x86-64 and aarch64, which the compiler does not see into. It does what the
-/// loop over `AtomicU64` of other processors does, one aligned access for each word or
-/// pair of words. The processors' manuals guarantee that such an access is not split. docs/performance.md compares it with
+/// Long copies are assembly on x86-64 and aarch64, which is opaque to the compiler. It does the same as the
+/// loop over `AtomicU64` on other processors: one aligned access for each word or pair of words. The
+/// processors' manuals guarantee that such an access is not split. docs/performance.md compares it with
 /// libc's `memcpy`.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuView<'a> {
@@ -43,12 +43,12 @@ unsafe impl Send for CpuView<'_> {}
 unsafe impl Sync for CpuView<'_> {}
 
 impl<'a> CpuView<'a> {
-    /// A window on `len` bytes at `base`.
+    /// Creates a view of `len` bytes at `base`.
     ///
     /// # Safety
-    /// For `'a` the range, widened to multiples of 8, must stay mapped and readable by the CPU, and
-    /// writable too if `writable`; whoever else accesses it in this process must do so atomically in
-    /// the same words, or be ordered by other means. (Atomic accesses of different sizes race.)
+    /// For `'a` the range, widened to multiples of 8, must stay mapped and readable by the CPU, and writable
+    /// too if `writable`. Any other access to it in this process must be atomic in the same words, or ordered
+    /// by other means. (Atomic accesses of different sizes race.)
     pub(crate) unsafe fn new(base: DevicePtr, len: u64, writable: bool) -> Self {
         Self {
             base: std::ptr::with_exposed_provenance_mut(base.0 as usize),
@@ -58,22 +58,22 @@ impl<'a> CpuView<'a> {
         }
     }
 
-    /// The bytes in the window.
+    /// Returns the number of bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the window is empty.
+    /// Returns whether the view is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the CPU may write.
+    /// Returns whether the CPU may write.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// The address of the first byte, for code of your own.
+    /// Returns the address of the first byte, for code of your own.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base
     }
@@ -81,7 +81,7 @@ impl<'a> CpuView<'a> {
     /// Copies `values` to `offset` bytes from the start.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] where the CPU may only read.
+    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] if the CPU may only read.
     pub fn write_at<T: NoUninit>(&self, offset: u64, values: &[T]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let at = self.check_write(offset, bytes.len() as u64)?;
@@ -135,7 +135,7 @@ impl<'a> CpuView<'a> {
         Ok(())
     }
 
-    /// A smaller window.
+    /// Returns a view of a part.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -217,7 +217,7 @@ pub(super) mod tests {
         let view = view(&mut memory, true);
         std::thread::scope(|scope| {
             for byte in 0..8_u8 {
-                // Each has one byte of the first word and one of the last.
+                // Each thread owns one byte of the first word and one of the last.
                 scope.spawn(move || {
                     for round in 0..=200_u8 {
                         view.put(byte.into(), round).unwrap();

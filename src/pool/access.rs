@@ -1,11 +1,11 @@
-//! What may be done with a pool's memory, whether the pool is this process's or another's.
+//! Access to a pool's memory, for pools of this process and of others.
 
 use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle};
 use crate::explain::explain_access;
 use crate::memory::GrantUses;
 use crate::{Error, Result};
 
-/// What a pool is asked by: its driver, the API that it belongs to, its handle; and who uses its grants.
+/// A pool's driver, API and handle, and the uses of its grants.
 #[derive(Clone, Copy)]
 pub(super) struct Granting<'a> {
     driver: &'a Driver,
@@ -39,8 +39,8 @@ impl<'a> Granting<'a> {
         }
         let calls = self.driver.pools(self.api)?;
         self.uses.change(access, || {
-            // SAFETY: the pool lives, as `new` asks; the CPU's access is never taken away, as just
-            // checked, so views stay valid; work of safe calls counts among the uses.
+            // SAFETY: the pool lives, as `new` requires; the CPU's access is never revoked, as just checked,
+            // so views stay valid; work of safe calls counts among the uses.
             unsafe { calls.pool_set_access(self.handle, access) }
                 .map_err(|error| explain_access(self.driver, error, access))
         })
@@ -49,22 +49,19 @@ impl<'a> Granting<'a> {
     /// As [`Pool::access`](super::Pool::access).
     pub(super) fn get(self, location: Location) -> Result<Access> {
         let calls = self.driver.pools(self.api)?;
-        // SAFETY: the pool lives, as `new` asks.
+        // SAFETY: the pool lives, as `new` requires.
         let flags = unsafe { calls.pool_get_access(self.handle, location)? };
         Access::from_flags(flags)
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
 }
 
-/// What pools can be granted at all.
+/// Checks what pools can be granted at all.
 fn check(access: &[AccessDesc]) -> Result<()> {
     if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
         return Err(Error::invalid(
             "access",
-            format!(
-                "a pool cannot be granted to {} for reading alone",
-                desc.location
-            ),
+            format!("a pool cannot be granted to {} read-only", desc.location),
         ));
     }
     if let Some(desc) = access

@@ -11,9 +11,9 @@ use crate::{Error, Result};
 
 /// Memory of a pool, freed in the order of a stream.
 ///
-/// It belongs to the stream it was allocated on. Another stream may use it after
-/// [`use_on`](Self::use_on), which orders that stream after the allocation and the free after that
-/// stream. Dropped, it is freed on its own stream, after the work of all streams it was used on.
+/// It belongs to the stream it was allocated on. Another stream may use it after [`use_on`](Self::use_on),
+/// which orders that stream after the allocation and the free after that stream. Dropping it frees it on its
+/// own stream, after the work of all streams that used it.
 #[derive(Debug)]
 pub struct PoolBuffer {
     pool: Arc<Inner>,
@@ -34,10 +34,10 @@ impl PoolBuffer {
         }
     }
 
-    /// Lets work put on `stream` from now on use the memory.
+    /// Lets work submitted to `stream` from now on use the memory.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] for another driver's stream.
+    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's stream.
     pub fn use_on(&mut self, stream: &Stream) -> Result<()> {
         self.pool.driver.expect_same(stream.driver(), "stream")?;
         if self.is_user(stream) {
@@ -48,18 +48,18 @@ impl PoolBuffer {
         Ok(())
     }
 
-    /// Frees the memory after all work by now on `stream` and on every stream that used it.
+    /// Frees the memory after all work submitted so far to `stream` and to every stream that used it.
     ///
     /// Source: `cuMemFreeAsync`, `cudaFreeAsync`.
     ///
     /// # Errors
-    /// The driver's, after a second try where that is possible. [`Error::InvalidArgument`] for another
+    /// The driver's errors, after a second try if that is possible. [`Error::InvalidArgument`] for another
     /// driver's stream: the memory is then freed on its own.
     pub fn free_on(self, stream: &Stream) -> Result<()> {
         self.pool.driver.expect_same(stream.driver(), "stream")?;
         let this = std::mem::ManuallyDrop::new(self);
         let result = this.free(stream);
-        // SAFETY: `this` is never used or dropped again, so each field is read out exactly once.
+        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
         unsafe {
             drop(std::ptr::read(&this.pool));
             drop(std::ptr::read(&this.stream));
@@ -68,11 +68,11 @@ impl PoolBuffer {
         result
     }
 
-    /// The CPU's window on the bytes, once the work of every stream that uses them is done.
+    /// Returns the CPU's view of the bytes, after the work of every stream that uses them.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] where the CPU cannot reach the pool's memory, and what earlier work
-    /// on the streams failed with.
+    /// [`Error::NotAccessible`] if the CPU cannot reach the pool's memory, and the error of earlier work on
+    /// the streams.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.pool.props.location.is_host() {
             return Err(Error::NotAccessible {
@@ -90,12 +90,12 @@ impl PoolBuffer {
         Ok(unsafe { CpuView::new(self.start, self.len, true) })
     }
 
-    /// The pool that it is from.
+    /// Returns the pool that it was allocated from.
     pub fn pool(&self) -> Pool {
         Pool(Arc::clone(&self.pool))
     }
 
-    /// The stream that the memory was allocated on.
+    /// Returns the stream that the memory was allocated on.
     pub const fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -106,16 +106,16 @@ impl PoolBuffer {
             .any(|user| user.handle() == stream.handle())
     }
 
-    /// At most once: the address may be somebody else's afterwards.
+    /// Frees the memory; called at most once, because the address may be reused afterwards.
     fn free(&self, stream: &Stream) -> Result<()> {
         let mut ordered = Ok(());
         for user in std::iter::once(&self.stream).chain(&self.users) {
-            // Where a stream cannot be ordered by an event, waiting for it does as well.
+            // If an event cannot order a stream, waiting for it does.
             let result = stream.wait_for(user).or_else(|_| user.synchronize());
             ordered = ordered.and(result);
         }
         let freed = give_back(|| {
-            // SAFETY: owned by `self`, which is at its end; the free comes after all known work.
+            // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
             unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
         });
         freed.and(ordered)
@@ -139,7 +139,7 @@ impl Sealed for PoolBuffer {
         }
         let allocated = Event::new(&self.pool.driver, self.stream.device(), false)?;
         allocated.record(&self.stream)?;
-        // SAFETY: the stream is live by the caller's word, the event is owned here.
+        // SAFETY: the caller promises that the stream is live; the event is owned here.
         unsafe {
             self.pool
                 .driver

@@ -1,4 +1,4 @@
-//! A pool as a device's current one, from which plain `cudaMallocAsync` draws.
+//! Makes a pool a device's current one, from which plain `cudaMallocAsync` allocates.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,19 +9,19 @@ use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-/// The devices whose current pool is a guard's, each with its driver's address. The lock is held
-/// over every change and every allocation that goes by the current pool, so that no allocation is
-/// taken for one of another pool.
+/// The devices whose current pool belongs to a guard, each with its driver's address. The lock is held over
+/// every change and every allocation from the current pool, so that an allocation cannot come from another
+/// pool.
 static CURRENT: Mutex<Vec<(usize, i32)>> = Mutex::new(Vec::new());
 
 fn current() -> MutexGuard<'static, Vec<(usize, i32)>> {
     CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While it lives, the pool is the device's current one, for everybody in this process.
+/// While it lives, the pool is the device's current one, for the whole process.
 ///
-/// There is one guard for a device at a time: with two, the earlier pool could become current again
-/// after its end.
+/// A device has one guard at a time: with two, the earlier pool could become current again after it was
+/// destroyed.
 #[derive(Debug)]
 #[must_use = "dropped, it makes the earlier pool current again"]
 pub struct DevicePoolGuard {
@@ -36,9 +36,9 @@ impl Pool {
     /// Source: `cuDeviceSetMemPool`, `cudaDeviceSetMemPool`.
     ///
     /// # Errors
-    /// [`Error::PlatformUnsupported`] where a host pool cannot be a device's pool, as on x86
-    /// machines with CUDA 13.0: allocate from the pool itself there. [`Error::InvalidArgument`]
-    /// while another guard lives for the device; [`Error::NoSuchGpu`].
+    /// [`Error::PlatformUnsupported`] if a host pool cannot be a device's pool, as on x86 machines with CUDA
+    /// 13.0: allocate from the pool itself there. [`Error::InvalidArgument`] while another guard lives for
+    /// the device; [`Error::NoSuchGpu`].
     pub fn make_current(&self, device: i32) -> Result<DevicePoolGuard> {
         let calls = self.0.calls()?;
         let mut current = current();
@@ -52,7 +52,7 @@ impl Pool {
         let previous = calls
             .device_pool(device)
             .map_err(|error| name_missing_gpu(self.driver(), error, device))?;
-        // SAFETY: the guard holds the pool for as long as it is current.
+        // SAFETY: the guard holds the pool while it is current.
         unsafe { calls.device_set_pool(device, self.handle()) }.map_err(|error| match error {
             Error::Driver(source)
                 if self.props().location.is_host()
@@ -80,8 +80,8 @@ impl DevicePoolGuard {
     /// Source: `cuMemAllocAsync`, `cudaMallocAsync`.
     ///
     /// # Errors
-    /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU, or where code
-    /// outside this crate has made another pool current meanwhile.
+    /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU, or if code outside this
+    /// crate has made another pool current meanwhile.
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.pool.driver().expect_same(stream.driver(), "stream")?;
         if stream.device() != self.device || bytes == 0 {
@@ -115,8 +115,8 @@ impl Drop for DevicePoolGuard {
         let mut current = current();
         current.retain(|&other| other != key);
         give_back_or_log(self.pool.driver(), "a device's current pool", || {
-            // SAFETY: the earlier pool was current before and no guard's, so it is the device's
-            // default one, or somebody outside this crate keeps it alive.
+            // SAFETY: the earlier pool was current before and did not belong to a guard, so it is the
+            // device's default one, or code outside this crate keeps it alive.
             unsafe {
                 self.pool
                     .0

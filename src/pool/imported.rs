@@ -21,10 +21,10 @@ use crate::teardown::{give_back, give_back_or_log, log_lost};
 use crate::{Error, Result};
 
 impl Pool {
-    /// Exports the pool: whoever has the handle reaches all of its memory, present and future.
+    /// Exports the pool: the handle grants access to all of its memory, present and future.
     ///
-    /// Source: `cuMemPoolExportToShareableHandle`. A pool that can be exported as fabric is only
-    /// made where plain fabric memory could be had: drivers corrupt the heap otherwise.
+    /// Source: `cuMemPoolExportToShareableHandle`. A pool that can be exported as fabric is created only if
+    /// plain fabric memory works: otherwise drivers corrupt the process's heap.
     pub(crate) fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
         if !self.0.props.handle_types.contains(handle_type.into()) {
             return Err(Error::invalid(
@@ -35,8 +35,7 @@ impl Pool {
                 ),
             ));
         }
-        // SAFETY: `self` keeps the handle alive.
-        // The driver API's call serves pools of both.
+        // SAFETY: `self` keeps the handle alive. The driver API's call works for pools of both APIs.
         unsafe {
             self.0
                 .driver
@@ -47,7 +46,7 @@ impl Pool {
 }
 
 impl PoolBuffer {
-    /// What an importer of the pool needs to import this. The allocation has happened then.
+    /// Returns what an importer of the pool needs to import this allocation, which has happened then.
     ///
     /// Source: `cuMemPoolExportPointer`, which needs the pool to have been exported.
     pub(crate) fn export_pointer(&self) -> Result<PoolPtrExport> {
@@ -60,10 +59,10 @@ impl PoolBuffer {
 /// `CU_MEMORYTYPE_HOST`
 const HOST_MEMORY: u64 = 1;
 
-/// Another process's pool. Nothing can be allocated from it, only the other's allocations imported.
+/// Another process's pool. It imports that process's allocations; nothing can be allocated from it.
 ///
-/// Received by [`Channel::receive_pool`](crate::share::Channel::receive_pool), where an example is.
-/// Clones are the same pool; it is given back with the last clone and allocation.
+/// [`Channel::receive_pool`](crate::share::Channel::receive_pool) returns it, with an example. Clones are the
+/// same pool; it is released with the last clone and allocation.
 #[derive(Clone, Debug)]
 pub struct ImportedPool(Arc<Imported>);
 
@@ -72,14 +71,14 @@ struct Imported {
     driver: Driver,
     handle: PoolHandle,
     location: Location,
-    /// How often the driver has imported it: it counts, and has one handle for all imports.
+    /// How often the driver has imported it: the driver counts imports, and has one handle for all.
     imports: AtomicU32,
     /// Work in flight that relies on the pool's grants.
     uses: Arc<GrantUses>,
 }
 
-/// The imported pools of this process, by driver and handle. All imports of a pool share its grants, so they share
-/// the count of its uses too.
+/// The imported pools of this process, by driver and handle. All imports of a pool share its grants, and so
+/// the count of their uses.
 fn imported() -> MutexGuard<'static, HashMap<(usize, PoolHandle), Weak<Imported>>> {
     type All = Mutex<HashMap<(usize, PoolHandle), Weak<Imported>>>;
     static IMPORTED: LazyLock<All> = LazyLock::new(Mutex::default);
@@ -117,7 +116,8 @@ impl Drop for Imported {
     fn drop(&mut self) {
         for _ in 0..*self.imports.get_mut() {
             give_back_or_log(&self.driver, "an imported pool", || {
-                // SAFETY: owned by `self`, and imported that often; allocations hold a reference, so none is left.
+                // SAFETY: owned by `self`, and imported this often; allocations hold a reference, so none is
+                // left.
                 unsafe { self.calls()?.pool_destroy(self.handle) }
             });
         }
@@ -125,8 +125,8 @@ impl Drop for Imported {
 }
 
 impl ImportedPool {
-    /// Imports a pool, which is at `location` on its exporter's word, and grants it to every GPU if
-    /// it is the host's, and to the GPU whose it is.
+    /// Imports a pool, which lies at `location` according to its exporter. Grants host memory to every GPU,
+    /// and a GPU's memory to that GPU.
     ///
     /// Source: `cuMemPoolImportFromShareableHandle`.
     pub(crate) fn import(
@@ -160,39 +160,39 @@ impl ImportedPool {
         self.granting().set(access)
     }
 
-    /// What `location` may do with the pool's memory.
+    /// Returns what `location` may do with the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    /// The driver's errors, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
         self.granting().get(location.into())
     }
 
-    /// Where the pool's memory lies, on its exporter's word.
+    /// Returns the location of the pool's memory, as its exporter claims.
     pub fn location(&self) -> Location {
         self.0.location
     }
 
-    /// The driver it belongs to.
+    /// Returns the pool's driver.
     pub fn driver(&self) -> &Driver {
         &self.0.driver
     }
 
-    /// Whether the CPU reaches memory of the pool, as the driver says.
+    /// Returns whether the driver says that the CPU reaches the pool's memory.
     fn cpu_reaches(&self, start: DevicePtr) -> bool {
         let attribute = |attribute| self.0.driver.pointer_attribute(start, attribute);
         let has_address = attribute(PointerAttribute::HostPointer).is_ok_and(|at| at == start.0);
-        // In case a driver knows no host pointers of imported memory.
+        // For drivers that know no host pointers of imported memory.
         has_address
             || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
                 && self.0.location.is_host()
                 && self.access(self.0.location) == Ok(Access::ReadWrite))
     }
 
-    /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it for as long
-    /// as `tether` is open.
+    /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it while `tether` is
+    /// open.
     ///
     /// Source: `cuMemPoolImportPointer`.
     pub(crate) fn import_pointer(
@@ -218,13 +218,13 @@ impl ImportedPool {
                 _ => error,
             })?;
             if !live.insert((driver.address(), start)) {
-                // A driver that gives the same address again: freed for one of two owners, it would
-                // be gone for the other as well.
+                // The driver returned the same address again: a free by one of two owners would free it for
+                // the other as well.
                 return Err(again());
             }
             start
         };
-        // Owned from here on, so that a failing step gives it back.
+        // Owned from here on, so that a failing step releases it.
         let mut buffer = ImportedPoolBuffer {
             pool: Arc::clone(&self.0),
             start,
@@ -233,11 +233,11 @@ impl ImportedPool {
             stream: stream.clone(),
             tether: Some(tether),
         };
-        // Its size and whether the CPU reaches it are what the driver says, not what a peer does.
+        // The driver, not the peer, decides its size and whether the CPU reaches it.
         let size = driver
             .mem_address_range(start)
             .map(|(base, size)| match base {
-                // What mapped host memory answers: see docs/driver-behaviour.md.
+                // The answer for mapped host memory: see docs/driver-behaviour.md.
                 DevicePtr(0) => size,
                 base => size.saturating_sub(start.0.saturating_sub(base.0)),
             })
@@ -251,8 +251,8 @@ impl ImportedPool {
     }
 }
 
-/// The imported allocations of this process, by driver and address: a peer that sends one twice must
-/// not make two owners of it.
+/// The imported allocations of this process, by driver and address: a peer that sends one twice must not
+/// create two owners.
 fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
     static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -260,8 +260,8 @@ fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
 
 /// An allocation of another process's pool.
 ///
-/// Dropped, it is freed on its stream, after the work there, and the exporter is told once that is
-/// done; so dropping waits for the stream. Work on other streams must have finished before.
+/// Dropping it frees it on its stream, after the work there, and tells the exporter once that is done; so the
+/// drop waits for the stream. Work on other streams must have finished before.
 #[derive(Debug)]
 pub struct ImportedPoolBuffer {
     pool: Arc<Imported>,
@@ -270,16 +270,16 @@ pub struct ImportedPoolBuffer {
     /// Whether the CPU reaches it.
     cpu: bool,
     stream: Stream,
-    /// Closed, it tells the exporter that this process has freed the memory.
+    /// Closing it tells the exporter that this process has freed the memory.
     tether: Option<OwnedFd>,
 }
 
 impl ImportedPoolBuffer {
-    /// The CPU's window on the bytes, once the work on the stream is done.
+    /// Returns the CPU's view of the bytes, after the work on the stream.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] where the CPU cannot reach the memory, and what earlier work on the
-    /// stream failed with.
+    /// [`Error::NotAccessible`] if the CPU cannot reach the memory, and the error of earlier work on the
+    /// stream.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.cpu {
             return Err(Error::NotAccessible {
@@ -289,28 +289,28 @@ impl ImportedPoolBuffer {
             });
         }
         self.stream.synchronize()?;
-        // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver said when it was
-        // imported; until `self` is freed. Pools give units larger than a word, and know no access
-        // but reading and writing. Safe code reaches it through atomic views only.
+        // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
+        // `self` is freed. Pools allocate in units larger than a word, and their only access is reading and
+        // writing. Safe code reaches it through atomic views only.
         Ok(unsafe { CpuView::new(self.start, self.len, true) })
     }
 
-    /// The pool it is from.
+    /// Returns the pool that it belongs to.
     pub fn pool(&self) -> ImportedPool {
         ImportedPool(Arc::clone(&self.pool))
     }
 
-    /// The stream that it will be freed on.
+    /// Returns the stream that it will be freed on.
     pub const fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Frees it and says how that went.
+    /// Frees the allocation.
     ///
     /// Source: `cuMemFreeAsync`, then `cuStreamSynchronize`.
     ///
     /// # Errors
-    /// The driver's: the exporter then keeps the memory until this process ends.
+    /// The driver's errors: the exporter then keeps the memory until this process ends.
     pub fn free(mut self) -> Result<()> {
         self.free_once()
     }
@@ -322,7 +322,7 @@ impl ImportedPoolBuffer {
         let freed = {
             let mut live = live();
             let freed = give_back(|| {
-                // SAFETY: owned by `self`, which is at its end, and by nobody else, as `live` shows;
+                // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
                 // the free comes after the stream's work.
                 unsafe {
                     self.pool
@@ -337,7 +337,7 @@ impl ImportedPoolBuffer {
         }
         .and_then(|()| give_back(|| self.stream.synchronize()));
         if freed.is_err() {
-            // It may be in use still: never say otherwise.
+            // It may still be in use: the exporter must not be told otherwise.
             std::mem::forget(tether);
         }
         freed

@@ -1,8 +1,8 @@
 //! Stream-ordered memory pools on host nodes and GPUs.
 //!
-//! An allocation is ordered like work on a stream: the bytes may be used by what comes after it on
-//! that stream, and may be given to somebody else after the free. [`PoolBuffer`] keeps that order
-//! for other streams and for the CPU too.
+//! An allocation is ordered like work on a stream: later work on that stream may use the bytes, and after the
+//! free other allocations may reuse them. [`PoolBuffer`] keeps that order for other streams and for the CPU
+//! too.
 
 mod access;
 mod buffer;
@@ -62,7 +62,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The calls of the pool's API, which was there when the pool was made.
+    /// Returns the calls of the pool's API, which was available when the pool was created.
     fn calls(&self) -> Result<&dyn PoolCalls> {
         self.driver.pools(self.api)
     }
@@ -77,7 +77,7 @@ impl Drop for Inner {
     }
 }
 
-/// What a pool holds, in bytes. Source: `CU_MEMPOOL_ATTR_…`.
+/// A pool's memory, in bytes. Source: `CU_MEMPOOL_ATTR_…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     /// Held from the system now.
@@ -91,12 +91,12 @@ pub struct PoolStats {
 }
 
 impl Pool {
-    /// Options for a pool at `location`: a node's id, or any [`Location`].
+    /// Returns options for a pool at `location`: a node's id, or any [`Location`].
     pub fn options(location: impl Into<Location>) -> PoolOptions {
         PoolOptions::at(location.into())
     }
 
-    /// Allocates `bytes`, usable by work put on `stream` from now on.
+    /// Allocates `bytes`, usable by work submitted to `stream` from now on.
     ///
     /// Source: `cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`.
     ///
@@ -122,7 +122,7 @@ impl Pool {
         Ok(PoolBuffer::new(Arc::clone(&self.0), start, bytes, stream))
     }
 
-    /// Bytes that the pool holds and nobody uses.
+    /// Returns the bytes that the pool holds and that are not allocated.
     fn idle(&self) -> u64 {
         match (
             self.get(PoolAttribute::ReservedCurrent),
@@ -140,22 +140,22 @@ impl Pool {
 
     /// Changes what GPUs may do with all of the pool's memory, present and future.
     ///
-    /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be taken away.
+    /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be revoked.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for reading alone, which
-    /// pools do not know, and for the CPU's access to a host pool, which stays; [`Error::StillHeld`] for
-    /// access taken away while a copy, a fill or a [ticket](crate::stream::Transfer) for one uses the memory.
+    /// [`Error::NoSuchGpu`], or the driver's; [`Error::InvalidArgument`] for read-only access, which pools do
+    /// not support, and for the CPU's access to a host pool, which stays; [`Error::StillHeld`] for access
+    /// that is revoked while a copy, a fill or a [ticket](crate::stream::Transfer) for one uses the memory.
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
         self.granting().set(access)
     }
 
-    /// What `location` may do with the pool's memory.
+    /// Returns what `location` may do with the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///
     /// # Errors
-    /// The driver's, and [`Error::InvalidArgument`] for flags that this crate does not know.
+    /// The driver's errors, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
         self.granting().get(location.into())
     }
@@ -165,24 +165,24 @@ impl Pool {
     /// Source: `cuMemPoolTrimTo`.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn trim_to(&self, keep: u64) -> Result<()> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.0.calls()?.pool_trim_to(self.0.handle, keep) }
     }
 
-    /// How many bytes the pool keeps at a synchronisation. See [`PoolOptions::release_threshold`].
+    /// Sets how many bytes the pool keeps at a synchronisation. See [`PoolOptions::release_threshold`].
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
         self.set(PoolAttribute::ReleaseThreshold, bytes)
     }
 
-    /// What the pool holds and has allocated.
+    /// Returns what the pool holds and has allocated.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn stats(&self) -> Result<PoolStats> {
         Ok(PoolStats {
             reserved: self.get(PoolAttribute::ReservedCurrent)?,
@@ -192,19 +192,19 @@ impl Pool {
         })
     }
 
-    /// Sets the high-water marks to the present values.
+    /// Resets the high-water marks to the present values.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn reset_high_water(&self) -> Result<()> {
         self.set(PoolAttribute::ReservedHigh, 0)?;
         self.set(PoolAttribute::UsedHigh, 0)
     }
 
-    /// The value of a setting or counter.
+    /// Returns the value of a setting or counter.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn get(&self, attribute: PoolAttribute) -> Result<u64> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.0.calls()?.pool_get_attribute(self.0.handle, attribute) }
@@ -216,31 +216,30 @@ impl Pool {
         unsafe { calls.pool_set_attribute(self.0.handle, attribute, value) }
     }
 
-    /// Location, handle types and largest size.
+    /// Returns location, handle types and largest size.
     pub fn props(&self) -> &PoolProps {
         &self.0.props
     }
 
-    /// Through which API the pool is used.
+    /// Returns the API through which the pool is used.
     pub fn api(&self) -> PoolApi {
         self.0.api
     }
 
-    /// The driver's handle, for calls of your own: `CUmemoryPool`, `cudaMemPool_t`.
+    /// Returns the driver's handle, for calls of your own: `CUmemoryPool`, `cudaMemPool_t`.
     pub fn handle(&self) -> PoolHandle {
         self.0.handle
     }
 
-    /// The driver it belongs to.
+    /// Returns the pool's driver.
     pub fn driver(&self) -> &Driver {
         &self.0.driver
     }
 
-    /// Destroys the pool and says how that went, if this is the last clone and no allocation is
-    /// left; otherwise gives the pool back.
+    /// Destroys the pool if this is the last clone and no allocation is left; otherwise returns it.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub fn destroy(self) -> Result<Result<(), Self>> {
         match Arc::try_unwrap(self.0) {
             Ok(inner) => {

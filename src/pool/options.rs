@@ -1,4 +1,4 @@
-//! What a pool is to be.
+//! Options of a pool.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl Default for Reuse {
     }
 }
 
-/// What a pool is to be; [`create`](Self::create) makes it.
+/// Options of a pool; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct PoolOptions {
@@ -64,34 +64,34 @@ impl PoolOptions {
         }
     }
 
-    /// The most bytes the pool may hold; 0, the default, leaves it to the driver. The driver may
+    /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
     /// round it up to its own unit.
     pub const fn max_size(mut self, bytes: u64) -> Self {
         self.props.max_size = bytes;
         self
     }
 
-    /// How many bytes the pool keeps when a stream, event or device is synchronised; what is free
-    /// beyond goes back to the system. Default 0. `u64::MAX` keeps all.
+    /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
+    /// that go back to the system. Default 0. `u64::MAX` keeps all.
     pub const fn release_threshold(mut self, bytes: u64) -> Self {
         self.release_threshold = bytes;
         self
     }
 
-    /// When memory freed on another stream may be reused.
+    /// Sets when memory freed on another stream may be reused.
     pub const fn reuse(mut self, reuse: Reuse) -> Self {
         self.reuse = reuse;
         self
     }
 
-    /// How the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
+    /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
     pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
         self.props.handle_types = handle_types;
         self
     }
 
-    /// Which GPUs may read and write. Without this, every GPU for a host pool, and the owner alone
-    /// for a GPU's pool. The CPU has access to a host pool in any case.
+    /// Sets which GPUs may read and write. The default is every GPU for a host pool, and only the owner for a
+    /// GPU's pool. The CPU has access to a host pool in any case.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.access
             .get_or_insert_default()
@@ -102,20 +102,20 @@ impl PoolOptions {
         self
     }
 
-    /// Whether to ask the driver even for more than the node has free. See
+    /// Sets whether to ask the driver for more memory than the node has free. See
     /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
         self
     }
 
-    /// Through which API the pool is used. Both make the same kind of object.
+    /// Sets the API through which the pool is used. Both create the same kind of object.
     pub const fn api(mut self, api: PoolApi) -> Self {
         self.api = api;
         self
     }
 
-    /// Creates the pool and grants it. It takes no memory before the first allocation.
+    /// Creates the pool and grants access. It takes no memory before the first allocation.
     ///
     /// Source: `cuMemPoolCreate`, `cudaMemPoolCreate`.
     ///
@@ -123,12 +123,12 @@ impl PoolOptions {
     /// [`NoSuchNode`](crate::Error::NoSuchNode) and [`NoSuchGpu`](crate::Error::NoSuchGpu);
     /// [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel;
     /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported);
-    /// [`MissingLibrary`](crate::Error::MissingLibrary) for the runtime API without its library; or
-    /// the driver's.
+    /// [`MissingLibrary`](crate::Error::MissingLibrary) for the runtime API without its library; or the
+    /// driver's error.
     pub fn create(self, driver: &Driver) -> Result<Pool> {
         if self.props.handle_types.contains(HandleTypes::FABRIC) {
-            // A fabric pool that the driver refuses to export corrupts the heap when destroyed, so
-            // it is made only where plain fabric memory can be had.
+            // A fabric pool that the driver refuses to export corrupts the process's heap when destroyed, so
+            // one is created only if plain fabric memory works.
             crate::vmm::PhysicalMemory::options(self.props.location)
                 .handle_types(HandleTypes::FABRIC)
                 .create(driver, 1)?;

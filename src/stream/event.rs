@@ -15,17 +15,17 @@ use crate::{Error, Result};
 pub struct Event {
     driver: Driver,
     handle: EventHandle,
-    /// How many need the mark to stay where it is. Locked while it moves.
+    /// How many uses need the mark to stay where it is. Locked while it moves.
     held: Mutex<u32>,
 }
 
 impl Event {
-    /// A new event on GPU `device`; without `timing` it is cheaper.
+    /// Creates an event on GPU `device`; without `timing` it is cheaper.
     ///
     /// Source: `cuEventCreate`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's.
+    /// [`Error::NoSuchGpu`], or the driver's error.
     pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
         Ok(Self {
             handle: driver
@@ -36,11 +36,11 @@ impl Event {
         })
     }
 
-    /// Marks the end of what is on `stream` by now.
+    /// Marks the end of everything submitted to `stream` so far.
     ///
     /// # Errors
-    /// The driver's; [`Error::InvalidArgument`] for another driver's stream, and while a heap's
-    /// memory waits for what the event marks by now.
+    /// The driver's errors; [`Error::InvalidArgument`] for another driver's stream, and while a heap's memory
+    /// waits for the event's present mark.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.driver.expect_same(stream.driver(), "stream")?;
         let held = lock(&self.held);
@@ -50,7 +50,7 @@ impl Event {
                 "memory is to be reused after what it marks: record another",
             ));
         }
-        // SAFETY: both handles are kept alive by what is borrowed here.
+        // SAFETY: the borrows keep both handles alive.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }
     }
 
@@ -63,7 +63,7 @@ impl Event {
         unsafe { self.driver.event_synchronize(self.handle) }
     }
 
-    /// Whether the marked work is done.
+    /// Returns whether the marked work is done.
     ///
     /// # Errors
     /// As [`Stream::synchronize`].
@@ -72,35 +72,35 @@ impl Event {
         unsafe { self.driver.event_query(self.handle) }
     }
 
-    /// Milliseconds from `start` to this event, both created with timing and done; 0 on the
+    /// Returns the milliseconds from `start` to this event, both created with timing and done; 0 on the
     /// simulator.
     ///
     /// # Errors
-    /// The driver's: NOT_READY before both are done, INVALID_HANDLE without timing.
+    /// The driver's errors: NOT_READY before both are done, INVALID_HANDLE without timing.
     pub fn elapsed_ms_since(&self, start: &Self) -> Result<f32> {
         self.driver.expect_same(&start.driver, "event")?;
-        // SAFETY: both handles are kept alive by what is borrowed here.
+        // SAFETY: the borrows keep both handles alive.
         unsafe { self.driver.event_elapsed_ms(start.handle, self.handle) }
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub const fn handle(&self) -> EventHandle {
         self.handle
     }
 
-    /// The driver it belongs to.
+    /// Returns the event's driver.
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// Keeps the mark where it is while the result lives: nobody can record the event anew.
+    /// Keeps the mark where it is while the result lives: the event cannot be recorded again.
     pub(crate) fn hold(self: Arc<Self>) -> Held {
         *lock(&self.held) += 1;
         Held(self)
     }
 }
 
-/// An event that is not recorded anew while this lives.
+/// An event that is not recorded again while this lives.
 #[derive(Debug)]
 pub(crate) struct Held(Arc<Event>);
 

@@ -1,4 +1,4 @@
-//! Marks behind work on a stream: events, kept for the next time.
+//! Marks behind work on a stream: events, which are reused.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -17,7 +17,7 @@ const PER_THREAD: u64 = 2;
 /// The events of one stream.
 #[derive(Debug)]
 pub(super) struct Marks {
-    /// Tells streams apart. Addresses and handles are used again.
+    /// Identifies the stream: addresses and handles are reused.
     stream: u64,
     state: Mutex<State>,
 }
@@ -28,7 +28,7 @@ struct State {
     recorded: u64,
 }
 
-/// A stream as far as its work is in order.
+/// A stream, as far as it orders work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Order(u64, Option<ThreadId>);
 
@@ -36,7 +36,7 @@ pub(super) struct Order(u64, Option<ThreadId>);
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) event: Arc<Event>,
-    /// Marks of one order pass by rising numbers.
+    /// Marks of one order pass in the order of their numbers.
     #[cfg_attr(
         not(feature = "async"),
         allow(dead_code, reason = "for a thread that asks about many")
@@ -58,10 +58,10 @@ impl Marks {
 }
 
 impl Stream {
-    /// An event for [`mark`](Self::mark), made where none is spare.
+    /// Returns an event for [`mark`](Self::mark): a spare one, or a new one.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub(super) fn spare_event(&self) -> Result<Event> {
         let spare = lock(&self.0.marks.state).spares.pop();
         match spare {
@@ -70,14 +70,14 @@ impl Stream {
         }
     }
 
-    /// Records an event behind all that is on the stream by now.
+    /// Records an event behind everything submitted to the stream so far.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's errors.
     pub(super) fn mark(&self, event: Event) -> Result<Mark> {
         let per_thread = self.handle().raw == PER_THREAD;
         let thread = per_thread.then(|| std::thread::current().id());
-        // Held while the event is recorded, so that the numbers are in the order of the stream.
+        // Held while the event is recorded, so that the numbers are in the stream's order.
         let mut state = lock(&self.0.marks.state);
         event.record(self)?;
         state.recorded += 1;
@@ -87,12 +87,12 @@ impl Stream {
         })
     }
 
-    /// Keeps the event of a mark whose work has ended, unless another thread still asks about it.
+    /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
     pub(super) fn keep_event(&self, mark: Mark) {
         let Ok(event) = Arc::try_unwrap(mark.event) else {
             return;
         };
-        // Not waited for: a thread that records waits for the GPU where the stream is full.
+        // Does not wait for the lock: a thread that records waits for the GPU if the stream is full.
         let mut state = match self.0.marks.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

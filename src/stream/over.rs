@@ -1,27 +1,27 @@
-//! The end of work, from a driver that may refuse to tell of it.
+//! The end of work, with a driver that may refuse to report it.
 
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::{Error, Result};
 
-/// How often a driver may refuse both to wait and to tell before it counts as silent.
+/// How often a driver may refuse both the wait and the query before it counts as silent.
 pub(super) const TRIES: u32 = 16;
 
-/// What a driver says about the end of work.
+/// The driver's answer about the end of work.
 #[derive(Debug)]
 pub(super) struct Waited {
-    /// The first refusal: the work failed, or only the wait.
+    /// The driver's first error: of the work, or only of the wait.
     pub(super) result: Result<()>,
-    /// Whether the work has ended for certain.
+    /// Whether the work has certainly ended.
     pub(super) over: bool,
 }
 
-/// Waits for the end of work by `wait`, and asks by `is_done` where that is refused.
+/// Waits for the end of work with `wait`, and queries it with `is_done` if the wait is refused.
 ///
-/// A refused wait says nothing about the work, so the wait is repeated for as long as the driver says that
-/// work is still running. It gives up after some refusals of both the wait and the question. CUDA returns the
-/// error of a lost context from every call from then on, and the work of such a context has ended.
+/// A refused wait says nothing about the work, so the wait is repeated while the driver says that work is
+/// still running. Gives up after some refusals of both the wait and the query. CUDA returns the error of a
+/// lost context from every later call, and the work of such a context has ended.
 pub(super) fn wait(wait: impl Fn() -> Result<()>, is_done: impl Fn() -> Result<bool>) -> Waited {
     let result = wait();
     let mut last = result.clone();

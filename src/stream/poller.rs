@@ -1,7 +1,7 @@
-//! Waking tasks whose copies and fills have ended: one thread for each driver, while any task waits.
+//! Wakes tasks whose copies and fills have ended: one thread for each driver, while any task waits.
 //!
-//! The thread has events (which keep the driver) and wakers, and never memory: tickets own that. It asks the
-//! oldest event of each stream, so that many tickets cost no more than one.
+//! The thread keeps events (which keep the driver) and wakers, but no memory: tickets own that. It queries
+//! the oldest event of each stream, so many tickets cost no more than one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,21 +16,21 @@ use crate::driver::{Driver, Relaxed};
 use crate::per_driver::{PerDriver, lock};
 use crate::{Error, Result};
 
-/// Between two rounds of questions: the first at least, doubled with each in vain.
+/// The pause between two rounds of queries: at least this, doubled after each round without a result.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
-/// How long the thread stays without a task that waits: a program that waits for one copy after another does not
-/// start a thread for each.
+/// How long the thread stays after the last waiting task: a program that waits for one copy after another
+/// does not start a thread for each.
 const LINGER: Duration = Duration::from_millis(50);
 
-/// The stack of the thread, in bytes: wakers are the executor's code, which expects a thread like others.
+/// The thread's stack, in bytes: wakers are the executor's code, which expects a thread like others.
 const STACK: usize = 2 << 20;
 
-/// Who waits for a driver's work, and the thread that asks for them.
+/// The tasks that wait for a driver's work, and the thread that polls for them.
 pub(super) struct Poller {
     state: Mutex<State>,
     added: Condvar,
-    /// Of the thread, in bytes.
+    /// The thread's stack, in bytes.
     stack: usize,
 }
 
@@ -42,11 +42,11 @@ impl Default for Poller {
 
 #[derive(Default)]
 struct State {
-    /// By the order of their work. A stream without any has no entry.
+    /// By the order of their work. A stream without waiting tasks has no entry.
     waiting: HashMap<Order, BTreeMap<u64, Waiting>>,
-    /// Whether there is a thread, which looks at `waiting` under the lock before it ends.
+    /// Whether there is a thread; it checks `waiting` under the lock before it ends.
     running: bool,
-    /// Whether anybody has come since the thread looked.
+    /// Whether a task was added since the thread's last check.
     fresh: bool,
 }
 
@@ -61,11 +61,11 @@ struct Head {
     event: Arc<Event>,
 }
 
-/// What a driver said about a head.
+/// The driver's answer about a head.
 enum Answer {
     Ahead,
     Passed,
-    /// The task asks the driver itself, and hears why.
+    /// The task queries the driver itself and gets the error.
     Refused,
 }
 
@@ -78,19 +78,20 @@ impl Poller {
         }
     }
 
-    /// The driver's.
+    /// Returns the driver's poller.
     pub(super) fn of(driver: &Driver) -> Arc<Self> {
         static POLLERS: PerDriver<Arc<Poller>> = PerDriver::new();
         POLLERS.of(driver)
     }
 
-    /// Wakes `waker` once the mark has passed, or the driver refuses to tell. It replaces the mark's earlier waker.
+    /// Wakes `waker` once the mark has passed, or the driver refuses the query. Replaces the mark's earlier
+    /// waker.
     ///
     /// # Errors
-    /// [`Error::System`] where no thread can be started; then nobody is woken.
+    /// [`Error::System`] if no thread can be started; then no task is woken.
     pub(super) fn wake_after(self: &Arc<Self>, mark: &Mark, waker: &Waker) -> Result<()> {
         let (order, number) = mark.place;
-        // Cloned and dropped with no lock held: both are the executor's code.
+        // Cloned and dropped with no lock held: both run the executor's code.
         let waker = waker.clone();
         let mut state = lock(&self.state);
         let stream = state.waiting.entry(order).or_default();
@@ -122,7 +123,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Wakes nobody for the mark from now on.
+    /// Removes the mark's waker.
     pub(super) fn forget(&self, mark: &Mark) {
         let waiting = lock(&self.state).remove(mark.place);
         drop(waiting);
@@ -153,14 +154,14 @@ impl Poller {
             if std::mem::take(&mut state.fresh) {
                 pause = SHORTEST;
             } else if state.waiting.is_empty() {
-                // Who comes next, under the lock, starts another.
+                // The next task, under the lock, starts another thread.
                 state.running = false;
                 return;
             }
         }
     }
 
-    /// Asks about the oldest mark of each stream, and about the next where that has passed. Returns whether any
+    /// Queries the oldest mark of each stream, and the next ones while they have passed. Returns whether any
     /// task was woken.
     fn round(&self) -> bool {
         let mut woken = false;
@@ -186,7 +187,7 @@ impl Poller {
                 next.collect()
             };
             if refused {
-                // The tasks ask again: not at once.
+                // The tasks query again: not at once.
                 thread::sleep(LONGEST);
             }
             woken |= !wakers.is_empty();
@@ -229,7 +230,7 @@ impl Head {
             // Nothing runs there any more.
             Err(Error::ContextLost { .. }) => Answer::Passed,
             Err(error) => {
-                tracing::warn!(%error, "the driver refuses to tell of GPU work that a task waits for");
+                tracing::warn!(%error, "the driver refuses to report GPU work that a task waits for");
                 Answer::Refused
             }
         }
@@ -244,7 +245,7 @@ fn wake(Waiting { waker, event }: Waiting) {
     }
 }
 
-/// For a driver or an executor of somebody's own that panics: the tasks ask for themselves.
+/// Wakes all tasks if a custom driver or an executor panics: the tasks then query for themselves.
 struct WakeAllOnPanic<'a>(&'a Poller);
 
 impl Drop for WakeAllOnPanic<'_> {
@@ -306,7 +307,7 @@ mod tests {
         stream.start_fill((memory, 0), 4096, 7).unwrap()
     }
 
-    /// Waits until the registry and the test alone have the poller.
+    /// Waits until only the registry and the test have the poller.
     fn ends(poller: &Arc<Poller>) {
         let end = Instant::now() + Duration::from_secs(60);
         while Arc::strong_count(poller) > 2 {
@@ -348,7 +349,7 @@ mod tests {
         ends(&poller);
     }
 
-    /// A stream's work ends in order, so one question for many.
+    /// A stream's work ends in order, so one query serves many tickets.
     #[test]
     fn the_oldest_of_a_stream_is_asked() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
@@ -358,7 +359,7 @@ mod tests {
         let mut tickets: Vec<_> = (0..100).map(fill).collect();
         let poller = Arc::new(Poller::with_stack(STACK));
         let (waker, _woken) = waker();
-        // As a thread would find it, which this keeps from starting.
+        // Prevents a thread from starting, so that the test sees what the thread would.
         lock(&poller.state).running = true;
         for ticket in tickets.iter_mut().rev() {
             ticket.register(&poller, &waker);

@@ -1,4 +1,4 @@
-//! Copies and fills that go on while the caller does something else.
+//! Copies and fills that run while the caller does something else.
 
 mod errors;
 #[cfg(feature = "async")]
@@ -16,13 +16,13 @@ use crate::driver::{Code, Relaxed};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// A ticket for a copy or a fill that a GPU works on. It owns the operands `T`, and gives them back once the
-/// work has ended.
+/// A ticket for a copy or a fill in progress. It owns the operands `T`, and returns them once the work has
+/// ended.
 ///
-/// [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and dropping the ticket waits too. With the
-/// feature `async` a ticket is a future.
+/// [`is_done`](Self::is_done) queries the work, [`wait`](Self::wait) waits for it, and so does dropping the
+/// ticket. With the feature `async` a ticket is a future.
 ///
-/// Memory that is to be used meanwhile is passed as an `Arc`. Nothing orders the CPU's accesses against the
+/// Pass memory that the program uses meanwhile as an `Arc`. Nothing orders the CPU's accesses against the
 /// GPU's: see [`CpuView`](crate::memory::CpuView).
 ///
 /// ```
@@ -43,20 +43,22 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Why this is safe
-/// - **Mapped**: the ticket owns the operands, which borrow nothing (`'static`). They are dropped or given back
+/// - **Mapped**: the ticket owns the operands, which borrow nothing (`'static`). They are dropped or returned
 ///   only once an event behind the work has passed, or the driver reports the context as lost, which ends its
-///   work. Where the driver never says so, and in a forked child, they are leaked. A ticket that is passed to
+///   work. If the driver never does, and in a forked child, they are leaked. A ticket that is passed to
 ///   [`mem::forget`](std::mem::forget) never drops them.
-/// - **In bounds and granted**: checked before the work is put on the stream. Mappings' grants change only
-///   through `&mut`, which nobody has while the ticket owns the memory or an `Arc` of it. Pools' grants change
-///   through `&self`: [`Pool::set_access`](crate::Pool::set_access) takes none away while the ticket lives.
-/// - **Not lent as slices**: safe code reads and writes the bytes through [`CpuView`](crate::memory::CpuView)
-///   alone. [`Buffer::exclusive_slice`](crate::Buffer::exclusive_slice) refuses memory that was granted to a GPU,
-///   and a ticket needs such a grant. The contracts of `as_slice` and the like name work in flight.
+/// - **In bounds and granted**: checked before the work is submitted to the stream. Mappings' grants change
+///   only through `&mut`, which does not exist while the ticket owns the memory or an `Arc` of it. Pools'
+///   grants change through `&self`: [`Pool::set_access`](crate::Pool::set_access) revokes none while the
+///   ticket lives.
+/// - **Not lent as slices**: safe code reads and writes the bytes only through
+///   [`CpuView`](crate::memory::CpuView). [`Buffer::exclusive_slice`](crate::Buffer::exclusive_slice) refuses
+///   memory that was granted to a GPU, and a ticket needs such a grant. The contracts of `as_slice` and
+///   similar functions exclude work in flight.
 /// - **Run once, now**: a stream that is being captured into a graph is refused.
 #[must_use = "dropped, it waits for the end of the work"]
 pub struct Transfer<T> {
-    /// `None` once they are given back.
+    /// `None` once they are returned.
     operands: Option<T>,
     progress: Progress,
     #[cfg(feature = "async")]
@@ -65,7 +67,7 @@ pub struct Transfer<T> {
     stream: Stream,
 }
 
-/// A ticket, or why there is none.
+/// A ticket, or the reason why there is none.
 pub type Started<T> = Result<Transfer<T>, NotStarted<T>>;
 
 #[derive(Debug)]
@@ -74,23 +76,23 @@ enum Progress {
     Over(Result<()>),
     /// It ends before the mark passes.
     Marked(Mark),
-    /// It may run for ever, as far as the driver says.
+    /// It may run forever, as far as the driver says.
     Unknown(Error),
-    /// It is being put on the stream.
+    /// It is being submitted.
     Beginning,
 }
 
 impl Stream {
-    /// Puts a copy of `bytes` on the stream, to a memory and an offset in bytes from another, and returns a ticket
-    /// that owns both. Memory of a pool may belong to another stream: the copy comes after its allocation and all
-    /// that is on that stream by now.
+    /// Submits a copy of `bytes`, to a memory and an offset in bytes from another, and returns a ticket that
+    /// owns both. Memory of a pool may belong to another stream: the copy comes after its allocation and
+    /// everything submitted to that stream so far.
     ///
-    /// The copy of 0 bytes is done at once.
+    /// A copy of 0 bytes is done at once.
     ///
     /// Source: `cuMemcpyAsync`, `cuEventRecord`.
     ///
     /// # Errors
-    /// As [`copy`](Self::copy). The operands are in the error.
+    /// As [`copy`](Self::copy). The error contains the operands.
     pub fn start_copy<D, S>(&self, to: (D, u64), from: (S, u64), bytes: u64) -> Started<(D, S)>
     where
         D: Memory + 'static,
@@ -101,13 +103,13 @@ impl Stream {
         unsafe { Transfer::start(self, prepared, (to.0, from.0)) }
     }
 
-    /// Puts a fill on the stream, which sets `bytes` bytes from an offset in bytes into a memory on to `byte`, and
-    /// returns a ticket that owns the memory. Otherwise as [`start_copy`](Self::start_copy).
+    /// Submits a fill, which sets `bytes` bytes from an offset in a memory on to `byte`, and returns a ticket
+    /// that owns the memory. Otherwise as [`start_copy`](Self::start_copy).
     ///
     /// Source: `cuMemsetD8Async`, `cuEventRecord`.
     ///
     /// # Errors
-    /// As [`copy`](Self::copy). The memory is in the error.
+    /// As [`copy`](Self::copy). The error contains the memory.
     pub fn start_fill<M: Memory + 'static>(
         &self,
         to: (M, u64),
@@ -122,7 +124,7 @@ impl Stream {
 
 impl<T> Transfer<T> {
     /// # Safety
-    /// The work's memory lives as long as `operands` do.
+    /// The work's memory lives as long as `operands`.
     unsafe fn start(
         stream: &Stream,
         prepared: Result<Option<Prepared>>,
@@ -156,10 +158,10 @@ impl<T> Transfer<T> {
         Ok(ticket)
     }
 
-    /// Puts the work on the stream, and a mark behind it.
+    /// Submits the work, and a mark behind it.
     ///
     /// # Errors
-    /// The driver's, where no work has begun, or it has ended again.
+    /// The driver's errors, if no work has begun, or it has ended again.
     ///
     /// # Safety
     /// The work's memory lives as long as the operands.
@@ -171,12 +173,12 @@ impl<T> Transfer<T> {
         let Err(error) = put else {
             self.progress = match self.stream.mark(event) {
                 Ok(mark) => Progress::Marked(mark),
-                // This thread can still wait for all of the stream.
+                // This thread can still wait for the whole stream.
                 Err(_) => Progress::after(self.stream.wait_until_over()),
             };
             return Ok(());
         };
-        // What is refused may be earlier work's failure, and this work on the stream.
+        // The error may be of earlier work, with this work on the stream.
         self.progress = Progress::after(self.stream.wait_until_over());
         match self.progress {
             Progress::Over(_) => Err(error),
@@ -189,8 +191,8 @@ impl<T> Transfer<T> {
     /// Source: `cuEventQuery`.
     ///
     /// # Errors
-    /// What the work failed with: [`Error::ContextLost`] after an illegal access. The driver's, where it does not
-    /// say. [`Error::InvalidArgument`] in a forked child.
+    /// The work's error: [`Error::ContextLost`] after an illegal access. The driver's, if it refuses the
+    /// query. [`Error::InvalidArgument`] in a forked child.
     pub fn is_done(&self) -> Result<bool> {
         match &self.progress {
             Progress::Over(result) => result.clone().map(|()| true),
@@ -209,19 +211,19 @@ impl<T> Transfer<T> {
     /// Source: `cuEventSynchronize`.
     ///
     /// # Errors
-    /// As [`is_done`](Self::is_done). The operands are in the error where the work has ended. Otherwise they are
-    /// leaked.
+    /// As [`is_done`](Self::is_done). The error contains the operands if the work has ended. Otherwise they
+    /// are leaked.
     pub fn wait(mut self) -> Result<T, TransferFailed<T>> {
         self.finish();
         self.outcome()
     }
 
-    /// The stream that the work is on.
+    /// Returns the stream of the work.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Waits for the end of the work, if the driver tells of it.
+    /// Waits for the end of the work, if the driver reports it.
     fn finish(&mut self) {
         #[cfg(feature = "async")]
         self.stop_polling();
@@ -252,7 +254,7 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// What came of the work, as far as it is known. The operands are given back where it is over.
+    /// Returns the work's result, as far as it is known, with the operands if the work is over.
     fn outcome(&mut self) -> Result<T, TransferFailed<T>> {
         let (error, operands) = match &self.progress {
             Progress::Over(result) => match (result, self.operands.take()) {

@@ -1,4 +1,4 @@
-//! Copies and fills of safe callers: what is checked before they are put on a stream.
+//! Copies and fills of safe callers: checks before submission.
 
 use super::Stream;
 use crate::Result;
@@ -8,7 +8,8 @@ use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access, expect_no_cpu_f
 /// The grants of pools that work relies on.
 pub(super) type Grants = [Option<GrantUse>; 2];
 
-/// Checked work. Its memory's allocation comes first on the stream, and access to it stays while this lives.
+/// Checked work. The memory's allocation comes first on the stream, and access to it cannot be revoked while
+/// this lives.
 #[derive(Debug)]
 pub(super) struct Prepared {
     what: What,
@@ -49,7 +50,7 @@ impl Stream {
             return Ok(None);
         }
         self.expect_no_capture()?;
-        // Before the checks: what they find stays so.
+        // Before the checks: their result stays valid.
         let grants = [to.hold_grants(), from.hold_grants()];
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
@@ -64,7 +65,7 @@ impl Stream {
         Ok(Some(Prepared { what, grants }))
     }
 
-    /// Checks a fill of `bytes` from an offset into a memory on. `None`: there are none to fill.
+    /// Checks a fill of `bytes` from an offset in a memory on. `None`: there are none to fill.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
@@ -90,10 +91,10 @@ impl Stream {
         Ok(Some(Prepared { what, grants }))
     }
 
-    /// Puts prepared work on the stream.
+    /// Submits prepared work to the stream.
     ///
     /// # Errors
-    /// The driver's. Then the work may be on the stream all the same.
+    /// The driver's errors. The work may be on the stream all the same.
     ///
     /// # Safety
     /// As [`copy_async`](Self::copy_async). The work was prepared for this stream.

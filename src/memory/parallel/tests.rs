@@ -1,4 +1,4 @@
-//! Large copies by several threads are exact, whoever takes part.
+//! Large copies by several threads are exact, whichever threads take part.
 
 use std::collections::HashSet;
 use std::thread::ThreadId;
@@ -77,7 +77,7 @@ fn where_no_thread_can_be_started_the_caller_does_the_work() {
 #[test]
 fn several_threads_take_pieces() {
     let seen = Mutex::new(HashSet::<ThreadId>::new());
-    // Each waits for another at its piece, so that no thread can take both. Hang protection.
+    // Each waits for the other at its piece, so that no thread can take both. Protects against a hang.
     let deadline = Instant::now() + Duration::from_secs(60);
     let work = |_| {
         lock(&seen).insert(thread::current().id());

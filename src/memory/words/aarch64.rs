@@ -6,7 +6,7 @@ use std::arch::asm;
 
 use super::{WORD, portable};
 
-/// The bytes of a round; stores are fast where the destination is a multiple of this.
+/// The bytes of a round; stores are fast if the destination is a multiple of this.
 const LINE: usize = 64;
 /// From how many bytes on the rounds are used.
 const ROUNDS_FROM: usize = 2 * LINE;
@@ -75,8 +75,8 @@ pub(super) unsafe fn fill_words(to: *mut u8, words: usize, value: u64) {
     }
 }
 
-/// How many of `bytes`, a multiple of 8, come before the rounds: all of a few, else those before the next
-/// line of the destination.
+/// Returns how many of `bytes`, a multiple of 8, come before the rounds: all of them if there are few,
+/// otherwise those before the destination's next line.
 fn short_part(to: *const u8, bytes: usize) -> usize {
     match bytes < ROUNDS_FROM {
         true => bytes,
@@ -85,8 +85,8 @@ fn short_part(to: *const u8, bytes: usize) -> usize {
 }
 
 /// # Safety
-/// `lines` lines of 64 bytes are readable at `from` and writable at `to`, and the ranges do not overlap.
-/// The side that is shared begins at a multiple of 8; the other is the caller's alone.
+/// `lines` lines of 64 bytes are readable at `from` and writable at `to`, and the ranges do not overlap. The
+/// shared side begins at a multiple of 8; the other belongs to the caller alone.
 unsafe fn copy_lines(to: *mut u8, from: *const u8, lines: usize) {
     if lines == 0 {
         return;

@@ -1,18 +1,18 @@
-//! The CPU's copies into and out of memory that others may write meanwhile, in whole aligned words.
+//! The CPU's copies into and out of memory that other code may write meanwhile, in whole aligned words.
 //!
 //! # Why this is sound
-//! A GPU, another process or another thread may write the same bytes at any time. A copy through
-//! references, or by `ptr::copy`, would be a data race then, which is undefined behaviour.
+//! A GPU, another process or another thread may write the same bytes at any time. A copy through references,
+//! or by `ptr::copy`, would be a data race then, which is undefined behaviour.
 //!
-//! [`portable`] spells out what is done instead: one relaxed atomic access for each word of 8 bytes
-//! that is aligned to 8. Relaxed accesses of the same words do not race with each other. A word that
-//! the range covers in part is loaded whole, or changed by an atomic read-modify-write that leaves its
-//! other bytes as they are. The other side of a copy is a slice that the caller has borrowed.
+//! [`portable`] defines the alternative: one relaxed atomic access for each word of 8 bytes that is aligned
+//! to 8. Relaxed accesses of the same words do not race with each other. A word that the range covers in part
+//! is loaded whole, or changed by an atomic read-modify-write that leaves its other bytes as they are. The
+//! other side of a copy is a slice that the caller has borrowed.
 //!
-//! On x86-64 and aarch64, long runs of whole words are moved by inline assembly. The compiler knows
-//! nothing of an assembly block but its operands, so the block must have an effect that Rust code could
-//! have had. Each block here has the effect of the loop of the same name in `portable`, in some order of
-//! the words, which relaxed accesses leave open:
+//! On x86-64 and aarch64, long runs of whole words are moved by inline assembly. The compiler knows nothing
+//! of an assembly block but its operands, so the block must have an effect that Rust code could have had.
+//! Each block here has the effect of the loop of the same name in `portable`, in some order of the words;
+//! relaxed accesses allow any order:
 //! - The processor accesses each word of the shared side once, by an aligned access of 8 bytes, or of 16 by
 //!   VMOVDQA, which holds two words. The manuals say that such an access is never split: Intel SDM volume 3,
 //!   "Guaranteed Atomic Operations", for each step of a string instruction as for each plain or non-temporal
@@ -21,8 +21,8 @@
 //! - Non-temporal stores are the only ones that a later store may overtake on x86-64. A block with such
 //!   stores ends with SFENCE, so that a release store by Rust code after the block orders them.
 //!
-//! libc's `memcpy` would be as fast, but C leaves a `memcpy` of memory that changes meanwhile undefined,
-//! and nothing keeps its implementations from tearing words.
+//! libc's `memcpy` would be as fast, but C leaves a `memcpy` of memory that changes meanwhile undefined, and
+//! nothing keeps its implementations from tearing words.
 //!
 //! Miri has no inline assembly and runs `portable`. The sanitizers do not see into assembly: they check the
 //! words at both ends of a copy, and short copies.
@@ -48,7 +48,7 @@ use portable::{load_part, store_part};
 /// The bytes of a word.
 const WORD: usize = 8;
 
-/// The bytes before the first address that is a multiple of 8, of `len` at `at`.
+/// Returns the bytes before the first multiple of 8, of `len` at `at`.
 fn head(at: *const u8, len: usize) -> usize {
     ((at as usize).wrapping_neg() & (WORD - 1)).min(len)
 }
@@ -92,7 +92,7 @@ unsafe fn store_parts(to: *mut u8, from: &[u8]) {
 /// # Safety
 /// The words of `from..from + to.len()` are mapped and readable.
 pub(super) unsafe fn load(from: *mut u8, to: &mut [u8]) {
-    // SAFETY: the caller's promise; only loads are made, so that read-only pages do.
+    // SAFETY: the caller's promise; this only loads, so read-only pages suffice.
     unsafe {
         match is_whole(from, to.len()) {
             true => load_words(from, to),
@@ -152,10 +152,10 @@ mod tests {
 
     use super::*;
 
-    /// Long enough for each way that the processors have but the copies past the caches.
+    /// Long enough for every method of the processors except copies that bypass the caches.
     const LONGEST: usize = 3000;
 
-    /// Bytes that differ from their neighbours and from those of `seed + 1`.
+    /// Returns bytes that differ from their neighbours and from those of `seed + 1`.
     fn bytes(len: usize, seed: usize) -> Vec<u8> {
         (0..len)
             .map(|at| (at * 7 + at / 256 + seed) as u8)
@@ -181,7 +181,7 @@ mod tests {
             unsafe { first.add(lead + self.offset) }
         }
 
-        /// What lies there, and whether it is untouched beside that.
+        /// Returns the bytes there, and whether the bytes beside them are untouched.
         fn split(&mut self, len: usize) -> (Vec<u8>, bool) {
             let skip = self.at() as usize - self.lines.as_ptr() as usize;
             let all: &[u8] = bytemuck::cast_slice(&self.lines);
@@ -196,7 +196,7 @@ mod tests {
         fn copies_are_exact_at_any_place(len in 0..LONGEST, shared in 0_usize..64, own in 0_usize..64) {
             let data = bytes(own + len, 1);
             let mut memory = Shared::new(shared);
-            // SAFETY: the range lies in whole words of `memory`, which nobody else has.
+            // SAFETY: the range lies in whole words of `memory`, which has no other user.
             unsafe { store(memory.at(), &data[own..]) };
             prop_assert_eq!(memory.split(len), (data[own..].to_vec(), true));
 
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// One thread stores words of equal halves, and another never sees a word with two halves.
+    /// One thread stores words with equal halves, and another never sees a word with different halves.
     #[test]
     fn words_are_never_torn() {
         const WORDS: usize = 256;
@@ -224,7 +224,7 @@ mod tests {
             let writer = scope.spawn(move || {
                 for round in 1..=20_000_u64 {
                     let word = round << 32 | round;
-                    // SAFETY: whole words, which nobody accesses but through this module.
+                    // SAFETY: whole words, accessed only through this module.
                     unsafe {
                         match round % 2 {
                             0 => store(at(), bytemuck::cast_slice(&[word; WORDS])),

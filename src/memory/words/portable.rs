@@ -1,12 +1,11 @@
-//! Each access in Rust: the definition of what the assembly beside this does, and the way of other
-//! processors and of Miri.
+//! Each access in Rust: this defines what the assembly beside it does, and serves other processors and Miri.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::WORD;
 
 /// # Safety
-/// `at` is a multiple of 8, and the 8 bytes there are mapped as the caller will use them.
+/// `at` is a multiple of 8, and the 8 bytes there are mapped for the caller's accesses.
 unsafe fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
     // SAFETY: aligned and mapped; read-only pages allow relaxed loads of this size.
     unsafe { &*at.cast::<AtomicU64>() }

@@ -1,4 +1,4 @@
-//! x86-64: string instructions of 8 bytes a step, and pairs of words for large copies and where string
+//! x86-64: string instructions of 8 bytes a step, and pairs of words for large copies and if string
 //! instructions are slow.
 //!
 //! The module beside this says why the assembly is sound.
@@ -10,23 +10,23 @@ use std::sync::OnceLock;
 use super::{WORD, portable};
 use moves::{BLOCK, ROUND};
 
-/// From how many bytes on a string instruction is faster than a loop, its start included.
+/// From how many bytes on a string instruction is faster than a loop, including its start.
 const STRING_FROM: usize = 512;
-/// From how many bytes on a copy goes past the caches.
+/// From how many bytes on a copy bypasses the caches.
 const STREAM_FROM: usize = 16 << 20;
 /// The bytes of a page.
 const PAGE: usize = 4 << 10;
-/// Copies are fast where the destination is a multiple of this.
+/// Copies are fast if the destination is a multiple of this.
 const LINE: usize = 64;
 /// The bytes of a pair of words.
 const PAIR: usize = 16;
 
-/// How the bulk of a copy is made.
+/// How the bulk of a copy is moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     String,
     Pairs,
-    /// Pairs that go past the caches.
+    /// Pairs that bypass the caches.
     Blocks,
 }
 
@@ -78,7 +78,7 @@ pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
 #[inline(never)] // few bytes are not to save its registers
 unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
     let mut method = method(to.as_ptr(), from, to.len());
-    // Blocks of both sides begin together only where the sides lie alike.
+    // Blocks of both sides begin together only if both sides have the same alignment.
     if method == Method::Blocks && !(to.as_ptr() as usize ^ from as usize).is_multiple_of(PAIR) {
         method = Method::String;
     }
@@ -86,8 +86,8 @@ unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
         Method::Pairs => up_to(PAIR, from),
         _ => up_to(LINE, to.as_ptr()),
     });
-    // SAFETY: the caller's promise, for each part. The second begins at a pair of `from` where the method
-    // needs that, and then at a line of `to`, too, for blocks.
+    // SAFETY: the caller's promise, for each part. The second begins at a pair of `from` if the method needs
+    // that; for blocks it then begins at a line of `to` too.
     unsafe {
         portable::load_words(from, short);
         let moves = (moves::load_pairs as Move, moves::load_blocks as Move);
@@ -138,10 +138,10 @@ fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
     }
 }
 
-/// Returns whether string instructions are slow except on Intel's processors: a store comes just after a
-/// load in the low bits of their addresses, and the processor takes the one for what the other needs.
+/// Returns whether string instructions are slow except on Intel's processors: if a store comes just after a
+/// load in the low bits of their addresses, the processor takes the load to depend on the store.
 ///
-/// What the C library allocates for large memory lies 16 bytes behind a page, so a copy from a page is one.
+/// The C library's large allocations start 16 bytes behind a page, so a copy from a page is such a case.
 fn is_just_ahead(to: *const u8, from: *const u8) -> bool {
     let ahead = (to as usize).wrapping_sub(from as usize) & (PAGE - 1);
     (1..LINE).contains(&ahead)
@@ -160,13 +160,13 @@ fn is_intel() -> bool {
     })
 }
 
-/// Moves so many rounds or blocks.
+/// Moves this many rounds or blocks.
 type Move = unsafe fn(*mut u8, *const u8, usize);
 
-/// Copies by pairs or blocks, which `moves` are, and the rest by a string instruction.
+/// Copies pairs or blocks with `moves`, and the rest with a string instruction.
 ///
 /// # Safety
-/// As for [`moves::string`]; where the method is one of `moves`, also as for that.
+/// As for [`moves::string`]; if the method is one of `moves`, also as for that.
 unsafe fn copy(
     method: Method,
     (pairs, blocks): (Move, Move),
@@ -199,7 +199,7 @@ unsafe fn copy(
 mod tests {
     use super::*;
 
-    /// Loads and stores `len` bytes between places that many bytes behind a page.
+    /// Loads and stores `len` bytes between places at these distances behind a page.
     fn check(len: usize, shared: usize, own: usize) {
         let data: Vec<u64> = (0..(len + 2 * PAGE) as u64 / 8)
             .map(|n| n * 0x0101_0101_0203)
@@ -211,7 +211,7 @@ mod tests {
         let mut memory = vec![0_u64; data.len() / 8];
         let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
         let start = behind(memory.as_ptr(), shared);
-        // SAFETY: so many bytes are there, whole words, which only this thread uses.
+        // SAFETY: this many bytes exist, in whole words, and only this thread uses them.
         unsafe { store_words(memory[start..].as_mut_ptr(), from) };
         assert!(memory[start..start + len] == *from);
         assert!(memory[..start].iter().all(|&byte| byte == 0));

@@ -1,4 +1,4 @@
-//! Pools of other processes, imported in the process that has them.
+//! Pools of other processes, imported by the process that owns them.
 
 use super::*;
 use crate::driver::sim::Machine;

@@ -1,4 +1,4 @@
-//! Why a transfer did not happen, and its operands.
+//! Why a transfer failed, and its operands.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use crate::Error;
 
 /// Why a copy or a fill was not started, and its operands.
 pub struct NotStarted<T> {
-    /// What was refused.
+    /// The error.
     pub error: Box<Error>,
-    /// The operands. Where the driver refused the work itself, the destination may have any bytes.
+    /// The operands. If the driver refused the work itself, the destination's bytes are undefined.
     pub operands: T,
 }
 
@@ -21,13 +21,13 @@ impl<T> NotStarted<T> {
     }
 }
 
-/// Why a copy or a fill failed, and its operands where they are given back.
+/// Why a copy or a fill failed, and its operands if they are returned.
 pub struct TransferFailed<T> {
-    /// What the work failed with, or the wait for it.
+    /// The error of the work, or of the wait for it.
     pub error: Box<Error>,
-    /// The operands, with any bytes in the destination. `None` where the driver does not say whether the work has
-    /// ended: then they stay with the [ticket](super::Transfer), which leaks them when it is dropped and still
-    /// does not know.
+    /// The operands, with undefined bytes in the destination. `None` if the driver does not say whether the
+    /// work has ended: then they stay with the [ticket](super::Transfer), which leaks them if it is dropped
+    /// while that is unknown.
     pub operands: Option<T>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn given_back() -> Error {
     Error::invalid("transfer", "it has ended and its operands were given back")
 }
 
-/// A driver that refused, and told of no error.
+/// A driver that refused without an error.
 #[cold]
 pub(super) fn silent() -> Error {
     Error::failed(
@@ -77,7 +77,7 @@ macro_rules! error {
             }
         }
 
-        /// The error alone. The operands are dropped.
+        /// Returns only the error; drops the operands.
         impl<T> From<$name<T>> for Error {
             fn from(failed: $name<T>) -> Self {
                 *failed.error

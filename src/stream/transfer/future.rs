@@ -11,19 +11,20 @@ use crate::stream::over::TRIES;
 use crate::stream::poller::Poller;
 use crate::{Error, Result};
 
-/// Waits for the end of the work as [`wait`](Transfer::wait) does, without blocking the thread. Works in any async
-/// runtime.
+/// Waits for the end of the work as [`wait`](Transfer::wait) does, without blocking the thread. Works in any
+/// async runtime.
 ///
-/// A thread of this crate, one for each driver, asks the driver while any task waits, and calls the tasks' wakers.
-/// It ends 50 ms after the last of them was woken.
+/// A thread of this crate, one for each driver, polls the driver while any task waits, and calls the tasks'
+/// wakers. It ends 50 ms after the last of them was woken.
 ///
 /// # Errors
-/// As [`wait`](Transfer::wait); [`Error::System`] where the thread cannot be started. With `None` for the operands
-/// they are still the ticket's: [`wait`](Transfer::wait) can be called on a ticket that was polled by reference.
+/// As [`wait`](Transfer::wait); [`Error::System`] if the thread cannot be started. If the error has no
+/// operands, the ticket still owns them: [`wait`](Transfer::wait) can be called on a ticket that was polled
+/// by reference.
 ///
 /// # Cancel safety
-/// Dropping the future is dropping the ticket: that waits for the end of the work and blocks the thread meanwhile.
-/// A ticket that is polled by reference, as `&mut ticket`, can be polled again later.
+/// Dropping the future drops the ticket: that waits for the end of the work and blocks the thread. A ticket
+/// that is polled by reference, as `&mut ticket`, can be polled again later.
 impl<T> Future for Transfer<T> {
     type Output = Result<T, TransferFailed<T>>;
 
@@ -40,18 +41,18 @@ impl<T> Future for Transfer<T> {
 /// The operands are never pinned.
 impl<T> Unpin for Transfer<T> {}
 
-/// What a ticket knows from being polled.
+/// A ticket's state between polls.
 #[derive(Default)]
 pub(super) struct Polling {
-    /// Where the task waits, once it does.
+    /// The poller where the task waits, once it does.
     poller: Option<Arc<Poller>>,
-    /// The first refusal to tell of the end, and how many there were.
+    /// The driver's first refusal, and the number of refusals.
     refused: Option<Error>,
     refusals: u32,
 }
 
 impl Polling {
-    /// What a driver's answer means, if it is the last one.
+    /// Interprets the driver's answer; `None` if it is not the last one.
     fn judge(&mut self, asked: Result<bool>) -> Option<Progress> {
         let ended = match asked {
             Ok(false) => return None,
@@ -63,13 +64,13 @@ impl Polling {
                 return (self.refusals >= TRIES).then_some(Progress::Unknown(first));
             }
         };
-        // As when waiting: a refusal may have been the work's failure.
+        // As in a blocking wait: the refusal may be the work's error.
         Some(Progress::Over(self.refused.take().map_or(ended, Err)))
     }
 }
 
 impl<T> Transfer<T> {
-    /// Asks the driver once, and has the task woken where the work is still ahead.
+    /// Queries the driver once, and registers the task if the work is not over.
     fn advance(&mut self, context: &Context<'_>) -> Result<Poll<()>> {
         let Progress::Marked(mark) = &self.progress else {
             return Ok(Poll::Ready(()));
@@ -92,7 +93,7 @@ impl<T> Transfer<T> {
         Ok(Poll::Pending)
     }
 
-    /// Wakes no task for this ticket from now on.
+    /// Stops waking tasks for this ticket.
     pub(super) fn stop_polling(&mut self) {
         if let Some(poller) = self.polling.poller.take()
             && let Progress::Marked(mark) = &self.progress
@@ -105,7 +106,7 @@ impl<T> Transfer<T> {
 
 #[cfg(test)]
 impl<T> Transfer<T> {
-    /// Waits as a polled ticket does, at a poller of the test's own.
+    /// Waits like a polled ticket, at a poller of the test's own.
     pub(in crate::stream) fn register(
         &mut self,
         poller: &Arc<Poller>,

@@ -20,8 +20,8 @@ pub(super) fn has_pairs() -> bool {
 /// Moves words by a string instruction.
 ///
 /// # Safety
-/// `bytes` is a multiple of 8. So many are readable at `from` and writable at `to`, and the ranges do not
-/// overlap. The side that is shared begins at a multiple of 8; the other is the caller's alone.
+/// `bytes` is a multiple of 8. As many are readable at `from` and writable at `to`, and the ranges do not
+/// overlap. The shared side begins at a multiple of 8; the other belongs to the caller alone.
 pub(super) unsafe fn string(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the instruction moves each word once; the direction flag is clear at the start of an
     // assembly block.
@@ -113,7 +113,7 @@ pairs! {
     store_pairs, "vmovdqu", "vmovdqa"
 }
 
-/// Loads pairs of words and stores them past the caches, 256 bytes of each of four pages in turn: the
+/// Loads pairs of words and stores them past the caches, 256 bytes of each of four pages in turn, because the
 /// processor prefetches within a page.
 ///
 /// # Safety
@@ -217,7 +217,7 @@ mod tests {
     type Move = unsafe fn(*mut u8, *const u8, usize);
 
     /// Moves `count` times `unit` bytes between ranges that begin `to` and `from` bytes behind a line, and
-    /// looks at them and the bytes beside them.
+    /// checks them and the bytes beside them.
     fn check(moves: Move, (unit, count): (usize, usize), to: usize, from: usize) {
         let len = unit * count;
         let data: Vec<u64> = (0..(len + 128) as u64 / 8)
@@ -228,7 +228,7 @@ mod tests {
         let from = &bytemuck::cast_slice::<_, u8>(&data)[lead(data.as_ptr()) + from..][..len];
         let start = lead(memory.as_ptr()) + to;
         let all: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
-        // SAFETY: both ranges have so many bytes, which only this thread uses, and begin as is asked for.
+        // SAFETY: both ranges have this many bytes, which only this thread uses, and begin as required.
         unsafe { moves(all[start..].as_mut_ptr(), from.as_ptr(), count) };
         assert_eq!(all[start..start + len], *from);
         let beside = all[..start].iter().chain(&all[start + len..]);
