@@ -1,4 +1,4 @@
-//! Lists that a peer may make only so long.
+//! Lists whose length a peer cannot choose freely.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,10 +12,10 @@ use crate::share::MAX_PARTS;
 /// Bytes of a fabric handle.
 const HANDLE: usize = 64;
 
-/// Reads the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
+/// Deserializes the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
 ///
-/// A secret of no bytes is one byte of a frame and 24 in memory; one of a handle's length takes no more
-/// than twice its bytes.
+/// An empty secret is one byte of a frame and 24 in memory; one of a handle's length takes at most twice its
+/// bytes.
 pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
     #[derive(Deserialize)]
     #[serde(try_from = "Secret")]
@@ -33,10 +33,10 @@ pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     Ok(all.into_iter().map(|handle| handle.0).collect())
 }
 
-/// Reads a list of at most `N`, for `#[serde(deserialize_with)]`.
+/// Deserializes a list of at most `N`, for `#[serde(deserialize_with)]`.
 ///
-/// A text or a secret of no bytes is one byte of a frame and many in memory: what is longer than
-/// anybody needs is an error before it is built.
+/// An empty text or secret is one byte of a frame and many in memory: a longer list is an error before it is
+/// built.
 pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -64,8 +64,8 @@ pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: u
 
 /// Leases in ascending order, each once, at most [`MAX_LISTED`].
 ///
-/// The order bounds the memory for the list: of distinct numbers in CBOR only 24 take one byte and 232
-/// two, so that 8 bytes in memory are 3 bytes of a frame.
+/// The order bounds the memory for the list: of distinct numbers in CBOR only 24 take one byte and 232 two,
+/// so 8 bytes in memory are 3 bytes of a frame.
 struct Ascending(Vec<u64>);
 
 impl<'de> Deserialize<'de> for Ascending {
@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Ascending {
                 if announced > MAX_LISTED {
                     return Err(de::Error::invalid_length(announced, &self));
                 }
-                // A few bytes announce any length: no memory is taken for numbers that did not come.
+                // A few bytes can announce any length: memory is allocated only for numbers that arrive.
                 let mut all = Vec::with_capacity(announced.min(1024));
                 while let Some(one) = list.next_element::<u64>()? {
                     if all.last().is_some_and(|last| *last >= one) {
@@ -101,12 +101,12 @@ impl<'de> Deserialize<'de> for Ascending {
     }
 }
 
-/// Reads a list of leases, for `#[serde(deserialize_with)]`.
+/// Deserializes a list of leases, for `#[serde(deserialize_with)]`.
 pub(super) fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
     Ascending::deserialize(deserializer).map(|list| list.0)
 }
 
-/// The same, or none.
+/// Deserializes an optional list of leases.
 pub(super) fn some_leases<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<u64>>, D::Error> {

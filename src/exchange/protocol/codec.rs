@@ -1,4 +1,4 @@
-//! Messages to bytes and back.
+//! Encodes and decodes messages.
 
 use std::io;
 
@@ -10,14 +10,14 @@ use super::scan::scan;
 use crate::text::bounded;
 use crate::{Error, Result};
 
-/// How many bytes of a decoder's complaint are passed on: it may quote what the peer sent.
+/// How many bytes of a decoder's message an error contains: it may quote the peer.
 const MAX_DETAIL: usize = 160;
 
-/// The bytes of a message, in CBOR; they are wiped when dropped, and no copy is left elsewhere.
+/// Encodes a message in CBOR; the bytes are wiped when dropped, and no copy is left elsewhere.
 ///
-/// Of a type that CBOR cannot write, of which this protocol has none, there are no bytes.
+/// Returns no bytes for a type that CBOR cannot represent; this protocol has none.
 pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
-    // Counted first: a vector that grows leaves its bytes behind in what it frees.
+    // Counted first: a vector that grows leaves its bytes behind in freed memory.
     let mut count = Count(0);
     let mut bytes = Zeroizing::new(Vec::new());
     if ciborium::into_writer(message, &mut count).is_ok() {
@@ -29,16 +29,16 @@ pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
     bytes
 }
 
-/// The message that these bytes are, all of them.
+/// Decodes a message from exactly these bytes.
 ///
-/// Of definite lengths, without tags, at most 16 levels deep; what is built is at most a small
-/// multiple of the input, whatever that claims. What the decoder needs meanwhile is wiped.
+/// They must have definite lengths, no tags, and at most 16 levels; the result takes at most a small multiple
+/// of the input's size, whatever the input claims. The decoder's scratch memory is wiped.
 ///
 /// # Errors
 /// [`Error::Protocol`] of `peer` for anything else.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     scan(bytes).map_err(|(at, why)| fault(&format!("{why} at byte {at}")))?;
-    // As long as the input, so that every string goes through it and nothing is left elsewhere.
+    // As long as the input, so that every string goes through it and no copy is left elsewhere.
     let mut scratch = Zeroizing::new(vec![0; bytes.len().max(64)]);
     let mut rest = bytes;
     let message = ciborium::de::from_reader_with_buffer(&mut rest, &mut scratch)
@@ -56,7 +56,7 @@ fn fault(detail: &str) -> Error {
     }
 }
 
-/// Counts what would be written.
+/// Counts the bytes that would be written.
 struct Count(usize);
 
 impl io::Write for Count {

@@ -1,4 +1,4 @@
-//! Texts as a client reads them: names are checked, words for people are escaped and cut.
+//! Texts as a client reads them: names are checked, texts for people are escaped and cut.
 //!
 //! For `#[serde(deserialize_with)]` on what a server sends. A server checks requests itself, so that it can
 //! answer with a refusal.
@@ -9,23 +9,23 @@ use serde::{Deserialize, Deserializer};
 use super::check_name;
 use crate::text::{MAX_TEXT, bounded, is_unsafe};
 
-/// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, one of them for the end.
+/// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.
 const MAX_PATH: usize = 107;
 
-/// A name of memory or of a group.
+/// Deserializes a name of memory or of a group.
 pub(super) fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
     check_name(&name).map_err(D::Error::custom)?;
     Ok(name)
 }
 
-/// Words for people: at most [`MAX_TEXT`] bytes, without control characters.
+/// Deserializes a text for people: at most [`MAX_TEXT`] bytes, without control characters.
 pub(super) fn words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     Ok(bounded(&text, MAX_TEXT))
 }
 
-/// The same, where there may be none.
+/// Deserializes an optional text for people.
 pub(super) fn maybe_words<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<String>, D::Error> {
@@ -33,7 +33,7 @@ pub(super) fn maybe_words<'de, D: Deserializer<'de>>(
     Ok(text.map(|text| bounded(&text, MAX_TEXT)))
 }
 
-/// Several such texts.
+/// Deserializes several such texts.
 pub(super) fn all_words<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<String>, D::Error> {
@@ -41,7 +41,8 @@ pub(super) fn all_words<'de, D: Deserializer<'de>>(
     Ok(texts.iter().map(|text| bounded(text, MAX_TEXT)).collect())
 }
 
-/// The path of a Unix socket that a client may connect to: absolute, and fit for an address.
+/// Deserializes the path of a Unix socket that a client may connect to: absolute, and short enough for an
+/// address.
 pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let Some(path) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);

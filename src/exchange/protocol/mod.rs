@@ -1,4 +1,4 @@
-//! What travels between client and server: docs/protocol.md is its specification.
+//! The messages between client and server: docs/protocol.md is their specification.
 
 mod at_most;
 mod codec;

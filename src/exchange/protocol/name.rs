@@ -1,9 +1,9 @@
-//! What names may look like.
+//! The form of names.
 
 use super::MAX_NAME;
 use crate::{Error, Result};
 
-/// For people; a test compares it with MAX_NAME.
+/// For messages; a test compares it with MAX_NAME.
 const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
 
 /// Checks a name of memory or of a group: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
@@ -17,7 +17,7 @@ const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] that says what is wrong with it, without the name.
+/// [`Error::InvalidArgument`] with the fault, without the name.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::invalid_of("name", "it is empty", VALID));
@@ -25,7 +25,7 @@ pub fn check_name(name: &str) -> Result<()> {
     check_prefix(name)
 }
 
-/// Checks what names should begin with: as [`check_name`], but it may be empty.
+/// Checks a prefix of names: as [`check_name`], but it may be empty.
 ///
 /// # Errors
 /// As [`check_name`].

@@ -1,4 +1,4 @@
-//! Choices as maps of which exactly one known key is there.
+//! Choices as maps with exactly one known key.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ trait Choice: Sized {
     /// Writes the entry.
     fn put<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 
-    /// Reads the value under `key`; `None`, with nothing read, where the key is none of these.
+    /// Reads the value under `key`; `None`, with nothing read, if the key is none of these.
     fn take<'de, M: MapAccess<'de>>(key: &str, map: &mut M) -> Option<Result<Self, M::Error>>;
 }
 
@@ -87,7 +87,7 @@ impl Choice for Never {
     }
 }
 
-/// A map of an `id`, a choice of `A` and a choice of `B`, each of which may be missing.
+/// A map with an `id`, a choice of `A` and a choice of `B`, each of which may be missing.
 struct Envelope<A, B> {
     id: Option<u64>,
     first: Option<A>,

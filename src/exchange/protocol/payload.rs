@@ -1,24 +1,24 @@
-//! Bytes that a rank of a group gives to the others.
+//! A rank's bytes in a gather.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use zeroize::Zeroizing;
 
-/// The most bytes that a rank gives to one gather.
+/// The most bytes that a rank contributes to one gather.
 pub const MAX_GATHER: usize = 64 << 10;
 
-/// A rank's bytes in a gather. They may open something, so they are never shown, and wiped when dropped.
+/// A rank's bytes in a gather. They may be secret, so they are never displayed, and wiped when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload(Zeroizing<Vec<u8>>);
 
 impl Payload {
-    /// The payload with these bytes; `None` for more than [`MAX_GATHER`].
+    /// Returns the payload with these bytes; `None` for more than [`MAX_GATHER`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= MAX_GATHER).then(|| Self(Zeroizing::new(bytes.to_vec())))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

@@ -1,18 +1,18 @@
-//! Whether bytes are one item of this protocol's CBOR, before anything is built from them.
+//! Checks that bytes are one item of this protocol's CBOR, before anything is built from them.
 //!
-//! A decoder that trusts a header allocates what it claims and recurses as deep as it goes. This
-//! walk does neither, and afterwards every count is known to fit in the bytes that are there.
+//! A decoder that trusts a header allocates what it claims and recurses as deep as it goes. This walk does
+//! neither, and afterwards every count is known to fit in the bytes present.
 
 /// The deepest nesting of arrays and maps.
 pub(super) const DEPTH: usize = 16;
 
-/// Why bytes are no message, and where.
+/// Why bytes are not a message, and where.
 pub(super) type Fault = (usize, &'static str);
 
 /// Checks that `bytes` are exactly one well-formed item (RFC 8949) of definite lengths, without
 /// tags, nested at most [`DEPTH`] deep.
 pub(super) fn scan(bytes: &[u8]) -> Result<(), Fault> {
-    // How many items are still to come at each level.
+    // How many items remain at each level.
     let mut open = [0_u64; DEPTH + 1];
     open[0] = 1;
     let mut level = 0;
@@ -44,7 +44,7 @@ pub(super) fn scan(bytes: &[u8]) -> Result<(), Fault> {
             6 => return Err((start, "a tag")),
             _ => return Err((start, "a string that is cut off")),
         };
-        // Each item is a byte at least.
+        // Each item takes at least a byte.
         if items > left {
             return Err((start, "fewer items than announced"));
         }
@@ -56,7 +56,7 @@ pub(super) fn scan(bytes: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// An item's first bytes: its major type and its argument.
+/// Parses an item's head: its major type and its argument.
 fn head(bytes: &[u8], at: &mut usize) -> Result<(u8, u64), Fault> {
     let start = *at;
     let first = *bytes.get(start).ok_or((start, "the message is cut off"))?;
@@ -78,7 +78,7 @@ fn head(bytes: &[u8], at: &mut usize) -> Result<(u8, u64), Fault> {
     kind(major, info, value, start)
 }
 
-/// Of simple values only false, true, null, undefined and floats mean something.
+/// Of simple values only false, true, null, undefined and floats are valid.
 fn kind(major: u8, info: u8, value: u64, start: usize) -> Result<(u8, u64), Fault> {
     if major == 7 && !(20..24).contains(&info) && !(25..28).contains(&info) {
         return Err((start, "an unknown simple value"));

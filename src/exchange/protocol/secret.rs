@@ -1,4 +1,4 @@
-//! Bytes that open something: never shown, wiped when dropped.
+//! Bytes that grant a right: never displayed, wiped when dropped.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// The most bytes that a secret has.
+/// The most bytes of a secret.
 pub const MAX_SECRET: usize = 64;
 
-/// A fabric handle, a ticket or a session's token. Equality takes the same time wherever two differ.
+/// A fabric handle, a ticket or a session's token. Comparison takes constant time.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// The secret with these bytes; `None` for more than [`MAX_SECRET`].
+    /// Returns the secret with these bytes; `None` for more than [`MAX_SECRET`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         (bytes.len() <= MAX_SECRET).then(|| Self(Zeroizing::new(bytes.to_vec())))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Every message there and back, and what is no message.
+//! Round trips of every message, and invalid messages.
 
 use super::*;
 

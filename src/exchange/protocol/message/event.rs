@@ -1,11 +1,11 @@
-//! What a client reads after the greeting: answers, and what a server says unasked.
+//! Messages to a client after the greeting: answers and notices.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Refused, Reply};
 use crate::exchange::protocol::inert;
 
-/// What a client reads after the greeting: a reply has an `id`, a notice has none.
+/// A message to a client after the greeting: a reply has an `id`, a notice has none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromServer {
     /// An answer.
@@ -14,7 +14,7 @@ pub enum FromServer {
     Notice(Notice),
 }
 
-/// What a server says unasked; `None` where this version does not know it.
+/// An unsolicited message of the server; `None` if this version does not know it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice(pub Option<Event>);
 
@@ -22,11 +22,11 @@ pub struct Notice(pub Option<Event>);
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The exporter wants memory back: unmap and release it by then.
+    /// The exporter recalls memory: unmap and release it by then.
     Withdrawing(Withdrawing),
-    /// A lease has ended without the client's doing.
+    /// The server has ended a lease.
     Ended(Ended),
-    /// A watched name is there, or has other memory than before.
+    /// A watched name exists, or has other memory than before.
     Published(Entry),
     /// A watched name is gone.
     Gone(Gone),
@@ -34,7 +34,7 @@ pub enum Event {
     Closing(Closing),
     /// Ranks of a group are gone without having left.
     Lost(Lost),
-    /// The server has ended the session: nothing resumes it, and the connection ends.
+    /// The server has ended the session: it cannot be resumed, and the connection ends.
     Dismissed(Refused),
 }
 
@@ -52,7 +52,7 @@ pub struct Withdrawing {
 pub struct Ended {
     /// The lease.
     pub lease: u64,
-    /// Why.
+    /// The reason.
     pub why: Refused,
 }
 
@@ -77,7 +77,7 @@ pub struct Lost {
     /// The group.
     #[serde(deserialize_with = "inert::name")]
     pub group: String,
-    /// The round that [`Agreed`](super::Agreed) named.
+    /// The round from [`Agreed`](super::Agreed).
     pub round: u64,
     /// The ranks.
     pub ranks: Vec<u32>,

@@ -1,7 +1,7 @@
-//! The messages. In CBOR each is a map with text keys; what a reader does not know it skips.
+//! The messages. In CBOR each is a map with text keys; a reader skips unknown keys.
 //!
-//! A choice is a map of which exactly one known key is there: `{"id": 7, "fetch": {…}}`. A request
-//! with no known key is answered with `unsupported`, an event with none is skipped.
+//! A choice is a map with exactly one known key: `{"id": 7, "fetch": {…}}`. A request with no known key is
+//! answered with `unsupported`, an event with none is skipped.
 
 mod event;
 mod greeting;

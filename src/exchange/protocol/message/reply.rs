@@ -1,4 +1,4 @@
-//! What a server answers.
+//! A server's answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,25 +12,25 @@ use crate::share::Description;
 /// The server's answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// The request's.
+    /// The request's id.
     pub id: u64,
-    /// The answer; `None` where this version does not know it.
+    /// The answer; `None` if this version does not know it.
     pub answer: Option<Answer>,
 }
 
-/// What a server answers.
+/// An answer.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Answer {
-    /// It is done.
+    /// The request succeeded.
     Done(Empty),
-    /// It is not.
+    /// The request was refused.
     Refused(Refused),
     /// See [`Ask::List`](super::Ask::List).
     Names(Names),
     /// See [`Ask::Fetch`](super::Ask::Fetch).
     Granted(Granted),
-    /// See [`Ask::Redeem`](super::Ask::Redeem): so many fds come with the frame.
+    /// See [`Ask::Redeem`](super::Ask::Redeem): this many fds come with the frame.
     Fds(Fds),
     /// See [`Ask::Probe`](super::Ask::Probe).
     Probed(Probed),
@@ -38,34 +38,34 @@ pub enum Answer {
     Agreed(Agreed),
     /// See [`Ask::Offer`](super::Ask::Offer) and [`Ask::Gather`](super::Ask::Gather).
     Members(Members),
-    /// Instead of [`Agreed`] or [`Members`], to all ranks alike: the group did not come together.
-    /// In answer to a gather, to all ranks alike: it has failed.
-    /// Instead of [`Done`](Self::Done) to a rank that leaves: not all the others have left.
+    /// Instead of [`Agreed`] or [`Members`], the same for all ranks: the group did not gather. In answer to a
+    /// gather, the same for all ranks: it has failed. Instead of [`Done`](Self::Done) to a rank that leaves:
+    /// not all the others have left.
     Incomplete(Incomplete),
 }
 
 /// See [`Answer::Names`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Names {
-    /// What this peer may fetch, in the order of names.
+    /// The names that this peer may fetch, in order.
     pub entries: Vec<Entry>,
     /// Whether there are more: ask again, after the last of these.
     #[serde(default)]
     pub more: bool,
 }
 
-/// A name and what is under it.
+/// A name and its memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name.
     #[serde(deserialize_with = "inert::name")]
     pub name: String,
-    /// What it is.
+    /// The memory.
     pub memory: Description,
-    /// How many leases of it there are.
+    /// The number of its leases.
     #[serde(default)]
     pub leases: u32,
-    /// The name's owner; left out for the server itself.
+    /// The name's owner; omitted for the server itself.
     #[serde(default, skip_serializing_if = "Owner::is_server")]
     pub owner: Owner,
 }
@@ -73,25 +73,24 @@ pub struct Entry {
 /// See [`Ask::Fetch`](super::Ask::Fetch).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Names the lease: a number that the instance gives once. A lease that ended while the client
-    /// was silent can still be released by it, in a later session, unless its peer is any local
-    /// process.
+    /// Identifies the lease: a number that the instance uses once. If a lease ended while the client was
+    /// silent, the client can still release it in a later session, unless its peer is any local process.
     pub lease: u64,
-    /// What the memory is.
+    /// The memory.
     pub memory: Description,
     /// How to import it.
     pub handles: Handles,
     /// Where a probe may write, in bytes from the start; it may lie beyond `memory.len`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<u64>,
-    /// Why it is not a fabric handle, where one was wanted, for people.
+    /// Why it is not a fabric handle, if one was requested; for people.
     #[serde(
         deserialize_with = "inert::maybe_words",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub no_fabric: Option<String>,
-    /// The name's owner; left out for the server itself.
+    /// The name's owner; omitted for the server itself.
     #[serde(default, skip_serializing_if = "Owner::is_server")]
     pub owner: Owner,
 }
@@ -102,23 +101,23 @@ pub struct Granted {
 pub enum Handles {
     /// Fabric handles: 64 bytes each.
     Fabric(Vec<Secret>),
-    /// As many fds, which come with the frame.
+    /// File descriptors, which come with the frame.
     Fds(Fds),
     /// The fds are at the server's door, for this ticket.
     Ticket(Secret),
 }
 
-/// So many fds come with the frame.
+/// This many fds come with the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fds {
-    /// How many.
+    /// The number of fds.
     pub count: u32,
 }
 
 /// See [`Ask::Probe`](super::Ask::Probe).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
-    /// The word that the server read; right if it is the one that the client wrote.
+    /// The word that the server read; correct if it is the one that the client wrote.
     pub found: u64,
     /// The word that the server wrote afterwards.
     pub wrote: u64,
@@ -127,11 +126,11 @@ pub struct Probed {
 /// See [`Ask::Join`](super::Ask::Join).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agreed {
-    /// Which life of the group this is.
+    /// Identifies this round of the group.
     pub round: u64,
-    /// How all ranks share.
+    /// The handle type for all ranks.
     pub via: HandleType,
-    /// How many handles all ranks have together: as many fds will come.
+    /// How many handles all ranks have together: as many fds will follow.
     #[serde(default)]
     pub handles: u32,
 }
@@ -150,19 +149,19 @@ pub struct Members {
 /// See [`Answer::Incomplete`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incomplete {
-    /// Why: `timed_out` where ranks are missing, `closing` where ranks were lost,
-    /// `no_common_handle`, `ranks_disagree`, or another word of [`crate::Refusal`].
+    /// The reason: `timed_out` if ranks are missing, `closing` if ranks were lost, `no_common_handle`,
+    /// `ranks_disagree`, or another word of [`crate::Refusal`].
     #[serde(deserialize_with = "inert::words")]
     pub reason: String,
-    /// Why, for people.
+    /// The reason, for people.
     #[serde(deserialize_with = "inert::words", default)]
     pub detail: String,
     /// The ranks that are missing, in order.
     #[serde(default)]
     pub ranks: Vec<u32>,
-    /// How many ranks there should be.
+    /// The number of ranks in the group.
     pub size: u32,
-    /// Without a common handle type: which ranks cannot do what, and why, for people. Of ranks that
+    /// Without a common handle type: which ranks cannot use which type, and why, for people. If ranks
     /// disagree: what they ask for.
     #[serde(deserialize_with = "inert::all_words", default)]
     pub reasons: Vec<String>,
@@ -174,13 +173,13 @@ pub struct Member {
     /// Its peer name.
     #[serde(deserialize_with = "inert::words")]
     pub peer: String,
-    /// Its memory, where it has brought some.
+    /// Its memory, if it contributed any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Description>,
     /// How to import that; fds come with the frame, in the order of ranks and parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handles: Option<Handles>,
-    /// In answer to [`Ask::Gather`](super::Ask::Gather) of bytes: what it gave.
+    /// In answer to [`Ask::Gather`](super::Ask::Gather) of bytes: its contribution.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Payload>,
 }

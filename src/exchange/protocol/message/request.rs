@@ -1,4 +1,4 @@
-//! What a client asks.
+//! A client's requests.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,69 +9,66 @@ use crate::exchange::texts::texts;
 use crate::exchange::{MAX_PATTERNS, Owner};
 use crate::share::{Description, InstanceId};
 
-/// A client's request. Many may be on their way; answers come in any order.
+/// A client's request. Many may be in flight; answers come in any order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Different for each of a connection's requests that are not answered yet.
+    /// Unique among a connection's requests that are not answered yet.
     pub id: u64,
-    /// What is asked; `None` where this version does not know it.
+    /// The request; `None` if this version does not know it.
     pub ask: Option<Ask>,
 }
 
-/// What a client asks.
+/// A request.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Ask {
-    /// A sign of life, answered by [`Answer::Done`](super::Answer::Done).
+    /// A heartbeat, answered by [`Answer::Done`](super::Answer::Done).
     Ping(Empty),
-    /// Which names there are, answered by [`Answer::Names`](super::Answer::Names).
+    /// Lists names, answered by [`Answer::Names`](super::Answer::Names).
     List(List),
-    /// A name's entry as soon as it is there, answered by [`Answer::Names`](super::Answer::Names)
-    /// with one.
+    /// Waits for a name and returns its entry, answered by [`Answer::Names`](super::Answer::Names) with one.
     Wait(Wait),
-    /// Handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
+    /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
     Fetch(Fetch),
-    /// At the door, after a hello like any other: the fds for a ticket, answered by
-    /// [`Answer::Fds`](super::Answer::Fds). The door answers nothing else but pings, and its
-    /// welcome's session is empty.
+    /// At the door, after a normal hello: requests the fds for a ticket, answered by
+    /// [`Answer::Fds`](super::Answer::Fds). The door answers nothing else except pings, and its welcome's
+    /// session is empty.
     Redeem(Redeem),
-    /// The memory is unmapped: the lease ends. Answered by [`Answer::Done`](super::Answer::Done).
+    /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).
     Release(Release),
-    /// The word at the probe's place has been written, answered by
+    /// Reports that the word at the probe's place is written, answered by
     /// [`Answer::Probed`](super::Answer::Probed).
     Probe(Probe),
-    /// Events about names from now on, answered by [`Answer::Names`](super::Answer::Names) with all
-    /// there are.
+    /// Subscribes to events about names, answered by [`Answer::Names`](super::Answer::Names) with all that
+    /// exist.
     Watch(Watch),
-    /// New memory under a name, from an allocator service. Answered by
+    /// Requests new memory under a name from an allocator service. Answered by
     /// [`Answer::Names`](super::Answer::Names) with one.
     Create(Create),
-    /// The end of a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
+    /// Ends a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
     Delete(Delete),
-    /// A rank joins a group, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
+    /// Joins a group as a rank, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
     Join(Join),
-    /// A rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all have sent
-    /// theirs.
+    /// Offers a rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all ranks have.
     Offer(Offer),
-    /// A rank enters a barrier or a gather of its round. Answered when all ranks have entered: a barrier by
+    /// Enters a barrier or a gather of the rank's round. Answered when all ranks have entered: a barrier by
     /// [`Answer::Done`](super::Answer::Done), a gather of bytes by
     /// [`Answer::Members`](super::Answer::Members), one of memory by
-    /// [`Answer::Agreed`](super::Answer::Agreed), after which its members are asked for with
-    /// [`Gather::first`].
+    /// [`Answer::Agreed`](super::Answer::Agreed); its members are then requested with [`Gather::first`].
     Gather(Gather),
-    /// A rank has unmapped the others' memory: answered by [`Answer::Done`](super::Answer::Done)
+    /// Leaves a group, after unmapping the others' memory: answered by [`Answer::Done`](super::Answer::Done)
     /// when all have.
     Leave(Leave),
 }
 
-/// Nothing to say.
+/// An empty message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
 
 /// See [`Ask::List`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct List {
-    /// Only names that begin so.
+    /// Only names with this prefix.
     #[serde(default)]
     pub prefix: String,
     /// Only names after this one, in the order of their bytes.
@@ -84,7 +81,7 @@ pub struct List {
 pub struct Wait {
     /// The name.
     pub name: String,
-    /// How long at most, in milliseconds; the server may have a lower limit.
+    /// The longest wait, in milliseconds; the server may have a lower limit.
     pub ms: u64,
 }
 
@@ -95,12 +92,12 @@ pub struct Fetch {
     pub name: String,
     /// The handle types that the client can import, most wanted first.
     pub accept: Vec<HandleType>,
-    /// What the client means to do with the memory.
+    /// The access that the client needs.
     pub access: Access,
-    /// Whether a place for a probe is wanted.
+    /// Whether to assign a place for a probe.
     #[serde(default)]
     pub probe: bool,
-    /// Refuse with `stale` if the name is not this instance's any more.
+    /// Refuse with `stale` if the name no longer belongs to this instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
     /// Refuse with `wrong_owner` if the name has another owner.
@@ -111,7 +108,7 @@ pub struct Fetch {
 /// See [`Ask::Redeem`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Redeem {
-    /// From [`Handles::Ticket`](super::Handles::Ticket); good once, for some seconds.
+    /// From [`Handles::Ticket`](super::Handles::Ticket); valid once, for some seconds.
     pub ticket: Secret,
 }
 
@@ -134,12 +131,11 @@ pub struct Probe {
 
 /// See [`Ask::Watch`].
 ///
-/// If there are more names than fit into the answer, [`List`] tells the others. Of several changes
-/// of one name only what came of them may be told. Watching ends with the connection, not with the
-/// session.
+/// If there are more names than fit into the answer, [`List`] returns the others. Of several changes of one
+/// name only the result may be reported. Watching ends with the connection, not with the session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watch {
-    /// Only names that begin so.
+    /// Only names with this prefix.
     #[serde(default)]
     pub prefix: String,
 }
@@ -149,12 +145,12 @@ pub struct Watch {
 pub struct Create {
     /// The name.
     pub name: String,
-    /// How many bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// On which host node; without one, the service chooses.
+    /// The host node; without one, the service chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// Which peers may fetch it besides its maker: names of certificates, `uid:1000`, or `*`.
+    /// Which peers may fetch it besides its creator: names of certificates, `uid:1000`, or `*`.
     #[serde(default, deserialize_with = "texts::<_, MAX_PATTERNS>")]
     pub peers: Texts,
 }
@@ -172,11 +168,11 @@ pub struct Delete {
 /// See [`Ask::Join`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Join {
-    /// The group's name, of the form of names.
+    /// The group's name, in the form of names.
     pub group: String,
-    /// Which rank: 0 to `size - 1`.
+    /// The rank: 0 to `size - 1`.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub size: u32,
     /// Which peers may be its ranks. Ranks that state another admission are in another group of the
     /// same name.
@@ -184,10 +180,10 @@ pub struct Join {
     pub admission: Admission,
     /// The handle types that this rank can export its memory as and import.
     pub can: Vec<HandleType>,
-    /// Why it cannot do the others, for people.
+    /// Why it cannot use the others, for people.
     #[serde(default, deserialize_with = "at_most::<_, _, 64>")]
     pub cannot: Vec<String>,
-    /// Its memory; `None` where it brings none and only maps the others'.
+    /// Its memory; `None` if it contributes none and only maps the others'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Description>,
     /// How long to wait for the other ranks, in milliseconds.
@@ -198,12 +194,12 @@ pub struct Join {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Admission {
-    /// Sessions of the joining peer. The server refuses it to `local`, which every process on the
-    /// server's machine may be.
+    /// Sessions of the joining peer. The server refuses it for `local`, which any process on the server's
+    /// machine may be.
     #[default]
     SamePeer,
-    /// The peers that this list matches, as in [`Create::peers`] but without `*`; the joining peer
-    /// must be one of them. The order is of no importance.
+    /// The peers that this list matches, as in [`Create::peers`] but without `*`; the joining peer must be
+    /// one of them. Their order has no meaning.
     Peers(#[serde(deserialize_with = "texts::<_, MAX_PATTERNS>")] Texts),
     /// Peers that know this secret of 16 to 64 bytes.
     Secret(Secret),
@@ -214,14 +210,14 @@ pub enum Admission {
 pub struct Offer {
     /// The group.
     pub group: String,
-    /// The round that [`Agreed`](super::Agreed) named.
+    /// The round from [`Agreed`](super::Agreed).
     pub round: u64,
     /// The handles of this rank's memory, 64 bytes each, one for each part: empty without memory, and for fds,
     /// which come with the frame.
     #[serde(default, deserialize_with = "handles")]
     pub fabric: Vec<Secret>,
-    /// The first rank to answer with. Members that do not fit into a frame are asked for by the
-    /// same request once more, without handles, with the first rank that has not come yet.
+    /// The first rank in the answer. For members that do not fit into a frame, repeat the request without
+    /// handles, with the first rank that is still missing.
     #[serde(default)]
     pub first: u32,
 }
@@ -231,16 +227,16 @@ pub struct Offer {
 pub struct Gather {
     /// The group.
     pub group: String,
-    /// The round that [`Agreed`](super::Agreed) named.
+    /// The round from [`Agreed`](super::Agreed).
     pub round: u64,
-    /// Which of the round's gathers: 1 for the first that the rank enters, then one more each time. To
-    /// enter one means that the rank waits for none before it any more.
+    /// The number of the gather in the round: 1 for the first that the rank enters, then one more each time.
+    /// A rank that enters one no longer waits for earlier ones.
     pub number: u64,
-    /// What is gathered, and what this rank gives.
+    /// The operation, and this rank's contribution.
     #[serde(default)]
     pub operation: Operation,
-    /// The first rank to answer with, of a gather that is complete: the rank enters nothing by it.
-    /// Members that do not fit into a frame, and all that brought memory, are asked for so.
+    /// The first rank in the answer, for a gather that is complete: this request enters nothing. It requests
+    /// members that do not fit into a frame, and those of a gather of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<u32>,
     /// How long to wait for the other ranks, in milliseconds.
@@ -248,7 +244,7 @@ pub struct Gather {
     pub ms: u64,
 }
 
-/// What a rank gives to a gather: see [`Gather::operation`].
+/// A rank's contribution to a gather: see [`Gather::operation`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -264,7 +260,7 @@ pub enum Operation {
 /// See [`Operation::Memory`]. File descriptors come with the frame.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Brought {
-    /// The rank's memory; `None` where it brings none and only maps the others'.
+    /// The rank's memory; `None` if it contributes none and only maps the others'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Description>,
     /// Its handles, 64 bytes each, one for each part: empty without memory, and for fds.
@@ -277,7 +273,7 @@ pub struct Brought {
 pub struct Leave {
     /// The group.
     pub group: String,
-    /// The round that [`Agreed`](super::Agreed) named.
+    /// The round from [`Agreed`](super::Agreed).
     pub round: u64,
     /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves all the same.
     #[serde(default)]
