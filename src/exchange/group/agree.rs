@@ -1,27 +1,28 @@
-//! One handle type for all ranks, or every rank's reason: a pure decision.
+//! Chooses one handle type for all ranks, or collects each rank's reason against it; a pure function.
 
 use crate::driver::HandleType;
 use crate::share::BootId;
 
-/// The most reasons that are passed on, and the longest of them in bytes: they are for people.
+/// The most reasons that are passed on, and the most bytes of each. People read them.
 const REASONS: usize = 64;
 const REASON_BYTES: usize = 256;
 
-/// What one rank can do.
+/// The abilities of one rank.
 pub(super) struct Rank<'a> {
     /// Its machine.
     pub boot: BootId,
-    /// What it can export and import.
+    /// The handle types that it can export and import.
     pub can: &'a [HandleType],
-    /// Why it cannot do the others.
+    /// Why it cannot use the other types.
     pub cannot: &'a [String],
 }
 
-/// The handle type that all ranks share by: fabric where every rank can, else fds where every rank
-/// can and all are on one machine.
+/// Returns the handle type that all ranks use: fabric if every rank can, else fds if every rank can and all
+/// are on one machine.
 ///
 /// # Errors
-/// Otherwise, the reasons: for each rank that stands in the way, what it says itself.
+///
+/// Otherwise the reasons, as stated by each rank that prevents the choice.
 pub(super) fn agree(ranks: &[Rank<'_>]) -> Result<HandleType, Vec<String>> {
     let all = |handle| ranks.iter().all(|rank| rank.can.contains(&handle));
     let one_machine = ranks.windows(2).all(|pair| pair[0].boot == pair[1].boot);
@@ -59,7 +60,7 @@ pub(super) fn agree(ranks: &[Rank<'_>]) -> Result<HandleType, Vec<String>> {
     Err(reasons)
 }
 
-/// The beginning of a text, not longer than a reason may be.
+/// Returns the beginning of a text, cut to the most bytes of a reason.
 pub(super) fn cut(text: &str) -> &str {
     let mut end = text.len().min(REASON_BYTES);
     while !text.is_char_boundary(end) {

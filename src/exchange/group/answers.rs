@@ -1,11 +1,11 @@
-//! What a group's server says to all ranks alike, as an error.
+//! Turns the server's answer to all ranks into an error.
 
 use super::handles::tidy;
 use crate::exchange::protocol::Incomplete;
 use crate::{Error, Refusal};
 
-/// The error that says why ranks of a group of `size` did not come together, or did not gather; `what` is
-/// that for people, `peer` the server.
+/// Returns the error for a failed join or gather of a group of `size` ranks. `what` describes the operation
+/// for people; `peer` is the server.
 pub(super) fn incomplete(
     group: &str,
     size: u32,

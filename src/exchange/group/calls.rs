@@ -1,4 +1,4 @@
-//! Barriers and gathers, as a rank calls them.
+//! The barriers and gathers of a rank.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -22,37 +22,37 @@ use crate::exchange::protocol::{
 use crate::share::{Description, Shared};
 use crate::{Error, Result};
 
-/// How much longer than the deadline the server is given to say what came of a gather.
+/// How long after its deadline a rank still waits for the result of a gather from the server.
 const SLACK: Duration = Duration::from_secs(5);
-/// The pause before asking again over a connection that broke.
+/// The pause before asking again after a broken connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl Group {
     /// Waits until every rank has called this.
     ///
-    /// Barriers and gathers are one sequence of calls in each rank, and the first call of every rank belongs
-    /// together, the second, and so on. Calls of one rank from several tasks take turns. A call has one
-    /// result for all ranks, which the group's server decides. It succeeds when all ranks have entered. It
-    /// fails when a rank has left or is lost, when ranks call different operations, and when the shortest
-    /// `within` of the ranks that have entered is over; a rank that calls later gets the same error at once.
-    /// The next call is not affected by that: ranks that all try again meet there.
+    /// Barriers and gathers form one sequence of calls in each rank. The first calls of all ranks belong
+    /// together, then the second calls, and so on. Concurrent calls of one rank run one after another. A call
+    /// has one result for all ranks, which the group's server decides. It succeeds when all ranks have
+    /// entered. It fails when a rank has left or is lost, when ranks call different operations, and when the
+    /// shortest `within` of the ranks that have entered is over; a rank that calls later gets the same error
+    /// at once. A failure does not affect the next call: if all ranks try again, they meet there.
     ///
-    /// Only a rank that does not hear from the server cannot know the result. It gets
-    /// [`Error::PeerLost`], [`Error::TimedOut`] or the reason why its session ended, while the other ranks
-    /// may have passed: if this rank had entered, and all others had, the call has succeeded for them.
-    /// Where a rank is lost after the call succeeded, ranks that have not heard so yet still do. No rank is
-    /// ever told success while the server tells another failure.
+    /// Only a rank that gets no answer from the server does not know the result. It gets [`Error::PeerLost`],
+    /// [`Error::TimedOut`] or the reason why its session ended, although the call may have succeeded for the
+    /// other ranks: it has if all ranks, including this one, had entered. If a rank is lost after the call
+    /// succeeded, the remaining ranks still get success. The server never reports success to one rank and
+    /// failure to another.
     ///
     /// # Errors
     /// [`Error::RanksMissing`] with the ranks that have not called in time, or that have left or were lost;
-    /// [`Error::RanksDisagree`] where ranks call different operations; [`Error::Refused`] where the server
-    /// is too old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a
-    /// limit of bytes for this peer (`limit`): then the others wait until their deadline or until this
-    /// rank's next call; [`Error::PeerLost`] without the server.
+    /// [`Error::RanksDisagree`] if ranks call different operations; [`Error::Refused`] if the server is too
+    /// old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a limit of
+    /// bytes for this peer (`limit`): then the others wait until their deadline or until this rank's next
+    /// call; [`Error::PeerLost`] if the server is lost.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, this rank may have entered, and the others may pass. The next call goes on
-    /// with the next number, and fails this one for ranks that still wait in it.
+    /// If the future is dropped early, this rank may have entered, and the call may succeed for the others.
+    /// This rank's next call has the next number, and fails the dropped call for ranks that still wait in it.
     pub async fn barrier(&self, within: Duration) -> Result<()> {
         let (mut turn, call) = self.turn(within, Own::Nothing).await?;
         self.unless_lost(call.barrier()).await?;
@@ -60,14 +60,15 @@ impl Group {
         Ok(())
     }
 
-    /// Gives `bytes` to all ranks, and returns the bytes of every rank, in order of ranks. Every rank gives
-    /// as many, at most [`MAX_GATHER`].
+    /// Sends `bytes` to all ranks, and returns the bytes of every rank, in rank order. Every rank sends the
+    /// same number of bytes, at most [`MAX_GATHER`].
     ///
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more bytes than [`MAX_GATHER`], which is no call; those of
-    /// [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means another number of bytes.
+    /// [`Error::InvalidArgument`] for more bytes than [`MAX_GATHER`], which does not count as a call; those
+    /// of [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means that the numbers of bytes
+    /// differ.
     ///
     /// # Cancel safety
     /// As [`barrier`](Self::barrier).
@@ -82,25 +83,27 @@ impl Group {
         Ok(all)
     }
 
-    /// Gives a memory to all ranks, or none, and returns the memory of every rank. It is shared by the
-    /// handle type of the group ([`via`](Self::via)), mapped as [`GroupOptions::map`] says, for whom
-    /// [`GroupOptions::import`] says, and others are asked to keep to [`GroupOptions::access`].
+    /// Shares a memory, or `None`, with all ranks, and returns the memory of every rank. The group's options
+    /// apply: its handle type ([`via`](Self::via)), [`GroupOptions::map`] for the time of mapping,
+    /// [`GroupOptions::import`] for the users of the mapping, and [`GroupOptions::access`] for the access
+    /// that other ranks are asked to respect.
     ///
-    /// The group does not keep what is gathered: it is unmapped when the result is dropped, while the
-    /// group goes on. It keeps `memory` until this rank's next call succeeds, because only then all others
-    /// have mapped it. With [`Map::Lazy`] they may map it later: keep it for them. The server keeps file descriptors of it until the next gather completes, or for
-    /// [`Limits::request`](crate::exchange::Limits) and a lease.
+    /// The gathered memory belongs to the result: it is unmapped when the result is dropped, not when the
+    /// group ends. The group keeps `memory` until this rank's next call succeeds, because only then all
+    /// others have mapped it. With [`Map::Lazy`] they may map it later, so the caller must keep it. The
+    /// server keeps its file descriptors until the next gather completes, or for
+    /// [`Limits::request`](crate::exchange::Limits) plus a lease.
     ///
-    /// It waits, succeeds and fails as [`barrier`](Self::barrier) does. A rank that cannot map another's
-    /// memory fails alone.
+    /// It waits, succeeds and fails as [`barrier`](Self::barrier) does. If a rank cannot map another's
+    /// memory, only that rank fails.
     ///
     /// # Errors
-    /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which is no call;
-    /// [`Error::LimitReached`] where this process may not have as many file descriptors as all ranks'
+    /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which do not count as
+    /// a call; [`Error::LimitReached`] if this process may not open as many file descriptors as all ranks'
     /// memory has parts; [`Error::Import`] with [`Map::All`].
     ///
     /// # Cancel safety
-    /// As [`barrier`](Self::barrier). What has been received or mapped is given back.
+    /// As [`barrier`](Self::barrier). Received handles are closed and mappings are unmapped.
     ///
     /// [`GroupOptions::map`]: super::GroupOptions::map
     /// [`GroupOptions::import`]: super::GroupOptions::import
@@ -115,7 +118,8 @@ impl Group {
             Some(memory) => Some(memory.describe(self.access)?),
             None => None,
         };
-        // Memory that cannot be shared this way is found out before the others wait for it.
+        // Finds out before the call whether the memory can be shared this way, so that the others do not wait
+        // in vain.
         drop(export(memory.clone(), via).await?);
         let own = Own::Memory {
             memory: memory.clone(),
@@ -133,13 +137,13 @@ impl Group {
         if self.map == Map::Lazy {
             return Ok(gathered);
         }
-        // Still this call's turn: a later one tells the others that all is mapped.
+        // Still holding this call's turn: a later call tells the others that all memory is mapped.
         let own = self.own_rank();
         blocking(move || gathered.map_others(own).map(|()| gathered)).await?
     }
 
-    /// A call under the rank's next number, when it is its turn. Whatever comes of it, the number is used:
-    /// the server may have counted it.
+    /// Makes a call with the rank's next number, when it is its turn. The number is used up even if the call
+    /// fails, because the server may have counted it.
     async fn turn(&self, within: Duration, own: Own) -> Result<(MutexGuard<'_, Calls>, Call)> {
         let until = deadline(within);
         let Some(client) = self.client.clone() else {
@@ -164,7 +168,7 @@ impl Group {
         Ok((turn, call))
     }
 
-    /// The call's result, unless the server is lost: then there is nobody to ask.
+    /// Returns the call's result, or an error if the server is lost.
     async fn unless_lost<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             biased;
@@ -174,17 +178,17 @@ impl Group {
     }
 }
 
-/// The barriers and gathers of this rank.
+/// The state of this rank's barriers and gathers.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// The number of the last.
+    /// The number of the last call.
     last: u64,
-    /// What this rank gave to the last gather of memory. Another rank may still map it until a later call
-    /// has succeeded; fabric handles open nothing after the memory's end.
+    /// The memory that this rank shared in the last gather. Other ranks may still map it until a later call
+    /// has succeeded, and a fabric handle opens nothing once the memory is freed.
     kept: Option<Shared>,
 }
 
-/// What this rank gives.
+/// What this rank contributes.
 enum Own {
     Nothing,
     Bytes(Payload),
@@ -196,7 +200,7 @@ enum Own {
 }
 
 impl Own {
-    /// As it travels, with the file descriptors of a memory.
+    /// Returns the contribution as a message, with the file descriptors of a memory.
     async fn message(&self) -> Result<(Operation, Vec<OwnedFd>)> {
         Ok(match self {
             Self::Nothing => (Operation::Barrier, Vec::new()),
@@ -214,7 +218,7 @@ impl Own {
     }
 }
 
-/// One call of a rank.
+/// One barrier or gather.
 struct Call {
     client: Client,
     own: Own,
@@ -233,7 +237,7 @@ impl Call {
         }
     }
 
-    /// The bytes of all ranks, each of so many.
+    /// Returns the bytes of all ranks, `len` bytes each.
     async fn gather(&self, len: usize) -> Result<Vec<Vec<u8>>> {
         let mut answered = self.ask(None).await?;
         let mut all = Vec::new();
@@ -271,9 +275,9 @@ impl Call {
         }
     }
 
-    /// Enters, or asks for the members from `first` on; again where the connection breaks.
+    /// Enters, or asks for the members from `first` on. Asks again if the connection breaks.
     async fn ask(&self, first: Option<usize>) -> Result<Answered> {
-        // Beyond the deadline too: the server knows the result, which is worth waiting for.
+        // Goes beyond the deadline, because the server knows the result and may still send it.
         let last = self.until.max(Instant::now()) + SLACK;
         loop {
             let (operation, fds) = match first {
@@ -291,7 +295,7 @@ impl Call {
             });
             let patience = last.saturating_duration_since(Instant::now());
             match self.client.exchange(ask, fds, patience).await {
-                // The client dials again.
+                // The client is reconnecting.
                 Err(Error::PeerLost { .. }) if Instant::now() + PAUSE < last => sleep(PAUSE).await,
                 Ok(Answered {
                     answer: Answer::Incomplete(why),
@@ -314,7 +318,7 @@ impl Call {
         }
     }
 
-    /// What a member has given, which is as much as this rank, after `before` others.
+    /// Returns a member's bytes, which must be as many as this rank's, after `before` other members.
     fn bytes_of(&self, member: &Member, len: usize, before: usize) -> Result<Vec<u8>> {
         let bytes = member.bytes.as_ref().map(Payload::expose);
         match bytes.filter(|bytes| bytes.len() == len && before < self.size as usize) {

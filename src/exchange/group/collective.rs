@@ -1,9 +1,9 @@
-//! The gathers of a complete round: what its ranks have entered, and what came of the last ones.
+//! The gathers of a complete round: which ranks have entered, and the results of the last gathers.
 //!
 //! Each rank numbers its gathers from 1, and a gather is the same for all ranks that enter its number. It
-//! completes when all ranks have entered, or fails for all alike; the next number can be entered then. A
-//! barrier is a gather of nothing. Only the gather that ranks enter and the last that completed keep what
-//! ranks gave.
+//! completes when all ranks have entered, or fails for all of them; only then can the next number be entered.
+//! A barrier is a gather without data. Only the gather that ranks are entering and the last completed one
+//! keep the ranks' data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,11 +18,11 @@ use crate::exchange::account::Charge;
 use crate::exchange::protocol::{Agreed, Incomplete, Payload};
 use crate::share::Description;
 
-/// What all ranks of a gather have in common.
+/// What all ranks of a gather must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Barrier,
-    /// Of so many bytes from each rank.
+    /// This many bytes from each rank.
     Bytes(usize),
     Memory,
 }
@@ -37,7 +37,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a rank gives.
+/// What a rank contributes.
 pub(super) enum Gift {
     Nothing,
     Bytes(Payload),
@@ -66,29 +66,29 @@ pub(super) struct Entered {
     pub(super) gift: Gift,
     /// `None` while its connection is broken.
     pub(super) waiter: Option<Waiter>,
-    /// When the gather fails for all ranks.
+    /// When the gather fails for all ranks, because of this rank's deadline.
     pub(super) deadline: Duration,
-    /// For what it gives.
+    /// For the bytes that it contributed.
     pub(super) charge: Option<Charge>,
 }
 
-/// What came of the last gather that completed.
+/// The last completed gather.
 pub(super) struct Completed {
     pub(super) number: u64,
     pub(super) result: Outcome,
 }
 
-/// What its ranks are told.
+/// The result that its ranks are sent.
 pub(super) enum Outcome {
     Nothing,
     Bytes(Arc<Roster>, Duration),
     Memory(Arc<Roster>, Agreed, Duration),
-    /// It is not kept any longer.
+    /// No longer kept.
     Forgotten,
 }
 
 impl Outcome {
-    /// Until when it is kept.
+    /// Returns the time until which the result is kept.
     fn until(&self) -> Option<Duration> {
         match self {
             Self::Bytes(_, until) | Self::Memory(_, _, until) => Some(*until),
@@ -96,7 +96,7 @@ impl Outcome {
         }
     }
 
-    /// What a rank is told that asks for the members from `first` on, or has entered.
+    /// Returns the answer to a rank that asks for the members from `first` on, or has entered.
     fn told(&self, first: Option<u32>) -> Told {
         let page = |roster: &Arc<Roster>, first| match roster.page(first) {
             Some(page) => Told::Members(Arc::clone(roster), page),
@@ -120,34 +120,34 @@ impl Outcome {
 /// The gathers of a round.
 #[derive(Default)]
 pub(super) struct Collective {
-    /// How many are over: ranks enter the next.
+    /// The number of gathers that are over: ranks enter the next one.
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
     pub(super) completed: Option<Completed>,
-    /// Why the last that failed did.
+    /// Why the last failed gather failed.
     pub(super) failed: Option<Arc<Incomplete>>,
-    /// By which handles memory is gathered.
+    /// The handle type by which memory is gathered.
     pub(super) via: Option<HandleType>,
 }
 
 impl Collective {
-    /// The number that ranks enter now.
+    /// Returns the number of the gather that ranks enter now.
     pub(super) const fn number(&self) -> u64 {
         self.over.saturating_add(1)
     }
 
-    /// When time alone changes something.
+    /// Returns the next time at which something changes without a request.
     pub(super) fn next(&self) -> Option<Duration> {
         let kept = self.completed.as_ref().and_then(|last| last.result.until());
         self.deadline().into_iter().chain(kept).min()
     }
 
-    /// When the gather fails that ranks have entered.
+    /// Returns the time at which the current gather fails.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.entered.values().map(|entered| entered.deadline).min()
     }
 
-    /// Forgets what has been kept long enough.
+    /// Drops the kept result when its time is over.
     pub(super) fn forget(&mut self, now: Duration) {
         if let Some(last) = &mut self.completed
             && last.result.until().is_some_and(|until| until <= now)
@@ -156,10 +156,10 @@ impl Collective {
         }
     }
 
-    /// What a rank is told of a gather that is over.
+    /// Returns the answer to a rank that asks for a gather that is over.
     ///
-    /// A gather after the last that completed has failed. One before it cannot be asked for by a rank that
-    /// waits: to complete, all ranks entered a later one.
+    /// A gather after the last completed one has failed. A waiting rank cannot ask for one before it: that
+    /// gather completed only because all ranks had entered a later number.
     pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
         let completed = self.completed.as_ref();
         match completed.map_or(0, |last| last.number).cmp(&number) {
@@ -175,14 +175,14 @@ impl Collective {
         }
     }
 
-    /// A rank of another shape than this, if there is one.
+    /// Returns a rank whose gather has a shape other than `shape`, if there is one.
     pub(super) fn other_shape(&self, shape: Shape) -> Option<(u32, Shape)> {
         let mut entered = self.entered.iter();
         let other = entered.find(|(_, entered)| entered.gift.shape() != shape)?;
         Some((*other.0, other.1.gift.shape()))
     }
 
-    /// Parts of all memory that ranks have given.
+    /// Returns the number of parts of all memories that ranks have contributed.
     pub(super) fn parts(&self) -> usize {
         self.entered
             .values()

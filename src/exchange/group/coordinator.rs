@@ -1,4 +1,4 @@
-//! The coordinator of a server's groups: the rounds, with a clock and with waiting futures.
+//! The coordinator of a server's groups: adds a clock and waiting futures to the rounds.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,13 +25,13 @@ use crate::exchange::protocol::{
 use crate::exchange::transport::HeldFd;
 use crate::share::BootId;
 
-/// Sends a notice to a session; it must not block, and may not call back.
+/// Sends a notice to a session. It must not block or call back.
 type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;
 
-/// A server's groups. A clone is the same.
+/// A server's groups. Clones share the same state.
 ///
-/// For every session that ends the server calls [`gone`](Self::gone). A future that is dropped, because its
-/// connection broke, counts as not asked: a rank that was gathering is out, one that was offering may offer
+/// The server calls [`gone`](Self::gone) for every session that ends. A dropped future, as after a broken
+/// connection, counts as not asked: a rank that was gathering is out, and one that was offering may offer
 /// again.
 #[derive(Clone)]
 pub(crate) struct Groups(Arc<Inner>);
@@ -48,19 +48,19 @@ struct State {
     last: Waiter,
 }
 
-/// A page of members, as it goes into a reply.
+/// A page of members, ready for a reply.
 pub(crate) struct MembersPage {
     roster: Arc<Roster>,
     page: usize,
 }
 
 impl MembersPage {
-    /// The whole encoded reply to request `id`: secret bytes.
+    /// Returns the whole encoded reply to request `id`: secret bytes.
     pub fn reply(&self, id: u64) -> Zeroizing<Vec<u8>> {
         self.roster.reply(self.page, id)
     }
 
-    /// The fds that go with the frame.
+    /// Returns the fds that are sent with the frame.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.roster.fds(self.page)
     }
@@ -75,8 +75,8 @@ impl fmt::Debug for MembersPage {
 }
 
 impl Groups {
-    /// No groups yet, for peers with these rights. `notify` sends a notice to a session: it neither
-    /// blocks nor calls back.
+    /// Creates an empty set of groups for peers with these rights. `notify` sends a notice to a session; it
+    /// must not block or call back.
     pub fn new(
         rules: Rules,
         rights: Rights,
@@ -94,16 +94,16 @@ impl Groups {
         }))
     }
 
-    /// Replaces the rights: ranks of peers that have lost theirs are out of rounds that are not
-    /// complete.
+    /// Replaces the rights. Ranks of peers that have lost theirs leave the rounds that are not complete.
     pub fn set_rights(&self, rights: Rights) {
         self.change(|rounds, now| rounds.set_rights(now, rights));
     }
 
-    /// Keeps room for this group: the limit on all groups does not count for it.
+    /// Reserves room for this group: the limit on all groups does not count it.
     ///
     /// # Errors
-    /// A refusal of a peer without the right, or of an admission that does not admit it.
+    ///
+    /// A refusal if the peer has no right, or the admission does not admit the peer itself.
     pub fn keep_room(
         &self,
         peer: &PeerName,
@@ -116,11 +116,12 @@ impl Groups {
         Ok(())
     }
 
-    /// A rank joins: [`Answer::Agreed`] when all have, [`Answer::Incomplete`] when they do not, or
-    /// [`Answer::Refused`]. `local` says whether the connection can carry fds. The charge is for what is
-    /// kept of the rank: it is dropped with its seat.
+    /// Adds a rank. Returns [`Answer::Agreed`] when all ranks have joined, [`Answer::Incomplete`] if they do
+    /// not, or [`Answer::Refused`]. `local` says whether the connection can carry fds. The charge covers the
+    /// rank's state, and is dropped with its seat.
     ///
     /// # Cancel safety
+    ///
     /// A rank whose future is dropped has not joined.
     pub async fn join(
         &self,
@@ -147,14 +148,15 @@ impl Groups {
         answer(told).unwrap_or_else(|_| internal())
     }
 
-    /// A rank's handles: the members when all ranks have offered theirs. A page of them that
-    /// follows is there at once.
+    /// Takes a rank's handles, and returns the members when all ranks have offered theirs. Later pages are
+    /// available at once.
     ///
     /// # Errors
-    /// What to answer instead: [`Answer::Incomplete`], to all ranks the same, or
-    /// [`Answer::Refused`].
+    ///
+    /// The answer to send instead: [`Answer::Incomplete`], the same to all ranks, or [`Answer::Refused`].
     ///
     /// # Cancel safety
+    ///
     /// A rank whose future is dropped has offered; it may ask once more.
     pub async fn offer(
         &self,
@@ -173,13 +175,16 @@ impl Groups {
         }
     }
 
-    /// A rank enters a gather: [`Answer::Done`] of a barrier, [`Answer::Agreed`] or members of another,
-    /// when all ranks have entered. The charge is for what it gives: it is dropped with that.
+    /// Lets a rank enter a gather. When all ranks have entered, returns [`Answer::Done`] for a barrier, and
+    /// [`Answer::Agreed`] or members for other gathers. The charge covers the rank's contribution, and is
+    /// dropped with it.
     ///
     /// # Errors
-    /// What to answer instead of members.
+    ///
+    /// The answer to send instead of members.
     ///
     /// # Cancel safety
+    ///
     /// A rank whose future is dropped has entered; it may ask once more.
     pub async fn gather(
         &self,
@@ -200,9 +205,10 @@ impl Groups {
         }
     }
 
-    /// A rank leaves: [`Answer::Done`] when all have.
+    /// Lets a rank leave. Returns [`Answer::Done`] when all ranks have left.
     ///
     /// # Cancel safety
+    ///
     /// A rank whose future is dropped has left.
     pub async fn leave(&self, session: u64, ask: Leave) -> Answer {
         let wait = Duration::from_millis(ask.ms);
@@ -214,23 +220,24 @@ impl Groups {
         answer(told).unwrap_or_else(|_| internal())
     }
 
-    /// A session has ended, and will not be resumed.
+    /// Records that a session has ended and cannot be resumed.
     pub fn gone(&self, session: u64) {
         self.change(|rounds, now| rounds.gone(now, session));
     }
 
-    /// When [`tick`](Self::tick) is to be called, if nobody asks before.
+    /// Returns when to call [`tick`](Self::tick) if no request arrives before.
     pub fn deadline(&self) -> Option<Instant> {
         let at = self.lock().rounds.deadline()?;
         self.0.begun.checked_add(at)
     }
 
-    /// Ends what time has ended: who waits looks by itself, but there may be nobody who waits.
+    /// Ends whatever has timed out. Waiting ranks check the time themselves, but there may be no waiting
+    /// rank.
     pub fn tick(&self) {
         self.change(|rounds, now| rounds.tick(now));
     }
 
-    /// How many rounds of groups there are, gathering or in use.
+    /// Returns the number of rounds, both gathering and in use.
     pub fn len(&self) -> usize {
         self.lock().rounds.len()
     }
@@ -254,7 +261,7 @@ impl Groups {
         };
         let mut wait = wait.unwrap_or(Duration::ZERO);
         loop {
-            // Somebody must look when time has passed: whoever waits does.
+            // Each waiting rank wakes to check the time, because no one else may.
             match tokio::time::timeout(wait, &mut told).await {
                 Ok(Ok(told)) => return told,
                 Ok(Err(_)) => return Told::Refused(refused(Refusal::Internal, "")),
@@ -263,7 +270,7 @@ impl Groups {
         }
     }
 
-    /// Changes the rounds, then tells what there is to tell.
+    /// Changes the rounds, then sends the answers and notices that result.
     fn change<T>(&self, change: impl FnOnce(&mut Rounds, Duration) -> T) -> T {
         self.change_state(|state, now| change(&mut state.rounds, now))
     }
@@ -275,7 +282,7 @@ impl Groups {
         let (told, news) = state.rounds.take();
         for (waiter, told) in told {
             if let Some(sender) = state.waiters.remove(&waiter) {
-                // Who does not wait any more has its `Waiting` dropped as well.
+                // If the receiver is gone, its `Waiting` is dropped as well.
                 let _ = sender.send(told);
             }
         }
@@ -300,7 +307,7 @@ impl fmt::Debug for Groups {
     }
 }
 
-/// Takes back what is not waited for any more.
+/// Cancels a wait when it is dropped.
 struct Waiting<'a> {
     groups: &'a Groups,
     waiter: Waiter,
@@ -317,7 +324,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The answer, or the page of members that is one.
+/// Returns the answer, or the page of members that takes its place.
 fn answer(told: Told) -> Result<Answer, MembersPage> {
     Ok(match told {
         Told::Agreed(agreed) => Answer::Agreed(agreed),

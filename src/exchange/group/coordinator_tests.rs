@@ -1,4 +1,4 @@
-//! Tests of the coordinator: waiting ranks, with a clock that is told.
+//! Tests of the coordinator: waiting ranks, with a clock set by the test.
 
 use super::*;
 use crate::driver::HandleType;
@@ -174,7 +174,7 @@ async fn ranks_meet_at_barriers_in_time_or_hear_who_is_missing() {
     };
     assert_eq!((why.reason.as_str(), why.ranks), ("timed_out", vec![1]));
     assert!(before.elapsed() < Duration::from_secs(2));
-    // Whoever hangs up has entered.
+    // A rank whose connection breaks has entered.
     let hasty = tokio::time::timeout(Duration::from_millis(10), enter(0, 3)).await;
     assert!(hasty.is_err());
     assert_eq!(enter(1, 3).await.unwrap_err(), Answer::Done(Empty {}));

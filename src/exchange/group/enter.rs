@@ -1,4 +1,4 @@
-//! A complete round's gathers: ranks enter, all are told the same.
+//! The gathers of a complete round: ranks enter, and all get the same result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::exchange::transport::HeldFd;
 use crate::share::Description;
 
 impl Rounds {
-    /// A rank enters a gather, or asks for members of one that is complete. The waiter is told when all
-    /// ranks have entered, or that the gather has failed.
+    /// Lets a rank enter a gather, or ask for members of a completed one. The waiter gets its answer when all
+    /// ranks have entered, or when the gather has failed.
     pub fn gather(
         &mut self,
         now: Duration,
@@ -56,7 +56,7 @@ impl Rounds {
         self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
     }
 
-    /// The rank waits for no gather before this one any more: those have failed for all.
+    /// Fails the gathers before this number for all ranks, because this rank no longer waits for them.
     fn pass_over(&mut self, id: u64, rank: u32, number: u64) {
         let Some(round) = self.rounds.get(&id) else {
             return;
@@ -86,7 +86,7 @@ impl Rounds {
         let number = collective.number();
         self.waiting.insert(waiter, (id, rank));
         if let Some(entered) = collective.entered.get_mut(&rank) {
-            // Its connection broke before it was told: what it gave is there.
+            // Its connection broke before it got the answer; its contribution is already here.
             if let Some(before) = entered.waiter.replace(waiter) {
                 self.waiting.remove(&before);
                 let no = refused(Refusal::Stale, "the rank has asked again since");
@@ -116,8 +116,8 @@ impl Rounds {
         self.tick(now);
     }
 
-    /// Decides the gather that ranks have entered, where it can be: it fails without a rank that has left
-    /// or is lost, and completes with all.
+    /// Decides the current gather if possible: it fails if a rank has left or is lost, and completes when all
+    /// have entered.
     pub(super) fn settle_gather(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get(&id) else {
             return;
@@ -137,7 +137,7 @@ impl Rounds {
         self.schedule(id);
     }
 
-    /// Fails all gathers up to `last` that are not over, with one answer for all ranks.
+    /// Fails all open gathers up to `last`, with the same answer for all ranks.
     fn fail_gather(&mut self, id: u64, why: Incomplete, last: u64) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -173,7 +173,7 @@ impl Rounds {
             return;
         };
         let number = round.collective.number();
-        // Before the next is made: of two results one is kept.
+        // Before the next result is made: only one of the two is kept.
         round.collective.completed = None;
         let entered = std::mem::take(&mut round.collective.entered);
         let waiters: Vec<_> = entered.values().filter_map(|one| one.waiter).collect();
@@ -187,7 +187,7 @@ impl Rounds {
         }
     }
 
-    /// What time ends of a round's gathers.
+    /// Ends a round's gather that has timed out.
     pub(super) fn expire_gather(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -208,8 +208,8 @@ impl Rounds {
     }
 }
 
-/// Why the gather fails that `rank` has just entered: what it gives is `wrong`, two ranks disagree about its
-/// shape, or all memories have more than `most` parts.
+/// Returns why the gather that `rank` has just entered fails: its contribution is `wrong`, two ranks disagree
+/// about the shape, or all memories together have more than `most` parts.
 fn objection(
     round: &Round,
     rank: u32,
@@ -235,7 +235,7 @@ fn objection(
     })
 }
 
-/// What a rank gives, if it can be right.
+/// Returns a rank's contribution, or what is wrong with it.
 fn gift(via: Option<HandleType>, operation: Operation, fds: Vec<HeldFd>) -> Result<Gift, String> {
     match operation {
         Operation::Memory(Brought { memory, fabric }) => {
@@ -252,7 +252,7 @@ fn gift(via: Option<HandleType>, operation: Operation, fds: Vec<HeldFd>) -> Resu
     }
 }
 
-/// What ranks that have all entered get.
+/// Returns the result for ranks that have all entered.
 fn result(
     round: &Round,
     id: u64,
@@ -302,7 +302,7 @@ fn result(
 }
 
 impl super::round::Seat {
-    /// Whether the rank takes part in gathers: it has not left, is not lost, and has its right.
+    /// Whether the rank takes part in gathers: it has not left, is not lost, and still has its right.
     pub(super) fn is_member(&self) -> bool {
         self.stay == Stay::Here && !self.revoked
     }

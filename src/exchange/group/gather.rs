@@ -1,4 +1,4 @@
-//! A round gathers: ranks join until all have, and one handle type is decided.
+//! The first phase of a round: ranks join until all have, then one handle type is chosen.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::exchange::protocol::{Agreed, Join, Refused, check_name};
 use crate::share::Description;
 
 impl Rounds {
-    /// A rank joins; the waiter is told [`Told::Agreed`] when all have.
+    /// Adds a rank; the waiter gets [`Told::Agreed`] when all ranks have joined.
     pub fn join(&mut self, now: Duration, waiter: Waiter, asker: Asker, ask: Join) {
         self.tick(now);
         if let Err(no) = self.try_join(now, waiter, asker, ask) {
@@ -69,7 +69,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// What can be checked without knowing the group's state.
+    /// Checks what does not depend on the group's state.
     fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
         let invalid = |why: String| Err(refused(Refusal::Invalid, why));
         if let Err(error) = check_name(&ask.group) {
@@ -100,8 +100,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// Makes room for a rank in the open round, or ends that round; `None` for the latter: the rank
-    /// may begin one.
+    /// Makes room for a rank in the open round. Returns `None` if it ended that round instead, so that the
+    /// rank may begin one.
     fn enter(
         &mut self,
         identity: Identity,
@@ -116,13 +116,14 @@ impl Rounds {
         };
         check_place(round, asker, ask)?;
         if let Phase::Offering { .. } = round.phase {
-            // The rank's process was started again: it does not wait for the first answer any more.
+            // The rank's process was restarted: it no longer waits for the first answer.
             let why = round.incomplete(
                 Refusal::Closing,
                 format!("rank {} began anew", ask.rank),
                 vec![ask.rank],
             );
-            // Not ended for a rank that is refused then; nor does it count, since it is to end.
+            // Checked first, so that a refused rank does not end the round; a round about to end does not
+            // count.
             self.may_begin(identity, asker, ask, Some(id))?;
             self.fail(id, now, why);
             return Ok(None);
@@ -148,7 +149,7 @@ impl Rounds {
         Ok(Some(id))
     }
 
-    /// Whether a peer may be in one round more, or in this one.
+    /// Whether a peer may be in one more round, or in this one.
     fn check_peer(&self, asker: &Asker, round: Option<u64>) -> Result<(), Refused> {
         let others = self.present.of_peer(&asker.peer, round);
         if others >= self.rules.groups_per_peer {
@@ -165,7 +166,7 @@ impl Rounds {
         )
     }
 
-    /// Whether there may be one round more, not counting one that is to end.
+    /// Whether one more round is allowed, not counting one that is about to end.
     fn may_begin(
         &self,
         identity: Identity,
@@ -180,7 +181,7 @@ impl Rounds {
         {
             return Err(self.too_many_parts());
         }
-        // Before the limit for all peers, which tells that others have groups.
+        // Checked before the limit for all peers, which reveals that others have groups.
         self.check_peer(asker, ending)?;
         let others = self.rounds.len() - usize::from(ending.is_some());
         if others >= self.rules.groups && self.own != Some(identity) {
@@ -218,7 +219,7 @@ impl Rounds {
         id
     }
 
-    /// All have joined.
+    /// Chooses the handle type after all ranks have joined.
     pub(super) fn decide(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -245,7 +246,7 @@ impl Rounds {
                     handles: u32::try_from(handles).unwrap_or(u32::MAX),
                 };
                 for seat in round.seats.values_mut() {
-                    // Said once, it is not needed any more.
+                    // Only needed for this answer.
                     seat.cannot = Vec::new();
                     if let Some(waiter) = seat.waiter.take() {
                         self.waiting.remove(&waiter);
@@ -264,8 +265,7 @@ impl Rounds {
     }
 }
 
-/// Whether a rank fits into its group's round, in whatever phase that is: nothing is changed for one
-/// that does not.
+/// Checks, in any phase, whether a rank fits into its group's round. A refused rank changes nothing.
 fn check_place(round: &Round, asker: &Asker, ask: &Join) -> Result<(), Refused> {
     if round.size != ask.size {
         let why = format!("size {}; the group has {} ranks", ask.size, round.size);

@@ -1,4 +1,4 @@
-//! Memory that ranks have given to a gather.
+//! Memory that ranks have shared in a gather.
 
 use std::fmt;
 
@@ -7,13 +7,14 @@ use crate::driver::Driver;
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 use crate::{Error, Result};
 
-/// What all ranks have brought to [`Group::gather_memory`](super::Group::gather_memory).
+/// The memory that all ranks contributed to [`Group::gather_memory`](super::Group::gather_memory).
 ///
-/// It is independent of the group: dropped, it unmaps the other ranks' memory, which takes as long as the
-/// driver does. The memory that this rank has brought may still be mapped by others then. Where each rank
-/// calls [`barrier`](super::Group::barrier) after the drop, nobody has it mapped any more once that succeeds. Drop it before [`Group::leave`](super::Group::leave), whose promise does not cover it.
+/// It is independent of the group. Dropping it unmaps the other ranks' memory, which takes as long as the
+/// driver needs. Other ranks may still map this rank's memory at that time. To wait for them, let each rank
+/// call [`barrier`](super::Group::barrier) after the drop: once that succeeds, no rank has the memory mapped
+/// any more. Drop it before [`Group::leave`](super::Group::leave), which does not wait for gathered memory.
 pub struct GatheredMemory {
-    // Unmapped before the own memory is let go.
+    // Unmapped before this rank's own memory is released.
     slots: Vec<Slot>,
     own: Option<Shared>,
     driver: Driver,
@@ -45,30 +46,32 @@ impl GatheredMemory {
         Ok(())
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// The memory that this rank has brought.
+    /// Returns this rank's own memory.
     pub const fn memory(&self) -> Option<&Shared> {
         self.own.as_ref()
     }
 
-    /// What a rank has said of its memory; `None` where it has brought none.
+    /// Returns a rank's description of its memory; `None` if it contributed none.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not.
+    ///
+    /// [`Error::InvalidArgument`] for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
         Ok(self.slot(rank)?.memory())
     }
 
-    /// A rank's memory, mapped. With [`Map::Lazy`](super::Map::Lazy), and for the own rank, it is
-    /// mapped when this is first called, which takes as long as the driver does.
+    /// Returns a rank's mapped memory. With [`Map::Lazy`](super::Map::Lazy), and for this rank's own memory,
+    /// the first call maps it, which takes as long as the driver needs.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not or that has brought no memory;
-    /// [`Error::Import`], the same at every call.
+    ///
+    /// [`Error::InvalidArgument`] for a rank that does not exist or that contributed no memory;
+    /// [`Error::Import`], the same in every call.
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.driver, &self.import)

@@ -1,4 +1,4 @@
-//! A rank's view of its group.
+//! A group as one rank sees it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,26 +23,26 @@ use crate::exchange::{Address, Client};
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 use crate::{Error, Refusal, Result};
 
-/// How a group stands.
+/// The state of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct GroupState {
-    /// Ranks that are gone without having left, in order. Their memory stays mapped here until it
-    /// is dropped, but nobody looks after its bytes.
+    /// Ranks that are gone without having left, in order. Their memory stays mapped here until it is dropped,
+    /// but its contents are no longer maintained.
     pub lost: Vec<u32>,
-    /// Why nothing more will be heard of the group's server; what is mapped stays mapped. To the
-    /// other ranks this one is lost then.
+    /// Why the group's server is lost, if it is. Mapped memory stays mapped. To the other ranks, this rank is
+    /// lost then.
     pub server_lost: Option<Error>,
 }
 
 /// A group that this process has joined as one of its ranks.
 ///
-/// Dropped, its mappings end first, then the rank leaves in the background; the memory that it has
-/// brought may still be mapped by others then. [`leave`](Self::leave) waits for them.
+/// Dropping it unmaps the others' memory first, then the rank leaves in the background. Other ranks may still
+/// map this rank's memory at that time; [`leave`](Self::leave) waits for them.
 ///
-/// The server of a rank that has started it [lingers](GroupOptions::linger) after a drop, as a task
-/// of the runtime that the group was joined in: where that runtime or the process ends, so does the
-/// server, and the other ranks lose it, though not what they have mapped. Only `leave` is sure.
+/// If this rank started the server, the server [lingers](GroupOptions::linger) after a drop, as a task of the
+/// runtime that the group was joined in. When that runtime or the process ends, the server ends too, and the
+/// other ranks lose it, but not their mappings. Only `leave` waits for all ranks.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -88,21 +88,21 @@ pub struct Group {
     pub(super) driver: Driver,
     pub(super) import: ImportOptions,
     pub(super) state: watch::Receiver<GroupState>,
-    /// Barriers and gathers take turns.
+    /// Barriers and gathers run one after another.
     pub(super) calls: Mutex<Calls>,
     /// `None` once the rank has left.
     pub(super) client: Option<Client>,
     watcher: JoinHandle<()>,
-    /// The others' memory, being unmapped: until that is done this rank has not left.
+    /// The unmapping of the others' memory; this rank has left only when it is done.
     unmapping: Option<JoinHandle<()>>,
-    /// Ended last: the others should hear that this rank has left.
+    /// Ended last, so that the others learn that this rank has left.
     hosted: Option<Hosted>,
     linger: Duration,
-    /// Where it goes on after a drop.
+    /// Runs the background work after a drop.
     runtime: Handle,
 }
 
-/// What a group is made of.
+/// The parts of a group.
 pub(super) struct Parts {
     pub name: String,
     pub rank: u32,
@@ -120,12 +120,11 @@ pub(super) struct Parts {
 }
 
 impl Group {
-    /// Options to join the group `name` as `rank` of `size` ranks, at `address`: rank 0 listens
-    /// there, the others connect, and may come first. `admission` says which peers may be the other
-    /// ranks.
+    /// Returns options to join the group `name` as `rank` of `size` ranks. Rank 0 listens at `address`; the
+    /// others connect there, and may start first. `admission` says which peers may be the other ranks.
     ///
-    /// Between machines it is a TCP address, and [`security`](GroupOptions::security) is needed.
-    /// On one machine a Unix socket does as well.
+    /// Between machines, `address` is a TCP address and needs [`security`](GroupOptions::security). On one
+    /// machine it may be a Unix socket.
     pub fn options(
         name: impl Into<String>,
         rank: u32,
@@ -161,37 +160,37 @@ impl Group {
         }
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     pub const fn own_rank(&self) -> u32 {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         u32::try_from(self.members.len()).unwrap_or(u32::MAX)
     }
 
-    /// Which life of the group this is, as its server counts.
+    /// Returns the server's number for this life of the group.
     pub(super) const fn round(&self) -> u64 {
         self.leave.round
     }
 
-    /// How all ranks share their memory.
+    /// Returns the handle type by which all ranks share their memory.
     pub const fn via(&self) -> HandleType {
         self.via
     }
 
-    /// The memory that this rank has brought.
+    /// Returns this rank's own memory.
     pub const fn memory(&self) -> Option<&Shared> {
         self.memory.as_ref()
     }
 
-    /// Where the group's server listens, if this rank has started it.
+    /// Returns the addresses of the group's server, if this rank started it.
     pub fn addresses(&self) -> Vec<Address> {
         self.hosted
             .as_ref()
@@ -199,35 +198,37 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// A rank's peer name, as the group's server knows it.
+    /// Returns a rank's peer name, as the group's server verified it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not.
+    ///
+    /// [`Error::InvalidArgument`] for a rank that does not exist.
     pub fn peer(&self, rank: u32) -> Result<&str> {
         Ok(self.slot(rank)?.peer())
     }
 
-    /// What a rank has said of its memory; `None` where it has brought none.
+    /// Returns a rank's description of its memory; `None` if it brought none.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not.
+    ///
+    /// [`Error::InvalidArgument`] for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
         Ok(self.slot(rank)?.memory())
     }
 
-    /// A rank's memory, mapped. With [`Map::Lazy`](super::Map::Lazy), and for the own rank, it is
-    /// mapped when this is first called, which takes as long as the driver does.
+    /// Returns a rank's mapped memory. With [`Map::Lazy`](super::Map::Lazy), and for this rank's own memory,
+    /// the first call maps it, which takes as long as the driver needs.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that there is not or that has brought no memory;
-    /// [`Error::Import`], the same at every call.
+    ///
+    /// [`Error::InvalidArgument`] for a rank that does not exist or that brought no memory;
+    /// [`Error::Import`], the same in every call.
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.driver, &self.import)
     }
 
-    /// How long the server that this rank has started lingers after a drop; `None` where it has
-    /// started none.
+    /// Returns how long this rank's server lingers after a drop; `None` if this rank started no server.
     pub(crate) fn lingers(&self) -> Option<Duration> {
         self.hosted.as_ref().map(|_| self.linger)
     }
@@ -238,51 +239,53 @@ impl Group {
             .ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", self.members.len())))
     }
 
-    /// How the group stands. A rank that dies is known to be lost when the server's lease for it is
-    /// over.
+    /// Returns the state of the group. A rank that dies counts as lost when the server's lease for it has run
+    /// out.
     pub fn state(&self) -> GroupState {
         self.state.borrow().clone()
     }
 
-    /// Waits until the state has changed since this was last called, and returns it.
+    /// Waits until the state has changed since the last call, and returns it.
     ///
     /// # Cancel safety
+    ///
     /// No change is lost.
     pub async fn changed(&mut self) -> GroupState {
         if self.state.changed().await.is_err() {
-            // The watcher has told the last thing that there was to tell.
+            // The watcher has ended, so the state cannot change any more.
             std::future::pending::<()>().await;
         }
         self.state.borrow_and_update().clone()
     }
 
-    /// Unmaps the other ranks' memory and waits until all ranks have done so: then nobody but this
-    /// process uses what it has brought, and it gets that back. Clones of imported buffers are the
-    /// caller's to drop before.
+    /// Unmaps the other ranks' memory and waits until all ranks have done so. Then only this process uses the
+    /// memory that it brought, and the call returns it. Clones of imported buffers must be dropped by the
+    /// caller before.
     ///
-    /// The rank that has started the server ends it after the others have gone, or when `within` is
-    /// over.
+    /// The rank that started the server ends it after the others have gone, or when `within` is over.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with the ranks that have not left in time, [`Error::PeerLost`] with
-    /// those that were lost before, or with the group's server. This rank has left all the same.
+    ///
+    /// [`Error::StillHeld`] with the ranks that have not left in time, [`Error::PeerLost`] with those that
+    /// were lost before, or with the group's server. In each case this rank has left.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, the rank has left as one that is dropped.
+    ///
+    /// If the future is dropped early, the rank leaves as a dropped group does.
     pub async fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
-        // The last owner unmaps, off the runtime.
+        // The last owner unmaps, on a blocking thread.
         let members = std::mem::replace(&mut self.members, Arc::new([]));
         let unmapping = tokio::task::spawn_blocking(move || drop(members));
         let unmapped = self.unmapping.insert(unmapping).await;
         self.unmapping = None;
-        // Taken only then: dropped meanwhile, the server lingers.
+        // Taken only after this call: if the future is dropped meanwhile, the server lingers.
         let Some(client) = self.client.clone() else {
             return Ok(self.memory.clone());
         };
         let answer = tokio::select! {
             biased;
             answer = say_leave(&client, &self.leave, within) => answer,
-            // There is nobody to wait for.
+            // No server is left to wait for.
             error = server_lost(self.state.clone()) => Err(error),
         };
         self.client = None;
@@ -318,7 +321,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.watcher.abort();
-        // First the mappings.
+        // Unmap first.
         self.members = Arc::new([]);
         let Some(client) = self.client.take() else {
             return;
@@ -352,8 +355,8 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Leaves, and waits for the others; once more where the connection breaks meanwhile, since the
-/// client goes on with the session.
+/// Leaves and waits for the others. Asks once more if the connection breaks, because the client resumes its
+/// session.
 async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<Answer> {
     let until = deadline(within);
     let ask = || {
@@ -369,7 +372,7 @@ async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<A
         answer => return answer,
     };
     match ask().await {
-        // The server does not know any more whether all have left or some were lost.
+        // The server no longer knows whether all have left or some were lost.
         Err(Error::Refused {
             reason: Refusal::NotFound,
             ..
@@ -390,7 +393,7 @@ pub(super) async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error
     }
 }
 
-/// Keeps the state.
+/// Keeps the state up to date.
 async fn follow(
     mut news: broadcast::Receiver<Notified>,
     state: watch::Sender<GroupState>,
@@ -404,7 +407,7 @@ async fn follow(
                 state.lost.dedup();
             }),
             Ok(Notified::SessionLost(error)) => {
-                // It is said often; the first word counts.
+                // The loss is reported often; only the first report is kept.
                 state.send_if_modified(|state| {
                     let first = state.server_lost.is_none();
                     state
@@ -413,7 +416,7 @@ async fn follow(
                     first
                 });
             }
-            // The group itself has ended the connection.
+            // The group closed the connection itself.
             Ok(Notified::Over) | Err(broadcast::error::RecvError::Closed) => return,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
         }

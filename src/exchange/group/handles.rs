@@ -1,4 +1,4 @@
-//! A rank's handles on their way out, and everybody's on their way in.
+//! Exporting a rank's own handles, and receiving all ranks' handles.
 
 use std::os::fd::OwnedFd;
 
@@ -10,10 +10,10 @@ use crate::share::{Description, Shared};
 use crate::text::{MAX_TEXT, bounded};
 use crate::{Error, Result};
 
-/// File descriptors that a process should have left for other things.
+/// File descriptors that must remain free for the rest of the process.
 const SPARE: u64 = 32;
 
-/// The own memory's handles.
+/// Exports this rank's own memory.
 pub(super) async fn export(
     memory: Option<Shared>,
     via: HandleType,
@@ -32,10 +32,11 @@ pub(super) async fn export(
     Ok((fabric, fds))
 }
 
-/// Checks a page of members of a group of `size` ranks, and takes their handles over.
+/// Checks a page of members of a group of `size` ranks, and takes ownership of their handles.
 ///
 /// # Errors
-/// What is wrong with it.
+///
+/// A text that says what is wrong with the page.
 pub(super) fn take(
     via: HandleType,
     size: u32,
@@ -68,7 +69,7 @@ pub(super) fn take(
     }
 }
 
-/// A member's handles, one for each part of its memory, or nothing.
+/// Returns a member's handles: one for each part of its memory, or none.
 fn own_handles(
     via: HandleType,
     memory: &Description,
@@ -92,8 +93,8 @@ fn own_handles(
     }
 }
 
-/// Whether this process may have so many file descriptors more: past the limit, the kernel would
-/// drop those that come too many.
+/// Whether this process may open `more` further file descriptors. Past the limit, the kernel would drop the
+/// excess ones.
 pub(super) fn enough_fds(more: u64) -> Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, |list| list.count() as u64);
@@ -106,12 +107,12 @@ pub(super) fn enough_fds(more: u64) -> Result<()> {
     }
 }
 
-/// A peer's words: cut, and with control characters escaped.
+/// Returns a peer's text, cut and with control characters escaped.
 pub(super) fn tidy(text: &str) -> String {
     bounded(cut(text), MAX_TEXT)
 }
 
-/// Driver calls run off the runtime.
+/// Runs driver calls on a blocking thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {

@@ -12,26 +12,26 @@ use crate::exchange::server::door::DoorPath;
 use crate::exchange::{Address, PeerName, Server, Who};
 use crate::share::InstanceId;
 
-/// How often a server looks whether the others have gone.
+/// How often the server checks whether the other ranks have gone.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long it waits after the last of them that went, while others stay.
+/// How long it waits after the last departure while other ranks stay.
 const LINGER: Duration = Duration::from_secs(2);
-/// How long it waits for them at most: many ranks on a busy machine take a while to go.
+/// How long it waits in total: many ranks on a busy machine take a while to leave.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A group's server and the Unix socket for ranks of its machine.
 ///
-/// Dropped unclosed, it is closed in the background, so that the other ranks hear what they are
-/// told last.
+/// If it is dropped without `close`, it closes in the background, so that the other ranks still get their
+/// last answers.
 pub(super) struct Hosted {
-    /// `None` once it is being closed.
+    /// `None` while it is being closed.
     running: Option<Running>,
     runtime: Handle,
 }
 
 struct Running {
     server: Server,
-    /// After the server: the directory goes with it.
+    /// After the server, because dropping it removes the directory.
     _path: Option<DoorPath>,
 }
 
@@ -64,7 +64,7 @@ impl Hosted {
         })
     }
 
-    /// Where the starting rank joins: at the Unix socket.
+    /// Returns the address at which the starting rank joins: the Unix socket.
     pub fn address(&self, asked: &Address) -> Address {
         let unix = self.addresses().into_iter().find(Address::is_unix);
         unix.unwrap_or_else(|| asked.clone())
@@ -75,10 +75,11 @@ impl Hosted {
         running.map_or_else(Vec::new, |running| running.server.addresses())
     }
 
-    /// Ends the server when the others have gone, or soon.
+    /// Ends the server when the other ranks have gone, or soon after.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, it goes on in the background.
+    ///
+    /// If the future is dropped early, closing continues in the background.
     pub async fn close(mut self) {
         if let Some(running) = self.running.take()
             && let Err(error) = self.runtime.spawn(running.close()).await
@@ -91,7 +92,7 @@ impl Hosted {
 impl Drop for Hosted {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
-            // Where the runtime has ended, so has the server.
+            // If the runtime has ended, the server has ended with it.
             self.runtime.spawn(running.close());
         }
     }
@@ -106,12 +107,12 @@ impl Running {
     }
 }
 
-/// The starting rank itself, which comes over the Unix socket.
+/// Returns the peer name of the starting rank, which connects over the Unix socket.
 fn own_peer() -> PeerName {
     PeerName::User(rustix::process::geteuid().as_raw())
 }
 
-/// Which peers may ask to join.
+/// Returns which peers may ask to join.
 fn who(options: &GroupOptions) -> Who {
     let who = match (&options.who, &options.admission) {
         (Some(who), _) | (None, Admission::Peers(who)) => who.clone(),
@@ -121,10 +122,10 @@ fn who(options: &GroupOptions) -> Who {
     who.and(own_peer())
 }
 
-/// Waits until no connection is left, or those that are left stay.
+/// Waits until no connection is left, or no more ranks leave.
 ///
-/// Who is still on its way out has an answer to read: ended before, it would take the group for
-/// lost.
+/// A rank that is still leaving has an answer to read: if the server ended before, that rank would report the
+/// group as lost.
 async fn all_gone(connections: impl Fn() -> u64) {
     let begun = Instant::now();
     let (mut least, mut last) = (u64::MAX, begun);
@@ -157,7 +158,7 @@ mod tests {
         let begun = Instant::now();
         all_gone(|| 1).await;
         assert!((LINGER..LINGER * 2).contains(&begun.elapsed()));
-        // Nor are those who go one by one for ever.
+        // Ranks that leave one by one do not extend it forever.
         all_gone(|| u64::MAX - begun.elapsed().as_secs()).await;
         assert!(begun.elapsed() <= LINGER * 2 + LONGEST);
     }

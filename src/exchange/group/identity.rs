@@ -1,4 +1,4 @@
-//! Which group a joining rank means: a name and an admission.
+//! The identity of the group that a rank wants to join: a name and an admission.
 
 use ring::hmac;
 
@@ -8,28 +8,28 @@ use crate::exchange::protocol::{Admission, Refused, Texts};
 use crate::exchange::{PeerName, Who};
 use crate::{Error, Refusal, Result};
 
-/// The fewest bytes of a group's secret.
+/// The smallest number of bytes in a group's secret.
 pub(super) const LEAST_SECRET: usize = 16;
 
-/// A group: its name and admission under a key that only this server knows.
+/// A group: its name and admission, as a keyed digest whose key only this server knows.
 ///
-/// Looking it up takes a time that depends on the digest alone, from which nothing about a secret can
-/// be computed without the key.
+/// The time of a lookup depends only on the digest, which reveals nothing about a secret without the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity([u8; 32]);
 
 /// The key of a server's groups.
 pub(crate) struct Keys {
     key: hmac::Key,
-    /// How many rounds have been numbered.
+    /// The number of rounds numbered so far.
     rounds: u64,
 }
 
 impl Keys {
-    /// A random key.
+    /// Creates a random key.
     ///
     /// # Errors
-    /// [`Error::System`] where the system has no random bytes.
+    ///
+    /// [`Error::System`] if the system provides no random bytes.
     pub fn new() -> Result<Self> {
         let bytes: [u8; 32] = random().map_err(|error| Error::system("random bytes", &error))?;
         Ok(Self {
@@ -38,11 +38,12 @@ impl Keys {
         })
     }
 
-    /// The group that `peer` means, whether it exists or not.
+    /// Returns the group that `peer` asks for, whether it exists or not.
     ///
     /// # Errors
-    /// A refusal that follows from the request alone: the admission does not admit `peer` itself, or
-    /// is malformed.
+    ///
+    /// A refusal that depends only on the request: the admission does not admit `peer` itself, or is
+    /// malformed.
     pub(super) fn group(
         &self,
         name: &str,
@@ -88,28 +89,28 @@ impl Keys {
             .map_err(|_| refused(Refusal::Internal, ""))
     }
 
-    /// The next round's number: random, so that it tells nothing about other groups.
+    /// Returns the next round's number: random, so that it reveals nothing about other groups.
     pub(super) fn next_round(&mut self) -> u64 {
         self.rounds += 1;
         self.round(self.rounds)
     }
 
     fn round(&self, count: u64) -> u64 {
-        // Shorter than every message of a group.
+        // A count is shorter than every message of a group, so the inputs never coincide.
         let tag = hmac::sign(&self.key, &count.to_be_bytes());
         tag.as_ref()
             .first_chunk()
             .map_or(count, |bytes| u64::from_be_bytes(*bytes))
     }
 
-    /// The last number.
+    /// Returns the last number.
     #[cfg(test)]
     pub(super) fn last_round(&self) -> u64 {
         self.round(self.rounds)
     }
 }
 
-/// The peers of a list that admits `peer` itself.
+/// Returns the peers of a list, which must admit `peer` itself.
 fn admitted(list: &Texts, peer: &PeerName) -> Result<Who, Refused> {
     let invalid = |why: String| refused(Refusal::Invalid, why);
     let who = Who::list(list).map_err(|error| invalid(error.to_string()))?;
@@ -161,7 +162,7 @@ mod tests {
         assert!(of("g", &secret(1, 16), &one) == of("g", &secret(1, 16), &two));
         let (list, other) = (peers(&["uid:1", "A.b"]), peers(&["a.b", "uid:1", "a.b"]));
         assert!(of("g", &list, &one) == of("g", &other, &one));
-        // Another server's digests are others.
+        // Another server computes different digests.
         let same = Keys::new().unwrap().group("g", same, &one).unwrap();
         assert!(!all.contains(&same));
     }

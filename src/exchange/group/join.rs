@@ -1,4 +1,4 @@
-//! How a rank joins: connect, agree, offer, map.
+//! Joining a group: connect, agree, offer, map.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::exchange::{Address, Client};
 use crate::share::{BootId, best_handle_types};
 use crate::{Error, Result};
 
-/// How much longer than the deadline the server is given to say who is missing.
+/// How long after its deadline a rank still waits for the server to name the missing ranks.
 const SLACK: Duration = Duration::from_secs(5);
-/// The pause before asking again over a connection that broke.
+/// The pause before asking again after a broken connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The valid ranks, for people.
+/// Returns the valid ranks as text.
 fn ranks(size: u32) -> String {
     match size.checked_sub(1) {
         None => "none of a group of size 0".into(),
@@ -55,7 +55,7 @@ pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group
     match try_join(options, hosted.as_ref(), driver, until).await {
         Ok(parts) => Ok(Group::new(parts, hosted)),
         Err(error) => {
-            // What the others are told is on its way.
+            // The answers to the other ranks are still being sent.
             if let Some(hosted) = hosted {
                 hosted.close().await;
             }
@@ -79,8 +79,7 @@ async fn try_join(
     joining.run().await
 }
 
-/// Connects, and goes over to the server's Unix socket where that can be reached: only there fds
-/// can be passed.
+/// Connects, and switches to the server's Unix socket if it can be reached, because only that can carry fds.
 async fn connect(
     options: &GroupOptions,
     hosted: Option<&Hosted>,
@@ -101,7 +100,7 @@ async fn connect(
     };
     let client = dial(address).patient(true).connect(driver).await;
     let client = client.map_err(|error| match (options.host, &error) {
-        // Whoever should have started the server has not come.
+        // The rank that should have started the server has not come.
         (
             Host::Rank(host),
             Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. },
@@ -120,7 +119,7 @@ async fn connect(
             let dial = || dial(Address::Unix(path.clone()));
             let handshake = options.limits.handshake;
             match connect_local(&path, dial, handshake, driver, until).await {
-                // Another server may be at that path here, say in a container.
+                // Another server may be at that path here, for example in a container.
                 Ok(local) if local.instance() == client.instance() => {
                     client.close().await;
                     Ok(local)
@@ -145,7 +144,7 @@ struct Joining<'a> {
 
 impl Joining<'_> {
     async fn run(&self) -> Result<Parts> {
-        // Before there is a round, so that no loss is missed.
+        // Subscribed before there is a round, so that no loss is missed.
         let news = self.client.notices();
         let (can, cannot) = self.can().await?;
         let agreed = self.agree(can, cannot).await?;
@@ -189,7 +188,8 @@ impl Joining<'_> {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// The handle types that this rank can both export and import, and why not the others.
+    /// Returns the handle types that this rank can both export and import, and the reasons against the
+    /// others.
     async fn can(&self) -> Result<(Vec<HandleType>, Vec<String>)> {
         let memory = self.options.memory.clone();
         let own = memory.as_ref().map(|memory| memory.handle_types());
@@ -199,7 +199,7 @@ impl Joining<'_> {
             (true, None) => can.push(HandleType::Fabric),
             (true, Some(why)) => cannot.push(why.to_string()),
             (false, why) => {
-                // Perhaps it could not be made otherwise.
+                // Perhaps the memory could not be allocated with them.
                 let why = match why {
                     Some(why) => Some(why),
                     None => {
@@ -245,27 +245,27 @@ impl Joining<'_> {
                 memory: memory.clone(),
                 ms: left.as_millis().try_into().unwrap_or(u64::MAX),
             });
-            // The server's clock decides; this is for a server that says nothing.
+            // The server's clock decides; this limit is for a server that does not answer.
             let patience = left.saturating_add(self.options.limits.request.min(SLACK));
             match self.client.call(ask, patience).await {
                 Ok(Answer::Agreed(agreed)) => return Ok(agreed),
                 Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
                 Ok(_) => return Err(self.broken("another answer than an agreement")),
-                // The client dials again.
+                // The client is reconnecting.
                 Err(Error::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Offers the own handles, and gets everybody's.
+    /// Offers this rank's handles, and receives all ranks' handles.
     async fn exchange(&self, agreed: &Agreed) -> Result<Vec<Slot>> {
         if agreed.via == HandleType::PosixFd {
             enough_fds(agreed.handles.into())?;
         }
         let mut slots = Vec::with_capacity(self.options.size as usize);
         loop {
-            // Whoever asks for the rest has offered.
+            // A rank that asks for a later page has offered before.
             let (fabric, fds) = match slots.is_empty() {
                 true => export(self.options.memory.clone(), agreed.via).await?,
                 false => (Vec::new(), Vec::new()),
@@ -278,7 +278,7 @@ impl Joining<'_> {
             });
             let patience = self.left().saturating_add(self.options.limits.request);
             let answered = match self.client.exchange(ask, fds, patience).await {
-                // The client dials again; what has been offered before is not asked for twice.
+                // The client is reconnecting; handles offered before are not requested twice.
                 Err(Error::PeerLost { .. }) if self.left() > PAUSE => {
                     sleep(PAUSE).await;
                     continue;
@@ -304,7 +304,7 @@ impl Joining<'_> {
         Ok(slots)
     }
 
-    /// Maps all others' memory.
+    /// Maps the memory of all other ranks.
     async fn map(&self, slots: &Arc<[Slot]>) -> Result<()> {
         let (slots, own) = (Arc::clone(slots), self.options.rank as usize);
         let (driver, import) = (self.driver.clone(), self.options.import.clone());
@@ -325,7 +325,7 @@ impl Joining<'_> {
         }
     }
 
-    /// What the server says to all ranks alike, as an error.
+    /// Turns the server's answer to all ranks into an error.
     fn incomplete(&self, why: &Incomplete) -> Error {
         let options = &self.options;
         let what = format!("group '{}'", options.name);
@@ -334,7 +334,7 @@ impl Joining<'_> {
     }
 }
 
-/// Tells the server when a rank gives up after the agreement, so that the others need not wait.
+/// Tells the server when a rank gives up after the agreement, so that the others do not wait.
 struct Leaving {
     client: Option<Client>,
     leave: Leave,
@@ -349,8 +349,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Says in the background that a rank leaves, once it has unmapped all. Where the runtime has ended,
-/// the session ends by itself.
+/// Tells the server in the background that a rank leaves, after it has unmapped everything. If the runtime
+/// has ended, the session times out instead.
 pub(super) fn leave_behind(
     runtime: &Handle,
     client: Client,
@@ -363,7 +363,7 @@ pub(super) fn leave_behind(
     });
 }
 
-/// Waits until [`Group::leave`], dropped meanwhile, has unmapped what it had.
+/// Waits until a dropped call of [`Group::leave`] has finished unmapping.
 pub(super) async fn unmapped(unmapping: Option<JoinHandle<()>>) {
     if let Some(unmapping) = unmapping {
         // A panic is reported where it happens.

@@ -1,4 +1,4 @@
-//! A rank goes over to the Unix socket of its group's server.
+//! Switches a rank to the Unix socket of its group's server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::Result;
 use crate::driver::Driver;
 use crate::exchange::client::{Client, ClientOptions, may_pass};
 
-/// How often it is dialled.
+/// The number of attempts.
 const TRIES: u32 = 6;
-/// The first pause between; each is twice the one before.
+/// The first pause between attempts; each pause is twice the one before.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects to the server's Unix socket at `path`, again where a busy server hangs up or is silent
-/// for the time of a handshake: without it this rank cannot pass fds, and so no rank can.
+/// Connects to the server's Unix socket at `path`, and tries again if a busy server hangs up or does not
+/// answer within the time of a handshake. Without the socket this rank cannot pass fds, and so no rank can.
 ///
-/// A server that does not admit this user hangs up just so: the tries are few, and take half of the
-/// time until `until` at most, since joining without the socket needs time too.
+/// A server that does not admit this user also hangs up. So the attempts are few and take at most half of the
+/// time until `until`: joining without the socket needs time too.
 pub(super) async fn connect_local(
     path: &Path,
     dial: impl Fn() -> ClientOptions,
@@ -45,7 +45,7 @@ pub(super) async fn connect_local(
     }
 }
 
-/// Whether somebody listens at a Unix socket, be it too busy to accept.
+/// Whether a process listens at a Unix socket, even if it is too busy to accept.
 async fn is_listened_at(path: &Path) -> bool {
     match UnixStream::connect(path).await {
         Ok(_) => true,
@@ -64,7 +64,7 @@ mod tests {
     use crate::exchange::{Address, Server};
     use crate::{Error, Machine};
 
-    /// Dials `path` within a minute, and counts how often.
+    /// Dials `path` within a minute, and counts the attempts.
     async fn connect(path: PathBuf) -> (Result<Client>, u32) {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let tries = Cell::new(0);
@@ -78,7 +78,7 @@ mod tests {
         (connected, tries.get())
     }
 
-    /// Hangs up on the first `most`, and passes the others on to another socket.
+    /// Hangs up on the first `most` connections, and forwards the others to another socket.
     async fn hang_up(at: UnixListener, most: u32, to: PathBuf) {
         for count in 0_u32.. {
             let (mut from, _) = at.accept().await.unwrap();
@@ -125,7 +125,7 @@ mod tests {
         let (client, tries) = connect(path.clone()).await;
         assert!(client.is_err());
         assert_eq!(tries, 1);
-        // Nor where somebody has listened.
+        // A socket file left by an earlier listener.
         drop(UnixListener::bind(&path).unwrap());
         let (client, tries) = connect(path).await;
         assert!(client.is_err());

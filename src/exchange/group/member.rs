@@ -1,4 +1,4 @@
-//! A rank's memory, mapped or to be mapped.
+//! A rank's memory: mapped, or to be mapped later.
 
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 pub(super) struct Slot {
     peer: String,
     memory: Option<Description>,
-    /// Until they are imported, or the import has failed.
+    /// Present until they are imported, or the import has failed.
     handles: Mutex<Vec<ShareableHandle>>,
     buffer: OnceLock<Result<ImportedBuffer>>,
 }
@@ -26,7 +26,7 @@ impl Slot {
         }
     }
 
-    /// The same under another peer name.
+    /// Returns the same slot with another peer name.
     pub fn of(self, peer: &str) -> Self {
         Self {
             peer: peer.into(),
@@ -42,7 +42,7 @@ impl Slot {
         self.memory.as_ref()
     }
 
-    /// The rank's memory, mapped now if it has not been before.
+    /// Returns the rank's mapped memory, and maps it on the first call.
     pub fn map(
         &self,
         rank: usize,
@@ -61,8 +61,8 @@ impl Slot {
             let via = handles
                 .first()
                 .map_or(HandleType::Fabric, ShareableHandle::handle_type);
-            // The server has only passed on what a rank says of its memory: one rank could claim
-            // to be another's.
+            // Not shared with other imports: the server only forwards a rank's description of its memory, so
+            // a rank could claim another's identity.
             let import = import.clone().unshared();
             let imported = import.import(driver, memory, handles);
             imported.map_err(|error| Error::Import {

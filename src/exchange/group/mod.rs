@@ -1,29 +1,30 @@
-//! Groups: all ranks of a program get each other's memory mapped with one call.
+//! Groups: all ranks of a program map each other's memory with one call.
 //!
 //! ```text
-//! every rank: join ──▶ agreed on one handle type ──▶ offer handles ──▶ everybody's handles ──▶ map
+//! every rank: join ──▶ agree on one handle type ──▶ offer handles ──▶ receive all handles ──▶ map
 //! ```
-//! The ranks meet at a server, which rank 0 starts, or which runs already. All decisions are its own,
-//! so that no rank is told another than the others: fabric handles where every rank can, else POSIX
-//! fds where all ranks are on the server's machine, else [`Error::NoCommonHandle`] with each rank's
-//! reason. Where a rank is missing, or lost before all have everything, all get
+//!
+//! The ranks meet at a server, which rank 0 starts or which runs already. The server makes all decisions, so
+//! all ranks get the same one. It chooses fabric handles if every rank supports them, else POSIX fds if all
+//! ranks are on the server's machine; otherwise all ranks get [`Error::NoCommonHandle`] with each rank's
+//! reason. If a rank is missing, or is lost before all have exchanged their handles, all get
 //! [`Error::RanksMissing`].
 //!
-//! A group is its name and its [`Admission`]: which peers its ranks accept. A rank that states another
-//! admission is in another group and learns nothing about this one. A server that runs already gives
-//! no peer the right to join a group, unless its options or its configuration say so; one that rank 0
-//! starts serves the ranks of this group alone.
+//! A group is identified by its name and its [`Admission`], which says which peers its ranks accept. A rank
+//! with a different admission is in a different group and learns nothing about this one. A separately started
+//! server gives no peer the right to join a group unless its options or its configuration say so. A server
+//! that rank 0 starts serves only the ranks of this group.
 //!
-//! After that ranks meet at [barriers](Group::barrier) and gather [bytes](Group::gather) and further
-//! [memory](Group::gather_memory) of all, as often as they like. Each call has one result for all ranks.
+//! After joining, the ranks can call [barriers](Group::barrier) and gather [bytes](Group::gather) and further
+//! [memory](Group::gather_memory) any number of times. Each call has one result for all ranks.
 //!
-//! A rank that crashed and joins again begins a new round with all the others, who join again too;
-//! a group that is complete is not disturbed by that.
+//! If a rank crashed and joins again, a new round begins, and all other ranks join again too. This does not
+//! disturb a group that is complete.
 //!
-//! POSIX fds go through Unix sockets. A server with a TCP address that rank 0 starts has one too, in
-//! a directory of its own, and ranks of the same machine go over to it by themselves. Every rank
-//! gets a file descriptor for every part of every rank's memory, and so does the server:
-//! `RLIMIT_NOFILE` must allow for it.
+//! POSIX fds need Unix sockets. If rank 0 starts a server with a TCP address, the server also listens at a
+//! Unix socket in its own directory, and ranks of the same machine switch to it automatically. Every rank
+//! gets a file descriptor for every part of every rank's memory, and so does the server: `RLIMIT_NOFILE` must
+//! allow for that.
 //!
 //! [`Error::NoCommonHandle`]: crate::Error::NoCommonHandle
 //! [`Error::RanksMissing`]: crate::Error::RanksMissing

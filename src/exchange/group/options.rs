@@ -1,4 +1,4 @@
-//! What a rank brings, and how long it waits.
+//! What a rank contributes, and how long it waits.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use crate::share::{ImportOptions, Peers, Shared};
 /// When the other ranks' memory is mapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Map {
-    /// All of it before the group is joined: a rank whose memory cannot be mapped fails the join.
+    /// All of it before the join returns: a rank whose memory cannot be mapped fails the join.
     #[default]
     All,
-    /// Each rank's when it is first asked for.
+    /// Each rank's memory at its first use.
     Lazy,
 }
 
 /// Where the group's server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// This rank starts it, at the group's address. It ends when that rank leaves; where its group
-    /// is dropped instead, it [lingers](GroupOptions::linger) for the others.
+    /// This rank starts it, at the group's address. It ends when that rank leaves. If the rank drops its
+    /// group instead, the server [lingers](GroupOptions::linger) for the others.
     Rank(u32),
-    /// It runs at the group's address already, in a process of its own.
+    /// It already runs at the group's address, in its own process.
     Elsewhere,
 }
 
 impl Default for Host {
-    /// Rank 0.
+    /// Returns rank 0.
     fn default() -> Self {
         Self::Rank(0)
     }
 }
 
-/// What a group is to be, from one rank's view; [`join`](Self::join) joins it.
+/// Options of a group, for one rank; [`join`](Self::join) joins it.
 ///
 /// Name, size, address, admission and host are the same for all ranks.
 #[derive(Clone, Debug)]
@@ -89,116 +89,116 @@ impl GroupOptions {
         }
     }
 
-    /// The memory that this rank brings; without it, it only maps the others'.
+    /// Sets the memory that this rank shares. Without it, the rank only maps the others' memory.
     pub fn memory(mut self, memory: impl Into<Shared>) -> Self {
         self.memory = Some(memory.into());
         self
     }
 
-    /// What the other ranks are asked to keep to with this rank's memory: reading and writing
-    /// without this.
+    /// Sets the access that the other ranks are asked to respect in this rank's memory: by default read and
+    /// write.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// Who may use the other ranks' memory in this process: the host and all GPUs without this.
+    /// Sets who may use the other ranks' memory in this process: by default the host and all GPUs.
     pub fn import(mut self, import: ImportOptions) -> Self {
         self.import = import;
         self
     }
 
-    /// When the other ranks' memory is mapped: at once without this.
+    /// Sets when the other ranks' memory is mapped: by default before the join returns.
     pub fn map(mut self, map: Map) -> Self {
         self.map = map;
         self
     }
 
-    /// Which rank starts the group's server, or that it is elsewhere; rank 0 without this.
+    /// Sets which rank starts the group's server, or that it is elsewhere: by default rank 0.
     pub fn host(mut self, host: Host) -> Self {
         self.host = host;
         self
     }
 
-    /// How connections over TCP are protected: plainly without this, which goes on loopback alone.
+    /// Sets how connections over TCP are protected: by default not at all, which is allowed only on loopback.
     pub fn security(mut self, security: Security) -> Self {
         self.security = security;
         self
     }
 
-    /// Whose processes are talked to over Unix sockets: those of the same user without this.
+    /// Sets which users' processes are accepted over Unix sockets: by default the same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Which peers may ask to join, where this rank starts the server, in addition to the user that
-    /// runs it; others are refused at once.
+    /// Sets which peers may ask to join if this rank starts the server, in addition to the user that runs it;
+    /// others are refused at once.
     ///
-    /// Without this: with [`Admission::SamePeer`] only that user, with [`Admission::Peers`] those
-    /// peers, with [`Admission::Secret`] every peer that [`security`](Self::security) and
-    /// [`peers`](Self::peers) let in. Ranks on the server's own machine come over a Unix socket, as
-    /// `uid:…`.
+    /// By default: only that user with [`Admission::SamePeer`], the listed peers with [`Admission::Peers`],
+    /// and with [`Admission::Secret`] every peer that [`security`](Self::security) and [`peers`](Self::peers)
+    /// accept. Ranks on the server's own machine connect over a Unix socket, as `uid:…`.
     pub fn who(mut self, who: Who) -> Self {
         self.who = Some(who);
         self
     }
 
-    /// How much is allowed, here and at the server that this rank starts.
+    /// Sets the limits here and at the server that this rank starts.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// How long to wait for the other ranks: a minute without this. The shortest deadline of the
-    /// ranks that have come decides for all of them. Once all have come, the exchange itself may
-    /// take [`Limits::request`](Limits) longer.
+    /// Sets how long to wait for the other ranks: 1 minute by default. The shortest deadline of the ranks
+    /// that have come applies to all of them. Once all have come, the exchange itself may take
+    /// [`Limits::request`](Limits) longer.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// After how long without a sign of life a rank counts as lost, where this rank starts the
-    /// server: 10 s without this.
+    /// Sets after how long without a sign of life a rank counts as lost, if this rank starts the server: 10 s
+    /// by default.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long the server that this rank starts goes on in the background when its [`Group`] is
-    /// dropped instead of [left](Group::leave), for the ranks that stay: a minute without this, at
-    /// most [`Limits::wait`](Limits). It ends within seconds of the last rank that leaves or is lost.
+    /// Sets how long this rank's server continues in the background for the other ranks when the [`Group`] is
+    /// dropped instead of [left](Group::leave). 1 minute by default, at most [`Limits::wait`](Limits). The
+    /// server ends within seconds after the last rank has left or is lost.
     ///
-    /// The rank's own memory is let go at the drop; only the fds of it that the server passes on,
-    /// where the ranks share by those, are held for [`Limits::request`](Limits) and a lease from
-    /// the exchange on, or until the server ends. The group's address is in use as long.
+    /// The rank's own memory is released at the drop. If the ranks share by fds, the server holds the fds of
+    /// that memory for [`Limits::request`](Limits) plus a lease after the exchange, or until it ends. The
+    /// group's address stays in use as long.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Joins the group: returns when all ranks have come and exchanged their handles. All ranks get
-    /// the same decision.
+    /// Joins the group: returns when all ranks have come and exchanged their handles. All ranks get the same
+    /// decision.
     ///
-    /// All of it goes through the group's server: two requests of each rank. Answers to the second
-    /// hold all members, so that bytes, and they alone, grow with the square of the size, as in
-    /// every all-gather: some 250 bytes a member.
+    /// Everything goes through the group's server, with two requests per rank. The answer to the second
+    /// contains all members, so the number of bytes grows with the square of the size, as in every all-gather
+    /// (about 250 bytes per member); nothing else does.
     ///
     /// # Errors
-    /// To all ranks that have come alike: [`Error::RanksMissing`](crate::Error::RanksMissing) with
-    /// those that have not come in time or were lost meanwhile,
-    /// [`Error::NoCommonHandle`](crate::Error::NoCommonHandle) with what stands in the way.
+    /// For all ranks that have come: [`Error::RanksMissing`](crate::Error::RanksMissing) with the ranks that
+    /// have not come in time or were lost meanwhile, [`Error::NoCommonHandle`](crate::Error::NoCommonHandle)
+    /// with the reasons.
     ///
-    /// To this one: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank that there
-    /// is not; [`Error::Refused`](crate::Error::Refused) with `forbidden` where the server gives this
-    /// peer no right to groups of this name, or the admission does not admit this rank itself, and
-    /// where the rank is taken, the size is not the others', or a limit is reached; [`Error::LimitReached`](crate::Error::LimitReached) where this
-    /// process may not have as many file descriptors as all ranks' memory has parts
-    /// (`RLIMIT_NOFILE`); those of connecting and, with [`Map::All`], of importing.
+    /// For this rank only: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank that does not
+    /// exist; [`Error::Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
+    /// right to groups of this name, or the admission does not admit this rank itself; also if the rank is
+    /// taken, the size differs from the others', or a limit is reached;
+    /// [`Error::LimitReached`](crate::Error::LimitReached) if this process may not open as many file
+    /// descriptors as all ranks' memory has parts (`RLIMIT_NOFILE`); those of connecting and, with
+    /// [`Map::All`], of importing.
     ///
     /// # Cancel safety
-    /// Dropped before it is done, this rank leaves: the others' join fails, unless they have all
-    /// that they need already.
+    /// If the future is dropped early, this rank leaves: the others' join fails, unless they already have
+    /// everything they need.
     pub async fn join(self, driver: &Driver) -> Result<Group> {
         join::join(self, driver).await
     }

@@ -1,21 +1,21 @@
-//! What came of rounds that have ended, for ranks that have not heard it.
+//! The outcomes of ended rounds, for ranks that have not received them yet.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use super::round::Told;
 
-/// The most outcomes that wait for one session: a session replaces only its own.
+/// The most outcomes kept for one session: a session only displaces its own.
 const PER_SESSION: usize = 16;
 
-/// What came of a round.
+/// The outcome of a round.
 #[derive(Clone)]
 pub(super) struct Outcome {
     pub round: u64,
     pub told: Told,
-    /// Whether it ended before it was complete.
+    /// Whether the round ended before it was complete.
     pub failed: bool,
-    /// When it is forgotten.
+    /// When the outcome is dropped.
     pub until: Duration,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Outcome {
 #[derive(Default)]
 pub(super) struct Outcomes {
     sessions: HashMap<u64, VecDeque<Outcome>>,
-    /// When which session's outcome of which round is forgotten.
+    /// When each outcome is dropped, with its session and round.
     deadlines: BTreeSet<(Duration, u64, u64)>,
 }
 
@@ -42,13 +42,13 @@ impl Outcomes {
         of.push_back(outcome);
     }
 
-    /// What came of a round that the session was in.
+    /// Returns the outcome of a round that the session was in.
     pub fn of(&self, session: u64, round: u64) -> Option<&Outcome> {
         let mut outcomes = self.sessions.get(&session)?.iter();
         outcomes.find(|outcome| outcome.round == round)
     }
 
-    /// Forgets those whose time is over.
+    /// Drops the outcomes whose time is over.
     pub fn expire(&mut self, now: Duration) {
         while let Some(&(until, session, round)) = self.deadlines.first()
             && until <= now
@@ -63,7 +63,7 @@ impl Outcomes {
         }
     }
 
-    /// Forgets those of a session that has ended.
+    /// Drops the outcomes of a session that has ended.
     pub fn forget(&mut self, session: u64) {
         for outcome in self.sessions.remove(&session).unwrap_or_default() {
             self.deadlines
@@ -71,7 +71,7 @@ impl Outcomes {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of outcomes.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         assert_eq!(

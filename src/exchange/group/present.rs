@@ -1,4 +1,4 @@
-//! In which rounds sessions and peers are: what they may have is limited.
+//! Which rounds each session and each peer is in, so that their number can be limited.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,15 +8,15 @@ use crate::exchange::PeerName;
 /// The rounds of every session and of every peer.
 #[derive(Default)]
 pub(super) struct Present {
-    /// Those in which a session has a seat.
+    /// The rounds in which a session has a seat.
     sessions: HashMap<u64, BTreeSet<u64>>,
-    /// Those in which a peer has ranks that have neither left nor are lost, and how many: a round
-    /// that others keep is not its own to answer for.
+    /// The rounds in which a peer has ranks that have neither left nor are lost, with their number. A round
+    /// that only other peers' ranks keep open does not count against it.
     peers: HashMap<PeerName, BTreeMap<u64, u32>>,
 }
 
 impl Present {
-    /// A seat is taken.
+    /// Records a taken seat.
     pub fn enter(&mut self, asker: &Asker, round: u64) {
         self.sessions
             .entry(asker.session)
@@ -26,7 +26,7 @@ impl Present {
         *peer.entry(round).or_default() += 1;
     }
 
-    /// A rank has left, or is lost; its seat is kept.
+    /// Records that a rank has left or is lost; its seat is kept.
     pub fn leave(&mut self, asker: &Asker, round: u64) {
         let Some(rounds) = self.peers.get_mut(&asker.peer) else {
             return;
@@ -42,7 +42,7 @@ impl Present {
         }
     }
 
-    /// A seat is no more.
+    /// Records a removed seat.
     pub fn remove(&mut self, seat: &Seat, round: u64) {
         let session = seat.asker.session;
         if let Some(rounds) = self.sessions.get_mut(&session) {
@@ -56,17 +56,17 @@ impl Present {
         }
     }
 
-    /// The rounds of a session, which is no more.
+    /// Removes a session that has ended, and returns its rounds.
     pub fn gone(&mut self, session: u64) -> BTreeSet<u64> {
         self.sessions.remove(&session).unwrap_or_default()
     }
 
-    /// How many rounds a session is in.
+    /// Returns the number of rounds that a session is in.
     pub fn of_session(&self, session: u64) -> usize {
         self.sessions.get(&session).map_or(0, BTreeSet::len)
     }
 
-    /// How many rounds a peer is in, beside this one.
+    /// Returns the number of rounds that a peer is in, not counting `beside`.
     pub fn of_peer(&self, peer: &PeerName, beside: Option<u64>) -> usize {
         let Some(rounds) = self.peers.get(peer) else {
             return 0;
@@ -75,7 +75,7 @@ impl Present {
         rounds.len() - usize::from(counted)
     }
 
-    /// Whether nobody is in any round.
+    /// Whether no session and no peer is in any round.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.peers.is_empty()

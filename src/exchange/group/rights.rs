@@ -1,14 +1,14 @@
-//! Which peers may join groups of which names.
+//! Which peers may join which groups.
 
 use crate::exchange::protocol::{check_name, check_prefix};
 use crate::exchange::{PeerName, Who};
 use crate::{Error, Result};
 
-/// The rights of a server's peers to join groups. Without an entry no peer has any.
+/// The rights of a server's peers to join groups. Without an entry, no peer has any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rights(Vec<(Names, Who)>);
 
-/// Names of groups.
+/// The names of groups that an entry covers.
 #[derive(Clone, Debug)]
 enum Names {
     Exactly(String),
@@ -16,11 +16,12 @@ enum Names {
 }
 
 impl Rights {
-    /// The rights of these lists: each holds for the groups whose names match its pattern, a name or
-    /// the beginning of names followed by `*`.
+    /// Creates rights from these entries. Each applies to the groups whose names match its pattern: a name,
+    /// or the beginning of names followed by `*`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that shows the pattern which matches no name.
+    ///
+    /// [`Error::InvalidArgument`], which quotes a pattern that matches no name.
     pub fn new(entries: impl IntoIterator<Item = (String, Who)>) -> Result<Self> {
         let entry = |(pattern, who): (String, Who)| {
             let names = match pattern.strip_suffix('*') {

@@ -1,4 +1,4 @@
-//! A completed round's members, encoded once for all its ranks.
+//! The members of a completed round, encoded once for all its ranks.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use crate::exchange::account::Charge;
 use crate::exchange::protocol::{Handles, Member, Members, encode};
 use crate::exchange::transport::HeldFd;
 
-/// How big a page may be.
+/// The size limits of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageLimits {
     /// Bytes, unless a single member is bigger.
@@ -18,12 +18,12 @@ pub(super) struct PageLimits {
     pub fds: usize,
 }
 
-/// All members with their handles, in pages that fit into frames. The bytes are secret; they are
-/// made once and shared by the replies to all ranks.
+/// All members with their handles, in pages that fit into frames. The bytes are secret; they are encoded once
+/// and shared by the replies to all ranks.
 pub(super) struct Roster {
     pages: Vec<Page>,
     fds: Vec<HeldFd>,
-    /// For the bytes, where the ranks' seats are not charged for them.
+    /// For the bytes, if the ranks' seats are not charged for them.
     _charges: Vec<Charge>,
 }
 
@@ -34,7 +34,7 @@ struct Page {
 }
 
 impl Roster {
-    /// The members in order, and their fds in the order of members and parts.
+    /// Creates a roster from the members in order, and their fds in the order of members and parts.
     pub fn new(mut members: Vec<Member>, fds: Vec<HeldFd>, limits: PageLimits) -> Self {
         let total = members.len();
         let (mut first, mut fd) = (0, 0);
@@ -75,7 +75,7 @@ impl Roster {
         }
     }
 
-    /// Keeps these charges as long as its bytes.
+    /// Keeps these charges as long as the roster's bytes.
     pub fn charged(self, charges: Vec<Charge>) -> Self {
         Self {
             _charges: charges,
@@ -83,12 +83,12 @@ impl Roster {
         }
     }
 
-    /// The page that begins with rank `first`.
+    /// Returns the page that begins with rank `first`.
     pub fn page(&self, first: u32) -> Option<usize> {
         self.pages.iter().position(|page| page.first == first)
     }
 
-    /// A whole reply frame's bytes: those of `Reply { id, answer: Members(..) }`.
+    /// Returns the bytes of a whole reply frame: those of `Reply { id, answer: Members(..) }`.
     pub fn reply(&self, page: usize, id: u64) -> Zeroizing<Vec<u8>> {
         let body = &self.pages[page].bytes;
         let mut bytes = Zeroizing::new(Vec::with_capacity(body.len() + 32));
@@ -100,7 +100,7 @@ impl Roster {
         bytes
     }
 
-    /// The fds that go with a page.
+    /// Returns the fds that are sent with a page.
     pub fn fds(&self, page: usize) -> Vec<BorrowedFd<'_>> {
         let range = self.pages[page].fds.clone();
         self.fds[range].iter().map(AsFd::as_fd).collect()

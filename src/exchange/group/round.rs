@@ -1,4 +1,4 @@
-//! What a round is made of.
+//! The state of a round.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::share::{BootId, Description};
 /// A request that waits for its answer.
 pub(super) type Waiter = u64;
 
-/// The longest between two looks at the clock while somebody waits.
+/// The longest time between two checks of the clock while a rank waits.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
-/// The most reasons that a rank gives for what it cannot do.
+/// The most reasons that a rank gives for unsupported handle types.
 pub(super) const MAX_REASONS: usize = 8;
 
 /// What a server allows its groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// Rounds at once, those included whose ranks have not left yet.
+    /// Rounds at once, including those whose ranks have not left yet.
     pub groups: usize,
     /// Rounds at once in which one peer has ranks that have not left.
     pub groups_per_peer: usize,
@@ -37,12 +37,12 @@ pub(crate) struct Rules {
     pub size: u32,
     /// Parts of all ranks' memories together.
     pub parts: usize,
-    /// The longest that a rank may wait for the others.
+    /// The longest time that a rank may wait for the others.
     pub wait: Duration,
-    /// The longest between the agreement and the last rank's handles.
+    /// The longest time between the agreement and the last rank's handles.
     pub offer: Duration,
-    /// How long after the last rank's handles the members are told once more to a rank whose
-    /// connection broke: longer than a session lives without one.
+    /// How long after the last rank's handles the members are kept for a rank whose connection broke: longer
+    /// than a session survives without a connection.
     pub keep: Duration,
     /// Bytes of members in a frame.
     pub page_bytes: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Rules {
 const MAX_FDS: u32 = 253;
 
 impl Rules {
-    /// The rules that fit a server's limits, and the time that it gives a session to come back.
+    /// Returns the rules for a server's limits. `lease` is the time that it gives a session to resume.
     pub fn new(limits: &Limits, lease: Duration) -> Self {
         Self {
             groups: limits.groups,
@@ -65,7 +65,7 @@ impl Rules {
             wait: limits.wait,
             offer: limits.request,
             keep: limits.request.saturating_add(lease),
-            // The rest of the frame is for what goes around it.
+            // The rest of the frame is for the fields around the members.
             page_bytes: limits.frame_bytes as usize / 2,
             page_fds: limits.frame_fds.min(MAX_FDS) as usize,
         }
@@ -83,7 +83,7 @@ impl Default for Rules {
     }
 }
 
-/// Who asks.
+/// The peer and session behind a request.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub session: u64,
@@ -91,12 +91,12 @@ pub(super) struct Asker {
     pub boot: BootId,
     /// Whether fds can be passed on its connection.
     pub local: bool,
-    /// For what is kept of the rank.
+    /// Covers the memory kept for the rank.
     #[expect(dead_code, reason = "it is there to be dropped")]
     pub charge: Option<Arc<Charge>>,
 }
 
-/// What to tell a waiter.
+/// The answer to a waiter.
 #[derive(Clone)]
 pub(super) enum Told {
     Agreed(Agreed),
@@ -115,11 +115,11 @@ pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
 
 pub(super) enum Given {
     Fabric(Vec<Secret>),
-    /// Counted as their peer's as long as the round keeps them.
+    /// Counted for their peer as long as the round keeps them.
     Fds(Vec<HeldFd>),
 }
 
-/// Where a rank of a complete round is.
+/// The state of a rank in a complete round.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Stay {
     Here,
@@ -132,12 +132,12 @@ pub(super) struct Seat {
     pub(super) can: Vec<HandleType>,
     pub(super) cannot: Vec<String>,
     pub(super) memory: Option<Description>,
-    /// Until when the waiter waits: for the others to join, or for them to leave.
+    /// The end of the waiter's wait: for the others to join, or for them to leave.
     pub(super) deadline: Duration,
     pub(super) waiter: Option<Waiter>,
     pub(super) given: Option<Given>,
     pub(super) stay: Stay,
-    /// Its peer has lost the right since: it is told no members.
+    /// Its peer has lost the right since: it is sent no members.
     pub(super) revoked: bool,
 }
 
@@ -147,7 +147,7 @@ impl Seat {
     }
 }
 
-/// Members that can still be asked for.
+/// Members that can still be requested.
 pub(super) struct Kept {
     pub(super) roster: Arc<Roster>,
     pub(super) until: Duration,
@@ -159,7 +159,7 @@ pub(super) enum Phase {
         via: HandleType,
         until: Duration,
     },
-    /// The roster is there as long as a rank may have to be told it once more.
+    /// The roster is kept as long as a rank may have to be sent it once more.
     Complete(Option<Kept>),
 }
 
@@ -168,12 +168,12 @@ pub(super) struct Round {
     /// The group's name.
     pub(super) group: String,
     pub(super) size: u32,
-    /// Each by itself: the map has room for eleven at least, and most of a peer's groups may have one.
+    /// Boxed one by one: a map node has room for at least eleven, and most of a peer's groups may have one.
     pub(super) seats: BTreeMap<u32, Box<Seat>>,
     pub(super) phase: Phase,
-    /// What its ranks gather once it is complete.
+    /// The gathers of its ranks once it is complete.
     pub(super) collective: Collective,
-    /// Under what time it is among the deadlines.
+    /// The time under which it is listed in the deadlines.
     pub(super) scheduled: Option<Duration>,
 }
 
@@ -211,7 +211,7 @@ impl Round {
         }
     }
 
-    /// When time alone changes something.
+    /// Returns the next time at which something changes without a request.
     pub(super) fn next(&self) -> Option<Duration> {
         let waiting = self.seats.values().filter(|seat| seat.waiter.is_some());
         let waits = waiting.map(|seat| seat.deadline).min();

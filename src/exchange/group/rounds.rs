@@ -1,9 +1,10 @@
-//! Rounds of groups, decided without clocks or sockets: time comes in, what to tell goes out.
+//! The rounds of groups, decided without clocks or sockets: the caller passes in the time and takes out the
+//! answers.
 //!
-//! A round is one life of a group. It gathers until every rank has joined, decides one handle type,
-//! collects every rank's handles, and is complete. Whatever goes wrong before ends it for all its
-//! ranks alike, and whoever joins then begins a new one. There is no state in which one rank of a
-//! round is told its members and another that it failed.
+//! A round is one life of a group. It gathers until every rank has joined, decides one handle type, collects
+//! every rank's handles, and is complete. A failure before that ends it for all its ranks with the same
+//! answer, and the next rank that joins begins a new round. There is no state in which one rank of a round
+//! gets its members and another gets a failure.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,10 +25,10 @@ pub(super) struct Rounds {
     pub(super) rules: Rules,
     pub(super) rights: Rights,
     pub(super) keys: Keys,
-    /// The group for which the server was started: others do not take its place.
+    /// The group for which the server was started: other groups cannot take its place.
     pub(super) own: Option<Identity>,
     pub(super) rounds: HashMap<u64, Round>,
-    /// The round of a group that can be joined.
+    /// The round of each group that can be joined.
     pub(super) open: HashMap<Identity, u64>,
     pub(super) present: Present,
     pub(super) waiting: HashMap<Waiter, (u64, u32)>,
@@ -55,7 +56,7 @@ impl Rounds {
         }
     }
 
-    /// What is to be told, to waiters and to sessions, since this was last asked.
+    /// Takes the answers to waiters and the notices to sessions that are due since the last call.
     #[allow(clippy::type_complexity, reason = "two lists, taken apart at once")]
     pub(super) fn take(&mut self) -> (Vec<(Waiter, Told)>, Vec<(u64, Lost)>) {
         shrink(&mut self.waiting);
@@ -80,7 +81,7 @@ impl Rounds {
             ranks = ?why.ranks,
             "a group did not come together"
         );
-        // Before that its ranks all wait for the answer.
+        // Before the offering phase, all ranks wait for the answer.
         let offered = matches!(round.phase, Phase::Offering { .. });
         let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
@@ -96,8 +97,8 @@ impl Rounds {
         self.remove(id);
     }
 
-    /// Keeps what there is to tell of a round that has ended, for sessions that have not asked yet or
-    /// whose connection broke before they heard it.
+    /// Keeps the outcome of an ended round for sessions that have not asked yet, or whose connection broke
+    /// before they got it.
     pub(super) fn remember(
         &mut self,
         id: u64,
@@ -117,9 +118,9 @@ impl Rounds {
         }
     }
 
-    /// Takes the seats of peers that have lost their right to the group.
+    /// Removes the seats of peers that have lost their right to the group.
     ///
-    /// Ranks of a complete round stay its members until they leave, but are told no handles any more and
+    /// Ranks of a complete round stay its members until they leave, but they are sent no more handles and
     /// take no part in gathers, which fail for the others.
     pub(super) fn set_rights(&mut self, now: Duration, rights: Rights) {
         self.rights = rights;
@@ -144,9 +145,10 @@ impl Rounds {
         }
     }
 
-    /// Which group a peer means that asks to join.
+    /// Returns the group that a joining peer asks for.
     ///
     /// # Errors
+    ///
     /// A refusal that does not depend on whether the group exists.
     pub(super) fn may_join(
         &self,
@@ -160,7 +162,7 @@ impl Rounds {
         self.keys.group(group, admission, peer)
     }
 
-    /// Lets time pass.
+    /// Ends whatever has timed out by `now`.
     pub(super) fn tick(&mut self, now: Duration) {
         while let Some(&(at, id)) = self.deadlines.first()
             && at <= now
@@ -170,7 +172,8 @@ impl Rounds {
         self.ended.expire(now);
     }
 
-    /// Lets time pass; how long until it alone changes something for `waiter`, at most a second.
+    /// Ends whatever has timed out, and returns the time until the next timeout of `waiter`, at most a
+    /// second.
     pub(super) fn next_tick(&mut self, now: Duration, waiter: Waiter) -> Duration {
         self.tick(now);
         let round = self.waiting.get(&waiter).map(|(id, _)| id);
@@ -211,12 +214,12 @@ impl Rounds {
         }
     }
 
-    /// When time alone changes something next.
+    /// Returns the next time at which something changes without a request.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|&(at, _)| at)
     }
 
-    /// How many rounds there are.
+    /// Returns the number of rounds.
     pub(super) fn len(&self) -> usize {
         self.rounds.len()
     }
@@ -231,7 +234,7 @@ impl Rounds {
         (round.group == group).then_some((round, rank))
     }
 
-    /// Removes a seat from a round, after telling its waiter why.
+    /// Removes a seat from a round, after answering its waiter.
     pub(super) fn vacate(&mut self, id: u64, rank: u32, why: Refused) {
         if let Some(round) = self.rounds.get_mut(&id)
             && let Some(seat) = round.seats.get_mut(&rank)
@@ -243,7 +246,7 @@ impl Rounds {
         self.remove_seat(id, rank);
     }
 
-    /// Removes a seat, and a round with none.
+    /// Removes a seat, and the round if it was the last.
     pub(super) fn remove_seat(&mut self, id: u64, rank: u32) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -298,7 +301,7 @@ impl Rounds {
     }
 }
 
-/// The answer to a peer without a right, whether the group exists or not.
+/// Returns the answer to a peer without a right, whether the group exists or not.
 pub(super) fn no_right() -> Refused {
     refused(Refusal::Forbidden, "no right to join groups of this name")
 }
@@ -306,7 +309,7 @@ pub(super) fn no_right() -> Refused {
 /// Why a session without a seat in a round is refused.
 pub(crate) const NO_SUCH_ROUND: &str = "no such round of this session";
 
-/// The answer to a session without a seat in the round, whether that exists or not.
+/// Returns the answer to a session without a seat in the round, whether the round exists or not.
 pub(super) fn no_such_round() -> Refused {
     refused(Refusal::NotFound, NO_SUCH_ROUND)
 }

@@ -1,4 +1,4 @@
-//! A round after the agreement: ranks offer, are told their members, leave or are lost.
+//! A round after the agreement: ranks offer handles, receive members, and leave or are lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::exchange::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret
 use crate::exchange::transport::HeldFd;
 
 impl Rounds {
-    /// A rank's handles, or its wish for another page of members.
+    /// Takes a rank's handles, or its request for another page of members.
     pub fn offer(
         &mut self,
         now: Duration,
@@ -27,7 +27,7 @@ impl Rounds {
             && ended.failed
         {
             let told = ended.told.clone();
-            // The round has failed meanwhile, or its connection broke before it heard so.
+            // The round has failed meanwhile, or the connection broke before the rank got the answer.
             return self.told.push((waiter, told));
         }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
@@ -70,7 +70,7 @@ impl Rounds {
         }
     }
 
-    /// All have offered, or not yet.
+    /// Completes the round if all ranks have offered.
     fn complete(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -124,9 +124,10 @@ impl Rounds {
         self.schedule(id);
     }
 
-    /// Tells a rank of a complete round a page.
+    /// Sends a page to a rank of a complete round.
     ///
-    /// Whether it is read nobody knows: the connection may break first, and the rank asks again.
+    /// The server does not know whether the rank reads it: if the connection breaks first, the rank asks
+    /// again.
     fn serve(&mut self, id: u64, waiter: Waiter, first: u32) {
         let Some(Phase::Complete(kept)) = self.rounds.get(&id).map(|round| &round.phase) else {
             return;
@@ -142,14 +143,14 @@ impl Rounds {
         self.told.push((waiter, told));
     }
 
-    /// A rank is done; the waiter is told [`Told::Done`] when all are.
+    /// Records that a rank is done; the waiter gets [`Told::Done`] when all ranks are.
     pub fn leave(&mut self, now: Duration, waiter: Waiter, session: u64, ask: Leave) {
         self.tick(now);
         let wait = Duration::from_millis(ask.ms).min(self.rules.wait);
         if let Some(ended) = self.ended.of(session, ask.round) {
             let told = ended.told.clone();
-            // It has left before, and its connection broke before it heard what came of it; or the
-            // round failed.
+            // The rank has left before, and its connection broke before it got the answer; or the round
+            // failed.
             return self.told.push((waiter, told));
         }
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
@@ -183,7 +184,7 @@ impl Rounds {
         }
     }
 
-    /// Ends a complete round that nobody is in any more.
+    /// Ends a complete round in which no rank is left.
     fn end(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -215,7 +216,7 @@ impl Rounds {
         self.remember(id, now, sessions, told, false);
     }
 
-    /// A session is over: its process may be dead.
+    /// Records that a session has ended: its process may be dead.
     pub fn gone(&mut self, now: Duration, session: u64) {
         self.tick(now);
         for id in self.present.gone(session) {
@@ -231,7 +232,7 @@ impl Rounds {
         self.ended.forget(session);
     }
 
-    /// A waiter does not wait any more: its connection is broken.
+    /// Records that a waiter no longer waits, because its connection is broken.
     pub fn cancel(&mut self, now: Duration, waiter: Waiter) {
         if let Some((id, rank)) = self.waiting.remove(&waiter)
             && let Some(round) = self.rounds.get_mut(&id)
@@ -242,7 +243,7 @@ impl Rounds {
             if let Some(entered) = round.collective.entered.get_mut(&rank) {
                 entered.waiter.take_if(|own| *own == waiter);
             }
-            // Elsewhere the session may come back and ask once more.
+            // In other phases the session may resume and ask once more.
             if matches!(round.phase, Phase::Gathering) {
                 self.remove_seat(id, rank);
             } else {
@@ -252,7 +253,7 @@ impl Rounds {
         self.tick(now);
     }
 
-    /// A rank gives up, in whatever phase.
+    /// Ends a rank's part in a round, in any phase.
     pub(super) fn abandon(&mut self, id: u64, rank: u32, now: Duration, how: &str) {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
@@ -301,7 +302,7 @@ fn seat_waits(round: &mut Round, rank: u32, waiter: Waiter) -> Option<Waiter> {
     round.seats.get_mut(&rank)?.waiter.replace(waiter)
 }
 
-/// A rank's handles, if they are of the agreed type and one for each part.
+/// Checks a rank's handles: of the agreed type, and one for each part.
 pub(super) fn given(
     via: HandleType,
     parts: usize,

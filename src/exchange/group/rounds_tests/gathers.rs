@@ -38,7 +38,7 @@ impl Story {
         waiter
     }
 
-    /// Whether a rank still waits.
+    /// Whether a rank is still waiting.
     fn waits(&self, waiter: Waiter) -> bool {
         !self.told.contains_key(&waiter)
     }
@@ -52,7 +52,7 @@ impl Story {
     }
 }
 
-/// A page's members, as a client reads them.
+/// Returns a page's members, decoded as a client does.
 fn members(told: Option<&Told>) -> Members {
     let Some(Told::Members(roster, page)) = told else {
         panic!("{}", shown(told));
@@ -103,7 +103,7 @@ fn a_rank_that_goes_on_fails_what_the_others_wait_for() {
     let waits = story.gather(at(1), 1, barrier(round, 1));
     let next = story.gather(at(2), 0, barrier(round, 3));
     assert_eq!(story.reason(waits), ("timed_out".into(), vec![0]));
-    // The rank that comes later hears so too, of each number.
+    // A rank that comes later gets the same answer for each number.
     for (session, of) in [(1, 2), (2, 1), (2, 2)] {
         let late = story.gather(at(3), session, barrier(round, of));
         assert_eq!(story.reason(late), ("timed_out".into(), vec![0]));
@@ -310,7 +310,7 @@ fn a_rank_whose_connection_broke_is_told_what_came_of_it() {
     let round = story.complete(3);
     let unheard = story.gather(at(1), 1, number(round, 1, bytes(1, 4)));
     story.rounds.cancel(at(1), unheard);
-    // What it gives now is not looked at, before the others enter and after.
+    // A new contribution is ignored, both before the others enter and after.
     for other in [bytes(9, 4), Operation::Barrier] {
         let again = story.gather(at(1), 1, number(round, 1, other));
         assert!(story.waits(again));
@@ -319,7 +319,7 @@ fn a_rank_whose_connection_broke_is_told_what_came_of_it() {
     for session in [0, 2] {
         story.gather(at(2), session, number(round, 1, bytes(session as u8, 4)));
     }
-    // Another gives up the next gather meanwhile, and a third is lost.
+    // Meanwhile one rank gives up the next gather, and another is lost.
     story.gather(at(2), 0, barrier(round, 2));
     story.gone(at(2), 2);
     let again = story.gather(at(3), 1, number(round, 1, bytes(9, 4)));

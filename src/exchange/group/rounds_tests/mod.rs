@@ -1,4 +1,4 @@
-//! Tests of the rounds, by single stories and by random ones.
+//! Tests of the rounds, with hand-written and random sequences.
 
 mod gathers;
 mod random;
@@ -82,7 +82,7 @@ fn rights<const N: usize>(entries: [(&str, Who); N]) -> Rights {
     Rights::new(entries.map(|(pattern, who)| (pattern.to_owned(), who))).unwrap()
 }
 
-/// Rounds, with what was told to whom.
+/// Rounds, with all answers sent so far.
 struct Story {
     rounds: Rounds,
     told: HashMap<Waiter, Told>,
@@ -164,7 +164,7 @@ impl Story {
         }
     }
 
-    /// Sessions 0 to `size - 1` as complete ranks.
+    /// Makes sessions 0 to `size - 1` ranks of a complete round.
     fn complete(&mut self, size: u32) -> u64 {
         let joins: Vec<_> = (0..size)
             .map(|rank| self.join(at(0), rank.into(), ask(rank, size)))
@@ -176,7 +176,7 @@ impl Story {
         round
     }
 
-    /// The round of a group that can be joined.
+    /// Returns the round of a group that can be joined.
     fn round_of(&self, group: &str) -> u64 {
         let open = self.rounds.open.values();
         let mut open = open.filter(|id| self.rounds.rounds[id].group == group);
@@ -288,7 +288,7 @@ fn a_rank_that_joins_again_begins_a_new_round() {
     let other = story.join(at(3), 0, ask(0, 2));
     let next = story.agreed(again);
     assert!(next != round && story.agreed(other) == next);
-    // A complete round is not disturbed by the next.
+    // The next round does not disturb a complete one.
     for session in [0, 11] {
         story.offer(at(3), session, handles(next));
     }
@@ -301,14 +301,14 @@ fn a_rank_that_joins_again_begins_a_new_round() {
 fn a_rank_whose_connection_broke_is_told_again() {
     let mut story = Story::new(Rules::default());
     let round = story.complete(3);
-    // All have been told, whether they have read it or not; one has left meanwhile.
+    // All ranks got their answer, read or not; one has left meanwhile.
     story.leave(at(1), 2, round, 60_000);
     let keep = Rules::default().keep;
     for session in [0, 1, 1] {
         let again = story.offer(keep - SECOND, session, handles(round));
         assert!(matches!(story.told[&again], Told::Members(_, 0)));
     }
-    // Nobody asks, but the time is over: the handles are forgotten, and nothing else.
+    // Without a request, the time passes: only the handles are dropped.
     assert_eq!(story.rounds.deadline(), Some(keep));
     story.tick(keep);
     assert!(matches!(
@@ -375,7 +375,7 @@ fn what_came_of_a_round_is_told_once_more() {
     for waiter in [last, again] {
         assert_eq!(story.reason(waiter), ("closing".into(), vec![2]));
     }
-    // Only to ranks that have left, and only for a while.
+    // Only ranks that have left get it, and only for a while.
     for (now, session) in [(at(5), 2), (at(5), 7), (at(3) + Rules::default().keep, 1)] {
         let waiter = story.leave(now, session, round, 0);
         assert_eq!(story.reason(waiter).0, "not_found");

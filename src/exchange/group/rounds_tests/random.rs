@@ -1,4 +1,4 @@
-//! Random stories: no decision is split, and nothing is left.
+//! Random sequences: no split decision, and no state left over.
 
 use std::collections::BTreeMap;
 
@@ -48,13 +48,13 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever happens: nobody is told twice, all ranks of a round are told the same, no round is
-    /// both complete and failed, everybody is told in time, and nothing is left behind.
+    /// Invariants: no waiter is answered twice, all ranks of a round get the same answer, no round is both
+    /// complete and failed, every waiter is answered in time, and no state is left at the end.
     #[test]
     fn never_a_split_decision(steps in prop::collection::vec(step(), 1..80)) {
         let mut story = Story::new(Rules::default());
         let mut now = Duration::ZERO;
-        // By round: what its ranks were told on joining and on offering.
+        // By round: the waiters of its joins and offers.
         let mut joined: HashMap<u64, Vec<Waiter>> = HashMap::new();
         let mut offered: HashMap<u64, Vec<Waiter>> = HashMap::new();
         let mut asked: BTreeMap<Waiter, Duration> = BTreeMap::new();
@@ -67,7 +67,7 @@ proptest! {
                     if !fabric {
                         join.can = Vec::new();
                     }
-                    // As rounds are numbered: the open one, or the one that begins now.
+                    // Rounds are numbered so: the open one, or the one that begins now.
                     let waiter = story.join(now, session, join);
                     let round = match story.told.get(&waiter) {
                         Some(Told::Agreed(agreed)) => Some(agreed.round),

@@ -1,4 +1,4 @@
-//! Random stories of gathers: all ranks hear the same of each, and nothing is left.
+//! Random sequences of gathers: all ranks get the same result of each, and no state is left over.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ enum Step {
         kind: u8,
         ms: u64,
     },
-    /// The rank asks again for the call before, as after a broken connection.
+    /// The rank repeats the call before, as after a broken connection.
     Again {
         session: u64,
     },
-    /// The rank gives its call up.
+    /// The rank gives up its call.
     GiveUp {
         session: u64,
     },
@@ -60,7 +60,7 @@ fn operation(kind: u8) -> Operation {
     }
 }
 
-/// What a rank does and has been told.
+/// The calls and answers of a rank.
 #[derive(Default)]
 struct Rank {
     calls: u64,
@@ -72,15 +72,16 @@ struct Rank {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever happens: no number succeeds for one rank and fails for another, it succeeds only if all
-    /// ranks entered it with the same operation, nobody waits beyond its deadline, and nothing is left.
+    /// Invariants: no number succeeds for one rank and fails for another, it succeeds only if all ranks
+    /// entered it with the same operation, no rank waits beyond its deadline, and no state is left at the
+    /// end.
     #[test]
     fn all_ranks_hear_the_same_of_each_gather(steps in prop::collection::vec(step(), 1..120)) {
         let mut story = Story::new(Rules::default());
         let round = story.complete(RANKS as u32);
         let mut now = Duration::ZERO;
         let mut ranks: BTreeMap<u64, Rank> = (0..RANKS).map(|rank| (rank, Rank::default())).collect();
-        // By number: whether each rank that heard passed.
+        // By number: the result for each rank that got one.
         let mut heard: BTreeMap<u64, Vec<bool>> = BTreeMap::new();
         for step in steps {
             match step {

@@ -1,4 +1,4 @@
-//! What is refused, and to whom.
+//! Refusals, and the peers that get them.
 
 use super::*;
 
@@ -89,13 +89,13 @@ fn one_peer_with_many_sessions_does_not_hold_all_groups() {
     let limit =
         |told: Option<String>| told.is_some_and(|told| told.contains("2 groups of this peer"));
     assert!(limit(join(&mut story, 2, "a", "i", 0)));
-    // Neither in a group that another has begun, which is not harmed.
+    // Nor may it join another peer's group, which continues unharmed.
     assert_eq!(join(&mut story, 3, "b", "i", 0), None);
     assert!(limit(join(&mut story, 4, "a", "i", 1)));
-    // Its own it may join, and join again.
+    // It may still join its own groups, and join them again.
     assert_eq!(join(&mut story, 5, "a", "h", 0), None);
     assert!(join(&mut story, 6, "a", "g", 1).unwrap().contains("Agreed"));
-    // Who has left is not held to be there, whoever stays.
+    // A rank that has left does not count, even while others stay.
     let round = story.round_of("g");
     for session in [0, 6] {
         story.offer(at(0), session, handles(round));
@@ -174,7 +174,7 @@ fn who_begins_anew_is_not_refused_for_the_round_that_ends_with_it() {
     });
     let joins = [0, 1].map(|rank| story.join(at(0), rank.into(), ask(rank, 2)));
     let first = story.agreed(joins[0]);
-    // Nobody has offered, so nobody hears of the failed round before it asks.
+    // No rank has offered, so no rank learns of the failed round before it asks.
     let again = story.join(at(1), 10, ask(0, 2));
     assert!(!story.told.contains_key(&again), "it gathers");
     let other = story.join(at(1), 11, ask(1, 2));
@@ -182,7 +182,7 @@ fn who_begins_anew_is_not_refused_for_the_round_that_ends_with_it() {
     assert_eq!(story.agreed(again), second);
     let late = story.offer(at(1), 1, handles(first));
     assert_eq!(story.reason(late), ("closing".into(), vec![0]));
-    // Who is refused ends nothing.
+    // A refused rank ends no round.
     let mut wrong = ask(0, 2);
     let parts = (0..5).map(|allocation| {
         let mut part = memory().parts.remove(0);
@@ -213,7 +213,7 @@ fn why_a_round_failed_is_told_once_more() {
     story.gone(at(2), 1);
     let late = story.offer(at(3), 2, handles(round));
     story.nothing_left();
-    // Their connections broke before they heard it, whether they were told at once or asked later.
+    // Their connections broke before they got it, whether it was sent at once or on request.
     let again = [0, 2].map(|session| story.offer(at(4), session, handles(round)));
     let left = story.leave(at(4), 0, round, 0);
     for waiter in [early, late, again[0], again[1], left] {

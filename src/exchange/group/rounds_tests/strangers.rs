@@ -1,4 +1,4 @@
-//! What peers without a right, and peers that are not admitted, can do to a group: nothing.
+//! Peers without a right, and peers that are not admitted, cannot affect a group.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn named(group: &str, ask: Join) -> Join {
     Join { group, ..ask }
 }
 
-/// Two ranks that have agreed: sessions 0 and 1 of "node" and "other".
+/// Joins two ranks that agree: sessions 0 and 1 of "node" and "other".
 fn agreed(story: &mut Story) -> u64 {
     let first = story.join(at(0), 0, ask(0, 2));
     story.join_as(at(0), of("other", 1), ask(1, 2));
@@ -68,7 +68,7 @@ fn a_rank_with_another_admission_is_in_another_group() {
         };
         let waiter = story.join_as(at(0), of("third", session), join);
         assert!(!story.told.contains_key(&waiter), "it waits");
-        // A group's round is no secret that opens it.
+        // Knowing a group's round does not give access to it.
         let offered = story.offer(at(1), session, handles(round));
         let left = story.leave(at(1), session, round, 0);
         for waiter in [offered, left] {
@@ -143,7 +143,7 @@ fn a_peer_that_has_lost_its_right_is_out_of_groups_that_are_not_complete() {
     assert_eq!(story.reason(gathers).0, "forbidden");
     let waiter = story.offer(at(1), 0, handles(agreed));
     assert_eq!(story.reason(waiter), ("closing".into(), vec![1]));
-    // The members were told, and are told no more.
+    // The members were sent before, and are not sent again.
     let waiter = story.offer(at(1), 1, handles(complete));
     assert_eq!(story.reason(waiter).0, "not_found");
     let waiter = story.offer(at(1), 0, handles(complete));
