@@ -1,4 +1,4 @@
-//! A follow whose calls block.
+//! A follow with blocking calls.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use super::{Background, RemoteBuffer};
 use crate::Result;
 use crate::exchange::{self, Absence};
 
-/// What a followed name denotes now. See [`exchange::Followed`].
+/// The current state of a followed name. See [`exchange::Followed`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Followed {
-    /// Memory that was not returned before, with a lease of its own.
+    /// Memory that was not returned before, with its own lease.
     Memory(Box<RemoteBuffer>),
-    /// No memory at present. Memory that was returned before is to be dropped.
+    /// No memory at present. The caller should drop the memory returned before.
     Gone(Absence),
 }
 
-/// Follows a name across withdrawals, deletions, broken connections and restarts of its exporter. See
+/// Follows a name across withdrawals, deletions, broken connections and exporter restarts. See
 /// [`exchange::Follow`].
 ///
 /// ```
@@ -43,22 +43,23 @@ pub enum Followed {
 /// ```
 #[derive(Debug)]
 pub struct Follow {
-    // In this order: the thread ends last.
+    // Dropped in this order: the thread ends last.
     pub(super) follow: exchange::Follow,
     pub(super) background: Background,
 }
 
 impl Follow {
-    /// See [`exchange::Follow::name`].
+    /// Returns the followed name. See [`exchange::Follow::name`].
     pub fn name(&self) -> &str {
         self.follow.name()
     }
 
-    /// Waits until the name denotes something else than this has returned last, at most so long; then
-    /// `None`. A fetch that has begun goes on then. The first call returns what the name denotes now.
+    /// Waits for the next state of the name, for at most the given time, and returns `None` if it has not
+    /// changed. The first call returns the current state. A fetch that has begun continues after a timeout.
     ///
     /// # Errors
-    /// Those of [`exchange::Follow::next`], which end it;
+    ///
+    /// Those of [`exchange::Follow::next`], which end the follow;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which does not.
     pub fn next(&mut self, patience: Duration) -> Result<Option<Followed>> {
         let next = self.background.wait_for(patience, self.follow.next())?;

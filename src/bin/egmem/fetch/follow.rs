@@ -8,7 +8,7 @@ use super::Fetch;
 use crate::output::print;
 
 impl Fetch {
-    /// Until a signal, or an error that ends it.
+    /// Follows the name until a signal arrives, or an error ends the follow.
     pub(super) async fn follow(&self, options: FetchOptions, driver: &Driver) -> Result<()> {
         if self.reads_to_stdout() {
             let why = "--follow copies memory more than once; give --read a file";
@@ -22,7 +22,7 @@ impl Fetch {
                 () = signals.recv() => break,
                 next = follow.next() => next,
             };
-            // Before the next memory is used, so that its exporter need not wait for that.
+            // Before the next memory is used, so that its exporter does not have to wait.
             if held.take().is_some() {
                 print("  let go\n")?;
             }
@@ -46,7 +46,7 @@ impl Fetch {
     }
 }
 
-/// The signals that end this program in its own time.
+/// The signals that end this program cleanly.
 pub(super) struct Signals {
     end: Signal,
     interrupt: Signal,

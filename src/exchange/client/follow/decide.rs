@@ -1,4 +1,4 @@
-//! What a follow does next, without any I/O.
+//! Decides the next step of a follow, without any I/O.
 
 use super::Absence;
 use super::generation::Generation;
@@ -7,7 +7,7 @@ use crate::exchange::client::may_pass;
 use crate::exchange::client::session::is_final;
 use crate::{Error, Refusal};
 
-/// What the name denotes, as far as this end knows.
+/// The state of the name as this client knows it.
 #[derive(Debug)]
 pub(super) enum Seen {
     Unknown,
@@ -15,28 +15,28 @@ pub(super) enum Seen {
     Present(Generation),
 }
 
-/// What is to be done about it.
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// The offer is not true any more.
+    /// Take the offer back: it is out of date.
     Retract,
-    /// It is to be said that the name denotes nothing.
+    /// Tell the caller that the name has no memory.
     Gone,
-    /// The memory is to be fetched and offered.
+    /// Fetch the memory and offer it.
     Fetch,
 }
 
-/// What becomes of a failed fetch.
+/// How to treat a failed fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Final,
     Passes,
-    /// Nobody knows: it is tried a few times.
+    /// Unknown whether it will pass: try a few times.
     Unknown,
 }
 
-/// What is to be done where the name denotes what is `seen`.
+/// Returns the next step for the `seen` state of the name.
 pub(super) fn due(seen: &Seen, view: &View) -> Due {
     match seen {
         Seen::Unknown => Due::Nothing,
@@ -61,7 +61,7 @@ pub(super) fn due(seen: &Seen, view: &View) -> Due {
                     Due::Nothing
                 }
                 Offered::Memory(_) => Due::Retract,
-                // Until there is memory, it is true that there is none.
+                // "No memory" stays true until the fetch succeeds.
                 _ if view.wanted => Due::Fetch,
                 Offered::Gone => Due::Retract,
                 Offered::Nothing => Due::Nothing,
@@ -75,7 +75,7 @@ pub(super) fn fate(error: &Error) -> Fate {
     match error {
         error if may_pass(error) => Fate::Passes,
         error if is_final(error) => Fate::Final,
-        // A ticket of a server that has been restarted since.
+        // The ticket is from before a restart of the server.
         Error::Stale { .. } => Fate::Passes,
         Error::Refused { reason, .. } => match reason {
             NotFound | Expired | TimedOut | Quota | NoMemory => Fate::Passes,
@@ -205,7 +205,7 @@ mod tests {
                 view(false, Told::Nothing, Offered::Nothing),
                 Due::Nothing,
             ),
-            // Nothing was returned that could be the same.
+            // No memory was returned yet, so it cannot be the same.
             (
                 present(),
                 view(true, Told::Memory, Offered::Nothing),

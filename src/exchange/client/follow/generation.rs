@@ -1,8 +1,8 @@
-//! Which memory a name denotes.
+//! Identifies the memory behind a name.
 
 use crate::share::{Description, Identity};
 
-/// One memory, and which bytes of it: equal for the same memory alone.
+/// One memory and a byte range of it. Two values are equal only if both are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Generation {
     parts: Vec<Identity>,

@@ -1,4 +1,4 @@
-//! Following a name: its memory, whenever it comes to denote other memory than before.
+//! Following a name: returns its memory, and again each time the name gets other memory.
 
 mod decide;
 mod generation;
@@ -17,29 +17,30 @@ use super::{Client, FetchOptions, LeaseState, RemoteBuffer};
 use crate::{Error, Result};
 use slot::{Offer, Slot};
 
-/// What a followed name denotes now.
+/// The current state of a followed name.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Followed {
-    /// Memory that was not returned before, fetched: imported, mapped, and with a lease of its own.
+    /// Memory that was not returned before: imported, mapped, and with its own lease.
     Memory(Box<RemoteBuffer>),
-    /// No memory at present. Memory that was returned before is to be dropped.
+    /// No memory at present. The caller should drop the memory returned before.
     Gone(Absence),
 }
 
-/// Why a followed name denotes no memory at present.
+/// Why a followed name has no memory at present.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Absence {
-    /// This client may fetch nothing under the name: it was never published, it was withdrawn or deleted,
+    /// This client cannot fetch anything under the name: it was never published, it was withdrawn or deleted,
     /// or this client has no right to it. The server does not tell which.
     NotThere,
-    /// The server is gone, or silent for longer than a lease, and how that is known. The client dials on.
+    /// The server is gone, or silent for longer than a lease; the error says how this is known. The client
+    /// keeps reconnecting.
     Away(Error),
-    /// The lease on the memory that was returned last is being withdrawn, or is lost.
+    /// The lease on the memory returned last is being withdrawn, or is lost.
     Lease(LeaseState),
-    /// There is memory, and this attempt to fetch it has failed for a reason that may pass. The next
-    /// attempt follows after a pause.
+    /// There is memory, but this attempt to fetch it failed for a reason that may pass. The next attempt
+    /// follows after a pause.
     Unavailable(Error),
 }
 
@@ -54,28 +55,26 @@ impl fmt::Display for Absence {
     }
 }
 
-/// Follows a name across withdrawals, deletions, broken connections and restarts of its exporter.
+/// Follows a name across withdrawals, deletions, broken connections and exporter restarts.
 ///
 /// [`next`](Self::next) returns states, not a history: a caller that is slower than the changes gets the
-/// newest one. The same memory, by its identity and bounds, is returned once. It is returned again in two
-/// cases: after [`Followed::Gone`], and where the lease on it was withdrawn or lost in the meantime, for then
-/// the exporter keeps the memory no longer for the caller.
+/// newest one. The same memory (same identity and bounds) is returned only once, with two exceptions: after
+/// [`Followed::Gone`], and after the lease on it was withdrawn or lost, because then the exporter no longer
+/// keeps the memory for the caller.
 ///
-/// **Memory that was returned before is the caller's.** Its lease goes on as that of any
-/// [`RemoteBuffer`], whatever is returned next: nothing is unmapped or exchanged under the caller, and the
-/// exporter sees a holder until the caller drops it. So drop or release it when `next` returns, and before
-/// that wait for the GPU work that uses it. [`RemoteBuffer::state`] tells meanwhile whether the exporter
-/// still keeps it.
+/// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
+/// [`RemoteBuffer`], whatever is returned next: nothing is unmapped or replaced under the caller, and the
+/// exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
+/// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
+/// exporter still keeps it.
 ///
-/// A task on the client's runtime watches the name and dials on through the client, whose
-/// [`reconnect`](super::ClientOptions::reconnect) options give the pauses. It fetches only for a caller that
-/// waits, or has waited, in `next`. Memory that was fetched and not yet returned is dropped as soon as the
-/// exporter wants it back or the name denotes other memory. Dropping a `Follow` ends the task and releases
-/// such memory.
+/// A task on the client's runtime watches the name. The client reconnects with the pauses of its
+/// [`reconnect`](super::ClientOptions::reconnect) options. The task fetches only once a caller waits, or has
+/// waited, in `next`. Fetched memory that was not returned yet is dropped as soon as the exporter wants it
+/// back or the name gets other memory. Dropping a `Follow` ends the task and releases such memory.
 ///
-/// At the server, a follow watches its name for as long as the connection lasts, also after it was dropped.
-/// A server lets a session watch 64 names or prefixes; for further ones the task asks by itself, with the
-/// same pauses.
+/// The server keeps the watch for as long as the connection lasts, even after the follow was dropped. A
+/// session can watch 64 names or prefixes; for further names the task polls, with the same pauses.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -118,31 +117,30 @@ impl Follow {
         }
     }
 
-    /// The followed name.
+    /// Returns the followed name.
     pub fn name(&self) -> &str {
         self.fetch.name()
     }
 
-    /// Waits until the name denotes something else than this has returned last, and returns that. The first
-    /// call returns what the name denotes now.
+    /// Waits until the state of the name differs from the state returned last, and returns the new one. The
+    /// first call returns the current state.
     ///
     /// # Errors
-    /// An error ends it: each later call returns the same one.
+    /// An error ends the follow: each later call returns the same error.
     ///
-    /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`Error::NotTrusted`]: this client is not
-    ///   admitted any more, or lost its right to memory and kept it until the server ended the lease.
-    ///   A client that released the memory in time sees [`Absence::NotThere`] alone, as for a name that does
-    ///   not exist.
+    /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`Error::NotTrusted`]: this client is no longer
+    ///   admitted, or it lost its right to the memory and kept it until the server ended the lease. A client
+    ///   that released the memory in time sees only [`Absence::NotThere`], as for a name that does not exist.
     /// - [`Error::PeerLost`] once the client is closed, or its connection is broken and it does not
     ///   [dial again](super::Reconnect::never).
-    /// - Those of [`FetchOptions::go`] that no later attempt avoids, such as [`Error::Mismatched`],
+    /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid, such as [`Error::Mismatched`],
     ///   [`Error::NoCommonHandle`] and [`Error::Refused`] with `read_only` or `stale`, at once; those of the
     ///   driver and of the memory's path, such as [`Error::Import`] and [`Error::DataPlane`], after three
     ///   attempts.
     ///
     /// # Cancel safety
-    /// Nothing is missed when it is dropped. A fetch that has begun goes on, and the next call returns its
-    /// memory if it is still what the name denotes.
+    /// Dropping the future loses no state. A fetch that has begun continues, and the next call returns its
+    /// memory if the name still has that memory.
     pub async fn next(&mut self) -> Result<Followed> {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
@@ -184,8 +182,8 @@ impl fmt::Debug for Follow {
 }
 
 impl Client {
-    /// Follows a name: [`Follow::next`] returns its memory, and again whenever the name comes to denote other
-    /// memory. With options, by [`FetchOptions::follow`].
+    /// Follows a name: [`Follow::next`] returns its memory, and again each time the name gets other memory.
+    /// To set options, use [`FetchOptions::follow`].
     pub fn follow(&self, name: impl Into<String>) -> Follow {
         self.fetch(name).follow()
     }
@@ -194,7 +192,7 @@ impl Client {
 impl FetchOptions {
     /// Follows the name, and fetches its memory with these options each time. See [`Follow`].
     ///
-    /// With [`instance`](Self::instance) it ends with the server's restart.
+    /// With [`instance`](Self::instance) the follow ends when the server restarts.
     pub fn follow(self) -> Follow {
         Follow::new(self)
     }

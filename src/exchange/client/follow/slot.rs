@@ -1,4 +1,4 @@
-//! What a follow's task and its caller share: at most one state that waits to be returned.
+//! The state shared by a follow's task and its caller: at most one state that waits to be returned.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use super::generation::Generation;
 use crate::Error;
 use crate::exchange::client::{LeaseState, RemoteBuffer};
 
-/// A state that is to be returned.
+/// A state to be returned to the caller.
 #[derive(Debug)]
 pub(super) enum Offer {
     Memory(Box<RemoteBuffer>, Generation),
@@ -24,7 +24,7 @@ pub(super) struct Returned {
     lease: watch::Receiver<LeaseState>,
 }
 
-/// What the caller was told last.
+/// The state that the caller was told last.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Told {
     #[default]
@@ -33,18 +33,18 @@ pub(super) enum Told {
     Memory,
 }
 
-/// What the task needs to know of the other side.
+/// The caller's side, as the task needs it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    /// Whether the caller waits, or gave up waiting.
+    /// Whether the caller waits, or has waited and given up.
     pub(super) wanted: bool,
     pub(super) told: Told,
-    /// The memory that was returned last, also after it was told to be gone.
+    /// The memory returned last, even after the caller was told that it is gone.
     pub(super) returned: Option<Returned>,
     pub(super) offered: Offered,
 }
 
-/// What is offered and not yet returned.
+/// The offer that was not returned yet.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Offered {
     #[default]
@@ -61,13 +61,13 @@ struct State {
     offer: Option<Offer>,
 }
 
-/// The newest state, until the caller takes it.
+/// Holds the newest state until the caller takes it.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     state: Mutex<State>,
-    /// There is an offer.
+    /// Notified when there is an offer.
     filled: Notify,
-    /// The caller wants something, or has taken something.
+    /// Notified when the caller starts to wait or takes an offer.
     asked: Notify,
 }
 
@@ -79,7 +79,7 @@ impl Returned {
         }
     }
 
-    /// What was last said of the lease. A lease that the caller has released stays as it was.
+    /// Returns the last known state of the lease. After the caller released the lease, it does not change.
     pub(super) fn state(&self) -> LeaseState {
         self.lease.borrow().clone()
     }
@@ -89,7 +89,7 @@ impl Returned {
         *self.lease.borrow() == LeaseState::Held
     }
 
-    /// Waits until the lease stands otherwise than `seen`; for ever where it was released or is lost.
+    /// Waits until the lease's state differs from `seen`; forever if the lease was released or is lost.
     pub(super) async fn changed(mut self, seen: LeaseState) {
         if self.lease.wait_for(|state| *state != seen).await.is_err() {
             std::future::pending().await
@@ -99,17 +99,17 @@ impl Returned {
 
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic runs under the lock.
+        // No code that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The caller wants the next state.
+    /// Records that the caller waits for the next state.
     pub(super) fn want(&self) {
         self.lock().wanted = true;
         self.asked.notify_one();
     }
 
-    /// Takes the offer, which is told then.
+    /// Takes the offer and records it as told.
     pub(super) fn take(&self) -> Option<Offer> {
         let mut state = self.lock();
         let offer = state.offer.take()?;
@@ -132,19 +132,19 @@ impl Slot {
         self.filled.notified().await;
     }
 
-    /// Waits until the caller may want something, or have taken something.
+    /// Waits until the caller may have started to wait or taken an offer.
     pub(super) async fn asked(&self) {
         self.asked.notified().await;
     }
 
-    /// Puts an offer in the place of the one before, which it returns.
+    /// Replaces the offer and returns the old one.
     pub(super) fn put(&self, offer: Offer) -> Option<Offer> {
         let before = self.lock().offer.replace(offer);
         self.filled.notify_one();
         before
     }
 
-    /// Takes an offer back that is not true any more.
+    /// Takes back an offer that is out of date.
     pub(super) fn retract(&self) -> Option<Offer> {
         self.lock().offer.take()
     }

@@ -1,4 +1,4 @@
-//! The task behind a follow: knows what the name denotes, and offers it.
+//! The task behind a follow: tracks the state of the name and offers it to the caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::exchange::limits::deadline;
 use crate::exchange::protocol::{Answer, Ask, Watch};
 use crate::{Error, Refusal, Result};
 
-/// How often memory is fetched whose import fails for a reason that is not known to pass.
+/// How often memory is fetched when its import fails for a reason that may not pass.
 const ATTEMPTS: u32 = 3;
 
 struct Follower {
@@ -24,28 +24,28 @@ struct Follower {
     fetch: FetchOptions,
     slot: Arc<Slot>,
     notices: broadcast::Receiver<Notified>,
-    /// Why the server is taken for gone.
+    /// Why the server is considered gone.
     gone: watch::Receiver<Option<Error>>,
-    /// Why the server lets this client in no more.
+    /// Why the server no longer admits this client.
     barred: watch::Receiver<Option<Error>>,
     seen: Seen,
-    /// The server is to be asked what the name denotes.
+    /// Whether to ask the server for the name's state.
     stale: bool,
-    /// When to ask again, where the server lets this session watch no more names.
+    /// When to ask again, if the server lets this session watch no more names.
     poll_at: Option<Instant>,
-    /// After a failure, nothing is asked or fetched before this.
+    /// After a failure: no request and no fetch before this time.
     not_before: Option<Instant>,
-    /// What the counts below are about.
+    /// The memory that the counts below refer to.
     last: Option<Generation>,
     pauses: u32,
     attempts: u32,
-    /// How many news about the name have come.
+    /// The number of notices about the name received so far.
     heard: u64,
-    /// The state of the returned memory's lease that was looked at last.
+    /// The last seen lease state of the returned memory.
     lease: LeaseState,
 }
 
-/// Says that the task has ended, whatever ended it.
+/// Tells the slot, when dropped, that the task has ended, for whatever reason.
 struct Ends(Arc<Slot>, Error);
 
 impl Drop for Ends {
@@ -54,7 +54,7 @@ impl Drop for Ends {
     }
 }
 
-/// Follows until there is nothing left to follow.
+/// Runs the follow until it ends.
 pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) {
     let client = fetch.client().clone();
     let ended = Error::PeerLost {
@@ -64,7 +64,7 @@ pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) {
     let mut ends = Ends(Arc::clone(&slot), ended);
     let session = client.session();
     let follower = Follower {
-        // Before the first look, so that nothing is missed.
+        // Subscribed before the first look, so that no change is missed.
         notices: session.notices(),
         gone: session.gone_states(),
         barred: session.barred_states(),
@@ -107,7 +107,7 @@ impl Follower {
         self.client.session()
     }
 
-    /// Takes note of all news that are there.
+    /// Processes all notices received so far.
     fn catch_up(&mut self) -> Result<()> {
         loop {
             match self.notices.try_recv() {
@@ -135,7 +135,7 @@ impl Follower {
                 self.heard += 1;
                 self.seen = Seen::Absent(Absence::NotThere);
             }
-            // The new connection watches nothing yet.
+            // The new connection watches no names yet.
             Ok(Notified::Fresh) | Err(Lagged(_)) => {
                 self.stale = true;
                 self.not_before = None;
@@ -155,14 +155,14 @@ impl Follower {
         self.seen = Seen::Present(generation);
     }
 
-    /// Looks whether the server is gone, or lets this client in no more.
+    /// Checks whether the server is gone, or no longer admits this client.
     fn see_server(&mut self) -> Result<()> {
         let barred = self.barred.borrow_and_update().clone();
         let gone = self.gone.borrow_and_update().clone();
         match barred.or(gone) {
             Some(why) if is_final(&why) => Err(why),
             Some(why) => {
-                // The next connection is told of by `Fresh`.
+                // `Fresh` announces the next connection.
                 self.stale = false;
                 self.seen = Seen::Absent(Absence::Away(why));
                 Ok(())
@@ -171,7 +171,7 @@ impl Follower {
         }
     }
 
-    /// A caller that waits is told when the exporter wants the returned memory back, or keeps it no more.
+    /// Tells a waiting caller that the exporter wants the returned memory back, or no longer keeps it.
     fn look_at_leases(&mut self) -> Result<()> {
         let view = self.slot.view();
         let Some(returned) = &view.returned else {
@@ -186,7 +186,7 @@ impl Follower {
         let changed = std::mem::replace(&mut self.lease, state.clone()) != state;
         let tells = view.wanted && matches!(view.told, Told::Memory);
         if changed && state != LeaseState::Held && tells {
-            // Memory that replaces it may be offered already.
+            // Its replacement may be offered already.
             if matches!(view.offered, Offered::Nothing) {
                 drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
             }
@@ -200,7 +200,7 @@ impl Follower {
         }
     }
 
-    /// Waits until something may be due.
+    /// Waits until a next step may be due.
     async fn rest(&mut self, view: &View) -> Result<()> {
         let returned = lease_changes(view.returned.as_ref().map(|lease| (lease, &self.lease)));
         let offered = match &view.offered {
@@ -225,7 +225,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Asks the server what the name denotes, and to be told what changes.
+    /// Asks the server for the name's state, and to be notified of changes.
     async fn look(&mut self) -> Result<()> {
         let name = self.fetch.name().to_owned();
         let client = self.client.clone();
@@ -235,7 +235,7 @@ impl Follower {
             });
             match client.again(ask, client.patience()).await {
                 Ok(Answer::Names(names)) => {
-                    // Of all names that begin so, the name itself is the first.
+                    // Entries are sorted, so the name itself comes before all longer names with this prefix.
                     let first = names.entries.into_iter().next();
                     Ok((first.filter(|entry| entry.name == name), true))
                 }
@@ -262,12 +262,12 @@ impl Follower {
         }
         self.poll_at = (!watched).then(|| self.next_pause());
         self.catch_up()?;
-        // Whether news that crossed the answer are older than it, nobody knows.
+        // Notices that crossed the answer may be older or newer than it, so ask again.
         self.stale |= self.heard != heard;
         Ok(())
     }
 
-    /// Fetches what the name denotes, and offers it if it still denotes that then.
+    /// Fetches the name's memory, and offers it if the name still has that memory afterwards.
     async fn fetch(&mut self) -> Result<()> {
         let work = Box::pin(self.fetch.clone().go());
         let Some(fetched) = self.unless_gone(work).await? else {
@@ -281,7 +281,7 @@ impl Follower {
         let generation = Generation::of(memory.description());
         let denoted = matches!(&self.seen, Seen::Present(seen) if *seen == generation);
         if !denoted || memory.state() != LeaseState::Held {
-            // News of it may be on their way.
+            // Notices about it may still be on their way.
             discard_memory(memory).await;
             self.stale = true;
             self.pause();
@@ -292,8 +292,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Works until that is done, or until the server is gone: then `None`. A caller that waits is told
-    /// meanwhile what becomes of the memory that it has.
+    /// Runs `work` until it is done, or returns `None` when the server is gone. Meanwhile it tells a waiting
+    /// caller about changes to the lease that the caller holds.
     async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<Option<T>> {
         tokio::pin!(work);
         loop {
@@ -314,7 +314,7 @@ impl Follower {
         }
     }
 
-    /// An attempt has failed: the next one follows after a pause, where another may help.
+    /// Records a failed attempt, and schedules the next one after a pause if another may succeed.
     fn unavailable(&mut self, error: Error) -> Result<()> {
         if !self.session().is_open() {
             return Err(self.session().down());
@@ -350,7 +350,7 @@ impl Follower {
         self.not_before = Some(self.next_pause());
     }
 
-    /// When the next pause ends, if it begins now.
+    /// Returns the end of the next pause, if it begins now.
     fn next_pause(&mut self) -> Instant {
         let mut reconnect = self.session().dial.options.reconnect;
         if reconnect.is_never() {
@@ -362,7 +362,7 @@ impl Follower {
     }
 }
 
-/// Drops an offer. Memory is unmapped on a thread where that may take its time.
+/// Drops an offer. Memory is unmapped on a blocking thread.
 async fn discard(offer: Option<Offer>) {
     if let Some(Offer::Memory(memory, _)) = offer {
         discard_memory(*memory).await;
@@ -370,7 +370,7 @@ async fn discard(offer: Option<Offer>) {
 }
 
 async fn discard_memory(memory: RemoteBuffer) {
-    // An error means that the runtime ends; the memory is dropped all the same.
+    // An error means that the runtime is ending; the memory is dropped in any case.
     let _ = open::elsewhere(move || drop(memory)).await;
 }
 

@@ -1,4 +1,4 @@
-//! Follows against a server by hand.
+//! Follows against a hand-written server.
 
 use super::*;
 use crate::Driver;
@@ -8,7 +8,7 @@ use crate::exchange::protocol::*;
 
 mod endings;
 
-/// Answers what must be a watch on "x" and nothing else.
+/// Expects a watch request for "x", and answers it.
 async fn watched(peer: &mut Peer, entries: Vec<Entry>) {
     let (id, ask) = peer.request().await.unwrap();
     let prefix = "x".into();
@@ -30,7 +30,7 @@ async fn absence(follow: &mut Follow) -> Absence {
     }
 }
 
-/// What `next` returns while `serve` goes on, both within a bounded time.
+/// Returns the result of `next` while `serve` runs, both within a time limit.
 async fn while_serving<T>(
     follow: &mut Follow,
     serve: impl Future<Output = T>,
@@ -42,7 +42,7 @@ fn unproved(client: &Client) -> Follow {
     client.fetch("x").probe(false).follow()
 }
 
-/// A follow that has returned `memory`, under lease 1.
+/// Returns a follow that has returned `memory`, under lease 1.
 async fn following(
     fake: &Fake,
     driver: &Driver,
@@ -67,7 +67,7 @@ async fn each_memory_is_returned_once_and_what_is_between_is_told() {
     let (first, second) = (Memory::new(), Memory::new());
     let (_client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
     assert_eq!((follow.name(), got.name()), ("x", "x"));
-    // The same again, other names, and a right to less are no news.
+    // The same memory again, other names, and a reduction of rights are not returned.
     peer.notice(Event::Published(first.entry("x"))).await;
     peer.notice(Event::Published(second.entry("x2"))).await;
     peer.notice(Event::Gone(Gone { name: "x2".into() })).await;
@@ -80,7 +80,7 @@ async fn each_memory_is_returned_once_and_what_is_between_is_told() {
         panic!("no memory");
     };
     assert_ne!(other.description(), got.description());
-    // What was returned before is the caller's.
+    // Memory returned before belongs to the caller.
     assert_eq!(got.state(), LeaseState::Held);
     peer.notice(Event::Gone(Gone { name: "x".into() })).await;
     assert_eq!(absence(&mut follow).await, Absence::NotThere);
@@ -88,7 +88,7 @@ async fn each_memory_is_returned_once_and_what_is_between_is_told() {
     assert_eq!(peer.released().await, 1);
     drop(other);
     assert_eq!(peer.released().await, 2);
-    // After it was gone, the same memory is news.
+    // After it was gone, the same memory is returned again.
     let (again, ()) = while_serving(&mut follow, async {
         peer.notice(Event::Published(second.entry("x"))).await;
         peer.grant(3, &second).await;
@@ -108,7 +108,7 @@ async fn nothing_is_fetched_for_a_caller_that_does_not_ask() {
             .await;
     }
     peer.notice(Event::Published(second.entry("x"))).await;
-    // The next requests are no fetches. The first answer comes after the notices.
+    // The next requests are not fetches. The first answer comes after the notices.
     for _ in 0..2 {
         let (list, ()) = within(async {
             tokio::join!(client.list(""), async {
@@ -150,7 +150,7 @@ async fn a_session_that_goes_on_is_no_news_and_one_that_is_lost_is() {
         peer.grant(7, &first).await;
     };
     let next = async {
-        // What is fetched may be there before the caller has looked at this.
+        // The fetch may be complete before the caller sees the loss of the lease.
         match follow.next().await.unwrap() {
             Followed::Gone(Absence::Lease(LeaseState::Lost(_))) => memory(&mut follow).await,
             Followed::Memory(again) => *again,
@@ -200,14 +200,14 @@ async fn a_fetch_that_was_given_up_goes_on_and_its_memory_is_let_go_when_wanted_
         }
     })
     .await;
-    // Nobody waits for it any more, and the exporter wants it back.
+    // No caller waits for it any more, and the exporter wants it back.
     let withdrawing = Withdrawing { lease: 1, ms: 9000 };
     peer.notice(Event::Gone(Gone { name: "x".into() })).await;
     peer.notice(Event::Withdrawing(withdrawing)).await;
     assert_eq!(peer.released().await, 1);
     nothing_held(&driver).await;
     assert_eq!(absence(&mut follow).await, Absence::NotThere);
-    // The fetch that goes on is returned by the next call.
+    // The next call returns the result of the fetch that continued.
     peer.notice(Event::Published(first.entry("x"))).await;
     assert!(
         tokio::time::timeout(soon(5), follow.next()).await.is_err(),
@@ -235,7 +235,7 @@ async fn memory_that_waits_to_be_returned_is_let_go_while_the_name_is_still_ther
         }
     })
     .await;
-    // As of a server that ends.
+    // As a server that shuts down does.
     let withdrawing = Withdrawing { lease: 1, ms: 9000 };
     peer.notice(Event::Withdrawing(withdrawing)).await;
     within(async {
@@ -266,12 +266,13 @@ async fn dropped_it_leaves_nothing() {
         "nobody has answered"
     );
     watched(&mut peer, vec![first.entry("x")]).await;
-    // It is dropped while its fetch is on its way.
+    // The follow is dropped during its fetch.
     let (id, ask) = peer.request().await.unwrap();
     assert!(matches!(ask, Ask::Fetch(_)), "{ask:?}");
     drop((follow, client));
     peer.answer(id, Answer::Granted(first.granted(1))).await;
-    // The connection ends, so the task has ended; what was granted meanwhile is released or ends with it.
+    // The connection ends, so the task has ended; a lease granted meanwhile is released or ends with the
+    // connection.
     while let Some((id, ask)) = peer.request().await {
         assert_eq!(ask, Ask::Release(Release { lease: 1 }));
         peer.done(id).await;
@@ -286,7 +287,7 @@ async fn news_that_cross_an_answer_are_looked_at_again() {
     let mut follow = unproved(&client);
     let (next, ()) = while_serving(&mut follow, async {
         let (id, _) = peer.request().await.unwrap();
-        // Nobody knows which of the two is newer.
+        // The client cannot tell which of the two is newer.
         peer.notice(Event::Published(Memory::new().entry("x")))
             .await;
         peer.answer(id, names(vec![], false)).await;
@@ -294,7 +295,7 @@ async fn news_that_cross_an_answer_are_looked_at_again() {
         peer.grant(1, &first).await;
     })
     .await;
-    // In between it may have been told that there is nothing.
+    // In between it may have returned that there is no memory.
     match next.unwrap() {
         Followed::Memory(_) => {}
         Followed::Gone(_) => drop(memory(&mut follow).await),
@@ -309,7 +310,7 @@ async fn other_memory_than_the_name_denotes_is_not_returned() {
     let mut follow = unproved(&client);
     let (next, ()) = while_serving(&mut follow, async {
         watched(&mut peer, vec![first.entry("x")]).await;
-        // Published anew in between, of which the news is late.
+        // Published anew in between; the notice about it is late.
         peer.grant(1, &other).await;
         assert_eq!(peer.released().await, 1);
         watched(&mut peer, vec![other.entry("x")]).await;
@@ -354,7 +355,7 @@ async fn one_that_missed_news_looks_again() {
     let (driver, fake) = (importer(), Fake::new().await);
     let (first, second) = (Memory::new(), Memory::new());
     let (client, mut peer, mut follow, _got) = following(&fake, &driver, &first).await;
-    // The follow's task does not run while these are told, and the first one is lost.
+    // The follow's task does not run while these notices are sent, and the first one is lost.
     let news = Notified::Published(Arc::new(second.entry("x")));
     client.session().tell(news);
     for _ in 0..1100 {

@@ -1,4 +1,4 @@
-//! What fails, and what ends a follow.
+//! Failures, and errors that end a follow.
 
 use super::*;
 use crate::Refusal;
@@ -96,7 +96,7 @@ async fn a_server_that_dismisses_this_client_ends_it() {
     };
     assert!(forbidden(&error), "{error}");
     assert!(got.state().is_lost());
-    // It is dialled again, but not for this follow.
+    // The client reconnects, but this follow has ended.
     let (mut peer, _) = fake.greet().await;
     assert_eq!(expect_err(follow.next().await), error);
     drop((follow, got, client));
@@ -131,7 +131,7 @@ async fn a_server_that_lets_this_client_in_no_more_ends_it() {
         "{error}"
     );
     assert!(!error.remedy().is_empty());
-    // Its time is not over: this client may be let in again before.
+    // The lease is still in time: the server may admit this client again before it ends.
     assert_eq!(got.state(), LeaseState::Held);
 }
 
@@ -147,7 +147,7 @@ async fn it_ends_with_the_client() {
     .await;
     assert!(matches!(expect_err(next), Error::PeerLost { .. }));
     assert!(got.state().is_lost());
-    // One that does not dial again ends with its connection.
+    // A client that does not reconnect: its follow ends with the connection.
     let options = fake.options().reconnect(Reconnect::never());
     let (client, peer) = fake.client_of(options, &driver).await;
     let mut follow = unproved(&client);
