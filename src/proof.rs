@@ -208,6 +208,7 @@ impl Prover {
 
     /// Checks the GPU's access, which cannot be revoked while the result lives.
     fn expect_access(&self, memory: &impl Memory, need: Access) -> Result<Option<GrantUse>> {
+        self.driver.expect_this_process("prover")?;
         self.driver.expect_same(memory.driver(), "memory")?;
         self.stream.expect_no_capture()?;
         let grants = memory.hold_grants();

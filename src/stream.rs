@@ -104,11 +104,7 @@ impl Stream {
     /// capture of a stream that it would wait for.
     pub fn is_capturing(&self) -> Result<bool> {
         // SAFETY: `self` keeps the handle alive.
-        match unsafe { self.driver().stream_is_capturing(self.handle()) } {
-            // A custom driver without captures.
-            Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
-            result => result,
-        }
+        unsafe { is_capturing(self.driver(), self.handle()) }
     }
 
     /// Makes work submitted to this stream from now on wait for `event`.
@@ -249,5 +245,18 @@ impl Stream {
     /// Returns the stream's driver.
     pub fn driver(&self) -> &Driver {
         &self.0.driver
+    }
+}
+
+/// As [`Stream::is_capturing`].
+///
+/// # Safety
+/// `stream` is a live stream of the driver.
+pub(crate) unsafe fn is_capturing(driver: &Driver, stream: StreamHandle) -> Result<bool> {
+    // SAFETY: the caller's promise.
+    match unsafe { driver.stream_is_capturing(stream) } {
+        // A driver of the program's own, which knows no captures.
+        Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
+        result => result,
     }
 }

@@ -31,6 +31,8 @@ pub struct EgmSlice<'a, T> {
 
 /// Memory of this crate as elements `T` for cudarc to read and write: source and destination of its copies.
 /// Otherwise like [`EgmSlice`].
+///
+/// An `Arc` of memory can make several for the same bytes. What work on both leaves there is then a mix of both.
 #[derive(Debug)]
 pub struct EgmSliceMut<'a, T> {
     raw: Raw,
@@ -121,6 +123,7 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
     /// the stream's GPU may read.
     pub fn new(memory: &'a impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        memory.driver().expect_this_process("memory")?;
         let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::Read)?;
         Ok(Self {
@@ -165,6 +168,7 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
     /// the stream's GPU may read and write.
     pub fn new(memory: &'a mut impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
+        memory.driver().expect_this_process("memory")?;
         let grants = memory.hold_grants();
         let raw = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
         Ok(Self {

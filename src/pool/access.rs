@@ -37,6 +37,7 @@ impl<'a> Granting<'a> {
         if access.is_empty() {
             return Ok(());
         }
+        self.driver.expect_this_process("memory pool")?;
         let calls = self.driver.pools(self.api)?;
         self.uses.change(access, || {
             // SAFETY: the pool lives, as `new` requires; the CPU's access is never revoked, as just checked,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{CpuView, Engine, GrantUse, Memory, Sealed, impl_cpu_memory};
-use crate::stream::{Event, Stream};
+use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
 
@@ -136,6 +136,13 @@ impl Sealed for PoolBuffer {
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
         if stream == self.stream.handle() {
             return Ok(());
+        }
+        // An event of a captured stream would make `stream` part of the capture.
+        // SAFETY: the stream is live by the caller's word.
+        if self.stream.is_capturing()? && !unsafe { is_capturing(&self.pool.driver, stream)? } {
+            let why = "the stream that it was allocated on is being captured into a graph, so work on another stream \
+                       cannot wait for the allocation: end the capture first, or use that stream";
+            return Err(Error::invalid("pool memory", why));
         }
         let allocated = Event::new(&self.pool.driver, self.stream.device(), false)?;
         allocated.record(&self.stream)?;

@@ -86,8 +86,10 @@ fn imported() -> MutexGuard<'static, HashMap<(usize, PoolHandle), Weak<Imported>
 }
 
 impl Imported {
-    /// Imports a pool, or counts one more import of a pool that this process has.
+    /// Imports a pool and grants it to GPUs, or counts one more import of a pool that this process has: its grants and
+    /// location stay as they are.
     fn of(driver: &Driver, handle: &ShareableHandle, location: Location) -> Result<Arc<Self>> {
+        driver.expect_this_process("driver")?;
         let mut all = imported();
         let handle = driver.driver_pools().pool_import(handle)?;
         all.retain(|_, pool| pool.strong_count() > 0);
@@ -103,8 +105,24 @@ impl Imported {
             imports: AtomicU32::new(1),
             uses: Arc::default(),
         });
+        pool.grant_at_first()?;
         all.insert(key, Arc::downgrade(&pool));
         Ok(pool)
+    }
+
+    /// Grants a pool of the host to every GPU, and a GPU's to that GPU.
+    fn grant_at_first(&self) -> Result<()> {
+        let access: Vec<AccessDesc> = (0..self.driver.device_count()?)
+            .map(Location::Device)
+            .filter(|&gpu| self.location.is_host() || gpu == self.location)
+            .map(|gpu| AccessDesc::new(gpu, Access::ReadWrite))
+            .collect();
+        self.granting().set(&access)
+    }
+
+    fn granting(&self) -> Granting<'_> {
+        // SAFETY: `self` keeps the pool alive.
+        unsafe { Granting::new(&self.driver, PoolApi::Driver, self.handle, &self.uses) }
     }
 
     fn calls(&self) -> Result<&dyn PoolCalls> {
@@ -134,20 +152,7 @@ impl ImportedPool {
         handle: &ShareableHandle,
         location: Location,
     ) -> Result<Self> {
-        let pool = Self(Imported::of(driver, handle, location)?);
-        let count = driver.device_count()?;
-        let access: Vec<AccessDesc> = (0..count)
-            .map(Location::Device)
-            .filter(|&gpu| location.is_host() || gpu == location)
-            .map(|gpu| AccessDesc::new(gpu, Access::ReadWrite))
-            .collect();
-        pool.set_access(&access)?;
-        Ok(pool)
-    }
-
-    fn granting(&self) -> Granting<'_> {
-        // SAFETY: `self` keeps the pool alive.
-        unsafe { Granting::new(&self.0.driver, PoolApi::Driver, self.0.handle, &self.0.uses) }
+        Imported::of(driver, handle, location).map(Self)
     }
 
     /// Changes what GPUs may do with all of the pool's memory, in this process.
@@ -157,7 +162,7 @@ impl ImportedPool {
     /// # Errors
     /// As [`Pool::set_access`].
     pub fn set_access(&self, access: &[AccessDesc]) -> Result<()> {
-        self.granting().set(access)
+        self.0.granting().set(access)
     }
 
     /// Returns what `location` may do with the pool's memory.
@@ -167,7 +172,7 @@ impl ImportedPool {
     /// # Errors
     /// The driver's errors, and [`Error::InvalidArgument`] for flags that this crate does not know.
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.granting().get(location.into())
+        self.0.granting().get(location.into())
     }
 
     /// Returns the location of the pool's memory, as its exporter claims.

@@ -7,6 +7,8 @@ use crate::{Error, Result};
 
 /// How often a driver may refuse both the wait and the query before it counts as silent.
 pub(super) const TRIES: u32 = 16;
+/// How long after one refusal the driver is asked again.
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// The driver's answer about the end of work.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ pub(super) fn wait(wait: impl Fn() -> Result<()>, is_done: impl Fn() -> Result<b
             Ok(false) => {}
             Err(_) => refusals += 1,
         }
-        sleep(Duration::from_millis(1));
+        sleep(PAUSE);
         last = wait();
     };
     Waited { result, over }

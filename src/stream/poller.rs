@@ -325,7 +325,6 @@ mod tests {
             let (waker, woken) = waker();
             busy(&driver, 3);
             assert!(!poll(&mut ticket, &waker));
-            assert!(Arc::strong_count(&poller) > 2, "a thread runs");
             woken.recv().unwrap();
             assert!(poll(&mut ticket, &waker));
             ends(&poller);

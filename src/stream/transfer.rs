@@ -165,21 +165,21 @@ impl<T> Transfer<T> {
     ///
     /// # Safety
     /// The work's memory lives as long as the operands.
-    unsafe fn put(&mut self, work: Prepared, event: Event) -> Result<()> {
+    unsafe fn put(&mut self, mut work: Prepared, event: Event) -> Result<()> {
         self.progress = Progress::Beginning;
+        self.grants = std::mem::take(&mut work.grants);
         // SAFETY: the operands stay until the work has ended, by `drop`.
         let put = unsafe { self.stream.put(&work) };
-        self.grants = work.grants;
         let Err(error) = put else {
-            self.progress = match self.stream.mark(event) {
+            self.set(match self.stream.mark(event) {
                 Ok(mark) => Progress::Marked(mark),
                 // This thread can still wait for the whole stream.
                 Err(_) => Progress::after(self.stream.wait_until_over()),
-            };
+            });
             return Ok(());
         };
         // The error may be of earlier work, with this work on the stream.
-        self.progress = Progress::after(self.stream.wait_until_over());
+        self.set(Progress::after(self.stream.wait_until_over()));
         match self.progress {
             Progress::Over(_) => Err(error),
             _ => Ok(()),

@@ -358,3 +358,24 @@ fn a_stream_that_does_not_tell_of_captures_gets_no_work() {
         assert_eq!(sim.count(call), 0, "{call:?}");
     }
 }
+
+/// Waiting for an allocation on a captured stream would make another stream part of the capture.
+#[test]
+fn an_allocation_on_a_stream_that_does_not_tell_of_captures_is_not_waited_for() {
+    let driver = grace();
+    let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+    let [own, other] = [(); 2].map(|()| Stream::new(&driver, 0).unwrap());
+    let memory = pool.allocate(MIB, &own).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::StreamIsCapturing, 2, Code::STREAM_CAPTURE_IMPLICIT);
+    let error = other.fill(&memory, 0, 8, 1).unwrap_err();
+    assert_eq!(error.code(), Some(Code::STREAM_CAPTURE_IMPLICIT));
+    for call in [
+        Call::EventRecord,
+        Call::StreamWaitEvent,
+        Call::MemsetD8Async,
+    ] {
+        assert_eq!(sim.count(call), 0, "{call:?}");
+    }
+    other.fill(&memory, 0, 8, 1).unwrap();
+}

@@ -18,8 +18,9 @@
 //!   "Guaranteed Atomic Operations", for each step of a string instruction as for each plain or non-temporal
 //!   move, and of 16 bytes where there is AVX; AMD APM volume 2, "Access Atomicity", the same; Arm ARM,
 //!   "Requirements for single-copy atomicity", for each register of a pair.
-//! - Non-temporal stores are the only ones that a later store may overtake on x86-64. A block with such
-//!   stores ends with SFENCE, so that a release store by Rust code after the block orders them.
+//! - On x86-64, non-temporal stores alone are not ordered with other stores. A block that makes such stores to the
+//!   shared side begins with SFENCE, so that a fence by Rust code before the block orders them after earlier stores.
+//!   Each block with such stores ends with SFENCE, so that a release store by Rust code after the block orders them.
 //!
 //! libc's `memcpy` would be as fast, but C leaves a `memcpy` of memory that changes meanwhile undefined, and
 //! nothing keeps its implementations from tearing words.

@@ -55,8 +55,16 @@ fn all_imports_of_a_pool_keep_what_a_ticket_relies_on() {
     assert!(matches!(error, Error::StillHeld { .. }), "{error}");
     ticket.wait().unwrap().free().unwrap();
     second.set_access(&none).unwrap();
+    let third = ImportedPool::import(&driver, &fd, node).unwrap();
+    let gpu = Location::Device(0);
+    assert_eq!(
+        third.access(gpu),
+        Ok(Access::None),
+        "importing again grants nothing"
+    );
+    assert_eq!(third.access(Location::Device(1)), Ok(Access::ReadWrite));
     assert_eq!(own.cpu().unwrap().get::<u8>(4095).unwrap(), 7);
-    drop((second, own, pool, stream));
+    drop((second, third, own, pool, stream));
     let held = driver.sim().unwrap().held();
     assert!(held.is_empty(), "still held: {held}");
 }

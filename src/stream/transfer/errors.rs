@@ -25,9 +25,8 @@ impl<T> NotStarted<T> {
 pub struct TransferFailed<T> {
     /// The error of the work, or of the wait for it.
     pub error: Box<Error>,
-    /// The operands, with undefined bytes in the destination. `None` if the driver does not say whether the
-    /// work has ended: then they stay with the [ticket](super::Transfer), which leaks them if it is dropped
-    /// while that is unknown.
+    /// The operands, with unspecified bytes in the destination. `None` if the driver does not say whether the work
+    /// has ended: then the [ticket](super::Transfer) has leaked them, or leaks them when it is dropped.
     pub operands: Option<T>,
 }
 

@@ -4,10 +4,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use super::{Progress, Transfer, TransferFailed};
 use crate::driver::Relaxed;
-use crate::stream::over::TRIES;
+use crate::stream::over::{PAUSE, TRIES};
 use crate::stream::poller::Poller;
 use crate::{Error, Result};
 
@@ -18,9 +19,8 @@ use crate::{Error, Result};
 /// wakers. It ends 50 ms after the last of them was woken.
 ///
 /// # Errors
-/// As [`wait`](Transfer::wait); [`Error::System`] if the thread cannot be started. If the error has no
-/// operands, the ticket still owns them: [`wait`](Transfer::wait) can be called on a ticket that was polled
-/// by reference.
+/// As [`wait`](Transfer::wait); [`Error::System`] if the thread cannot be started. Then a ticket that was polled
+/// by reference still owns its operands, and [`wait`](Transfer::wait) returns them.
 ///
 /// # Cancel safety
 /// Dropping the future drops the ticket: that waits for the end of the work and blocks the thread. A ticket
@@ -49,6 +49,8 @@ pub(super) struct Polling {
     /// The driver's first refusal, and the number of refusals.
     refused: Option<Error>,
     refusals: u32,
+    /// When the last of them was counted.
+    counted: Option<Instant>,
 }
 
 impl Polling {
@@ -59,7 +61,12 @@ impl Polling {
             Ok(true) => Ok(()),
             Err(error @ Error::ContextLost { .. }) => Err(error),
             Err(error) => {
-                self.refusals += 1;
+                // A task may be polled often for other reasons.
+                let now = Instant::now();
+                if self.counted.is_none_or(|last| now - last >= PAUSE) {
+                    self.refusals += 1;
+                    self.counted = Some(now);
+                }
                 let first = self.refused.get_or_insert(error).clone();
                 return (self.refusals >= TRIES).then_some(Progress::Unknown(first));
             }

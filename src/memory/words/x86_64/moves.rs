@@ -174,9 +174,11 @@ pub(super) unsafe fn store_blocks(to: *mut u8, from: *const u8, blocks: usize) {
     if blocks == 0 {
         return;
     }
-    // SAFETY: as for `load_blocks`; each word is stored once.
+    // SAFETY: as for `load_blocks`; each word is stored once. The first SFENCE keeps these stores behind those
+    // before them.
     unsafe {
         asm!(
+            "sfence",
             "2:",
             "mov edx, 16",
             "3:",
@@ -248,5 +250,46 @@ mod tests {
             }
             check(load_blocks, (BLOCK, count), 0, 48);
         }
+    }
+
+    /// One thread stores words of equal halves, and another never sees a word with two halves.
+    #[test]
+    fn words_are_never_torn() {
+        if !has_pairs() {
+            return;
+        }
+        #[repr(align(64))]
+        struct Memory([u64; BLOCK / 8]);
+        let mut memory = Memory([0; BLOCK / 8]);
+        let at = memory.0.as_mut_ptr().expose_provenance();
+        let at = || std::ptr::with_exposed_provenance_mut::<u8>(at);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                for round in 1..=4_000_u64 {
+                    let own = vec![round << 32 | round; BLOCK / 8];
+                    // SAFETY: both have the bytes of a block, and begin as is asked for.
+                    unsafe {
+                        match round % 2 {
+                            0 => store_pairs(at(), own.as_ptr().cast(), BLOCK / ROUND),
+                            _ => store_blocks(at(), own.as_ptr().cast(), 1),
+                        }
+                    }
+                }
+            });
+            let mut own = Memory([0; BLOCK / 8]);
+            let mut blocks = false;
+            while !writer.is_finished() {
+                blocks = !blocks;
+                // SAFETY: as above.
+                unsafe {
+                    match blocks {
+                        true => load_blocks(own.0.as_mut_ptr().cast(), at(), 1),
+                        false => load_pairs(own.0.as_mut_ptr().cast(), at(), BLOCK / ROUND),
+                    }
+                }
+                let torn = own.0.iter().find(|&&word| word >> 32 != word & 0xffff_ffff);
+                assert_eq!(torn, None);
+            }
+        });
     }
 }
