@@ -134,8 +134,8 @@ impl Stream {
         self.wait(&event)
     }
 
-    /// Waits for the end of the work that the caller has just submitted to the stream: only then may the
-    /// borrow of its memory end, because safe code may reuse the bytes at once. See [`over::wait`].
+    /// Waits for the end of the work that the caller has just submitted to the stream. The borrow of its
+    /// memory may end only then, because safe code may reuse the bytes at once. See [`over::wait`].
     ///
     /// # Errors
     /// The driver's first error.
@@ -147,9 +147,9 @@ impl Stream {
         over::wait(|| self.synchronize(), || self.is_done())
     }
 
-    /// Refuses work whose end the caller waits for where it would become part of a CUDA graph: the graph could run it
-    /// at any later time, after the borrow of the memory. A stream of this crate's own is captured too where it
-    /// [waits](Self::wait) for an event of a stream that is.
+    /// Refuses work that the caller waits for if the stream is being captured into a CUDA graph: the graph
+    /// could run the work at any later time, after the borrow of the memory. A stream that this crate created
+    /// is captured too once it [waits](Self::wait) for an event of a captured stream.
     pub(crate) fn expect_no_capture(&self) -> Result<()> {
         if self.is_capturing()? {
             let why = "it is being captured into a graph, which would run the work later";
@@ -158,17 +158,16 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies between two memories and waits for the end. Memory of a pool may belong to another
-    /// stream: the copy comes after its allocation and all that is on that stream by now.
+    /// Copies between two memories and waits for the end. If pool memory belongs to another stream, the copy
+    /// runs after its allocation and after all work submitted to that stream so far.
     /// [`start_copy`](Self::start_copy) does not wait.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a
-    /// stream that is being captured into a graph, and in a forked child;
-    /// [`Error::NotAccessible`] where
-    /// the GPU may not write the destination or not read the source, and where the source is host memory and the
-    /// CPU may read the destination but not write it (the driver makes such copies with the CPU); what earlier
-    /// work on the stream failed with.
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a stream that is
+    /// being captured into a graph, and in a forked child; [`Error::NotAccessible`] if the GPU may not write
+    /// the destination or not read the source, and if the source is host memory and the CPU may read the
+    /// destination but not write it (the driver makes such copies with the CPU); the error of earlier work on
+    /// the stream.
     pub fn copy(
         &self,
         to: &impl Memory,
@@ -185,7 +184,7 @@ impl Stream {
         put.and(self.finish())
     }
 
-    /// Sets `bytes` bytes from `offset` on to `byte`, by the GPU, and waits for the end.
+    /// Sets `bytes` bytes from `offset` on to `byte` with the GPU, and waits for the end.
     /// [`start_fill`](Self::start_fill) does not wait.
     ///
     /// # Errors
@@ -199,8 +198,8 @@ impl Stream {
         put.and(self.finish())
     }
 
-    /// Submits a copy to the stream, of memory that the caller keeps. [`start_copy`](Self::start_copy) is
-    /// safe: its ticket keeps the memory.
+    /// Submits a copy of memory that the caller keeps allocated. [`start_copy`](Self::start_copy) is the safe
+    /// form: its ticket keeps the memory.
     ///
     /// Source: `cuMemcpyAsync`.
     ///

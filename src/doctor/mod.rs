@@ -1,4 +1,4 @@
-//! Reports what works on this machine, and for what does not, why and what to do.
+//! Reports what works on this machine, why the rest does not, and what to do about it.
 //!
 //! [`Report::gather`] collects everything that `egmem doctor` shows. A [`Prober`] runs the trials:
 //! [`InProcess`] runs them in this process; the command line runs them in child processes, because drivers

@@ -210,7 +210,7 @@ impl Heap {
     /// returns their number. Never waits.
     ///
     /// # Errors
-    /// The driver's errors; blocks whose work has finished are collected all the same.
+    /// The driver's errors; blocks whose work has finished are collected anyway.
     pub fn collect(&self) -> Result<usize> {
         self.shared.collect_passed()
     }

@@ -72,7 +72,7 @@ impl Heap {
     /// Source: `cuEventSynchronize`.
     ///
     /// # Errors
-    /// The driver's errors; blocks whose work has finished are collected all the same, and the rest stay
+    /// The driver's errors; blocks whose work has finished are collected anyway, and the rest stay
     /// deferred.
     pub fn collect_all(&self) -> Result<usize> {
         self.shared().wait_and_collect()

@@ -21,23 +21,22 @@ const BYTES_PER_THREAD: u64 = 8 << 20;
 /// pieces.
 const LEAST_PIECE: usize = 2 << 20;
 const MOST_PIECE: usize = 16 << 20;
-/// The stack of a copying thread, which needs little.
+/// The stack of a copying thread, in bytes; it needs little.
 const STACK: usize = 256 << 10;
 /// Pieces for each thread, within those limits.
 const PIECES_PER_THREAD: usize = 4;
 
 /// Copies and fills by several threads, near the memory's node.
 ///
-/// The calling thread and up to [`threads`](Self::threads) less one others share the work, in pieces that
-/// each takes as it gets to them; the others start and end within the call. Less than 16 MiB is left to the
-/// calling thread alone, as [`CpuView`]'s own methods do it.
+/// The calling thread and up to [`threads`](Self::threads) - 1 others share the work: each thread takes the
+/// next piece when it has finished one. The other threads start and end within the call. The calling thread
+/// copies less than 16 MiB by itself, like [`CpuView`]'s own methods.
 ///
 /// The guarantees for [concurrent writers](CpuView#concurrent-writers) are those of the view: no word is
 /// split between two threads.
 ///
-/// Threads are a help and no condition: where the system refuses to start one, those that run do its work,
-/// and where it refuses to bind one to the node's CPUs, the thread works unbound. Both are logged, at the
-/// level `debug`.
+/// If the system refuses to start a thread, the running threads do its work; if it refuses to bind one to
+/// the node's CPUs, that thread runs unbound. Both are logged at the level `debug`.
 ///
 /// ```
 /// use egmem::memory::ParallelCopy;

@@ -94,7 +94,7 @@ impl Stream {
     /// Submits prepared work to the stream.
     ///
     /// # Errors
-    /// The driver's errors. The work may be on the stream all the same.
+    /// The driver's errors. The work may be on the stream anyway.
     ///
     /// # Safety
     /// As [`copy_async`](Self::copy_async). The work was prepared for this stream.

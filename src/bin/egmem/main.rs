@@ -44,7 +44,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Report what works here, and for what does not, why and what to do
+    /// Report what works here, why the rest does not, and what to do about it
     ///
     /// Exit status: 0 if Extended GPU Memory works for at least one GPU, 1 if not, 2 for wrong usage.
     Doctor(doctor::Doctor),

@@ -394,7 +394,7 @@ impl Leased {
     /// Those of [`RemoteBuffer::release`].
     ///
     /// # Cancel safety
-    /// If dropped before completion, the lease ends all the same.
+    /// If dropped before completion, the lease ends anyway.
     pub async fn release(self) -> Result<()> {
         let Self {
             handles,

@@ -102,7 +102,7 @@ impl RemoteBuffer {
     ///
     /// # Errors
     /// Why the lease was [`Lost`](LeaseState::Lost) before, or the connection while waiting;
-    /// [`Error::TimedOut`](crate::Error::TimedOut). The memory is unmapped all the same.
+    /// [`Error::TimedOut`](crate::Error::TimedOut). The memory is unmapped anyway.
     ///
     /// # Cancel safety
     /// If dropped before completion, unmapping and releasing continue in the background.

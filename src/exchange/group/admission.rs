@@ -14,7 +14,7 @@ use crate::{Error, Result};
 ///
 /// The group's server keeps ranks with different admissions apart: each waits in a group of its own
 /// until its deadline and is told that the other ranks are missing
-/// ([`Error::RanksMissing`](crate::Error::RanksMissing)). It learns nothing about the other group.
+/// ([`Error::RanksMissing`]). It learns nothing about the other group.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Admission {
@@ -58,7 +58,7 @@ impl Admission {
 pub struct GroupSecret(Secret);
 
 impl GroupSecret {
-    /// The secret with these bytes, 16 to 64 of them. They should hold at least 128 random bits.
+    /// Creates a secret from these 16 to 64 bytes. They should hold at least 128 random bits.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for any other length.
@@ -72,10 +72,10 @@ impl GroupSecret {
         })
     }
 
-    /// The value of an environment variable, without a line break at the end.
+    /// Reads the secret from an environment variable, without a line break at the end.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] where the variable is not set, or as for [`new`](Self::new).
+    /// [`Error::InvalidArgument`] if the variable is not set, or as for [`new`](Self::new).
     pub fn from_env(variable: &str) -> Result<Self> {
         use std::os::unix::ffi::OsStringExt;
         let Some(value) = std::env::var_os(variable) else {
@@ -86,11 +86,10 @@ impl GroupSecret {
         Self::new(without_line_break(&value))
     }
 
-    /// The content of a file, without a line break at the end.
+    /// Reads the secret from a file, without a line break at the end.
     ///
     /// # Errors
-    /// [`Error::System`] where it cannot be read; [`Error::InvalidArgument`] as for
-    /// [`new`](Self::new).
+    /// [`Error::System`] if the file cannot be read; [`Error::InvalidArgument`] as for [`new`](Self::new).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let value = std::fs::read(path).map(Zeroizing::new);

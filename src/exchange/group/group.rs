@@ -216,7 +216,7 @@ impl Group {
         Ok(self.slot(rank)?.memory())
     }
 
-    /// Returns a rank's mapped memory. With [`Map::Lazy`](super::Map::Lazy), and for this rank's own memory,
+    /// Returns a rank's mapped memory. With [`Map::Lazy`], and for this rank's own memory,
     /// the first call maps it, which takes as long as the driver needs.
     ///
     /// # Errors

@@ -345,7 +345,7 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::StillHeld`] with the holders that had not released in time; [`Error::TimedOut`] if a driver
-    /// call does not return. The server has ended all the same.
+    /// call does not return. The server has ended anyway.
     ///
     /// # Cancel safety
     /// If dropped before completion, the server continues to serve the remaining holders; close it again.

@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 /// How much a hit raises the score: caching pays if it serves one request in this many.
 const HIT: u32 = 6;
 const HIGH: u32 = 64;
-/// While caching does not pay, one block in this many is cached all the same.
+/// While caching does not pay, one block in this many is cached anyway.
 const SAMPLE: u32 = 32;
 
 /// Blocks of one size.

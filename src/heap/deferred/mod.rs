@@ -223,7 +223,7 @@ impl<T> Deferred<T> {
     ///
     /// # Errors
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
-    /// passed are in `passed` all the same.
+    /// passed are in `passed` anyway.
     pub(in crate::heap) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
         if self.pending == 0 {
             return Ok(0);

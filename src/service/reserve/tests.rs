@@ -334,7 +334,7 @@ fn filling_leaves_the_driver_to_who_has_just_been_given_memory() {
     let _taken = reserve.take(Some(&"a"), 32 * MIB).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(driver.sim().unwrap().count(Call::MemCreate), made);
-    // It ends at once all the same.
+    // It ends at once anyway.
 }
 
 #[test]

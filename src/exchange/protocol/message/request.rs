@@ -275,7 +275,7 @@ pub struct Leave {
     pub group: String,
     /// The round from [`Agreed`](super::Agreed).
     pub round: u64,
-    /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves all the same.
+    /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves anyway.
     #[serde(default)]
     pub ms: u64,
 }

@@ -18,7 +18,7 @@ use super::sync::{
 /// value however often the owner enters. (This is the idea of biased locks: Kawachiya et al., "Lock
 /// reservation", OOPSLA 2002; Dice et al., "Quickly reacquirable locks", 2006.)
 ///
-/// A thread is inside at most one [`owner`](Self::owner), one [`hold`](Self::hold) or one
+/// A thread is inside at most one [`owner`](Self::owner), one `hold` or one
 /// [`hold_all`](Self::hold_all) at any time, so that no two threads can wait for each other; builds with
 /// debug assertions check that.
 ///
