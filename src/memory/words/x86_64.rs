@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use super::{WORD, portable};
 use moves::{BLOCK, ROUND};
 
-/// From how many bytes on a string instruction is faster than a loop, including its start.
-const STRING_FROM: usize = 512;
+/// From how many bytes on the assembly is faster than a loop, including its start.
+const LONG_FROM: usize = 256;
 /// From how many bytes on a copy bypasses the caches.
 const STREAM_FROM: usize = 16 << 20;
 /// The bytes of a page.
@@ -37,7 +37,7 @@ enum Method {
 pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
     // SAFETY: the caller's promise.
     unsafe {
-        match from.len() < STRING_FROM {
+        match from.len() < LONG_FROM {
             true => portable::store_words(to, from),
             false => store_long(to, from),
         }
@@ -45,7 +45,7 @@ pub(super) unsafe fn store_words(to: *mut u8, from: &[u8]) {
 }
 
 /// # Safety
-/// As for [`store_words`]; there are [`STRING_FROM`] bytes or more.
+/// As for [`store_words`]; there are [`LONG_FROM`] bytes or more.
 #[inline(never)] // few bytes are not to save its registers
 unsafe fn store_long(to: *mut u8, from: &[u8]) {
     let (short, long) = from.split_at(up_to(LINE, to));
@@ -55,7 +55,8 @@ unsafe fn store_long(to: *mut u8, from: &[u8]) {
         portable::store_words(to, short);
         let to = to.add(short.len());
         let moves = (moves::store_pairs as Move, moves::store_blocks as Move);
-        copy(method, moves, to, long.as_ptr(), long.len());
+        let moved = copy(method, moves, to, long.as_ptr(), long.len());
+        portable::store_words(to.add(moved), &long[moved..]);
     }
 }
 
@@ -66,7 +67,7 @@ unsafe fn store_long(to: *mut u8, from: &[u8]) {
 pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
     // SAFETY: the caller's promise.
     unsafe {
-        match to.len() < STRING_FROM {
+        match to.len() < LONG_FROM {
             true => portable::load_words(from, to),
             false => load_long(from, to),
         }
@@ -74,7 +75,7 @@ pub(super) unsafe fn load_words(from: *mut u8, to: &mut [u8]) {
 }
 
 /// # Safety
-/// As for [`load_words`]; there are [`STRING_FROM`] bytes or more.
+/// As for [`load_words`]; there are [`LONG_FROM`] bytes or more.
 #[inline(never)] // few bytes are not to save its registers
 unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
     let mut method = method(to.as_ptr(), from, to.len());
@@ -92,7 +93,8 @@ unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
         portable::load_words(from, short);
         let moves = (moves::load_pairs as Move, moves::load_blocks as Move);
         let from = from.add(short.len());
-        copy(method, moves, long.as_mut_ptr(), from, long.len());
+        let moved = copy(method, moves, long.as_mut_ptr(), from, long.len());
+        portable::load_words(from.add(moved), &mut long[moved..]);
     }
 }
 
@@ -103,7 +105,7 @@ unsafe fn load_long(from: *mut u8, to: &mut [u8]) {
 pub(super) unsafe fn fill_words(to: *mut u8, words: usize, value: u64) {
     // SAFETY: the caller's promise.
     unsafe {
-        match words * WORD < STRING_FROM {
+        match words * WORD < LONG_FROM {
             true => portable::fill_words(to, words, value),
             false => fill_long(to, words, value),
         }
@@ -111,14 +113,21 @@ pub(super) unsafe fn fill_words(to: *mut u8, words: usize, value: u64) {
 }
 
 /// # Safety
-/// As for [`fill_words`]; there are [`STRING_FROM`] bytes or more.
+/// As for [`fill_words`]; there are [`LONG_FROM`] bytes or more.
 #[inline(never)] // few bytes are not to save its registers
 unsafe fn fill_long(to: *mut u8, words: usize, value: u64) {
     let short = up_to(LINE, to) / WORD;
-    // SAFETY: the caller's promise, for both parts.
+    let words = words - short;
+    // SAFETY: the caller's promise, for each part. The second begins at a line.
     unsafe {
         portable::fill_words(to, short, value);
-        moves::string_fill(to.add(short * WORD), words - short, value);
+        let to = to.add(short * WORD);
+        if words * WORD >= string_from() || !moves::has_pairs() {
+            return moves::string_fill(to, words, value);
+        }
+        let rounds = words * WORD / ROUND;
+        moves::fill_pairs(to, rounds, value);
+        portable::fill_words(to.add(rounds * ROUND), words % (ROUND / WORD), value);
     }
 }
 
@@ -129,12 +138,20 @@ fn up_to(unit: usize, at: *const u8) -> usize {
 
 /// Chooses how `bytes` bytes are copied.
 fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
-    if bytes >= STREAM_FROM && moves::has_pairs() {
-        Method::Blocks
-    } else if is_just_ahead(to, from) && !is_intel() && moves::has_pairs() {
-        Method::Pairs
-    } else {
-        Method::String
+    let pairs_are_faster = bytes < string_from() || (is_just_ahead(to, from) && !is_intel());
+    match moves::has_pairs() {
+        true if bytes >= STREAM_FROM => Method::Blocks,
+        true if pairs_are_faster => Method::Pairs,
+        _ => Method::String,
+    }
+}
+
+/// Returns from how many bytes on a string instruction is faster than pairs. Its start takes longer on Intel's
+/// processors (docs/performance.md).
+fn string_from() -> usize {
+    match is_intel() {
+        true => 8 << 10,
+        false => 512,
     }
 }
 
@@ -163,7 +180,8 @@ fn is_intel() -> bool {
 /// Moves this many rounds or blocks.
 type Move = unsafe fn(*mut u8, *const u8, usize);
 
-/// Copies pairs or blocks with `moves`, and the rest with a string instruction.
+/// Copies with a string instruction, or with one of `moves`. Returns how many bytes it copied: all but those behind
+/// the last round of pairs.
 ///
 /// # Safety
 /// As for [`moves::string`]; if the method is one of `moves`, also as for that.
@@ -173,24 +191,25 @@ unsafe fn copy(
     to: *mut u8,
     from: *const u8,
     bytes: usize,
-) {
-    let (moves, unit) = match method {
-        Method::String => (pairs, usize::MAX),
-        Method::Pairs => (pairs, ROUND),
-        Method::Blocks => (blocks, BLOCK),
-    };
-    let count = bytes / unit;
+) -> usize {
     // SAFETY: the caller's promise, for both parts of the range; both are multiples of 8.
     unsafe {
-        let moved = match count {
-            0 => 0,
-            _ => {
-                moves(to, from, count);
-                count * unit
+        match method {
+            Method::Pairs => {
+                pairs(to, from, bytes / ROUND);
+                bytes - bytes % ROUND
             }
-        };
-        if moved < bytes {
-            moves::string(to.add(moved), from.add(moved), bytes - moved);
+            Method::Blocks => {
+                blocks(to, from, bytes / BLOCK);
+                let rest = bytes % BLOCK;
+                let moved = bytes - rest;
+                moves::string(to.add(moved), from.add(moved), rest);
+                bytes
+            }
+            Method::String => {
+                moves::string(to, from, bytes);
+                bytes
+            }
         }
     }
 }
@@ -229,8 +248,8 @@ mod tests {
     #[test]
     fn copies_are_exact_wherever_the_sides_lie() {
         for own in (0..=LINE + WORD).chain([PAGE - 16]) {
-            check(STRING_FROM + 3 * LINE + WORD, 0, own);
-            check(STRING_FROM + 3 * LINE + WORD, 24, own);
+            check(LONG_FROM + 3 * LINE + WORD, 0, own);
+            check(LONG_FROM + 3 * LINE + WORD, 24, own);
         }
     }
 

@@ -54,6 +54,41 @@ pub(super) unsafe fn string_fill(to: *mut u8, words: usize, value: u64) {
     }
 }
 
+/// Sets pairs of words to `value`.
+///
+/// # Safety
+/// `to` is a multiple of 16, and `rounds` times [`ROUND`] bytes are writable there. The processor
+/// [has pairs](has_pairs).
+pub(super) unsafe fn fill_pairs(to: *mut u8, rounds: usize, value: u64) {
+    if rounds == 0 {
+        return;
+    }
+    // SAFETY: the block stores each pair once, aligned, and accesses only the range.
+    unsafe {
+        asm!(
+            "vmovq xmm0, rax",
+            "vpunpcklqdq xmm0, xmm0, xmm0",
+            "2:",
+            "vmovdqa [rdi], xmm0",
+            "vmovdqa [rdi + 16], xmm0",
+            "vmovdqa [rdi + 32], xmm0",
+            "vmovdqa [rdi + 48], xmm0",
+            "vmovdqa [rdi + 64], xmm0",
+            "vmovdqa [rdi + 80], xmm0",
+            "vmovdqa [rdi + 96], xmm0",
+            "vmovdqa [rdi + 112], xmm0",
+            "add rdi, 128",
+            "dec rcx",
+            "jnz 2b",
+            inout("rdi") to => _,
+            inout("rcx") rounds => _,
+            inout("rax") value => _,
+            clobber_abi("C"),
+            options(nostack),
+        );
+    }
+}
+
 macro_rules! pairs {
     ($(#[$doc:meta])* $name:ident, $load:literal, $store:literal) => {
         $(#[$doc])*
