@@ -29,7 +29,8 @@
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
-//! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, 64 KiB of bytes or a memory and its handles | [`REQUEST`], its bytes twice, its parts and handles |
+//! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, each of 64 KiB from a rank and 16 MiB from all, or of memory and its handles | [`REQUEST`], its bytes twice, its parts and handles; once complete, [`REQUEST`] and its share of the result |
+//! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
 use std::collections::HashMap;
@@ -205,6 +206,14 @@ impl Charge {
         self.bytes = bytes;
         Ok(())
     }
+
+    /// Reduces the charge to `bytes` if it is more.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        if let Some(less) = self.bytes.checked_sub(bytes) {
+            self.account.take(less);
+            self.bytes = bytes;
+        }
+    }
 }
 
 impl Drop for Charge {
@@ -236,9 +245,8 @@ pub(crate) fn request(ask: &Ask) -> usize {
     match ask {
         Ask::Create(ask) => create(ask),
         Ask::Join(ask) => join(ask),
-        Ask::Gather(ask) => gather(ask),
         Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
-        // Names are short, and so are lists of handle types.
+        // Names are short, and so are lists of handle types. What a rank gives to a gather has its own charge.
         _ => REQUEST,
     }
 }
@@ -268,8 +276,9 @@ pub(crate) fn gather(ask: &Gather) -> usize {
             Operation::Barrier => 0,
             Operation::Bytes(bytes) => 2 * bytes.expose().len(),
             Operation::Memory(brought) => {
+                // A part includes its handle; handles without parts are refused.
                 let handles = brought.fabric.len() * 2 * ENTRY;
-                handles + brought.memory.as_ref().map_or(0, memory)
+                handles.max(brought.memory.as_ref().map_or(0, memory))
             }
         }
 }
@@ -313,7 +322,9 @@ mod tests {
         let rest = other.charge(7).unwrap();
         assert_eq!(accounts.bytes(), 12);
         assert!(charge.resize(6).is_err() && charge.resize(usize::MAX).is_err());
-        charge.resize(1).unwrap();
+        charge.shrink_to(7);
+        charge.shrink_to(1);
+        assert_eq!(accounts.bytes(), 8);
         charge.resize(5).unwrap();
         drop(rest);
         charge.resize(8).unwrap();

@@ -5,7 +5,7 @@
 //! A barrier is a gather without data. Only the gather that ranks are entering and the last completed one
 //! keep the ranks' data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,11 +124,15 @@ pub(super) struct Collective {
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
     pub(super) completed: Option<Completed>,
-    /// Why the last failed gather failed.
-    pub(super) failed: Option<Arc<Incomplete>>,
+    /// Why gathers since the last that completed have failed: the last [`FAILURES`] of them, in order, each
+    /// with the last number that it failed.
+    failures: VecDeque<(u64, Arc<Incomplete>)>,
     /// The handle type by which memory is gathered.
     pub(super) via: Option<HandleType>,
 }
+
+/// The number of failures whose reasons are kept.
+pub(super) const FAILURES: usize = 8;
 
 impl Collective {
     /// Returns the number of the gather that ranks enter now.
@@ -167,12 +171,32 @@ impl Collective {
                 Some(last) => last.result.told(first),
                 None => stale(),
             },
-            std::cmp::Ordering::Less => match &self.failed {
-                Some(why) => Told::Incomplete(Arc::clone(why)),
-                None => stale(),
-            },
+            std::cmp::Ordering::Less => {
+                let mut failures = self.failures.iter();
+                match failures.find(|(last, _)| number <= *last) {
+                    Some((_, why)) => Told::Incomplete(Arc::clone(why)),
+                    None => stale(),
+                }
+            }
             std::cmp::Ordering::Greater => stale(),
         }
+    }
+
+    /// Records that all gathers up to `last` that are not over have failed.
+    pub(super) fn fail(&mut self, last: u64, why: Arc<Incomplete>) {
+        self.over = last;
+        if self.failures.len() == FAILURES {
+            self.failures.pop_front();
+        }
+        self.failures.push_back((last, why));
+    }
+
+    /// Records that the gather that ranks enter has completed.
+    pub(super) fn complete(&mut self, result: Outcome) {
+        self.over = self.number();
+        self.failures = VecDeque::new();
+        let number = self.over;
+        self.completed = Some(Completed { number, result });
     }
 
     /// Returns a rank whose gather has a shape other than `shape`, if there is one.
@@ -180,6 +204,14 @@ impl Collective {
         let mut entered = self.entered.iter();
         let other = entered.find(|(_, entered)| entered.gift.shape() != shape)?;
         Some((*other.0, other.1.gift.shape()))
+    }
+
+    /// Returns how many bytes each rank contributes.
+    pub(super) fn bytes(&self) -> usize {
+        match self.entered.values().next().map(|first| &first.gift) {
+            Some(Gift::Bytes(bytes)) => bytes.expose().len(),
+            _ => 0,
+        }
     }
 
     /// Returns the number of parts of all memories that ranks have contributed.

@@ -205,6 +205,19 @@ impl Groups {
         }
     }
 
+    /// Fails the gather that a rank asks to enter, because of a limit. All ranks get the same answer.
+    ///
+    /// # Errors
+    /// Members instead, if the rank asks again for a gather that has completed.
+    pub fn refuse_gather(
+        &self,
+        session: u64,
+        ask: &Gather,
+        limit: String,
+    ) -> Result<Answer, MembersPage> {
+        answer(self.change(|rounds, now| rounds.refuse_gather(now, session, ask, limit)))
+    }
+
     /// Lets a rank leave. Returns [`Answer::Done`] when all ranks have left.
     ///
     /// # Cancel safety

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::{Completed, Entered, Gift, Outcome, Shape};
+use super::collective::{Entered, Gift, Outcome, Shape};
 use super::roster::{PageLimits, Roster};
-use super::round::{Given, Phase, Round, Stay, Told, Waiter, refused};
-use super::rounds::Rounds;
+use super::round::{Given, Phase, Round, Rules, Stay, Told, Waiter, refused};
+use super::rounds::{Rounds, no_such_round};
 use super::settle::given;
 use crate::Refusal;
 use crate::driver::HandleType;
@@ -16,6 +16,10 @@ use crate::exchange::protocol::{
 };
 use crate::exchange::transport::HeldFd;
 use crate::share::Description;
+
+/// How far a gather's number may be beyond the last gather that is over. A rank that enters a number ends all
+/// gathers before it, so a number close to the maximum would end all gathers of the round.
+const AHEAD: u64 = 1 << 32;
 
 impl Rounds {
     /// Lets a rank enter a gather, or ask for members of a completed one. The waiter gets its answer when all
@@ -30,30 +34,69 @@ impl Rounds {
         charge: Option<Charge>,
     ) {
         self.tick(now);
+        match self.may_enter(session, &ask) {
+            Ok(rank) => {
+                self.pass_over(ask.round, rank, ask.number);
+                self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
+            }
+            Err(told) => self.told.push((waiter, told)),
+        }
+    }
+
+    /// Fails the gather that a rank asks to enter, because the server has reached a limit. Otherwise the other
+    /// ranks would wait until their deadline. Returns the rank's answer.
+    pub fn refuse_gather(
+        &mut self,
+        now: Duration,
+        session: u64,
+        ask: &Gather,
+        limit: String,
+    ) -> Told {
+        self.tick(now);
+        let rank = match self.may_enter(session, ask) {
+            Ok(rank) => rank,
+            Err(told) => return told,
+        };
+        self.pass_over(ask.round, rank, ask.number);
+        let Some(round) = self.rounds.get_mut(&ask.round) else {
+            return Told::Refused(no_such_round());
+        };
+        let detail = format!("rank {rank}: {limit}");
+        let why = round.incomplete(Refusal::Limit, detail, vec![rank]);
+        self.fail_gather(ask.round, why.clone(), ask.number);
+        Told::Incomplete(Arc::new(why))
+    }
+
+    /// Returns the session's rank if it may enter the gather.
+    ///
+    /// # Errors
+    /// The rank's answer otherwise.
+    fn may_enter(&mut self, session: u64, ask: &Gather) -> Result<u32, Told> {
+        let no = |reason, detail: &str| Err(Told::Refused(refused(reason, detail)));
         let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
-            return self.unknown(waiter);
+            return Err(Told::Refused(no_such_round()));
         };
         if !round.seats.get(&rank).is_some_and(|seat| seat.is_member()) {
-            return self.unknown(waiter);
+            return Err(Told::Refused(no_such_round()));
         }
         if !matches!(round.phase, Phase::Complete(_)) {
-            let no = refused(Refusal::Invalid, "not all ranks have offered their memory");
-            return self.told.push((waiter, Told::Refused(no)));
+            return no(Refusal::Invalid, "not all ranks have offered their memory");
         }
         if ask.number == 0 || ask.number == u64::MAX {
-            let no = refused(Refusal::Invalid, "no gather has that number");
-            return self.told.push((waiter, Told::Refused(no)));
+            return no(Refusal::Invalid, "no gather has that number");
         }
-        if ask.number <= round.collective.over {
-            let told = round.collective.ended(ask.number, ask.first);
-            return self.told.push((waiter, told));
+        let over = round.collective.over;
+        if ask.number <= over {
+            return Err(round.collective.ended(ask.number, ask.first));
+        }
+        if ask.number - over > AHEAD {
+            let detail = format!("gather {}, but the ranks have made {over}", ask.number);
+            return no(Refusal::Invalid, &detail);
         }
         if ask.first.is_some() {
-            let no = refused(Refusal::Invalid, "the gather is not complete");
-            return self.told.push((waiter, Told::Refused(no)));
+            return no(Refusal::Invalid, "the gather is not complete");
         }
-        self.pass_over(ask.round, rank, ask.number);
-        self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
+        Ok(rank)
     }
 
     /// Fails the gathers before this number for all ranks, because this rank no longer waits for them.
@@ -108,7 +151,7 @@ impl Rounds {
         };
         collective.entered.insert(rank, Box::new(entered));
         let disagree = other.map(|other| [other, (rank, shape)]);
-        let why = objection(round, rank, self.rules.parts, wrong, disagree);
+        let why = objection(round, rank, &self.rules, wrong, disagree);
         match why {
             Some(why) => self.fail_gather(id, why, number),
             None => self.settle_gather(id, now),
@@ -152,8 +195,7 @@ impl Rounds {
             "a gather has failed"
         );
         let collective = &mut round.collective;
-        collective.over = last;
-        collective.failed = Some(Arc::clone(&why));
+        collective.fail(last, Arc::clone(&why));
         for entered in std::mem::take(&mut collective.entered).into_values() {
             if let Some(waiter) = entered.waiter {
                 self.waiting.remove(&waiter);
@@ -164,14 +206,11 @@ impl Rounds {
     }
 
     fn complete_gather(&mut self, id: u64, now: Duration) {
-        let limits = PageLimits {
-            bytes: self.rules.page_bytes,
-            fds: self.rules.page_fds,
-        };
         let until = now.saturating_add(self.rules.keep);
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
         };
+        let limits = self.rules.gather_pages(round.size);
         let number = round.collective.number();
         // Before the next result is made: only one of the two is kept.
         round.collective.completed = None;
@@ -179,8 +218,7 @@ impl Rounds {
         let waiters: Vec<_> = entered.values().filter_map(|one| one.waiter).collect();
         let result = result(round, id, entered.into_values(), limits, until);
         let collective = &mut round.collective;
-        collective.over = number;
-        collective.completed = Some(Completed { number, result });
+        collective.complete(result);
         for waiter in waiters {
             self.waiting.remove(&waiter);
             self.told.push((waiter, collective.ended(number, None)));
@@ -209,11 +247,11 @@ impl Rounds {
 }
 
 /// Returns why the gather that `rank` has just entered fails: its contribution is `wrong`, two ranks disagree
-/// about the shape, or all memories together have more than `most` parts.
+/// about the shape, or all ranks together give more than the rules allow.
 fn objection(
     round: &Round,
     rank: u32,
-    most: usize,
+    rules: &Rules,
     wrong: Option<String>,
     disagree: Option<[(u32, Shape); 2]>,
 ) -> Option<Incomplete> {
@@ -229,10 +267,17 @@ fn objection(
         why.reasons = both.map(says).to_vec();
         return Some(why);
     }
-    (round.collective.parts() > most).then(|| {
-        let detail = format!("a gather's memories may have {most} parts");
-        round.incomplete(Refusal::Limit, detail, vec![rank])
-    })
+    let (parts, bytes) = (rules.parts, rules.gather_bytes);
+    // All ranks give as many: the first rank that enters decides.
+    let given = round.collective.bytes().saturating_mul(round.size as usize);
+    let detail = if given > bytes {
+        format!("the bytes of all ranks are {given}; a gather may have {bytes} (MAX_GATHER_TOTAL)")
+    } else if round.collective.parts() > parts {
+        format!("a gather's memories may have {parts} parts")
+    } else {
+        return None;
+    };
+    Some(round.incomplete(Refusal::Limit, detail, vec![rank]))
 }
 
 /// Returns a rank's contribution, or what is wrong with it.

@@ -64,4 +64,4 @@ pub use options::{GroupOptions, Host, Map};
 pub(crate) use rights::Rights;
 pub(crate) use rounds::NO_SUCH_ROUND;
 
-pub use crate::exchange::protocol::MAX_GATHER;
+pub use crate::exchange::protocol::{MAX_GATHER, MAX_GATHER_TOTAL};

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use zeroize::Zeroizing;
 
-use crate::exchange::account::Charge;
+use crate::exchange::account::{Charge, ENTRY, REQUEST};
 use crate::exchange::protocol::{Handles, Member, Members, encode};
 use crate::exchange::transport::HeldFd;
 
@@ -75,8 +75,13 @@ impl Roster {
         }
     }
 
-    /// Keeps these charges as long as the roster's bytes.
-    pub fn charged(self, charges: Vec<Charge>) -> Self {
+    /// Keeps these charges as long as the roster's bytes, and reduces each to a request and its share of them.
+    pub fn charged(self, mut charges: Vec<Charge>) -> Self {
+        let bytes = self.pages.iter().map(|page| page.bytes.capacity() + ENTRY);
+        let share = bytes.sum::<usize>().div_ceil(charges.len().max(1));
+        for charge in &mut charges {
+            charge.shrink_to(REQUEST + share);
+        }
         Self {
             _charges: charges,
             ..self

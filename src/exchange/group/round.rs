@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::collective::Collective;
 use super::identity::Identity;
-use super::roster::Roster;
+use super::roster::{PageLimits, Roster};
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::exchange::account::Charge;
-use crate::exchange::protocol::{Agreed, Incomplete, Refused, Secret};
+use crate::exchange::protocol::{Agreed, Incomplete, MAX_GATHER_TOTAL, Refused, Secret};
 use crate::exchange::transport::HeldFd;
 use crate::exchange::{Limits, PeerName};
 use crate::share::{BootId, Description};
@@ -37,6 +37,8 @@ pub(crate) struct Rules {
     pub size: u32,
     /// Parts of all ranks' memories together.
     pub parts: usize,
+    /// Bytes of all ranks together in one gather.
+    pub gather_bytes: usize,
     /// The longest time that a rank may wait for the others.
     pub wait: Duration,
     /// The longest time between the agreement and the last rank's handles.
@@ -50,6 +52,11 @@ pub(crate) struct Rules {
     pub page_fds: usize,
 }
 
+/// The most bytes of a gather's pages that are written to all ranks at the same time. With their copies that
+/// is 100 MiB, which `bytes_per_peer` has room for by default, beside everything else that is kept for 1024
+/// ranks of one peer. Three members of 16 KiB fit into each page of so many ranks.
+const PAGES: usize = 50 << 20;
+
 /// The most fds that the kernel passes with one message: `SCM_MAX_FD`.
 const MAX_FDS: u32 = 253;
 
@@ -62,12 +69,21 @@ impl Rules {
             groups_per_session: 64,
             size: limits.group_size,
             parts: 1 << 16,
+            gather_bytes: MAX_GATHER_TOTAL,
             wait: limits.wait,
             offer: limits.request,
             keep: limits.request.saturating_add(lease),
             // The rest of the frame is for the fields around the members.
             page_bytes: limits.frame_bytes as usize / 2,
             page_fds: limits.frame_fds.min(MAX_FDS) as usize,
+        }
+    }
+
+    /// Limits of a gather's pages in a group of `size` ranks.
+    pub(super) fn gather_pages(&self, size: u32) -> PageLimits {
+        PageLimits {
+            bytes: self.page_bytes.min(PAGES / size.max(1) as usize),
+            fds: self.page_fds,
         }
     }
 }

@@ -15,7 +15,7 @@ mod tests;
 pub use codec::{decode, encode};
 pub use message::*;
 pub use name::{check_name, check_prefix};
-pub use payload::{MAX_GATHER, Payload};
+pub use payload::{MAX_GATHER, MAX_GATHER_TOTAL, Payload};
 pub use secret::{MAX_SECRET, Secret};
 
 pub use crate::exchange::texts::{Iter as TextsIter, Texts};

@@ -8,6 +8,10 @@ use zeroize::Zeroizing;
 /// The most bytes that a rank contributes to one gather.
 pub const MAX_GATHER: usize = 64 << 10;
 
+/// The most bytes that all ranks together give to one gather: 16 MiB, that is [`MAX_GATHER`] of each of 256
+/// ranks, and 16 KiB of each of 1024.
+pub const MAX_GATHER_TOTAL: usize = 16 << 20;
+
 /// A rank's bytes in a gather. They may be secret, so they are never displayed, and wiped when dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload(Zeroizing<Vec<u8>>);

@@ -212,6 +212,7 @@ async fn request(
     let asked = Asked::of(inner, request.ask.as_ref());
     let pending = Pending::new(inner, link, asked);
     let kept = request.ask.as_ref().map_or(0, account::request);
+    let entering = request.ask.as_ref().and_then(requests::entering);
     let outcome = match requests::begin(inner, link, request.ask, fds, declined) {
         Step::Now(outcome) => outcome,
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
@@ -231,6 +232,10 @@ async fn request(
             }
             Err(reached) => Err(over(reached)),
         },
+    };
+    let outcome = match (outcome, entering) {
+        (Err((Refusal::Limit, why)), Some(ask)) => inner.refuse_gather(link, &ask, why),
+        (outcome, _) => outcome,
     };
     pending.answered(&outcome);
     Ok(answer(inner, writer, id, outcome).await?)

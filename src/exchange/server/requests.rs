@@ -16,8 +16,8 @@ use crate::driver::random;
 use crate::exchange::account::{self, Account, Charge, REQUEST};
 use crate::exchange::group::NO_SUCH_ROUND;
 use crate::exchange::protocol::{
-    Answer, Ask, Create, Delete, Empty, Gather, Join, List, Names, Probe, Probed, Release, Wait,
-    Watch, check_name, check_prefix,
+    Answer, Ask, Create, Delete, Empty, Gather, Join, List, Names, Operation, Probe, Probed,
+    Release, Wait, Watch, check_name, check_prefix,
 };
 use crate::exchange::spiffe::MAX as MAX_SPIFFE;
 use crate::exchange::transport::HeldFd;
@@ -124,6 +124,18 @@ pub(super) fn begin(
 /// gathers again.
 pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
+}
+
+/// Returns the request to enter a gather, without what the rank gives.
+pub(super) fn entering(ask: &Ask) -> Option<Gather> {
+    match ask {
+        Ask::Gather(ask) if ask.first.is_none() => Some(Gather {
+            group: ask.group.clone(),
+            operation: Operation::Barrier,
+            ..*ask
+        }),
+        _ => None,
+    }
 }
 
 /// Makes the janitor check its deadlines, when dropped.
@@ -328,6 +340,15 @@ impl Inner {
                 Err(answer) => Ok(answer.into()),
             }
         })
+    }
+
+    /// Answers a rank that was refused its entry into a gather because of a limit: the gather fails for all
+    /// ranks, which would wait for this one.
+    pub(super) fn refuse_gather(&self, link: &Link, ask: &Gather, limit: String) -> Outcome {
+        match self.groups.refuse_gather(link.session.id, ask, limit) {
+            Ok(answer) => Ok(answer.into()),
+            Err(page) => Ok(Content::Members(page)),
+        }
     }
 
     fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Step {

@@ -25,7 +25,7 @@ pub(super) fn number(round: u64, number: u64, operation: Operation) -> Gather {
     }
 }
 
-fn barrier(round: u64, of: u64) -> Gather {
+pub(super) fn barrier(round: u64, of: u64) -> Gather {
     number(round, of, Operation::Barrier)
 }
 
@@ -39,12 +39,12 @@ impl Story {
     }
 
     /// Whether a rank is still waiting.
-    fn waits(&self, waiter: Waiter) -> bool {
+    pub(super) fn waits(&self, waiter: Waiter) -> bool {
         !self.told.contains_key(&waiter)
     }
 
     #[track_caller]
-    fn passed(&self, waiters: &[Waiter]) {
+    pub(super) fn passed(&self, waiters: &[Waiter]) {
         for waiter in waiters {
             let told = self.told.get(waiter);
             assert!(matches!(told, Some(Told::Done)), "{}", shown(told));
@@ -53,7 +53,7 @@ impl Story {
 }
 
 /// Returns a page's members, decoded as a client does.
-fn members(told: Option<&Told>) -> Members {
+pub(super) fn members(told: Option<&Told>) -> Members {
     let Some(Told::Members(roster, page)) = told else {
         panic!("{}", shown(told));
     };
@@ -396,4 +396,72 @@ fn the_end_of_a_round_leaves_nothing_of_its_gathers() {
     }
     assert_eq!(story.reason(waits), ("closing".into(), vec![0]));
     story.nothing_left();
+}
+
+#[test]
+fn a_number_far_ahead_is_refused_and_the_others_go_on() {
+    let mut story = Story::new(Rules::default());
+    let round = story.complete(3);
+    let first = story.gather(at(1), 0, barrier(round, 1));
+    for ahead in [u64::MAX - 1, (1 << 32) + 1] {
+        let far = story.gather(at(1), 2, barrier(round, ahead));
+        assert_eq!(story.reason(far).0, "invalid");
+    }
+    assert!(story.waits(first));
+    let others = [1, 2].map(|session| story.gather(at(1), session, barrier(round, 1)));
+    story.passed(&[first, others[0], others[1]]);
+    let near = story.gather(at(2), 2, barrier(round, (1 << 32) + 1));
+    assert!(story.waits(near));
+}
+
+#[test]
+fn each_of_the_last_failures_keeps_its_reason() {
+    let mut story = Story::new(Rules::default());
+    let round = story.complete(2);
+    let all = [0, 1].map(|session| story.gather(at(1), session, barrier(round, 1)));
+    story.passed(&all);
+    // Gathers 2 and 3 fail by disagreement, 4 and 5 because a rank goes on, the others in time.
+    for of in [2, 3] {
+        story.gather(at(1), 0, barrier(round, of));
+        story.gather(at(1), 1, number(round, of, bytes(0, 1)));
+    }
+    story.gather(at(1), 0, barrier(round, 6));
+    story.tick(at(100));
+    let most = crate::exchange::group::collective::FAILURES as u64;
+    let reasons = |story: &mut Story| -> Vec<String> {
+        let asked = (2..=6).map(|of| story.gather(at(101), 1, barrier(round, of)));
+        let asked: Vec<_> = asked.collect();
+        asked.iter().map(|waiter| story.reason(*waiter).0).collect()
+    };
+    let expected = [
+        "ranks_disagree",
+        "ranks_disagree",
+        "timed_out",
+        "timed_out",
+        "timed_out",
+    ];
+    assert_eq!(reasons(&mut story), expected);
+    let passed_over = story.gather(at(101), 1, barrier(round, 5));
+    assert_eq!(story.reason(passed_over).1, [0]);
+    let in_time = story.gather(at(101), 1, barrier(round, 6));
+    assert_eq!(story.reason(in_time).1, [1]);
+    // Only the last are kept; earlier ones have the reason of the oldest of them.
+    for of in 7..7 + most - 2 {
+        story.gather(at(102), 0, barrier(round, of));
+        story.gather(at(102), 1, number(round, of, bytes(0, 1)));
+    }
+    let expected = [
+        "timed_out",
+        "timed_out",
+        "timed_out",
+        "timed_out",
+        "timed_out",
+    ];
+    assert_eq!(reasons(&mut story), expected);
+    // A success forgets them.
+    let next = 7 + most - 2;
+    let all = [0, 1].map(|session| story.gather(at(103), session, barrier(round, next)));
+    story.passed(&all);
+    let late = story.gather(at(103), 1, barrier(round, 6));
+    assert_eq!(story.reason(late).0, "stale");
 }

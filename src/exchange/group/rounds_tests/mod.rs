@@ -1,5 +1,6 @@
 //! Tests of the rounds, with hand-written and random sequences.
 
+mod gather_limits;
 mod gathers;
 mod random;
 mod random_gathers;
