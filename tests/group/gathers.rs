@@ -364,3 +364,41 @@ fn ranks_without_async_gather_too() {
         }
     });
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_of_a_dropped_call_is_kept_for_the_others() {
+    let driver = fabric();
+    let address = free_address();
+    let groups = all(2, |rank| {
+        let (driver, options) = (driver.clone(), options(rank, 2, &address).map(Map::All));
+        async move { options.join(&driver).await.unwrap() }
+    })
+    .await;
+    let groups = shared(groups);
+    let sim = driver.sim().unwrap();
+    // Until the dropped call had entered.
+    loop {
+        let memory = Shared::from(buffer(&driver, 7));
+        let call = groups[0].gather_memory(Some(memory), LONG);
+        let dropped = tokio::time::timeout(ms(1000), call).await;
+        assert!(dropped.is_err());
+        match groups[1].gather_memory(None, ms(1000)).await {
+            Ok(gathered) => {
+                assert_eq!(gathered.rank(0).unwrap().get::<u64>(0).unwrap(), 7);
+                break;
+            }
+            Err(error) => assert_eq!(error, missing(vec![0], 2)),
+        }
+    }
+    // A later call that succeeds gives it back.
+    assert!(!sim.held().is_empty());
+    let passed = each(&groups, |group| async move { group.barrier(LONG).await }).await;
+    assert_eq!(passed, vec![Ok(()); 2]);
+    until("the memory is given back", || sim.held().is_empty()).await;
+    // A call that fails for all ranks keeps nothing.
+    let memory = Shared::from(buffer(&driver, 7));
+    let failed = groups[0].gather_memory(Some(memory), ms(100)).await;
+    assert_eq!(failed.unwrap_err(), missing(vec![1], 2));
+    assert!(sim.held().is_empty());
+    leave_shared(groups).await;
+}

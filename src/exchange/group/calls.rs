@@ -35,7 +35,11 @@ impl Group {
     /// has one result for all ranks, which the group's server decides. It succeeds when all ranks have
     /// entered. It fails when a rank has left or is lost, when ranks call different operations, and when the
     /// shortest `within` of the ranks that have entered is over; a rank that calls later gets the same error
-    /// at once. A failure does not affect the next call: if all ranks try again, they meet there.
+    /// at once. The server reduces a longer `within` to its [`Limits::wait`](crate::exchange::Limits::wait),
+    /// by default 600 s. A failure does not affect the next call: if all ranks try again, they meet there.
+    ///
+    /// The server keeps the errors of the last eight failures since the last success. A rank that enters an
+    /// earlier call gets the error of the oldest of those.
     ///
     /// Only a rank that gets no answer from the server does not know the result. It gets [`Error::PeerLost`],
     /// [`Error::TimedOut`] or the reason why its session ended, although the call may have succeeded for the
@@ -46,9 +50,9 @@ impl Group {
     /// # Errors
     /// [`Error::RanksMissing`] with the ranks that have not called in time, or that have left or were lost;
     /// [`Error::RanksDisagree`] if ranks call different operations; [`Error::Refused`] if the server is too
-    /// old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a limit of
-    /// bytes for this peer (`limit`): then the others wait until their deadline or until this rank's next
-    /// call; [`Error::PeerLost`] if the server is lost.
+    /// old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a limit for the
+    /// peer of any rank (`limit`), which fails the call for all ranks; [`Error::PeerLost`] if the server is
+    /// lost.
     ///
     /// # Cancel safety
     /// If the future is dropped early, this rank may have entered, and the call may succeed for the others.
@@ -56,19 +60,22 @@ impl Group {
     pub async fn barrier(&self, within: Duration) -> Result<()> {
         let (mut turn, call) = self.turn(within, Own::Nothing).await?;
         self.unless_lost(call.barrier()).await?;
-        turn.kept = None;
+        discard(turn.kept.before(call.number)).await;
         Ok(())
     }
 
     /// Sends `bytes` to all ranks, and returns the bytes of every rank, in rank order. Every rank sends the
-    /// same number of bytes, at most [`MAX_GATHER`].
+    /// same number of bytes, at most [`MAX_GATHER`], and all ranks together at most [`MAX_GATHER_TOTAL`]. In
+    /// groups of up to 256 ranks each can send [`MAX_GATHER`].
     ///
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for more bytes than [`MAX_GATHER`], which does not count as a call; those
     /// of [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means that the numbers of bytes
-    /// differ.
+    /// differ, and [`Error::Refused`] with `limit` that all ranks together send more than [`MAX_GATHER_TOTAL`].
+    ///
+    /// [`MAX_GATHER_TOTAL`]: super::MAX_GATHER_TOTAL
     ///
     /// # Cancel safety
     /// As [`barrier`](Self::barrier).
@@ -79,7 +86,7 @@ impl Group {
         };
         let (mut turn, call) = self.turn(within, Own::Bytes(payload)).await?;
         let all = self.unless_lost(call.gather(bytes.len())).await?;
-        turn.kept = None;
+        discard(turn.kept.before(call.number)).await;
         Ok(all)
     }
 
@@ -89,10 +96,11 @@ impl Group {
     /// that other ranks are asked to respect.
     ///
     /// The gathered memory belongs to the result: it is unmapped when the result is dropped, not when the
-    /// group ends. The group keeps `memory` until this rank's next call succeeds, because only then all
-    /// others have mapped it. With [`Map::Lazy`] they may map it later, so the caller must keep it. The
-    /// server keeps its file descriptors until the next gather completes, or for
-    /// [`Limits::request`](crate::exchange::Limits) plus a lease.
+    /// group ends. The group keeps `memory` until a later call of this rank succeeds, because only then all
+    /// others have mapped it. It does so even if this call is dropped or the server's answer is lost, because
+    /// the others may have succeeded. It releases `memory` at once if ranks are missing or disagree. With
+    /// [`Map::Lazy`] they may map it later, so the caller must keep it. The server keeps its file descriptors
+    /// until the next gather completes, or for [`Limits::request`](crate::exchange::Limits) plus a lease.
     ///
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does. If a rank cannot map another's
     /// memory, only that rank fails.
@@ -127,8 +135,19 @@ impl Group {
             via,
         };
         let (mut turn, call) = self.turn(within, own).await?;
-        let slots = self.unless_lost(call.gather_memory(via)).await?;
-        turn.kept.clone_from(&memory);
+        // Before it enters: the others may succeed although this rank does not hear so.
+        turn.kept.add(call.number, memory.clone());
+        let slots = match self.unless_lost(call.gather_memory(via)).await {
+            Ok(slots) => slots,
+            Err(error) => {
+                if failed_for_all(&error) {
+                    let own = turn.kept.take(call.number);
+                    discard((call, memory, own)).await;
+                }
+                return Err(error);
+            }
+        };
+        discard(turn.kept.before(call.number)).await;
         let peers = self.members.iter().map(Slot::peer);
         let slots = slots.into_iter().zip(peers);
         let slots = slots.map(|(slot, peer)| slot.of(peer)).collect();
@@ -183,9 +202,45 @@ impl Group {
 pub(super) struct Calls {
     /// The number of the last call.
     last: u64,
-    /// The memory that this rank shared in the last gather. Other ranks may still map it until a later call
-    /// has succeeded, and a fabric handle opens nothing once the memory is freed.
-    kept: Option<Shared>,
+    pub(super) kept: Kept,
+}
+
+/// The memories that this rank shared in its last successful call and in later ones, with the calls' numbers.
+/// Other ranks may still map them until a later call has succeeded, and a fabric handle opens nothing once the
+/// memory is freed.
+#[derive(Debug, Default)]
+pub(super) struct Kept(Vec<(u64, Shared)>);
+
+impl Kept {
+    fn add(&mut self, number: u64, memory: Option<Shared>) {
+        self.0.extend(memory.map(|memory| (number, memory)));
+    }
+
+    /// Takes the memory that was shared in a call.
+    fn take(&mut self, of: u64) -> Vec<(u64, Shared)> {
+        self.0.extract_if(.., |(number, _)| *number == of).collect()
+    }
+
+    /// Takes the memories that were shared before a call that has succeeded.
+    fn before(&mut self, succeeded: u64) -> Vec<(u64, Shared)> {
+        self.0
+            .extract_if(.., |(number, _)| *number < succeeded)
+            .collect()
+    }
+}
+
+/// Whether the server has failed the call for all ranks. No rank maps the memory of such a call.
+const fn failed_for_all(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::RanksMissing { .. } | Error::RanksDisagree { .. }
+    )
+}
+
+/// Drops memory on a blocking thread. An unmap takes as long as the driver does.
+pub(super) async fn discard<T: Send + 'static>(memory: T) {
+    // An error means that the runtime ends; the memory is dropped all the same.
+    let _ = blocking(move || drop(memory)).await;
 }
 
 /// What this rank contributes.

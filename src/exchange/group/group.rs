@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Admission;
-use super::calls::Calls;
+use super::calls::{Calls, discard};
 use super::host::Hosted;
 use super::join::{leave_behind, unmapped};
 use super::member::Slot;
@@ -289,6 +289,7 @@ impl Group {
             error = server_lost(self.state.clone()) => Err(error),
         };
         self.client = None;
+        discard(std::mem::take(&mut self.calls.get_mut().kept)).await;
         let peer = client.peer();
         client.close().await;
         if let Some(hosted) = self.hosted.take() {
