@@ -37,7 +37,7 @@ pub const FEATURES: &[Feature] = &[
     Feature {
         name: "the attributes HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED and HOST_NUMA_MEMORY_POOLS_SUPPORTED",
         since: CudaVersion(12090),
-        without: "host-NUMA memory and pools may work all the same: only a trial tells",
+        without: "host-NUMA memory and pools may work anyway: only a trial shows it",
     },
     Feature {
         name: "VMM and pools at Location::Host",

@@ -289,13 +289,13 @@ fn of_connecting(peer: &str) -> Vec<Error> {
         (Distrust::Revoked, "its certificate is revoked"),
         (
             Distrust::Authority,
-            "its certificate is not of an authority that is trusted here",
+            "its certificate is from an authority that is not trusted here",
         ),
         (
             Distrust::RevocationList,
             "the revocation list here has expired",
         ),
-        (Distrust::Certificate, "no TLS 1.3 with it"),
+        (Distrust::Certificate, "no TLS 1.3 connection to it"),
         (
             Distrust::ByPeer,
             "it does not trust this process: the certificate is revoked",

@@ -93,7 +93,7 @@ impl fmt::Display for DamageKind {
             Self::UseAfterFree => "a freed block was written to",
             Self::DoubleFree => "a block was freed twice",
             Self::InvalidFree => "an address was freed where no block begins",
-            Self::WrongLayout => "a block was freed by another layout than it was allocated by",
+            Self::WrongLayout => "a block was freed with a layout other than its own",
         })
     }
 }
@@ -147,7 +147,7 @@ impl fmt::Display for WrongBytes {
             true => write!(f, "byte {first}")?,
             false => write!(f, "{} bytes from {first} to {last}", self.count)?,
         }
-        write!(f, " not {:#04x} but", self.expected)?;
+        write!(f, " should be {:#04x} but read", self.expected)?;
         self.found
             .iter()
             .try_for_each(|byte| write!(f, " {byte:02x}"))?;

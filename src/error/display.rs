@@ -45,7 +45,7 @@ impl Error {
             Self::TooManyReferences { .. } => write!(
                 f,
                 "the driver refuses the CPU one more mapping of this memory: its exports, imports and CPU \
-         mappings in all processes count together, and drivers measured grant the CPU nothing beyond \
+         mappings in all processes count together, and the tested drivers refuse the CPU more than \
          254 of them"
             ),
             Self::OutOfMemory {
@@ -54,7 +54,7 @@ impl Error {
                 ..
             } => write!(
                 f,
-                "out of memory: {} asked for at {location}",
+                "out of memory: {} requested at {location}",
                 Bytes(*requested)
             ),
             Self::NodeTooFull {
@@ -63,7 +63,7 @@ impl Error {
                 free,
             } => write!(
                 f,
-                "NUMA node {node} has {} free, {} were asked for",
+                "NUMA node {node} has {} free, {} requested",
                 Bytes(*free),
                 Bytes(*requested)
             ),
@@ -73,7 +73,7 @@ impl Error {
                 free,
             } => write!(
                 f,
-                "NUMA nodes {} have {} free together, {} were asked for",
+                "NUMA nodes {} have {} free together, {} requested",
                 list(nodes),
                 Bytes(*free),
                 Bytes(*requested)
@@ -89,12 +89,12 @@ impl Error {
                 choices,
             } => write!(
                 f,
-                "NUMA node {node} is GPU {gpu}'s own memory, not a host node; host nodes there are: {}",
+                "NUMA node {node} is GPU {gpu}'s own memory, not a host node; host nodes: {}",
                 list(choices)
             ),
             Self::NoSuchNode { node, choices, .. } => write!(
                 f,
-                "there is no host NUMA node {node}; host nodes there are: {}",
+                "there is no host NUMA node {node}; host nodes: {}",
                 list(choices)
             ),
             Self::NoSuchGpu { gpu, count: 0 } => {

@@ -43,8 +43,8 @@ impl Error {
                 "choose one that `egmem topo` lists"
             }
             Self::NotAccessible { .. } => {
-                "grant it: a buffer's or a mapping's by set_access, a heap's when it is built \
-                 (HeapOptions::access), imported memory's when it is imported (ImportOptions::access)"
+                "grant the access: with set_access on a buffer or a mapping, with HeapOptions::access when a heap is \
+                 built, with ImportOptions::access when memory is imported"
             }
             Self::ContextLost { .. } => {
                 "restart the process; compute-sanitizer finds the faulty access"
@@ -63,15 +63,15 @@ impl Error {
             Self::Unreachable { cause, .. } => cause.remedy(),
             Self::Insecure { .. } => {
                 "give certificates (`egmem certs init`, `egmem certs issue`), or allow plain TCP, which \
-                 everybody on the way can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
+                 anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
                  Security::PlainAnywhere"
             }
             Self::Tls { .. } => "check the file's path, form, owner and dates",
             Self::Refused { reason, .. } => remedy_for_refusal(reason),
             Self::Mismatched { what, .. } => what.remedy(),
             Self::PeerLost { .. } => {
-                "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but nobody else looks after its \
-                 bytes"
+                "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but its \
+                 contents are no longer maintained"
             }
             Self::Protocol { .. } => {
                 "check that the address is an egmem exchange and that both ends run compatible versions"
@@ -86,7 +86,7 @@ impl Error {
                 End::There => "check that the exporter still has the memory, and fetch it again",
                 End::Between => {
                     "check that both nodes are in one IMEX domain and its links are up (nvidia-imex-ctl -N); \
-                     fetch it again, for the exporter may have ended meanwhile"
+                     fetch it again, because the exporter may have ended meanwhile"
                 }
             },
             Self::DataPlane { .. } => {
@@ -100,7 +100,7 @@ impl Error {
                 "check that each missing rank has started, with the same group, size and address, and has not ended"
             }
             Self::RanksDisagree { .. } => {
-                "call the same operations in the same order, with as many bytes, in every rank"
+                "call the same operations in the same order, with the same number of bytes, in every rank"
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
@@ -166,7 +166,7 @@ fn remedy_for_refusal(reason: &Refusal) -> &'static str {
         Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",
         Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
         Refusal::RanksDisagree => {
-            "call the same operations in the same order, with as many bytes, in every rank"
+            "call the same operations in the same order, with the same number of bytes, in every rank"
         }
         Refusal::NoMemory => "ask for less, or for another node",
         Refusal::TimedOut => "try again, or wait longer",

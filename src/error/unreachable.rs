@@ -38,7 +38,7 @@ impl Unreachable {
             Self::NobodyListens => "start the server, or correct the address: nobody listens there",
             Self::NoSocket => "start the server, or correct the path: no socket is there",
             Self::Denied => {
-                "run as a user whom the server admits (`[local] users` of `egmem serve`), and check that \
+                "run as a user that the server admits (`[local] users` of `egmem serve`), and check that \
                  this user may enter the socket's folder and write to the socket"
             }
             Self::UnknownHost => {

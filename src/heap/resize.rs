@@ -34,7 +34,7 @@ impl Block {
     /// assert!(!block.resize_in_place(0));
     /// # Ok::<(), egmem::Error>(())
     /// ```
-    #[must_use = "where it is false, the block is as it was"]
+    #[must_use = "if it is false, the block is unchanged"]
     pub fn resize_in_place(&mut self, bytes: u64) -> bool {
         let mut piece = *self.piece();
         // SAFETY: the piece belongs to this block, which is borrowed mutably, so it has no views.

@@ -334,7 +334,7 @@ fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId
     let nodes: Vec<_> = nodes.map(NodeId::to_string).collect();
     let there = match &nodes[..] {
         [] => "on no node".to_owned(),
-        [node] => format!("on node {node} alone"),
+        [node] => format!("only on node {node}"),
         nodes => format!("on nodes {}", nodes.join(", ")),
     };
     match node {

@@ -88,7 +88,7 @@ impl Drop for Endpoint {
 pub(super) fn elsewhere(address: &str) -> Error {
     Error::invalid(
         "metrics address",
-        format!("{address} is not of this machine alone, and `metrics.anywhere` is not set"),
+        format!("other machines can reach {address}, and `metrics.anywhere` is not set"),
     )
 }
 

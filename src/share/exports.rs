@@ -88,6 +88,6 @@ fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
 }
 
 fn another_type(wanted: HandleType) -> Error {
-    let why = format!("the driver exported another type than {wanted}");
+    let why = format!("the driver exported a handle of a type other than {wanted}");
     Error::invalid("handle", why)
 }

@@ -47,7 +47,7 @@ impl Event {
         if *held > 0 {
             return Err(Error::invalid(
                 "event",
-                "memory is to be reused after what it marks: record another",
+                "memory will be reused after the work that it marks: record another event",
             ));
         }
         // SAFETY: the borrows keep both handles alive.

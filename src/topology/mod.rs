@@ -203,7 +203,7 @@ impl fmt::Display for TopologySource {
         f.pad(match self {
             Self::Hwloc => "the driver and hwloc",
             Self::Kernel => "the driver and the kernel, without hwloc",
-            Self::Driver => "the driver alone",
+            Self::Driver => "only the driver",
             Self::Xml => "an hwloc XML file",
             Self::Simulated => "a described machine, SIMULATED",
         })

@@ -95,7 +95,7 @@ fn without_kernel_files_it_is_what_the_driver_reports_and_says_so() {
         vec![gpu(0, Some(2)), gpu(1, Some(0))],
     );
     assert_eq!(topology.source(), TopologySource::Driver);
-    assert_eq!(topology.source().to_string(), "the driver alone");
+    assert_eq!(topology.source().to_string(), "only the driver");
     assert_eq!(topology.node_ids(), [NodeId(0), NodeId(2)]);
     assert_eq!(topology.nodes()[0].memory_free, None);
 }

@@ -427,7 +427,7 @@ fn reports_are_data_and_words() {
     for part in [
         "bytes after a block",
         "40 bytes from 64 to 103",
-        "not 0xfd but 01 01",
+        "should be 0xfd but read 01 01",
         "64 bytes at offset",
         "debug.rs",
     ] {

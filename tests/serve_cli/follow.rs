@@ -33,7 +33,7 @@ fn a_killed_service_is_followed_to_its_successor() {
         } = service;
         running.signal(Signal::KILL);
         running.end();
-        client.line("let go");
+        client.line("dropped");
         service = Service::start_in(folder, USUAL, |_| {});
         client.line("following");
         let copied = std::fs::read(&copy).unwrap();
@@ -58,7 +58,7 @@ fn a_name_that_is_deleted_and_made_again_is_followed() {
         // It lets go by itself, so the deletion is not held up.
         let deleted = service.run("delete", &["job", "--wait", "300"]);
         assert!(deleted.status.success(), "{}", stderr(&deleted));
-        client.line("let go");
+        client.line("dropped");
         client.line("job: gone");
     }
     client.signal(Signal::INT);

@@ -68,7 +68,7 @@ impl Client {
             Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
             _ => None,
         }
-        .ok_or_else(|| self.broken("another answer than the new name's entry"))
+        .ok_or_else(|| self.broken("unexpected answer, not the new name's entry"))
     }
 
     /// Creates memory under a name, or returns the entry of the memory that this client's peer created there

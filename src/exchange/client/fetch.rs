@@ -231,7 +231,7 @@ impl FetchOptions {
             }
         };
         let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
-            return Err((None, self.client.broken("another answer than a grant")));
+            return Err((None, self.client.broken("unexpected answer, not a grant")));
         };
         // From here on the lease is released on every path.
         let Granted {

@@ -175,7 +175,7 @@ impl Client {
                     });
                 }
                 Err(error) => return Err(error),
-                Ok(_) => return Err(self.broken("another answer than one name's entry")),
+                Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
             }
         }
     }
@@ -212,7 +212,7 @@ impl Client {
         let allowed = patience.saturating_add(self.0.session().patience());
         match self.call(ask, allowed).await? {
             Answer::Done(_) => Ok(()),
-            _ => Err(self.broken("another answer to a deletion")),
+            _ => Err(self.broken("unexpected answer to a deletion")),
         }
     }
 
@@ -327,7 +327,7 @@ impl Client {
     async fn names(&self, ask: Ask) -> Result<Names> {
         match self.again(ask, self.0.session().patience()).await? {
             Answer::Names(names) => Ok(names),
-            _ => Err(self.broken("another answer than names")),
+            _ => Err(self.broken("unexpected answer, not names")),
         }
     }
 }

@@ -72,7 +72,7 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
                 FromServer::Reply(_) => {
                     return Err(Error::Protocol {
                         peer: peer.clone(),
-                        detail: "another answer than as many fds as it says".into(),
+                        detail: "the answer does not carry as many fds as it says".into(),
                     });
                 }
             }

@@ -170,7 +170,7 @@ async fn one_way(
                 _ => {
                     return Err(Error::Protocol {
                         peer: session.peer(),
-                        detail: "another answer to a probe".into(),
+                        detail: "unexpected answer to a probe".into(),
                     });
                 }
             },

@@ -172,7 +172,7 @@ impl Watch {
             prefix: self.prefix.clone(),
         });
         let Answer::Names(names) = self.client.again(ask, session.patience()).await? else {
-            return Err(self.client.broken("another answer to a watch"));
+            return Err(self.client.broken("unexpected answer to a watch"));
         };
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
         let entries = client.pages(&prefix, names.entries, names.more).await?;

@@ -288,7 +288,7 @@ impl Call {
     async fn barrier(&self) -> Result<()> {
         match self.ask(None).await?.answer {
             Answer::Done(_) => Ok(()),
-            _ => Err(self.broken("another answer to a barrier")),
+            _ => Err(self.broken("unexpected answer to a barrier")),
         }
     }
 
@@ -312,7 +312,7 @@ impl Call {
     async fn gather_memory(&self, via: HandleType) -> Result<Vec<Slot>> {
         let handles = match self.ask(None).await?.answer {
             Answer::Agreed(agreed) => agreed.handles,
-            _ => return Err(self.broken("another answer to a gather of memory")),
+            _ => return Err(self.broken("unexpected answer to a gather of memory")),
         };
         if via == HandleType::PosixFd {
             enough_fds(handles.into())?;
@@ -369,7 +369,7 @@ impl Call {
     fn page(&self, answer: Answer) -> Result<Members> {
         match answer {
             Answer::Members(members) => Ok(members),
-            _ => Err(self.broken("another answer than members")),
+            _ => Err(self.broken("unexpected answer, not members")),
         }
     }
 
@@ -378,14 +378,14 @@ impl Call {
         let bytes = member.bytes.as_ref().map(Payload::expose);
         match bytes.filter(|bytes| bytes.len() == len && before < self.size as usize) {
             Some(bytes) => Ok(bytes.to_vec()),
-            None => Err(self.broken("members with other bytes than were asked for")),
+            None => Err(self.broken("a member without the requested number of bytes")),
         }
     }
 
     fn of_all<T>(&self, all: Vec<T>) -> Result<Vec<T>> {
         match all.len() == self.size as usize {
             true => Ok(all),
-            false => Err(self.broken("members of another group's size")),
+            false => Err(self.broken("the number of members is not the group's size")),
         }
     }
 

@@ -111,7 +111,7 @@ impl Outcome {
             (Self::Memory(_, agreed, _), None) => Told::Agreed(*agreed),
             (Self::Memory(roster, ..), Some(first)) => page(roster, first),
             (Self::Forgotten, _) => {
-                Told::Refused(refused(Refusal::Stale, "the members have been told"))
+                Told::Refused(refused(Refusal::Stale, "the members were sent already"))
             }
         }
     }

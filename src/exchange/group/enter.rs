@@ -268,12 +268,14 @@ fn objection(
         return Some(why);
     }
     let (parts, bytes) = (rules.parts, rules.gather_bytes);
-    // All ranks give as many: the first rank that enters decides.
+    // All ranks send the same number of bytes: the first rank that enters decides it.
     let given = round.collective.bytes().saturating_mul(round.size as usize);
     let detail = if given > bytes {
-        format!("the bytes of all ranks are {given}; a gather may have {bytes} (MAX_GATHER_TOTAL)")
+        format!(
+            "the bytes of all ranks are {given}; a gather may have at most {bytes} (MAX_GATHER_TOTAL)"
+        )
     } else if round.collective.parts() > parts {
-        format!("a gather's memories may have {parts} parts")
+        format!("a gather's memories may have at most {parts} parts")
     } else {
         return None;
     };

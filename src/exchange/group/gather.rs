@@ -78,7 +78,7 @@ impl Rounds {
         if ask.size > self.rules.size {
             return Err(refused(
                 Refusal::Limit,
-                format!("a group may have {} ranks", self.rules.size),
+                format!("a group may have at most {} ranks", self.rules.size),
             ));
         }
         if ask.rank >= ask.size {
@@ -119,7 +119,7 @@ impl Rounds {
             // The rank's process was restarted: it no longer waits for the first answer.
             let why = round.incomplete(
                 Refusal::Closing,
-                format!("rank {} began anew", ask.rank),
+                format!("rank {} was started again", ask.rank),
                 vec![ask.rank],
             );
             // Checked first, so that a refused rank does not end the round; a round about to end does not
@@ -141,7 +141,7 @@ impl Rounds {
             self.present.remove(&seat, id);
             if let Some(waiter) = seat.waiter {
                 self.waiting.remove(&waiter);
-                let why = format!("rank {} has joined once more since", ask.rank);
+                let why = format!("rank {} has joined again since", ask.rank);
                 let no = refused(Refusal::Exists, why);
                 self.told.push((waiter, Told::Refused(no)));
             }
@@ -162,7 +162,10 @@ impl Rounds {
     fn too_many_parts(&self) -> Refused {
         refused(
             Refusal::Limit,
-            format!("a group's memories may have {} parts", self.rules.parts),
+            format!(
+                "a group's memories may have at most {} parts",
+                self.rules.parts
+            ),
         )
     }
 

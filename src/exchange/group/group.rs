@@ -313,7 +313,7 @@ impl Group {
             }
             _ => Err(Error::Protocol {
                 peer,
-                detail: "another answer to a rank that leaves".into(),
+                detail: "unexpected answer to a rank that leaves".into(),
             }),
         }
     }

@@ -119,7 +119,7 @@ fn admitted(list: &Texts, peer: &PeerName) -> Result<Who, Refused> {
         return Err(invalid(why.into()));
     }
     if !who.admits(peer) {
-        let why = format!("the list of peers does not match {peer}, as which this rank joins");
+        let why = format!("the list of peers does not match this rank's own peer name, {peer}");
         return Err(refused(Refusal::Forbidden, why));
     }
     Ok(who)

@@ -250,7 +250,7 @@ impl Joining<'_> {
             match self.client.call(ask, patience).await {
                 Ok(Answer::Agreed(agreed)) => return Ok(agreed),
                 Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
-                Ok(_) => return Err(self.broken("another answer than an agreement")),
+                Ok(_) => return Err(self.broken("unexpected answer, not an agreement")),
                 // The client is reconnecting.
                 Err(Error::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
                 Err(error) => return Err(error),
@@ -288,7 +288,7 @@ impl Joining<'_> {
             let members = match answered.answer {
                 Answer::Members(members) => members,
                 Answer::Incomplete(why) => return Err(self.incomplete(&why)),
-                _ => return Err(self.broken("another answer than members")),
+                _ => return Err(self.broken("unexpected answer, not members")),
             };
             let more = members.more && !members.members.is_empty();
             let size = self.options.size;
@@ -299,7 +299,7 @@ impl Joining<'_> {
             }
         }
         if slots.len() != self.options.size as usize {
-            return Err(self.broken("members of another group's size"));
+            return Err(self.broken("the number of members is not the group's size"));
         }
         Ok(slots)
     }

@@ -133,7 +133,7 @@ impl Rounds {
             return;
         };
         let Some(Kept { roster, .. }) = kept else {
-            let no = refused(Refusal::Stale, "the members have been told");
+            let no = refused(Refusal::Stale, "the members were sent already");
             return self.told.push((waiter, Told::Refused(no)));
         };
         let told = match roster.page(first) {

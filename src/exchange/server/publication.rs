@@ -126,6 +126,6 @@ fn withdrawn() -> Error {
 fn wrong_type(wanted: HandleType) -> Error {
     Error::invalid(
         "handle",
-        format!("the driver exported another type than {wanted}"),
+        format!("the driver exported a handle of a type other than {wanted}"),
     )
 }

@@ -42,7 +42,7 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
             }
         },
         Tls::PeerIncompatible(_) => {
-            let why = format!("no TLS 1.3 with it: {error}");
+            let why = format!("no TLS 1.3 connection to it: {error}");
             (Distrust::Certificate, why)
         }
         Tls::NoApplicationProtocol => {
@@ -106,7 +106,7 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
         }
         Bad::Revoked => "its certificate is revoked".into(),
         Bad::UnknownIssuer | Bad::BadSignature => {
-            "its certificate is not of an authority that is trusted here".into()
+            "its certificate is from an authority that is not trusted here".into()
         }
         Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
             "the revocation list here has expired".into()
@@ -139,7 +139,7 @@ pub(super) fn of_chain(error: &webpki::Error) -> String {
         Bad::CertNotValidYet { .. } => "its certificate is not valid yet".into(),
         Bad::CertRevoked => "its certificate is revoked".into(),
         Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
-            "its certificate is not of an authority that is trusted here".into()
+            "its certificate is from an authority that is not trusted here".into()
         }
         Bad::CrlExpired { .. } => "the revocation list here has expired".into(),
         Bad::UnknownRevocationStatus => {
@@ -155,7 +155,7 @@ fn blame(alert: AlertDescription) -> Option<&'static str> {
     Some(match alert {
         Alert::CertificateExpired => "the certificate has expired, or is not valid yet",
         Alert::CertificateRevoked => "the certificate is revoked",
-        Alert::UnknownCA => "the certificate is not of an authority that is trusted there",
+        Alert::UnknownCA => "the certificate is from an authority that is not trusted there",
         Alert::CertificateRequired | Alert::NoCertificate => "it wants a certificate",
         Alert::UnsupportedCertificate => "the certificate is not for this end of a connection",
         Alert::BadCertificate | Alert::CertificateUnknown => "the certificate is not accepted",

@@ -362,7 +362,10 @@ impl FrameWriter {
             .filter(|&length| length > 0)
             .ok_or_else(|| Error::invalid("frame", "it is empty or has more than 4 GiB"))?;
         if !fds.is_empty() && !matches!(self.stream, Writing::Unix(_)) {
-            return Err(Error::invalid("frame", "fds go over Unix sockets alone"));
+            return Err(Error::invalid(
+                "frame",
+                "fds can be sent only over Unix sockets",
+            ));
         }
         // The bytes and their copy.
         let account = self.account.as_ref().filter(|_| bytes.len() > FIRST);

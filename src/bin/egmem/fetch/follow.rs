@@ -24,7 +24,7 @@ impl Fetch {
             };
             // Before the next memory is used, so that its exporter does not have to wait.
             if held.take().is_some() {
-                print("  let go\n")?;
+                print("  dropped\n")?;
             }
             match next? {
                 Followed::Memory(memory) => {

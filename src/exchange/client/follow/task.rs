@@ -239,7 +239,7 @@ impl Follower {
                     let first = names.entries.into_iter().next();
                     Ok((first.filter(|entry| entry.name == name), true))
                 }
-                Ok(_) => Err(client.broken("another answer to a watch")),
+                Ok(_) => Err(client.broken("unexpected answer to a watch")),
                 Err(Error::Refused {
                     reason: Refusal::Limit,
                     ..

@@ -227,7 +227,10 @@ async fn an_authority_that_is_not_trusted_any_more_ends_its_sessions_at_a_reload
     let own = issue(&other, "server.test");
     served.tls.reload_pem(pem(&other, &own, None)).unwrap();
     let why = dismissed(&mut raw).await;
-    assert!(why.detail.contains("not of an authority"), "{why:?}");
+    assert!(
+        why.detail.contains("an authority that is not trusted"),
+        "{why:?}"
+    );
     served.end().await;
 }
 

@@ -259,11 +259,7 @@ mod alone {
         pub(super) fn enter() -> Self {
             #[cfg(all(debug_assertions, not(loom)))]
             INSIDE.with(|inside| {
-                assert_eq!(
-                    inside.get(),
-                    0,
-                    "a thread is inside of one biased value alone"
-                );
+                assert_eq!(inside.get(), 0, "a thread is inside only one biased value");
                 inside.set(1);
             });
             Self(())
