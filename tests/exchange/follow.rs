@@ -319,17 +319,61 @@ async fn whoever_loses_the_right_is_told_no_more() {
 }
 
 #[tokio::test]
-async fn another_owner_than_was_expected_ends_it() {
+async fn another_owner_than_was_expected_is_told_and_the_right_one_is_followed() {
     let other = fabric();
     let server = server().await;
     let client = client(&server, &other).await;
     let published = publish(&server, "x", 1);
     let owner: egmem::exchange::Owner = "node-z".parse().unwrap();
     let mut follow = client.fetch("x").expect_owner(owner).follow();
-    let error = within(follow.next()).await.unwrap_err();
-    assert!(matches!(error, Error::Mismatched { .. }), "{error}");
+    let why = gone(&mut follow).await;
+    assert!(
+        matches!(why, Absence::Unavailable(Error::Mismatched { .. })),
+        "{why}"
+    );
+    silent(&mut follow).await;
     assert!(published.importers().is_empty());
+    // Other memory of that owner is rejected again, and not told twice.
+    drop(published);
+    let _again = publish(&server, "x", 2);
+    let waits = tokio::time::timeout(ms(50), follow.next()).await;
+    assert!(
+        !matches!(waits, Ok(Ok(Followed::Memory(_)) | Err(_))),
+        "{waits:?}"
+    );
     // Nor is another life of the server followed, where one was named.
     let mut follow = client.fetch("x").instance(client.instance()).follow();
+    drop(memory(&mut follow).await);
+}
+
+#[tokio::test]
+async fn it_outlasts_the_runtime_that_asks_first() {
+    let other = fabric();
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let mut follow = client.follow("x");
+    let mut follow = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        assert_eq!(runtime.block_on(gone(&mut follow)), Absence::NotThere);
+        follow
+    })
+    .await
+    .unwrap();
+    let _published = publish(&server, "x", 1);
+    drop(memory(&mut follow).await);
+    // Outside a runtime too.
+    let mut follow = client.follow("x");
+    let mut follow = std::thread::spawn(move || {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(
+            std::pin::pin!(follow.next())
+                .poll(&mut context)
+                .is_pending()
+        );
+        follow
+    })
+    .join()
+    .unwrap();
     drop(memory(&mut follow).await);
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -114,6 +115,8 @@ struct State {
 pub(crate) struct Session {
     pub(super) dial: Dial,
     pub(super) driver: Driver,
+    /// The runtime of the session's task.
+    runtime: Handle,
     queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
@@ -139,6 +142,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
         .max(1);
     let session = Arc::new(Session {
         driver: driver.clone(),
+        runtime: Handle::current(),
         queue,
         // These permits bound the queue.
         permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
@@ -186,6 +190,11 @@ impl Session {
 
     pub(super) fn terms(&self) -> Arc<Terms> {
         Arc::clone(&self.lock().terms)
+    }
+
+    /// Returns the runtime of the session's task, which lasts as long as the session.
+    pub(super) const fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Returns how long a request may take.
@@ -254,12 +263,16 @@ impl Session {
 
     /// Returns why there is no connection.
     pub(super) fn down(&self) -> Error {
-        match &self.lock().link {
-            Link::Up => Error::PeerLost {
-                peer: self.dial.options.address.to_string(),
-                why: "the client's runtime has ended".into(),
-            },
-            Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
+        let state = self.lock();
+        let why = match &state.link {
+            Link::Over(error) => return error.clone(),
+            _ if state.closing.is_some() => "this client was closed",
+            Link::Down(Unconnected { error, .. }) => return error.clone(),
+            Link::Up => "the client's runtime has ended",
+        };
+        Error::PeerLost {
+            peer: self.dial.options.address.to_string(),
+            why: why.into(),
         }
     }
 

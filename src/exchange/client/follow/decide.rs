@@ -30,7 +30,10 @@ pub(super) enum Due {
 /// How to treat a failed fetch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fate {
+    /// It ends the follow.
     Final,
+    /// This memory cannot be fetched by this client, but other memory under the name may be.
+    Rejected,
     Passes,
     /// Unknown whether it will pass: try a few times.
     Unknown,
@@ -80,12 +83,11 @@ pub(super) fn fate(error: &Error) -> Fate {
         Error::Refused { reason, .. } => match reason {
             NotFound | Expired | TimedOut | Quota | NoMemory => Fate::Passes,
             Internal | Other(_) => Fate::Unknown,
+            ReadOnly | WrongOwner | NoCommonHandle => Fate::Rejected,
             _ => Fate::Final,
         },
-        Error::Mismatched { .. }
-        | Error::NoCommonHandle { .. }
-        | Error::InvalidArgument { .. }
-        | Error::Protocol { .. } => Fate::Final,
+        Error::Mismatched { .. } | Error::NoCommonHandle { .. } => Fate::Rejected,
+        Error::InvalidArgument { .. } | Error::Protocol { .. } => Fate::Final,
         _ => Fate::Unknown,
     }
 }
@@ -110,18 +112,11 @@ mod tests {
         for reason in [Closing, Limit, NotFound, Expired, TimedOut, Quota, NoMemory] {
             assert_eq!(fate(&refused(reason.clone())), Fate::Passes, "{reason:?}");
         }
-        for reason in [
-            Forbidden,
-            NotTrusted,
-            Version,
-            ReadOnly,
-            Unsupported,
-            Invalid,
-            WrongOwner,
-            Stale,
-            NoCommonHandle,
-        ] {
+        for reason in [Forbidden, NotTrusted, Version, Unsupported, Invalid, Stale] {
             assert_eq!(fate(&refused(reason.clone())), Fate::Final, "{reason:?}");
+        }
+        for reason in [ReadOnly, WrongOwner, NoCommonHandle] {
+            assert_eq!(fate(&refused(reason.clone())), Fate::Rejected, "{reason:?}");
         }
         for reason in [Internal, Other("new".into())] {
             assert_eq!(fate(&refused(reason.clone())), Fate::Unknown, "{reason:?}");

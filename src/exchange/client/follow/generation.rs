@@ -1,5 +1,8 @@
 //! Identifies the memory behind a name.
 
+use crate::driver::Access;
+use crate::exchange::Owner;
+use crate::exchange::protocol::Entry;
 use crate::share::{Description, Identity};
 
 /// One memory and a byte range of it. Two values are equal only if both are the same.
@@ -16,6 +19,24 @@ impl Generation {
             parts: memory.parts.iter().map(|part| part.identity).collect(),
             offset: memory.offset,
             len: memory.len,
+        }
+    }
+}
+
+/// The parts of a name's entry that decide whether this client can fetch its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) generation: Generation,
+    access: Access,
+    owner: Owner,
+}
+
+impl Listed {
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self {
+            generation: Generation::of(&entry.memory),
+            access: entry.memory.access,
+            owner: entry.owner.clone(),
         }
     }
 }

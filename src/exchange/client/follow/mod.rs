@@ -39,8 +39,15 @@ pub enum Absence {
     Away(Error),
     /// The lease on the memory returned last is being withdrawn, or is lost.
     Lease(LeaseState),
-    /// There is memory, but this attempt to fetch it failed for a reason that may pass. The next attempt
-    /// follows after a pause.
+    /// The client cannot fetch the memory at present.
+    ///
+    /// - If the error may pass, the next attempt follows after a pause. The error may also be one of the request
+    ///   that looks the name up. A request that fails is not told while a lease on the returned memory is held.
+    /// - If this client cannot use this memory ([`Error::Mismatched`], [`Error::NoCommonHandle`],
+    ///   [`Error::Refused`] with `read_only`, `wrong_owner` or `no_common_handle`), the next attempt follows when
+    ///   the name comes to have other memory, another owner or other access, or after a new connection.
+    /// - [`Error::Stale`]: the server granted other memory than it listed, or withdrew it at once, three times.
+    ///   The next attempt follows after a pause.
     Unavailable(Error),
 }
 
@@ -71,10 +78,15 @@ impl fmt::Display for Absence {
 /// A task on the client's runtime watches the name. The client reconnects with the pauses of its
 /// [`reconnect`](super::ClientOptions::reconnect) options. The task fetches only once a caller waits, or has
 /// waited, in `next`. Fetched memory that was not returned yet is dropped as soon as the exporter wants it
-/// back or the name gets other memory. Dropping a `Follow` ends the task and releases such memory.
+/// back or the name gets other memory. Dropping a `Follow` ends the task and releases such memory, which is
+/// unmapped on a blocking thread.
 ///
 /// The server keeps the watch for as long as the connection lasts, even after the follow was dropped. A
-/// session can watch 64 names or prefixes; for further names the task polls, with the same pauses.
+/// session can watch 64 names or prefixes; for further names the task polls, with the same pauses. The
+/// protocol watches prefixes: the server also sends the events of longer names that begin with the followed
+/// name, and the client drops them.
+///
+/// A `Follow` keeps the client's connection open, as a clone of the [`Client`] does.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -109,9 +121,10 @@ pub struct Follow {
 
 impl Follow {
     pub(super) fn new(fetch: FetchOptions) -> Self {
+        let slot = Slot::new(fetch.client().session().runtime());
         Self {
             fetch,
-            slot: Arc::new(Slot::default()),
+            slot: Arc::new(slot),
             task: None,
             ended: None,
         }
@@ -133,10 +146,14 @@ impl Follow {
     ///   that released the memory in time sees only [`Absence::NotThere`], as for a name that does not exist.
     /// - [`Error::PeerLost`] once the client is closed, or its connection is broken and it does not
     ///   [dial again](super::Reconnect::never).
-    /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid, such as [`Error::Mismatched`],
-    ///   [`Error::NoCommonHandle`] and [`Error::Refused`] with `read_only` or `stale`, at once; those of the
-    ///   driver and of the memory's path, such as [`Error::Import`] and [`Error::DataPlane`], after three
-    ///   attempts.
+    /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid, such as
+    ///   [`Error::InvalidArgument`], [`Error::Protocol`] and [`Error::Refused`] with `stale`, at once. Those of
+    ///   the driver and of the memory's path, such as [`Error::Import`] and [`Error::DataPlane`], after three
+    ///   attempts for the same memory. Refusals with `internal` of requests that look the name up, after three in
+    ///   a row.
+    ///
+    /// # Runtime
+    /// The task runs on the client's runtime. This may be called from another runtime, or from none.
     ///
     /// # Cancel safety
     /// Dropping the future loses no state. A fetch that has begun continues, and the next call returns its
@@ -147,7 +164,9 @@ impl Follow {
         }
         if self.task.is_none() {
             let (fetch, slot) = (self.fetch.clone(), Arc::clone(&self.slot));
-            self.task = Some(tokio::spawn(task::run(fetch, slot)));
+            let session = Arc::clone(fetch.client().session());
+            // Not on the caller's runtime, which may end before the follow does.
+            self.task = Some(session.runtime().spawn(task::run(fetch, slot)));
         }
         self.slot.want();
         loop {
@@ -169,6 +188,7 @@ impl Drop for Follow {
         if let Some(task) = &self.task {
             task.abort();
         }
+        self.slot.clear();
     }
 }
 

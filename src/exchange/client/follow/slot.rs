@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::Absence;
@@ -62,8 +63,10 @@ struct State {
 }
 
 /// Holds the newest state until the caller takes it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slot {
+    /// The client's.
+    runtime: Handle,
     state: Mutex<State>,
     /// Notified when there is an offer.
     filled: Notify,
@@ -98,6 +101,15 @@ impl Returned {
 }
 
 impl Slot {
+    pub(super) fn new(runtime: &Handle) -> Self {
+        Self {
+            runtime: runtime.clone(),
+            state: Mutex::default(),
+            filled: Notify::new(),
+            asked: Notify::new(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -149,6 +161,26 @@ impl Slot {
         self.lock().offer.take()
     }
 
+    /// Drops the offer. Memory is unmapped on a blocking thread: an async thread sends no heartbeats during
+    /// that time.
+    pub(super) fn clear(&self) {
+        let offer = self.retract();
+        self.let_go(offer);
+    }
+
+    /// Ends the follow.
+    pub(super) fn end(&self, error: Error) {
+        let before = self.put(Offer::End(error));
+        self.let_go(before);
+    }
+
+    fn let_go(&self, offer: Option<Offer>) {
+        if let Some(Offer::Memory(memory, _)) = offer {
+            // A runtime that has ended drops it at once.
+            drop(self.runtime.spawn_blocking(move || drop(memory)));
+        }
+    }
+
     pub(super) fn view(&self) -> View {
         let state = self.lock();
         View {
@@ -163,5 +195,12 @@ impl Slot {
                 }
             },
         }
+    }
+}
+
+impl Drop for Slot {
+    /// A task that is aborted may have put memory here after the caller cleared it.
+    fn drop(&mut self) {
+        self.clear();
     }
 }

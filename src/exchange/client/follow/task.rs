@@ -1,23 +1,23 @@
 //! The task behind a follow: tracks the state of the name and offers it to the caller.
 
+mod ends;
+mod failures;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::decide::{Due, Fate, Seen, due, fate};
-use super::generation::Generation;
-use super::slot::{Offer, Offered, Slot, Told, View};
+use super::decide::{Due, Seen, due};
+use super::generation::{Generation, Listed};
+use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use super::{Absence, LeaseState};
 use crate::exchange::client::session::{Notified, Session, is_final};
-use crate::exchange::client::{Client, FetchOptions, Reconnect, RemoteBuffer, open};
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{Answer, Ask, Watch};
+use crate::exchange::client::{Client, FetchOptions, RemoteBuffer, open};
+use crate::exchange::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
-
-/// How often memory is fetched when its import fails for a reason that may not pass.
-const ATTEMPTS: u32 = 3;
+use ends::Ends;
+use failures::Failures;
 
 struct Follower {
     client: Client,
@@ -35,33 +35,33 @@ struct Follower {
     poll_at: Option<Instant>,
     /// After a failure: no request and no fetch before this time.
     not_before: Option<Instant>,
-    /// The memory that the counts below refer to.
-    last: Option<Generation>,
-    pauses: u32,
-    attempts: u32,
+    /// The newest entry of the name.
+    last: Option<Listed>,
+    /// Why this client cannot fetch the memory of that entry. Only another entry is fetched.
+    rejected: Option<Error>,
+    /// Fetches of that entry that failed.
+    fetches: Failures,
+    /// Requests for the entry that failed since the last one that succeeded.
+    looks: Failures,
+    /// Fetches since the last offer that returned other memory than the entry says.
+    unmatched: u32,
+    /// Entries that were requested without a watch.
+    polls: u32,
     /// The number of notices about the name received so far.
     heard: u64,
     /// The last seen lease state of the returned memory.
     lease: LeaseState,
 }
 
-/// Tells the slot, when dropped, that the task has ended, for whatever reason.
-struct Ends(Arc<Slot>, Error);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        drop(self.0.put(Offer::End(self.1.clone())));
-    }
+/// Runs the follow until it ends. A runtime that has ended drops the future before it is
+/// polled, which ends the follow too.
+pub(super) fn run(fetch: FetchOptions, slot: Arc<Slot>) -> impl Future<Output = ()> {
+    let ends = Ends::new(&slot, fetch.client().session());
+    follow(fetch, slot, ends)
 }
 
-/// Runs the follow until it ends.
-pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) {
+async fn follow(fetch: FetchOptions, slot: Arc<Slot>, ends: Ends) {
     let client = fetch.client().clone();
-    let ended = Error::PeerLost {
-        peer: client.peer(),
-        why: "the client's runtime has ended".into(),
-    };
-    let mut ends = Ends(Arc::clone(&slot), ended);
     let session = client.session();
     let follower = Follower {
         // Subscribed before the first look, so that no change is missed.
@@ -76,13 +76,16 @@ pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) {
         poll_at: None,
         not_before: None,
         last: None,
-        pauses: 0,
-        attempts: 0,
+        rejected: None,
+        fetches: Failures::default(),
+        looks: Failures::default(),
+        unmatched: 0,
+        polls: 0,
         heard: 0,
         lease: LeaseState::Held,
     };
     let Err(error) = follower.follow().await;
-    ends.1 = error;
+    ends.because(error);
 }
 
 impl Follower {
@@ -129,16 +132,17 @@ impl Follower {
         match news {
             Ok(Notified::Published(entry)) if entry.name == self.fetch.name() => {
                 self.heard += 1;
-                self.denotes(Generation::of(&entry.memory));
+                self.denotes(&entry);
             }
             Ok(Notified::Gone(name)) if *name == *self.fetch.name() => {
                 self.heard += 1;
-                self.seen = Seen::Absent(Absence::NotThere);
+                self.denotes_nothing();
             }
             // The new connection watches no names yet.
             Ok(Notified::Fresh) | Err(Lagged(_)) => {
                 self.stale = true;
                 self.not_before = None;
+                self.rejected = None;
             }
             Ok(Notified::Over) | Err(Closed) => return Err(self.session().down()),
             Ok(_) => {}
@@ -146,13 +150,25 @@ impl Follower {
         Ok(())
     }
 
-    fn denotes(&mut self, generation: Generation) {
-        if self.last.as_ref() != Some(&generation) {
-            self.last = Some(generation.clone());
+    fn denotes(&mut self, entry: &Entry) {
+        let listed = Listed::of(entry);
+        let generation = listed.generation.clone();
+        if self.last.as_ref() != Some(&listed) {
+            self.last = Some(listed);
+            self.rejected = None;
             self.not_before = None;
-            (self.pauses, self.attempts) = (0, 0);
+            self.fetches = Failures::default();
+            self.polls = 0;
         }
-        self.seen = Seen::Present(generation);
+        self.seen = match &self.rejected {
+            Some(why) => Seen::Absent(Absence::Unavailable(why.clone())),
+            None => Seen::Present(generation),
+        };
+    }
+
+    fn denotes_nothing(&mut self) {
+        self.rejected = None;
+        self.seen = Seen::Absent(Absence::NotThere);
     }
 
     /// Checks whether the server is gone, or no longer admits this client.
@@ -203,10 +219,7 @@ impl Follower {
     /// Waits until a next step may be due.
     async fn rest(&mut self, view: &View) -> Result<()> {
         let returned = lease_changes(view.returned.as_ref().map(|lease| (lease, &self.lease)));
-        let offered = match &view.offered {
-            Offered::Memory(lease) => Some((lease, &LeaseState::Held)),
-            _ => None,
-        };
+        let offered = offered_lease(view).map(|lease| (lease, &LeaseState::Held));
         let waits = self.stale || due(&self.seen, view) == Due::Fetch;
         let until = self.not_before.filter(|_| waits);
         tokio::select! {
@@ -253,14 +266,16 @@ impl Follower {
         };
         let (entry, watched) = match looked {
             Ok(looked) => looked,
-            Err(error) => return self.unavailable(error),
+            Err(error) => return self.look_failed(error),
         };
+        self.looks = Failures::default();
         self.stale = false;
         match entry {
-            Some(entry) => self.denotes(Generation::of(&entry.memory)),
-            None => self.seen = Seen::Absent(Absence::NotThere),
+            Some(entry) => self.denotes(&entry),
+            None => self.denotes_nothing(),
         }
-        self.poll_at = (!watched).then(|| self.next_pause());
+        self.poll_at = (!watched).then(|| self.pause_after(self.polls));
+        self.polls = self.polls.saturating_add(1);
         self.catch_up()?;
         // Notices that crossed the answer may be older or newer than it, so ask again.
         self.stale |= self.heard != heard;
@@ -275,90 +290,49 @@ impl Follower {
         };
         let memory = match fetched {
             Ok(memory) => memory,
-            Err(error) => return self.unavailable(error),
+            Err(error) => return self.fetch_failed(error),
         };
         self.catch_up()?;
         let generation = Generation::of(memory.description());
         let denoted = matches!(&self.seen, Seen::Present(seen) if *seen == generation);
         if !denoted || memory.state() != LeaseState::Held {
-            // Notices about it may still be on their way.
             discard_memory(memory).await;
-            self.stale = true;
-            self.pause();
+            self.not_as_listed(denoted);
             return Ok(());
         }
-        (self.pauses, self.attempts) = (0, 0);
+        (self.fetches, self.unmatched) = (Failures::default(), 0);
         discard(self.slot.put(Offer::Memory(Box::new(memory), generation))).await;
         Ok(())
     }
 
     /// Runs `work` until it is done, or returns `None` when the server is gone. Meanwhile it tells a waiting
-    /// caller about changes to the lease that the caller holds.
+    /// caller about changes to the lease that the caller holds, and releases offered memory that the exporter
+    /// wants back.
     async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<Option<T>> {
         tokio::pin!(work);
         loop {
             self.look_at_leases()?;
             let view = self.slot.view();
             let returned = view.returned.as_ref().map(|lease| (lease, &self.lease));
+            let offered = offered_lease(&view);
+            if offered.is_some_and(|lease| !lease.is_held()) {
+                self.slot.clear();
+                continue;
+            }
+            let offered = offered.map(|lease| (lease, &LeaseState::Held));
             tokio::select! {
                 biased;
                 done = &mut work => return Ok(Some(done)),
                 Ok(()) = self.gone.changed() => {}
                 Ok(()) = self.barred.changed() => {}
                 () = lease_changes(returned) => continue,
+                () = lease_changes(offered) => continue,
             }
             self.see_server()?;
             if matches!(self.seen, Seen::Absent(Absence::Away(_))) {
                 return Ok(None);
             }
         }
-    }
-
-    /// Records a failed attempt, and schedules the next one after a pause if another may succeed.
-    fn unavailable(&mut self, error: Error) -> Result<()> {
-        if !self.session().is_open() {
-            return Err(self.session().down());
-        }
-        match fate(&error) {
-            Fate::Final => return Err(error),
-            Fate::Passes => {}
-            Fate::Unknown => {
-                self.attempts += 1;
-                if self.attempts >= ATTEMPTS {
-                    return Err(error);
-                }
-            }
-        }
-        tracing::debug!(name = self.fetch.name(), %error, "followed memory is not available");
-        let not_there = matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::NotFound,
-                ..
-            }
-        );
-        self.seen = Seen::Absent(match not_there {
-            true => Absence::NotThere,
-            false => Absence::Unavailable(error),
-        });
-        self.stale = true;
-        self.pause();
-        Ok(())
-    }
-
-    fn pause(&mut self) {
-        self.not_before = Some(self.next_pause());
-    }
-
-    /// Returns the end of the next pause, if it begins now.
-    fn next_pause(&mut self) -> Instant {
-        let mut reconnect = self.session().dial.options.reconnect;
-        if reconnect.is_never() {
-            reconnect = Reconnect::default();
-        }
-        let pause = reconnect.pause(self.pauses).max(Duration::from_millis(1));
-        self.pauses = self.pauses.saturating_add(1);
-        deadline(pause)
     }
 }
 
@@ -381,9 +355,15 @@ async fn at(when: Option<Instant>) {
     }
 }
 
-fn lease_changes(
-    lease: Option<(&super::slot::Returned, &LeaseState)>,
-) -> impl Future<Output = ()> + use<> {
+/// The lease of offered memory.
+const fn offered_lease(view: &View) -> Option<&Returned> {
+    match &view.offered {
+        Offered::Memory(lease) => Some(lease),
+        _ => None,
+    }
+}
+
+fn lease_changes(lease: Option<(&Returned, &LeaseState)>) -> impl Future<Output = ()> + use<> {
     let lease = lease.map(|(lease, seen)| (lease.clone(), seen.clone()));
     async move {
         match lease {

@@ -7,6 +7,7 @@ use crate::exchange::client::session::Notified;
 use crate::exchange::protocol::*;
 
 mod endings;
+mod failures;
 
 /// Expects a watch request for "x", and answers it.
 async fn watched(peer: &mut Peer, entries: Vec<Entry>) {
