@@ -1,5 +1,7 @@
 //! `egmem fetch --follow`: over a service that is killed, and names that are deleted.
 
+use std::io::Read;
+
 use rustix::process::Signal;
 
 use crate::harness::{Running, Service, USUAL, driver, egmem, stderr};
@@ -73,4 +75,40 @@ fn bytes_of_one_memory_after_the_other_are_refused() {
     assert!(!output.status.success() && output.stdout.is_empty());
     assert!(stderr(&output).contains("--follow"), "{}", stderr(&output));
     service.drained();
+}
+
+/// Follows with a copy to a pipe, of which the test has read one byte.
+fn copying(service: &Service) -> (Running, std::fs::File) {
+    let pipe = service.path("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let client = follow(service, &["scratch", "--read", pipe.to_str().unwrap()]);
+    let mut reader = std::fs::File::open(&pipe).unwrap();
+    reader.read_exact(&mut [0]).unwrap();
+    (client, reader)
+}
+
+#[test]
+fn a_signal_ends_a_copy_and_releases_the_memory() {
+    let service = Service::start(USUAL);
+    let (mut client, mut reader) = copying(&service);
+    client.signal(Signal::TERM);
+    client.line("ending");
+    let mut copied = Vec::new();
+    reader.read_to_end(&mut copied).unwrap();
+    assert!(copied.len() < 4_999_999, "{} bytes", copied.len());
+    client.line("released");
+    assert_eq!(client.end().code(), Some(0));
+    service.drained();
+}
+
+#[test]
+fn a_second_signal_ends_a_copy_that_nobody_reads() {
+    let service = Service::start(USUAL);
+    let (mut client, reader) = copying(&service);
+    client.signal(Signal::INT);
+    client.line("ending");
+    client.signal(Signal::TERM);
+    assert_eq!(client.end().code(), Some(128 + 15));
+    drop(reader);
 }

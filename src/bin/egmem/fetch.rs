@@ -118,7 +118,7 @@ impl Fetch {
         let begun = Instant::now();
         let memory = options.go().await?;
         let took = (!driver.is_simulated()).then(|| begun.elapsed());
-        self.show_and_use(driver, &memory, took)?;
+        self.show_and_use(driver, &memory, took, &|| false)?;
         let to_stdout = self.reads_to_stdout();
         if self.hold {
             hold(&memory, to_stdout).await?;
@@ -154,13 +154,15 @@ impl Fetch {
         self.read.as_deref() == Some(Path::new("-"))
     }
 
-    /// Shows the fetched memory, then checks, writes and reads it as requested.
+    /// Shows the fetched memory, then checks, writes and reads it as requested. Returns `false` if `stop` ended
+    /// that early.
     fn show_and_use(
         &self,
         driver: &Driver,
         memory: &RemoteBuffer,
         took: Option<Duration>,
-    ) -> Result<()> {
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool> {
         let to_stdout = self.reads_to_stdout();
         if !to_stdout {
             print(&summary(memory, took))?;
@@ -173,13 +175,18 @@ impl Fetch {
             )?;
         }
         if self.verify {
-            say(to_stdout, verify(driver, memory)?)?;
+            let Some(verified) = verify(driver, memory, stop)? else {
+                return Ok(false);
+            };
+            say(to_stdout, verified)?;
         }
         if let Some(file) = &self.read {
-            read(file, &memory.cpu()?)?;
+            if !read(file, &memory.cpu()?, stop)? {
+                return Ok(false);
+            }
             say(to_stdout, format!("  copied to {}\n", file.display()))?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the owner that the memory must have, if one is required.
@@ -254,11 +261,20 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
     )
 }
 
-/// Compares the CPU's and each GPU's reading of the same bytes.
-fn verify(driver: &Driver, memory: &RemoteBuffer) -> Result<String> {
-    let expected = words(&memory.cpu()?)?;
+/// Compares the CPU's and each GPU's reading of the same bytes. Returns `None` if `stop` ended that early.
+fn verify(
+    driver: &Driver,
+    memory: &RemoteBuffer,
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<String>> {
+    let Some(expected) = words(&memory.cpu()?, stop)? else {
+        return Ok(None);
+    };
     let mut gpus = 0;
     for gpu in 0..driver.device_count()? {
+        if stop() {
+            return Ok(None);
+        }
         if memory.access(Location::Device(gpu))? == Access::None {
             continue;
         }
@@ -273,25 +289,29 @@ fn verify(driver: &Driver, memory: &RemoteBuffer) -> Result<String> {
         }
         gpus += 1;
     }
-    Ok(format!(
+    Ok(Some(format!(
         "  verified: the CPU and {gpus} GPU{} read the same bytes\n",
         if gpus == 1 { "" } else { "s" }
-    ))
+    )))
 }
 
-/// Returns the exclusive or of all whole words, as [`Prover::read`] computes it.
-fn words(cpu: &CpuView<'_>) -> Result<u64> {
+/// Returns the exclusive or of all whole words, as [`Prover::read`] computes it; `None` if `stop` ended that
+/// early.
+fn words(cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<Option<u64>> {
     let mut piece = vec![0_u64; PIECE / 8];
     let count = cpu.len() / 8;
     let mut all = 0;
     let mut done = 0;
     while done < count {
+        if stop() {
+            return Ok(None);
+        }
         let now = (count - done).min(piece.len() as u64) as usize;
         cpu.read_at(done * 8, &mut piece[..now])?;
         all = piece[..now].iter().fold(all, |all, word| all ^ word);
         done += now as u64;
     }
-    Ok(all)
+    Ok(Some(all))
 }
 
 fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
@@ -309,7 +329,8 @@ fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
     }
 }
 
-fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
+/// Copies the memory to a file. Returns `false` if `stop` ended that early.
+fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool> {
     let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
     let to_stdout = path.as_os_str() == "-";
     let mut file: Box<dyn Write> = match to_stdout {
@@ -319,16 +340,19 @@ fn read(path: &Path, cpu: &CpuView<'_>) -> Result<()> {
     let mut piece = vec![0_u8; PIECE];
     let mut done = 0;
     while done < cpu.len() {
+        if stop() {
+            return Ok(false);
+        }
         let count = (cpu.len() - done).min(PIECE as u64) as usize;
         cpu.read_at(done, &mut piece[..count])?;
         match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
             // The reader wants no more.
-            Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(true),
             written => written.map_err(fail)?,
         }
         done += count as u64;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Waits for a signal, or until the server recalls the memory; losing the memory is an error.

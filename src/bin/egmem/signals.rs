@@ -34,6 +34,8 @@ pub enum Left {
     Drain,
     /// The driver has not answered yet.
     Driver,
+    /// It copies fetched memory, or releases it.
+    Fetched,
 }
 
 impl Left {
@@ -44,6 +46,9 @@ impl Left {
                 "holders were not waited for and memory was not given back; what they have mapped stays"
             }
             Self::Driver => "a driver call was not waited for",
+            Self::Fetched => {
+                "the fetched memory was not released; its lease ends at the server by itself"
+            }
         }
     }
 }
@@ -172,7 +177,8 @@ impl Kernel {
     }
 }
 
-fn end_now(name: &str, number: i32, left: Left) -> ! {
+/// Ends the process with the status of this signal.
+pub fn end_now(name: &str, number: i32, left: Left) -> ! {
     // Standard error may be full, and the driver library's exit handlers may wait for the very call that
     // hangs. If no thread can be started, the process takes that risk.
     let _ = std::thread::Builder::new().spawn(|| {

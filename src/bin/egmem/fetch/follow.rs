@@ -3,9 +3,11 @@
 use egmem::exchange::{FetchOptions, Followed, LeaseState};
 use egmem::{Driver, Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 use super::Fetch;
 use crate::output::print;
+use crate::signals::{Left, end_now};
 
 impl Fetch {
     /// Follows the name until a signal arrives, or an error ends the follow.
@@ -14,12 +16,12 @@ impl Fetch {
             let why = "--follow copies memory more than once; give --read a file";
             return Err(Error::invalid("--read -", why));
         }
-        let mut signals = Signals::new()?;
+        let mut end = Ending::new()?;
         let mut follow = options.follow();
         let mut held = None;
         loop {
             let next = tokio::select! {
-                () = signals.recv() => break,
+                () = end.requested() => break,
                 next = follow.next() => next,
             };
             // Before the next memory is used, so that its exporter does not have to wait.
@@ -28,9 +30,12 @@ impl Fetch {
             }
             match next? {
                 Followed::Memory(memory) => {
-                    self.show_and_use(driver, &memory, None)?;
-                    print("  following\n")?;
+                    let used = self.show_and_use(driver, &memory, None, &|| end.is_requested())?;
                     held = Some(memory);
+                    if !used {
+                        break;
+                    }
+                    print("  following\n")?;
                 }
                 Followed::Gone(why) => print(&format!("{}: gone: {why}\n", self.name))?,
                 other => print(&format!("{}: {other:?}\n", self.name))?,
@@ -63,9 +68,48 @@ impl Signals {
     }
 
     pub(super) async fn recv(&mut self) {
+        self.next().await;
+    }
+
+    async fn next(&mut self) -> (&'static str, SignalKind) {
         tokio::select! {
-            _ = self.end.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.end.recv() => ("SIGTERM", SignalKind::terminate()),
+            _ = self.interrupt.recv() => ("SIGINT", SignalKind::interrupt()),
+        }
+    }
+}
+
+/// A request to end, received by the runtime's other thread while this one copies. A second signal ends the
+/// process at once: a copy to a pipe that nobody reads does not return.
+struct Ending(watch::Receiver<bool>);
+
+impl Ending {
+    fn new() -> Result<Self> {
+        let mut signals = Signals::new()?;
+        let (request, requested) = watch::channel(false);
+        tokio::spawn(async move {
+            signals.recv().await;
+            request.send_replace(true);
+            // Standard output may be full, and this thread must receive the next signal.
+            let _ = std::thread::Builder::new().spawn(|| print("  ending\n"));
+            let (name, kind) = signals.next().await;
+            end_now(
+                &format!("a second {name}"),
+                kind.as_raw_value(),
+                Left::Fetched,
+            )
+        });
+        Ok(Self(requested))
+    }
+
+    fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    async fn requested(&mut self) {
+        if self.0.wait_for(|&requested| requested).await.is_err() {
+            // The task ends only with the process.
+            std::future::pending().await
         }
     }
 }
