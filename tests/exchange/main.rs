@@ -233,6 +233,15 @@ async fn without_room_or_wish_nothing_is_probed() {
         "{why}"
     );
     assert!(why.contains("room_for_probes"), "{why}");
+    assert!(why.contains("published it without probes"), "{why}");
+    let tight = buffer(&own, (2 << 20) - 7);
+    let _tight = server.publish("tight", tight).now().unwrap();
+    let remote = within(client.fetch("tight").go()).await.unwrap();
+    let why = remote.proved().why_not.as_ref().unwrap();
+    assert!(
+        why.contains("2097145 of the 2097152 bytes") && why.contains("needs 8 bytes instead of 7"),
+        "{why}"
+    );
     let remote = within(client.fetch("some").probe(false).go())
         .await
         .unwrap();

@@ -102,9 +102,15 @@ fn no_room(memory: &Description) -> String {
     if memory.is_window() {
         "a window on larger memory has no room for a probe".into()
     } else if padded - len < 8 {
+        let room = match padded - len {
+            0 => format!("all {padded} bytes that are allocated are in use"),
+            spare => format!(
+                "{len} of the {padded} bytes that are allocated are in use, and a probe needs 8 bytes instead of {spare}"
+            ),
+        };
         format!(
-            "the exporter has no room for a probe: all {padded} bytes that are allocated are in use ({len}); \
-             its owner can allocate it with `BufferOptions::room_for_probes`"
+            "the exporter has no room for a probe: {room}; unless its owner published it without probes, \
+             allocating it with `BufferOptions::room_for_probes` makes room"
         )
     } else {
         format!(

@@ -144,6 +144,37 @@ async fn watchers_hear_of_what_they_may_see() {
     close(server, &driver).await;
 }
 
+#[tokio::test]
+async fn watchers_of_a_hidden_name_hear_nothing_of_it() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let shared = memory(&driver);
+    let mut raw = Raw::open(&server).await;
+    for prefix in ["hidden", "hid", ""] {
+        let prefix = prefix.into();
+        let names = raw.ask(Ask::Watch(Watch { prefix })).await.0;
+        assert!(matches!(names, Answer::Names(names) if names.entries.is_empty()));
+    }
+    for _ in 0..3 {
+        let hidden = server.publish("hidden", shared.clone()).who(Who::nobody());
+        let hidden = hidden.now().unwrap();
+        hidden.set_who(Who::list(["node-c"]).unwrap());
+        hidden.set_who(Who::list(["node-d"]).unwrap());
+        drop(hidden);
+        // Events arrive in the order in which they happened, and an answer after the events before it.
+        let seen = server.publish("hidden/seen", shared.clone()).now().unwrap();
+        assert!(
+            matches!(raw.notice().await, Event::Published(entry) if entry.name == "hidden/seen")
+        );
+        drop(seen);
+        assert!(matches!(raw.notice().await, Event::Gone(gone) if gone.name == "hidden/seen"));
+        assert!(raw.names("").await.is_empty());
+        assert!(raw.notices.is_empty(), "{:?}", raw.notices);
+    }
+    drop((shared, raw));
+    close(server, &driver).await;
+}
+
 /// Creates at most a MiB of memory.
 #[derive(Default)]
 struct Maker {
