@@ -135,7 +135,7 @@ impl Group {
             via,
         };
         let (mut turn, call) = self.turn(within, own).await?;
-        // Before it enters: the others may succeed although this rank does not hear so.
+        // Before it enters: the others may succeed although this rank gets no answer.
         turn.kept.add(call.number, memory.clone());
         let slots = match self.unless_lost(call.gather_memory(via)).await {
             Ok(slots) => slots,
@@ -239,7 +239,7 @@ const fn failed_for_all(error: &Error) -> bool {
 
 /// Drops memory on a blocking thread. An unmap takes as long as the driver does.
 pub(super) async fn discard<T: Send + 'static>(memory: T) {
-    // An error means that the runtime ends; the memory is dropped all the same.
+    // An error means that the runtime is ending; the memory is dropped anyway.
     let _ = blocking(move || drop(memory)).await;
 }
 

@@ -43,7 +43,7 @@ impl Crowd {
         }
     }
 
-    /// All ranks enter and are told; as many pages as there can be are being written to each of them.
+    /// All ranks enter and get their answers; the most pages possible are being written to each of them.
     fn gather(&mut self, of: u64, operation: &Operation) {
         let mut requests = Vec::new();
         let mut last = 0;
@@ -79,7 +79,7 @@ impl Crowd {
             panic!("{}", shown(Some(&page)));
         };
         let frame = 2 * roster.reply(page, u64::MAX).len();
-        // With what was told before go the charges of earlier results.
+        // The charges of earlier results end with the earlier answers.
         self.story.told.clear();
         let frames: Vec<_> = (0..self.size).map(|_| self.account.charge(frame)).collect();
         let before = self.accounts.bytes();
@@ -87,7 +87,7 @@ impl Crowd {
             frames.iter().all(Result::is_ok),
             "of {frame} bytes each: {before}"
         );
-        // Slow ranks are still being told when others enter the next gather.
+        // Answers to slow ranks are still being written when others enter the next gather.
         let given = account::gather(&number(self.round, of, operation.clone()));
         let next: Vec<_> = (0..self.size).map(|_| self.account.charge(given)).collect();
         let kept = self.accounts.bytes();
@@ -175,7 +175,7 @@ fn a_rank_that_a_limit_refuses_fails_the_gather_for_all() {
         assert_eq!((why.reason.as_str(), &why.ranks[..]), ("limit", &[2][..]));
         assert_eq!(why.detail, "rank 2: 9 bytes");
     }
-    // The next call is another one, and who has no place in the round changes nothing.
+    // The next call is a new one, and a session without a seat in the round changes nothing.
     let next = [0, 1].map(|session| story.gather(at(3), session, barrier(round, 2)));
     let told = refuse(&mut story, 7, 2);
     assert!(matches!(told, Told::Refused(_)), "{}", shown(Some(&told)));

@@ -420,7 +420,7 @@ fn each_of_the_last_failures_keeps_its_reason() {
     let round = story.complete(2);
     let all = [0, 1].map(|session| story.gather(at(1), session, barrier(round, 1)));
     story.passed(&all);
-    // Gathers 2 and 3 fail by disagreement, 4 and 5 because a rank goes on, the others in time.
+    // Gathers 2 and 3 fail by disagreement, 4 and 5 because a rank continues, the others by timeout.
     for of in [2, 3] {
         story.gather(at(1), 0, barrier(round, of));
         story.gather(at(1), 1, number(round, of, bytes(0, 1)));
