@@ -103,7 +103,7 @@ fn the_largest_group_of_one_peer_gathers_as_much_as_is_allowed() {
     let mut large = memory();
     large.parts = (0..64_u64)
         .map(|allocation| {
-            let mut part = large.parts[0].clone();
+            let mut part = large.parts[0];
             part.identity.allocation = allocation;
             part
         })
