@@ -11,7 +11,7 @@ pub fn print(text: &str) -> Result<()> {
     print_while_read(text).map(drop)
 }
 
-/// As [`print`], for endless output; returns `false` if the reader has closed the pipe.
+/// As [`print()`], for endless output; returns `false` if the reader has closed the pipe.
 pub fn print_while_read(text: &str) -> Result<bool> {
     print_painted(&escape_lines(text))
 }
