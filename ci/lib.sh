@@ -2,14 +2,17 @@
 # Sourced by the scripts beside it: goes to the repository's root, prints headings and timings.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-# The feature sets that CI builds: everything the package has; what needs no program beside the
+# The published packages; those of them that the least features build; and those that are not published. Only
+# commands that name the last build them, so that no feature that one asks for is on in the others' builds.
+PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-share -p egmem-exchange -p egmem-service)
+BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
+MEMBERS=(-p egmem-chart -p egmem-replay -p egmem-trace)
+
+# The feature sets that CI builds: everything the packages have; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.
 FULL=(--features "async,interop,cli,cudart,etcd")
 PORTABLE=(--features "async,interop,cli,cudart")
 BARE=(--no-default-features)
-# The workspace's other packages, which are not published. Only commands that name them build them, apart from the
-# root's, so that no feature that one asks for is on in the root's builds.
-MEMBERS=(-p egmem-chart -p egmem-replay -p egmem-trace)
 
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
 FULL_NEEDS=(

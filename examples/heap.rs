@@ -17,7 +17,7 @@ use std::time::Duration;
 use egmem::allocator_api2::vec::Vec as HeapVec;
 use egmem::driver::{Access, DevicePtr};
 use egmem::heap::Relief;
-use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
+use egmem::share::{Channel, ImportOptions, Listener, Peers};
 use egmem::{
     Block, Driver, Heap, HeapOptions, Machine, Memory, Result, Stream, Topology, Transfer,
 };
@@ -184,7 +184,7 @@ fn collections(heap: &Heap, stream: &Stream) -> std::result::Result<(), Box<dyn 
 fn share(heap: &Heap) -> std::result::Result<(), Box<dyn StdError>> {
     let block = Arc::new(heap.allocate(Layout::new::<[u64; 1000]>())?);
     block.put(0, 41_u64)?;
-    let shared = Shared::try_from(Arc::clone(&block))?;
+    let shared = Arc::clone(&block).share_arc()?;
 
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");

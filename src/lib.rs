@@ -60,57 +60,37 @@
 //! # Non-goals
 //! Managed (unified) memory, multicast objects, Windows, and kernels for any purpose except proving memory.
 #![deny(missing_docs)]
-#![cfg_attr(feature = "nightly", feature(allocator_api))]
-
-mod accessors;
-mod buffer;
-pub mod capability;
-#[cfg(feature = "certs")]
-pub mod certs;
-pub mod doctor;
-pub mod driver;
-mod error;
-#[cfg(feature = "exchange")]
-pub mod exchange;
-mod explain;
-mod fork;
-mod guard;
-pub mod heap;
-pub mod host;
-#[cfg(feature = "interop")]
-pub mod interop;
-pub mod kernels;
-pub mod memory;
-mod numbers;
-mod per_driver;
-pub mod plain;
-pub mod pool;
-pub mod proof;
-#[cfg(feature = "service")]
-pub mod service;
-#[cfg(feature = "share")]
-pub mod share;
-pub mod size;
-pub mod stream;
-mod teardown;
-pub mod text;
-pub mod topology;
-pub mod vmm;
 
 /// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.
 #[cfg(feature = "allocator-api2")]
 pub use allocator_api2;
-pub use buffer::{Buffer, BufferOptions};
-pub use driver::Driver;
-pub use driver::sim::Machine;
-pub use error::{
-    Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
+#[doc(inline)]
+pub use egmem_core::error::{
+    Distrust, DriverError, End, Explained, Mismatch, NoRoom, Refusal, Unreachable,
 };
-pub use heap::{Block, Heap, HeapOptions};
-pub use memory::Memory;
-pub use pool::{Pool, PoolBuffer};
-pub use stream::{Event, Stream, Transfer};
-pub use topology::Topology;
+#[cfg(feature = "interop")]
+#[doc(inline)]
+pub use egmem_core::interop;
+#[doc(inline)]
+pub use egmem_core::{
+    Buffer, BufferOptions, Driver, Error, Event, Machine, Memory, Pool, PoolBuffer, Result, Stream,
+    Topology, Transfer, capability, doctor, driver, host, kernels, memory, plain, pool, proof,
+    size, stream, text, topology, vmm,
+};
+#[cfg(feature = "exchange")]
+#[doc(inline)]
+pub use egmem_exchange as exchange;
+#[cfg(feature = "certs")]
+#[doc(inline)]
+pub use egmem_exchange::certs;
+#[doc(inline)]
+pub use egmem_heap::{self as heap, Block, Heap, HeapOptions};
+#[cfg(feature = "service")]
+#[doc(inline)]
+pub use egmem_service as service;
+#[cfg(feature = "share")]
+#[doc(inline)]
+pub use egmem_share as share;
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]

@@ -173,7 +173,7 @@ const OPERATIONS: &[Operation] = &[
         let imported = other.receive_pool(driver)?;
         one.send_pool_buffer(&mut lent)?;
         let stream = Stream::new(driver, 1)?;
-        imported.receive_buffer(&mut other, &stream)?.free()?;
+        other.receive_pool_buffer(&imported, &stream)?.free()?;
         lent.wait(std::time::Duration::ZERO)
     }),
     ("pool destroyed", |driver| {

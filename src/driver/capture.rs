@@ -1,6 +1,6 @@
 //! Captures of streams into CUDA graphs, and how to leave them undisturbed.
 
-use super::Driver;
+use crate::Driver;
 
 /// How the calling thread's calls interact with captures: `CUstreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,13 +22,14 @@ impl CaptureMode {
 /// events must not spoil a graph that it knows nothing of.
 ///
 /// Source: `cuThreadExchangeStreamCaptureMode`.
-pub(crate) struct Relaxed<'a> {
+pub struct Relaxed<'a> {
     driver: &'a Driver,
     before: Option<CaptureMode>,
 }
 
 impl<'a> Relaxed<'a> {
-    pub(crate) fn new(driver: &'a Driver) -> Self {
+    /// Sets the mode.
+    pub fn new(driver: &'a Driver) -> Self {
         // A driver without this call cannot capture either, or the later calls return an error.
         let before = driver
             .thread_exchange_capture_mode(CaptureMode::RELAXED)
@@ -54,7 +55,7 @@ impl Drop for Relaxed<'_> {
 mod tests {
     use super::*;
     use crate::Machine;
-    use crate::driver::{Call, Code};
+    use crate::{Call, Code};
 
     #[test]
     fn the_thread_has_its_mode_back_afterwards() {

@@ -379,3 +379,14 @@ pub struct LaunchDims {
     /// Threads per block: 1 to 1024.
     pub threads: u32,
 }
+
+/// The API through which pools are used. Both share their objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolApi {
+    /// The driver API: `cuMemPoolCreate` and its family.
+    #[default]
+    Driver,
+    /// The runtime API: `cudaMemPoolCreate` and its family. Needs the feature `cudart`.
+    Runtime,
+}

@@ -78,7 +78,7 @@ impl DeviceAttribute {
 
 /// Replaces the error if memory at `location` with `handle_types` was refused because the driver is older
 /// than the request.
-pub(crate) fn explain(
+pub fn explain(
     error: Error,
     have: CudaVersion,
     location: Location,
@@ -104,7 +104,7 @@ pub(crate) fn explain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Call;
+    use crate::Call;
 
     #[test]
     fn newer_drivers_lack_less() {

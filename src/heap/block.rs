@@ -9,7 +9,7 @@ use super::shared::Shared;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing;
-use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::{Error, Event, Result, Stream};
 
 /// Memory from a [`Heap`](super::Heap), freed on drop.
@@ -222,7 +222,8 @@ impl fmt::Debug for Block {
 
 impl_cpu_memory!(Block);
 
-impl Sealed for Block {
+// SAFETY: the heap keeps the chunk below it mapped while the block lives, and the chunk's mapping answers.
+unsafe impl AccessChecks for Block {
     /// All chunks of a heap have the same access for their whole life, so the first byte answers for all.
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         let driver = &self.heap().driver;

@@ -199,8 +199,8 @@ fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Heap;
     use crate::driver::NodeId;
-    use crate::heap::Heap;
     use crate::{Driver, Machine};
 
     #[test]

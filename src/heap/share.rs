@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 use super::Block;
 use super::backing::Chunk;
 use crate::per_driver::lock;
-use crate::share::{Exports, Holds, Shared};
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
+use egmem_share::{Exports, Holds, Shared};
 
 /// The chunks of a heap that have shared blocks, so that each chunk is exported once.
 #[derive(Debug, Default)]
@@ -48,12 +48,12 @@ impl Shares {
 }
 
 impl Block {
-    /// Prepares the block to be sent over a [`Channel`](crate::share::Channel), published on the exchange or
+    /// Prepares the block to be sent over a [`Channel`](egmem_share::Channel), published on the exchange or
     /// contributed to a group. The block becomes a window on its chunk, which is exported once, and imported
     /// once by each peer, for any number of its blocks.
     ///
     /// The block stays allocated until the last clone of the result is dropped, and its chunk is not trimmed
-    /// meanwhile. To keep using the block here, share an `Arc` of it: `Shared::try_from(Arc::clone(&block))`.
+    /// meanwhile. To keep using the block here, share an `Arc` of it: `Arc::clone(&block).share_arc()`.
     ///
     /// **A handle grants the whole chunk.** An importer of the block can access every block of its chunk,
     /// including blocks allocated later, as [`Shared::window`] says: put data that importers must not see
@@ -81,7 +81,7 @@ impl Block {
     /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
     /// let heap = Heap::on(NodeId(0)).shareable().build(&driver)?;
     /// let block = Arc::new(heap.allocate(Layout::new::<[u64; 1000]>())?);
-    /// let shared = Shared::try_from(Arc::clone(&block))?;
+    /// let shared = Arc::clone(&block).share_arc()?;
     /// let (description, handles) = (
     ///     shared.describe(Access::ReadWrite)?,
     ///     shared.export(HandleType::PosixFd)?,
@@ -95,29 +95,27 @@ impl Block {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn share(self) -> Result<Shared> {
-        Shared::try_from(Arc::new(self))
+        Arc::new(self).share_arc()
     }
-}
 
-impl TryFrom<Arc<Block>> for Shared {
-    type Error = Error;
-
-    /// As [`Block::share`], for a block that stays in use here.
-    fn try_from(block: Arc<Block>) -> Result<Self> {
-        let heap = block.heap();
+    /// As [`share`](Self::share), for a block that stays in use here.
+    ///
+    /// # Errors
+    /// As [`share`](Self::share).
+    pub fn share_arc(self: Arc<Self>) -> Result<Shared> {
+        let heap = self.heap();
         let backing = lock(&heap.backing);
         // Every block has a chunk behind it.
-        let chunk = backing
-            .as_ref()
-            .and_then(|all| all.chunk_at(block.offset()));
+        let chunk = backing.as_ref().and_then(|all| all.chunk_at(self.offset()));
         let chunk = chunk.filter(|chunk| chunk.memory().props().handle_types.bits() != 0);
         let Some(chunk) = chunk else {
             let why = "its heap was built without `shareable`";
             return Err(Error::invalid("block", why));
         };
-        let within = block.offset() - chunk.range().start;
+        let within = self.offset() - chunk.range().start;
         let held = heap.shares.hold(chunk);
         drop(backing);
-        Self::from_held(vec![held], within, crate::Memory::len(&*block), block)
+        let len = crate::Memory::len(&*self);
+        Shared::from_held(vec![held], within, len, self)
     }
 }

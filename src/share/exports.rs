@@ -13,7 +13,7 @@ use crate::{Error, Result};
 
 /// Physical memory that another owner keeps alive, together with its exports: a chunk with many shared
 /// blocks.
-pub(crate) trait Holds: fmt::Debug + Send + Sync {
+pub trait Holds: fmt::Debug + Send + Sync {
     /// Returns the memory, the same for the value's whole life.
     fn physical(&self) -> &PhysicalMemory;
     /// Returns the memory's exports.
@@ -22,7 +22,7 @@ pub(crate) trait Holds: fmt::Debug + Send + Sync {
 
 /// The handles of one physical memory and the CPU's mapping of it, each created on first use.
 #[derive(Debug, Default)]
-pub(crate) struct Exports {
+pub struct Exports {
     // In this order: unmapped first, then closed.
     cpu: Mutex<Option<Mapping>>,
     fd: Mutex<Option<OwnedFd>>,

@@ -4,9 +4,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
-#[cfg(feature = "exchange")]
-use std::os::fd::FromRawFd;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 use rustix::net::{
@@ -17,7 +15,7 @@ use rustix::net::{
 use super::Credentials;
 
 /// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
-pub(crate) const MAX_FDS: usize = 253;
+pub const MAX_FDS: usize = 253;
 
 /// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
 /// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them.
@@ -25,11 +23,7 @@ pub(crate) const MAX_FDS: usize = 253;
 /// # Errors
 /// The system's errors; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
 /// then.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<usize> {
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if fds.len() > MAX_FDS || (bytes.is_empty() && !fds.is_empty()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -51,7 +45,7 @@ pub(crate) fn send(
 /// # Errors
 /// The system's errors; `InvalidData` for more than `max_fds` fds, or if some were lost (this process may
 /// have too many open). All that arrived are closed then, and the bytes are lost: the connection is unusable.
-pub(crate) fn recv(
+pub fn recv(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     max_fds: usize,
@@ -87,7 +81,7 @@ fn invalid(why: &'static str) -> io::Error {
 ///
 /// # Errors
 /// The system's errors.
-pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // Not through rustix, whose process id cannot be 0: the kernel reports 0 for a process in a PID namespace
     // that this one cannot see.
     let mut found = MaybeUninit::<libc::ucred>::zeroed();
@@ -120,8 +114,7 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 
 /// Returns the process that made the other end of the connection, as a pidfd: unlike a process id it never
 /// refers to another process. `None` if the kernel does not support this, as before Linux 6.5.
-#[cfg(feature = "exchange")]
-pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut found: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, and the kernel

@@ -84,8 +84,7 @@ impl ImportOptions {
     }
 
     /// Removes the origin, for descriptions whose sender is not authenticated.
-    #[cfg(feature = "exchange")]
-    pub(crate) fn unshared(mut self) -> Self {
+    pub fn unshared(mut self) -> Self {
         self.origin = None;
         self
     }

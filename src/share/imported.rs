@@ -9,7 +9,7 @@ use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{
-    CpuView, Engine, Memory, Sealed, gpu_access_of_neighbours, impl_cpu_memory,
+    AccessChecks, CpuView, Engine, Memory, gpu_access_of_neighbours, impl_cpu_memory,
     is_read_only_for_cpu,
 };
 use crate::vmm::{Mapping, PhysicalMemory, Reservation};
@@ -189,7 +189,8 @@ impl ImportedBuffer {
 
 impl_cpu_memory!(ImportedBuffer);
 
-impl Sealed for ImportedBuffer {
+// SAFETY: the mapping below it lives as long, and answers.
+unsafe impl AccessChecks for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         gpu_access_of_neighbours(self.mappings(), gpu, self.start() + offset, len)
     }

@@ -99,7 +99,7 @@ impl Peers {
     }
 
     /// Returns whether processes of users other than this process's are admitted.
-    pub(crate) fn reach_beyond_own_user(&self) -> bool {
+    pub fn reach_beyond_own_user(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.users
             .as_ref()

@@ -47,7 +47,7 @@ use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 /// // One process, with a channel to another:
 /// # let mut channel = Channel::new(other, &Peers::same_user())?;
 /// let pool = channel.receive_pool(&driver)?;
-/// let imported = pool.receive_buffer(&mut channel, &stream)?;
+/// let imported = channel.receive_pool_buffer(&pool, &stream)?;
 /// assert_eq!(imported.cpu()?.get::<u64>(0)?, 42);
 /// imported.free()?;
 /// # Ok(()) });
@@ -232,7 +232,8 @@ impl Channel {
     /// [`send`](Self::send).
     pub fn send_pool_buffer(&mut self, lent: &mut LentPoolBuffer) -> Result<()> {
         LentPoolBuffer::sweep();
-        let pointer = Pointer(lent.export_pointer()?);
+        // SAFETY: `lent` frees the allocation after all holders of its pipes.
+        let pointer = Pointer(unsafe { lent.export_pointer() }?);
         let (returned, tether) =
             io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
         let peer = self.peer();
@@ -241,26 +242,25 @@ impl Channel {
         lent.holders.push(Holder { returned, peer });
         self.send_body(&Body::PoolBuffer { bytes, pointer }, &[tether.as_fd()])
     }
-}
 
-impl ImportedPool {
-    /// Waits for an allocation of this pool, from the channel that the pool came from. It will be freed on
-    /// `stream`.
+    /// Waits for an allocation of `pool`, which came from this channel. It will be freed on `stream`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, or an impossible size; the driver's
-    /// INVALID_VALUE for data that is not an allocation of the pool; those of [`Channel::receive`].
-    pub fn receive_buffer(
-        &self,
-        channel: &mut Channel,
+    /// INVALID_VALUE for data that is not an allocation of the pool; those of [`receive`](Self::receive).
+    pub fn receive_pool_buffer(
+        &mut self,
+        pool: &ImportedPool,
         stream: &Stream,
     ) -> Result<ImportedPoolBuffer> {
-        match channel.receive_body()? {
+        match self.receive_body()? {
             (Body::PoolBuffer { bytes, pointer }, mut fds) => {
-                let tether = fds.pop().ok_or_else(|| channel.protocol("no fd"))?;
-                self.import_pointer(&pointer.0, bytes, stream, tether)
+                let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
+                // SAFETY: the exporter sent the pointer from a `LentPoolBuffer`, which keeps the allocation while
+                // the pipe's other end is open.
+                unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }
             }
-            (other, _) => Err(channel.unexpected(&other)),
+            (other, _) => Err(self.unexpected(&other)),
         }
     }
 }

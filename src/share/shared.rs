@@ -144,7 +144,7 @@ impl Shared {
     /// # Errors
     /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers,
     /// and for a `len` of 0; [`Error::OutOfRange`].
-    pub(crate) fn from_held(
+    pub fn from_held(
         parts: Vec<Arc<dyn Holds>>,
         offset: u64,
         len: u64,
@@ -213,8 +213,7 @@ impl Shared {
 
     /// Returns the physical memory if this was made from some, is all of it, and has no other clone or
     /// window.
-    #[cfg(feature = "service")]
-    pub(crate) fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
+    pub fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
         let Self { whole, view, keep } = self;
         let again = |whole| Self {
             whole,

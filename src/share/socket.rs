@@ -22,7 +22,7 @@ const BACKLOG: i32 = 1024;
 
 /// A socket's file, removed when dropped, unless another socket has replaced it. A forked child leaves it.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     born: Generation,
     /// Opened as a path only, so that the file's inode number is not reused.
@@ -70,12 +70,12 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 /// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
 ///
 /// Replaces a socket file at which no process listens any more, but not one at which a process does.
-/// [`SocketLock`] keeps other processes out meanwhile.
+/// A lock keeps other processes out meanwhile.
 ///
 /// # Errors
 /// [`Error::System`] that names the path: `AddrInUse` if a process listens there, or if the file is not a
-/// socket; that of [`SocketLock::take`].
-pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
+/// socket; the error of taking the lock.
+pub fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
     let failed =
         |error: io::Error| Error::system(format!("listening at {}", path.display()), &error);
     let address = address(path)?;
@@ -107,8 +107,7 @@ pub(crate) fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)
 }
 
 /// Returns whether there is a socket at `path` at which no process listens any more.
-#[cfg(feature = "exchange")]
-pub(crate) fn nobody_listens(path: &Path) -> bool {
+pub fn nobody_listens(path: &Path) -> bool {
     address(path).is_ok_and(|address| is_dead(path, &address))
 }
 
@@ -131,7 +130,7 @@ fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
 ///
 /// # Errors
 /// [`Error::TimedOut`] if no process accepts within `timeout`; [`Error::Unreachable`] if no process listens.
-pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
+pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
     let socket =
         new(SocketType::STREAM).map_err(|error| Error::system("making a socket", &error.into()))?;

@@ -358,7 +358,7 @@ fn who_is_told_may_use_the_heap_and_backtraces_name_who_dropped() {
     let named = notes[0].contains("drops_it") || notes[0].contains("0: <unknown>");
     assert!(named, "{}", notes[0]);
     // Nor are they of the heap's own code and of what began the thread.
-    let ours = ["egmem::heap::debug", "__rust_begin_short_backtrace"];
+    let ours = ["egmem_heap::debug", "__rust_begin_short_backtrace"];
     assert!(
         !ours.iter().any(|ours| notes[0].contains(ours)),
         "{}",
@@ -452,12 +452,12 @@ fn a_heap_without_the_debug_mode_says_so() {
 #[test]
 fn a_shared_block_has_its_guards_and_an_importers_write_is_found() {
     use egmem::driver::HandleType;
-    use egmem::share::{ImportOptions, Shared};
+    use egmem::share::ImportOptions;
 
     let driver = simulated();
     let heap = watched(&driver).shareable().build(&driver).unwrap();
     let block = Arc::new(heap.allocate(layout(1000)).unwrap());
-    let shared = Shared::try_from(Arc::clone(&block)).unwrap();
+    let shared = Arc::clone(&block).share_arc().unwrap();
     let description = shared.describe(Access::ReadWrite).unwrap();
     let handles = shared.export(HandleType::PosixFd).unwrap();
     let imported = ImportOptions::new()

@@ -13,14 +13,14 @@ mod shared {
 
     use allocator_api2::boxed::Box as HeapBox;
     use egmem::driver::{Access, HandleType, HandleTypes};
-    use egmem::share::{ImportOptions, ImportedBuffer, Shared};
+    use egmem::share::{ImportOptions, ImportedBuffer};
 
     use super::*;
 
     /// A block of the heap as an importer has it; the owner's block is freed.
     fn left_with_an_importer(driver: &Driver, heap: &Heap) -> ImportedBuffer {
         let block = Arc::new(heap.allocate(layout(64 << 10)).unwrap());
-        let shared = Shared::try_from(Arc::clone(&block)).unwrap();
+        let shared = Arc::clone(&block).share_arc().unwrap();
         let description = shared.describe(Access::ReadWrite).unwrap();
         let handles = shared.export(HandleType::PosixFd).unwrap();
         drop((block, shared));

@@ -54,9 +54,6 @@ fn warnings(heap: &Heap, f: impl FnOnce()) -> Vec<bool> {
         heap: heap.clone(),
         went: Mutex::default(),
     });
-    // With one subscriber in the process, tracing asks the thread that reaches an event first whether anybody
-    // listens to it, and that may be another test's.
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     tracing::subscriber::with_default(Arc::clone(&listener), f);
     std::mem::take(&mut *listener.went.lock().unwrap())
 }

@@ -51,7 +51,7 @@ fn block(heap: &Heap, bytes: u64) -> Arc<Block> {
 }
 
 fn share(block: &Arc<Block>) -> Shared {
-    Shared::try_from(Arc::clone(block)).unwrap()
+    Arc::clone(block).share_arc().unwrap()
 }
 
 fn count(driver: &Driver, call: Call) -> Option<u64> {
@@ -217,7 +217,7 @@ fn blocks_of_a_heap_that_is_not_shareable_are_refused() {
         .build(&driver)
         .unwrap();
     let own = block(&heap, 100);
-    let error = Shared::try_from(Arc::clone(&own)).unwrap_err();
+    let error = Arc::clone(&own).share_arc().unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     assert!(error.to_string().contains("shareable"), "{error}");
     own.put(0, 1_u8).unwrap();

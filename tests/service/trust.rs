@@ -208,9 +208,6 @@ async fn a_dismissed_peer_that_connects_during_the_reload_has_its_new_rights() {
     config.create.as_mut().unwrap().who = Who::nobody();
     config.buffers[0].who = Who::nobody();
     let reload = || service.reload(config).unwrap();
-    // With one subscriber in the process, tracing asks the thread that reaches an event first whether anybody
-    // listens to it, and that may be another test's.
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     tracing::subscriber::with_default(AtSessionEnd(hook), reload);
     connect.await.unwrap();
     b.close().await;

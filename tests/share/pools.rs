@@ -74,11 +74,11 @@ pub fn pool_peer(driver: &Driver, path: &Path) {
     let pool: ImportedPool = channel.receive_pool(driver).unwrap();
     assert_eq!(pool.location(), node(driver).into());
     let mut receive =
-        || -> ImportedPoolBuffer { pool.receive_buffer(&mut channel, &stream).unwrap() };
+        || -> ImportedPoolBuffer { channel.receive_pool_buffer(&pool, &stream).unwrap() };
     let (first, second) = (receive(), receive());
     assert_eq!(first.len(), 3 * MIB + 4096);
     // Twice the same must not make two owners of one address.
-    let again = pool.receive_buffer(&mut channel, &stream);
+    let again = channel.receive_pool_buffer(&pool, &stream);
     say(&format!("seen: the same pool memory again: {again:?}"));
     if let Ok(again) = again {
         assert_ne!(again.device_ptr(), first.device_ptr());

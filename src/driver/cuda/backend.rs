@@ -8,7 +8,7 @@ use super::abi::{self, MemAccessDesc, MemAllocationProp, MemLocation, Opaque64};
 use super::symbols::Opaque;
 use super::{Core, Cuda, fd};
 use crate::Result;
-use crate::driver::*;
+use crate::*;
 
 pub(super) fn opaque(handle: u64) -> Opaque {
     handle as Opaque

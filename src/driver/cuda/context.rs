@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::symbols::{DriverApi, Opaque};
-use crate::driver::{Call, Code};
+use crate::{Call, Code};
 use crate::{Error, Result};
 
 /// The devices, and the primary contexts retained so far.

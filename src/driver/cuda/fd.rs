@@ -2,7 +2,7 @@
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-use crate::driver::Call;
+use crate::Call;
 use crate::{Error, Result};
 
 /// Takes ownership of the fd that `call` has just written, and sets close-on-exec on it.

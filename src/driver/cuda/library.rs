@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix;
 
-use crate::driver::{Call, CudaVersion};
+use crate::{Call, CudaVersion};
 use crate::{Error, Result};
 
 /// A loaded CUDA library.
@@ -144,15 +144,15 @@ macro_rules! functions {
     ) => {
         $(#[$doc])*
         pub(super) struct $api {
-            library: $crate::driver::cuda::library::Library,
-            version: Option<$crate::driver::CudaVersion>,
-            $($name: $crate::driver::cuda::library::Function<
+            library: $crate::cuda::library::Library,
+            version: Option<$crate::CudaVersion>,
+            $($name: $crate::cuda::library::Function<
                 unsafe extern "C" fn($($ty),*) -> i32>,)*
         }
 
         impl $api {
-            pub(super) fn new(library: $crate::driver::cuda::library::Library) -> Self {
-                use $crate::driver::cuda::library::Function;
+            pub(super) fn new(library: $crate::cuda::library::Library) -> Self {
+                use $crate::cuda::library::Function;
                 Self {
                     library,
                     version: None,
@@ -161,9 +161,9 @@ macro_rules! functions {
                         $name: unsafe {
                             const SYMBOLS: &[&std::ffi::CStr] = &[$($symbol),+];
                             Function::new(
-                                $crate::driver::Call::$call,
+                                $crate::Call::$call,
                                 SYMBOLS,
-                                $crate::driver::CudaVersion($since),
+                                $crate::CudaVersion($since),
                             )
                         },
                     )*
@@ -177,17 +177,17 @@ macro_rules! functions {
                     let function = self.$name.get(&self.library, self.version)?;
                     // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
-                    $crate::driver::cuda::check($crate::driver::Call::$call, code)
+                    $crate::cuda::check($crate::Call::$call, code)
                 }
             )*
 
             /// The functions' names in the library, and the CUDA versions that first had them.
             #[cfg(test)]
             pub(super) const TABLE: &'static [(
-                $crate::driver::Call,
+                $crate::Call,
                 &'static [&'static std::ffi::CStr],
                 i32,
-            )] = &[$(($crate::driver::Call::$call, &[$($symbol),+], $since),)*];
+            )] = &[$(($crate::Call::$call, &[$($symbol),+], $since),)*];
         }
 
         impl std::fmt::Debug for $api {

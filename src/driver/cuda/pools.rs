@@ -8,7 +8,7 @@ use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
 use super::backend::{export, import, opaque};
 use super::symbols::Opaque;
 use crate::Result;
-use crate::driver::*;
+use crate::*;
 
 /// A pool attribute in CUDA's width: `int` or 64 bits.
 pub(super) enum AttributeValue {

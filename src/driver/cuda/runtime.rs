@@ -14,7 +14,7 @@ use super::backend::{export, import, opaque};
 use super::library::{Library, functions};
 use super::pools::AttributeValue;
 use super::symbols::Opaque;
-use crate::driver::*;
+use crate::*;
 use crate::{Error, Result};
 
 functions! {

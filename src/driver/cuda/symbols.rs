@@ -152,25 +152,25 @@ functions! {
 
 impl DriverApi {
     /// Reads the driver's version, which decides whether a missing function is expected.
-    pub(super) fn learn_version(&mut self) -> crate::Result<crate::driver::CudaVersion> {
+    pub(super) fn learn_version(&mut self) -> crate::Result<crate::CudaVersion> {
         let mut version = 0;
         // SAFETY: `version` is a live integer.
         unsafe { self.driver_get_version(&mut version)? };
-        let version = crate::driver::CudaVersion(version);
+        let version = crate::CudaVersion(version);
         self.version = Some(version);
         Ok(version)
     }
 
     /// Returns the driver's version; the oldest until it is known.
-    pub(super) fn version(&self) -> crate::driver::CudaVersion {
-        self.version.unwrap_or(crate::driver::CudaVersion::OLDEST)
+    pub(super) fn version(&self) -> crate::CudaVersion {
+        self.version.unwrap_or(crate::CudaVersion::OLDEST)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::CudaVersion;
+    use crate::CudaVersion;
 
     #[test]
     fn every_driver_that_is_accepted_has_every_function() {

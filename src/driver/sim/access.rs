@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::memory::{Memory, Purpose};
 use super::state::{Kind, State};
-use crate::driver::{Access, Code, HandleTypes, Location};
+use crate::{Access, Code, HandleTypes, Location};
 
 /// A part of a range, in memory that the driver knows or at an address of the process.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use super::GRANULARITY;
 use super::memory::Purpose;
 use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail};
-use crate::driver::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
+use crate::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
 
 /// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.
 const UNIT: u64 = 64 << 10;

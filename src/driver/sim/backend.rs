@@ -9,7 +9,7 @@ use super::pool::Face;
 use super::state::fail;
 use super::{GRANULARITY, Shared, Sim};
 use crate::Result;
-use crate::driver::{
+use crate::{
     AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion, DeviceAttribute,
     DevicePtr, EventHandle, FunctionHandle, GranularityKind, HandleType, LaunchDims, Location,
     ModuleHandle, PhysicalHandle, PointerAttribute, PoolApi, PoolCalls, ShareableHandle,

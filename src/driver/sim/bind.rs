@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
 use super::memory::Memory;
-use crate::driver::Location;
+use crate::Location;
 
 /// Asks the kernel to take the file's pages from its node. A machine with one node has no choice; elsewhere a
 /// refusal (no such node, no permission) changes only where the pages lie, not the simulator's answers.

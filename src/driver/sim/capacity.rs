@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Machine;
-use crate::driver::Location;
+use crate::Location;
 
 /// The machine's memories. Counters are independent of the simulator's lock, so that memory that dies late (a
 /// mapping outlives its handle) returns its bytes wherever it dies.

@@ -2,7 +2,7 @@
 
 use super::machine::{AttributeAnswer, Machine, parse_pci};
 use super::state::{Answer, fail};
-use crate::driver::{Code, DeviceAttribute};
+use crate::{Code, DeviceAttribute};
 
 impl Machine {
     pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {

@@ -2,7 +2,7 @@
 
 use super::state::{Answer, State, fail};
 use super::stream::{Point, StreamKey, Work};
-use crate::driver::{Code, EventHandle, StreamHandle};
+use crate::{Code, EventHandle, StreamHandle};
 
 #[derive(Debug)]
 pub(super) struct Event {

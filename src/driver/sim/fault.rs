@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{Call, Code};
+use crate::{Call, Code};
 
 /// Identifies an injected fault, to cancel it. A fault is removed once it has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

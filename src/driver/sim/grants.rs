@@ -2,7 +2,7 @@
 
 use super::references::Counted;
 use super::state::{Answer, Kind, Region, State, exhausted, fail};
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
+use crate::{Access, AccessDesc, Code, DevicePtr, Location};
 
 impl State {
     /// Returns the starts of the mappings that make up a range exactly.

@@ -5,8 +5,8 @@ use std::ffi::CStr;
 use super::access::{Engine, Piece};
 use super::state::{Answer, Function, State, fail};
 use super::stream::Work;
-use crate::driver::{Access, Code, FunctionHandle, LaunchDims, ModuleHandle, StreamHandle};
 use crate::kernels::{CHECK_REWRITE, PTX, READ, WRITE, pattern};
+use crate::{Access, Code, FunctionHandle, LaunchDims, ModuleHandle, StreamHandle};
 
 /// Words handled at a time.
 const WORDS: usize = 8 << 10;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::driver::{CudaVersion, NodeId};
 use crate::size::Bytes;
+use crate::{CudaVersion, NodeId};
 
 /// A machine to simulate: its NUMA nodes, GPUs and driver.
 ///

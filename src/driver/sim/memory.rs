@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 
 use super::capacity::Charge;
 use super::references::Bytes;
-use crate::driver::random;
-use crate::driver::{Code, HandleTypes, Location};
+use crate::random;
+use crate::{Code, HandleTypes, Location};
 
 /// The part of a copy that is in flight at a time.
 const BOUNCE: usize = 256 << 10;

@@ -119,8 +119,8 @@ impl Sim {
     /// so that a missing synchronisation shows.
     ///
     /// In the second mode the work runs when a thread waits for it or **queries** it. Without this, a caller
-    /// that polls would never see completion. So [`Stream::is_done`](crate::Stream::is_done),
-    /// [`Event::is_done`](crate::Event::is_done) and [`Heap::collect`](crate::Heap::collect) run the work and
+    /// that polls would never see completion. So `Stream::is_done`,
+    /// `Event::is_done` and `Heap::collect` run the work and
     /// find it done. To simulate a GPU that is still busy, inject one fault for each query; the work then
     /// waits for the next query:
     ///

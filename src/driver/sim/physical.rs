@@ -7,7 +7,7 @@ use super::memory::{Memory, Purpose};
 use super::references::Counted;
 use super::share;
 use super::state::{Answer, Kind, Physical, Reference, State, exhausted, fail, is_granular};
-use crate::driver::{
+use crate::{
     AllocationProps, Code, CudaVersion, DevicePtr, HandleType, HandleTypes, Location, NodeId,
     PhysicalHandle, ShareableHandle,
 };

@@ -169,7 +169,7 @@ fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::NodeId;
+    use crate::NodeId;
 
     #[test]
     fn every_preset_is_valid_and_survives_json() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::memory::Memory;
-use crate::driver::random;
+use crate::random;
 
 /// The first byte to lock: no memory is as large.
 const FIRST: i64 = 1 << 62;
@@ -136,7 +136,7 @@ mod tests {
 
     use super::super::memory::Purpose;
     use super::*;
-    use crate::driver::{HandleTypes, Location};
+    use crate::{HandleTypes, Location};
 
     fn memory() -> Arc<Memory> {
         let types = HandleTypes::POSIX_FD;

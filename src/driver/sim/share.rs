@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::memory::{Memory, Purpose};
 use super::state::{Answer, fail};
-use crate::driver::{Code, FabricHandle, HandleType, ShareableHandle};
+use crate::{Code, FabricHandle, HandleType, ShareableHandle};
 
 const MAGIC: [u8; 8] = *b"egmemsim";
 

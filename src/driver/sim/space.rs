@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::GRANULARITY;
 use super::window::{Freed, Window};
-use crate::driver::Access;
+use crate::Access;
 
 /// Linux lets no process map below this address (`vm.mmap_min_addr`).
 const LOWEST: u64 = 64 << 10;

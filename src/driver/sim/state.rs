@@ -13,7 +13,7 @@ use super::space::Range;
 use super::stream::{Stream, StreamKey};
 use super::window::{Placement, Window};
 use super::{GRANULARITY, Machine};
-use crate::driver::{Access, Code, HandleTypes, Location, PhysicalHandle};
+use crate::{Access, Code, HandleTypes, Location, PhysicalHandle};
 
 /// The result of a call inside the simulator.
 pub(super) type Answer<T> = Result<T, Fail>;

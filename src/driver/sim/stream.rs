@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use super::access::{self, Engine};
 use super::kernels::Kernel;
 use super::state::{Answer, Fail, State, fail};
-use crate::driver::{Access, Code, StreamHandle};
+use crate::{Access, Code, StreamHandle};
 
 /// A device and the driver's pointer: 0 is the device's default stream.
 pub(super) type StreamKey = (i32, u64);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::machine::{parse_pci, parse_uuid};
 use super::{GpuSpec, Machine, PeerAccess};
-use crate::driver::{CudaVersion, NodeId};
+use crate::{CudaVersion, NodeId};
 use crate::{Error, Result};
 
 impl Machine {

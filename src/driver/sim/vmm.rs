@@ -6,7 +6,7 @@ use super::GRANULARITY;
 use super::space::Range;
 use super::state::{Answer, Kind, Region, State, exhausted, fail, is_granular};
 use super::window::Window;
-use crate::driver::{Access, Code, DevicePtr, PhysicalHandle};
+use crate::{Access, Code, DevicePtr, PhysicalHandle};
 
 impl State {
     pub(super) fn mem_address_reserve(

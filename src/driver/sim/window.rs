@@ -177,7 +177,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::driver::Access;
+    use crate::Access;
 
     #[test]
     fn a_window_packs_and_takes_back() {

@@ -4,12 +4,13 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::{Background, Follow};
+use crate as exchange;
 use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::exchange::protocol::Entry;
-use crate::exchange::{self, ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
-use crate::memory::{CpuMemory, CpuView, Engine, Memory, Sealed};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use crate::protocol::Entry;
 use crate::share::InstanceId;
+use crate::{ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
 
 /// A connection to an exchange server. See [`exchange::Client`].
 ///
@@ -207,7 +208,8 @@ impl CpuMemory for RemoteBuffer {
     }
 }
 
-impl Sealed for RemoteBuffer {
+// SAFETY: the remote memory that it wraps lives as long, and answers.
+unsafe impl AccessChecks for RemoteBuffer {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.remote.gpu_access(gpu, engine, offset, len)
     }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{Background, RemoteBuffer};
+use crate as exchange;
+use crate::Absence;
 use crate::Result;
-use crate::exchange::{self, Absence};
 
 /// The current state of a followed name. See [`exchange::Followed`].
 #[derive(Debug)]

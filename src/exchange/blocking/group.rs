@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Background, outside_async};
 use crate::Result;
 use crate::driver::Driver;
-use crate::exchange::group::{self, GatheredMemory, GroupOptions, GroupState};
+use crate::group::{self, GatheredMemory, GroupOptions, GroupState};
 use crate::share::Shared;
 
 /// A group that this process has joined as one of its ranks. It has all methods of [`group::Group`].

@@ -2,7 +2,7 @@
 //!
 //! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
 //! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
-//! [`Error::InvalidArgument`] instead of blocking it: use [`exchange`](crate::exchange) there.
+//! [`Error::InvalidArgument`] instead of blocking it: use [`exchange`](crate) there.
 
 mod client;
 mod follow;
@@ -26,8 +26,8 @@ pub use follow::{Follow, Followed};
 pub use group::Group;
 pub use server::{Events, Published, Server};
 
-use crate::exchange::limits::deadline;
 use crate::fork::Generation;
+use crate::limits::deadline;
 use crate::{Error, Result};
 
 /// How long the thread continues the work that its last user has begun, such as releases.

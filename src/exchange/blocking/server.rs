@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::Background;
-use crate::exchange::server::{Holder, PublishOptions, ServerEvent, ServerOptions, ServerStats};
-use crate::exchange::{self, Address, Who};
+use crate as exchange;
+use crate::server::{Holder, PublishOptions, ServerEvent, ServerOptions, ServerStats};
 use crate::share::{InstanceId, Shared};
+use crate::{Address, Who};
 use crate::{Error, Result};
 
 /// Publishes memory for others to import. See [`exchange::Server`].

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::*;
+use crate as exchange;
 use crate::driver::{Access, HandleType, NodeId};
-use crate::exchange::slow::ms;
-use crate::exchange::{self, Absence, Address, ClientOptions, LeaseState, WatchEvent};
+use crate::slow::ms;
+use crate::{Absence, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
 
 const LONG: Duration = Duration::from_secs(300);

@@ -14,9 +14,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::greet::{self, Established};
 use super::session::{Command, Own, Session};
 use super::{text, trust};
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
-use crate::exchange::transport::{FrameReader, FrameWriter};
+use crate::limits::deadline;
+use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
+use crate::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result};
 
 type Commands = mpsc::UnboundedReceiver<Command>;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Client;
+use crate::Owner;
 use crate::driver::{Location, NodeId};
-use crate::exchange::Owner;
-use crate::exchange::protocol::{Answer, Ask, Create, Entry, List, Texts};
+use crate::protocol::{Answer, Ask, Create, Entry, List, Texts};
 use crate::{Error, Mismatch, Refusal, Result};
 
 /// A request for new memory from an allocator service. See [`Client::create`].

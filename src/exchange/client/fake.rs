@@ -9,9 +9,9 @@ use tokio::time::timeout;
 
 use super::{Client, ClientOptions, Reconnect};
 use crate::driver::{Access, HandleType, ShareableHandle};
-use crate::exchange::protocol::*;
-use crate::exchange::{Address, Limits, Owner};
+use crate::protocol::*;
 use crate::share::{BootId, InstanceId, Shared};
+use crate::{Address, Limits, Owner};
 use crate::{Driver, Machine, Result};
 
 /// The longest wait of any test.

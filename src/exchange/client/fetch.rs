@@ -8,10 +8,10 @@ use super::lease::Lease;
 use super::remote::RemoteBuffer;
 use super::{Client, open, probe};
 use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
-use crate::exchange::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
-use crate::exchange::{Owner, PeerName};
+use crate::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
 use crate::share::{Description, ImportOptions, InstanceId, Origin};
 use crate::{Error, Mismatch, Refusal, Result};
+use crate::{Owner, PeerName};
 
 /// Options for fetching a name; [`go`](Self::go), or awaiting this, does it.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ impl FetchOptions {
 
     /// Sets whether the two ends prove that they see the same bytes, if the exporter has room for an unused word;
     /// by default they do. Memory of whole 2 MiB has room only if its owner allocated it with
-    /// [`room_for_probes`](crate::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
+    /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
     /// memory, such as a heap's block, has none. See [`RemoteBuffer::proved`].
     pub const fn probe(mut self, on: bool) -> Self {
         self.probe = on;

@@ -9,13 +9,13 @@ use zeroize::Zeroizing;
 
 use super::options::ClientOptions;
 use super::text;
-use crate::exchange::PeerName;
-use crate::exchange::protocol::{
+use crate::PeerName;
+use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, decode, encode,
 };
-use crate::exchange::tls::Credential;
-use crate::exchange::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::share::{BootId, InstanceId};
+use crate::tls::Credential;
+use crate::transport::{self, FrameReader, FrameWriter, Unconnected};
 use crate::{Error, Result};
 
 /// The shortest heartbeat and lease that a server may set.

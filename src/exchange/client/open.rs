@@ -8,10 +8,8 @@ use tokio::time::timeout_at;
 use super::greet::{self, Dial};
 use super::session::Session;
 use super::text;
-use crate::exchange::protocol::{
-    Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode,
-};
-use crate::exchange::{Address, Security, limits};
+use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
+use crate::{Address, Security, limits};
 use crate::{Error, Result};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.

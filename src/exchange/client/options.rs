@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{Client, greet, session};
 use crate::capability::ImexChannel;
 use crate::driver::random;
-use crate::exchange::{Address, Limits, Owner, Security};
 use crate::share::Peers;
+use crate::{Address, Limits, Owner, Security};
 use crate::{Driver, Error, Result};
 
 /// When a client reconnects after its connection broke: after a random part of `first`, then of twice that,
@@ -167,7 +167,7 @@ impl ClientOptions {
     pub async fn connect(self, driver: &Driver) -> Result<Client> {
         let fabric = self.fabric_support(driver).await?;
         let timeout = self.timeout;
-        let deadline = crate::exchange::limits::deadline(timeout);
+        let deadline = crate::limits::deadline(timeout);
         let dial = greet::Dial::new(self, fabric)?;
         let mut attempt = 0;
         loop {

@@ -9,9 +9,9 @@ use std::time::Duration;
 use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
-use crate::exchange::protocol::{Answer, Ask, Probe, Probed};
-use crate::memory::{Engine, Memory, Sealed};
+use crate::memory::{AccessChecks, Engine, Memory};
 use crate::plain::PinnedHost;
+use crate::protocol::{Answer, Ask, Probe, Probed};
 use crate::share::{Description, ImportedBuffer};
 use crate::{Error, Refusal, Result, Stream};
 
@@ -260,7 +260,8 @@ fn get(memory: &ImportedBuffer, at: u64, by: By) -> Result<u64> {
 /// Imported memory with its padding.
 struct Padded<'a>(&'a ImportedBuffer);
 
-impl Sealed for Padded<'_> {
+// SAFETY: the mapping that it borrows lives as long, and answers.
+unsafe impl AccessChecks for Padded<'_> {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.0.gpu_access(gpu, engine, offset, len)
     }

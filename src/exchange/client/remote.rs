@@ -7,11 +7,11 @@ use tokio::sync::watch;
 use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
+use crate::Owner;
 use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
-use crate::exchange::Owner;
-use crate::memory::{CpuView, Engine, Memory, Sealed, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::share::{Description, ImportedBuffer};
 
 /// Another process's memory, mapped here, with a lease on it: the exporter knows that this process holds it.
@@ -173,7 +173,8 @@ impl RemoteBuffer {
 
 impl_cpu_memory!(RemoteBuffer);
 
-impl Sealed for RemoteBuffer {
+// SAFETY: the import that it owns lives as long, and answers.
+unsafe impl AccessChecks for RemoteBuffer {
     fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         self.memory.gpu_access(gpu, engine, offset, len)
     }

@@ -17,8 +17,8 @@ use tokio::time::{Instant, timeout_at};
 use super::greet::{Dial, Established, Terms};
 use super::lease::{Held, Lease, LeaseKey, LeaseState};
 use super::{Client, actor, text};
-use crate::exchange::protocol::{Answer, Ask, Entry, Lost, Release};
-use crate::exchange::transport::Unconnected;
+use crate::protocol::{Answer, Ask, Entry, Lost, Release};
+use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
 /// The most notices that are kept for leases whose grant has not been read yet.

@@ -5,7 +5,7 @@ use tokio::time::timeout;
 use super::fake::*;
 use super::*;
 use crate::driver::NodeId;
-use crate::exchange::protocol::*;
+use crate::protocol::*;
 use crate::share::BootId;
 
 mod imports;

@@ -1,6 +1,6 @@
 //! Escapes and shortens a peer's texts.
 
-use crate::exchange::protocol::{Ask, Refused};
+use crate::protocol::{Ask, Refused};
 use crate::text::bounded;
 use crate::{Distrust, Error, Refusal};
 

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use tokio::time::sleep;
 
 use super::session::Session;
-use crate::exchange::Security;
-use crate::exchange::tls::{Credential, Tls, WALL_CLOCK};
+use crate::Security;
+use crate::tls::{Credential, Tls, WALL_CLOCK};
 use crate::{Distrust, Error};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits

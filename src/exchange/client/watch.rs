@@ -6,7 +6,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::Client;
 use super::session::Notified;
-use crate::exchange::protocol::{Answer, Ask, Entry, Watch as Asked};
+use crate::protocol::{Answer, Ask, Entry, Watch as Asked};
 use crate::{Error, Result};
 
 /// An event of watched names.
@@ -201,7 +201,7 @@ impl Watch {
 mod tests {
     use super::super::fake::*;
     use super::*;
-    use crate::exchange::protocol::Event;
+    use crate::protocol::Event;
 
     async fn watch(client: &Client, peer: &mut Peer) -> Watch {
         let (watch, ()) = tokio::join!(client.watch(""), async {

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Directory, Exporter};
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{Answer, Ask, List};
-use crate::exchange::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
+use crate::limits::deadline;
+use crate::protocol::{Answer, Ask, List};
 use crate::share::BootId;
+use crate::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
 use crate::{Driver, Error, Refusal, Result};
 
 /// The most clients that are cached.

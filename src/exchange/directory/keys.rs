@@ -8,7 +8,7 @@
 //! Names contain no `@`, so one name's keys are never a longer name's.
 
 use super::Exporter;
-use crate::exchange::protocol::check_name;
+use crate::protocol::check_name;
 use crate::share::InstanceId;
 
 /// The longest value that is parsed, in bytes.

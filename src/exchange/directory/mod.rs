@@ -4,7 +4,7 @@
 //! Its answers may be out of date, so a fetch names the instance that it expects, and a restarted exporter is
 //! not mistaken for the old one.
 //! - [`Directory::fixed`]: the given addresses; each may hold any name.
-//! - [`Directory::etcd`] (feature `etcd`): exporters register their addresses, instance and names in etcd
+//! - `Directory::etcd` (feature `etcd`): exporters register their addresses, instance and names in etcd
 //!   under a lease that they keep alive. When one dies, its names go with the lease. While etcd is away, open
 //!   connections continue, and look-ups fail with [`Error::Directory`] in time.
 //!

@@ -101,7 +101,11 @@ impl EtcdOptions {
         self
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks the options without a connection.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is out of its range.
+    pub fn check(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid("etcd options", why));
         if self.endpoints.is_empty() {
             return wrong("no endpoint");

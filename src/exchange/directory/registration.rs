@@ -4,7 +4,7 @@ use std::fmt;
 
 #[cfg(feature = "etcd")]
 use super::register::Active;
-use crate::exchange::protocol::check_name;
+use crate::protocol::check_name;
 use crate::{Error, Result};
 
 /// The state of a registration.

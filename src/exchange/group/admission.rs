@@ -6,8 +6,8 @@ use std::path::Path;
 use zeroize::Zeroizing;
 
 use super::identity::LEAST_SECRET;
-use crate::exchange::Who;
-use crate::exchange::protocol::{self, MAX_SECRET, Secret};
+use crate::Who;
+use crate::protocol::{self, MAX_SECRET, Secret};
 use crate::{Error, Result};
 
 /// Which peers may be the ranks of a group. All ranks state the same.

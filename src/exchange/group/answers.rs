@@ -1,7 +1,7 @@
 //! Turns the server's answer to all ranks into an error.
 
 use super::handles::tidy;
-use crate::exchange::protocol::Incomplete;
+use crate::protocol::Incomplete;
 use crate::{Error, Refusal};
 
 /// Returns the error for a failed join or gather of a group of `size` ranks. `what` describes the operation

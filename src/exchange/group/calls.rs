@@ -12,11 +12,11 @@ use super::group::{Group, server_lost};
 use super::handles::{blocking, enough_fds, export, take};
 use super::member::Slot;
 use super::options::Map;
+use crate::Client;
+use crate::client::Answered;
 use crate::driver::HandleType;
-use crate::exchange::Client;
-use crate::exchange::client::Answered;
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{
+use crate::limits::deadline;
+use crate::protocol::{
     Answer, Ask, Brought, Gather, Incomplete, MAX_GATHER, Member, Members, Operation, Payload,
 };
 use crate::share::{Description, Shared};
@@ -35,7 +35,7 @@ impl Group {
     /// has one result for all ranks, which the group's server decides. It succeeds when all ranks have
     /// entered. It fails when a rank has left or is lost, when ranks call different operations, and when the
     /// shortest `within` of the ranks that have entered is over; a rank that calls later gets the same error
-    /// at once. The server reduces a longer `within` to its [`Limits::wait`](crate::exchange::Limits::wait),
+    /// at once. The server reduces a longer `within` to its [`Limits::wait`](crate::Limits::wait),
     /// by default 600 s. A failure does not affect the next call: if all ranks try again, they meet there.
     ///
     /// The server keeps the errors of the last eight failures since the last success. A rank that enters an
@@ -100,7 +100,7 @@ impl Group {
     /// others have mapped it. It does so even if this call is dropped or the server's answer is lost, because
     /// the others may have succeeded. It releases `memory` at once if ranks are missing or disagree. With
     /// [`Map::Lazy`] they may map it later, so the caller must keep it. The server keeps its file descriptors
-    /// until the next gather completes, or for [`Limits::request`](crate::exchange::Limits) plus a lease.
+    /// until the next gather completes, or for [`Limits::request`](crate::Limits) plus a lease.
     ///
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does. If a rank cannot map another's
     /// memory, only that rank fails.

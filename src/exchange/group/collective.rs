@@ -13,9 +13,9 @@ use std::time::Duration;
 use super::roster::Roster;
 use super::round::{Given, Told, Waiter, refused};
 use crate::Refusal;
+use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::exchange::account::Charge;
-use crate::exchange::protocol::{Agreed, Incomplete, Payload};
+use crate::protocol::{Agreed, Incomplete, Payload};
 use crate::share::Description;
 
 /// What all ranks of a gather must agree on.

@@ -16,14 +16,12 @@ use super::roster::Roster;
 pub(crate) use super::round::Rules;
 use super::round::{Asker, Told, Waiter, refused};
 use super::rounds::Rounds;
+use crate::PeerName;
 use crate::Refusal;
-use crate::exchange::PeerName;
-use crate::exchange::account::{Charge, shrink};
-use crate::exchange::protocol::{
-    Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused,
-};
-use crate::exchange::transport::HeldFd;
+use crate::account::{Charge, shrink};
+use crate::protocol::{Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused};
 use crate::share::BootId;
+use crate::transport::HeldFd;
 
 /// Sends a notice to a session. It must not block or call back.
 type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;

@@ -1,9 +1,9 @@
 //! Tests of the coordinator: waiting ranks, with a clock set by the test.
 
 use super::*;
+use crate::Who;
 use crate::driver::HandleType;
-use crate::exchange::Who;
-use crate::exchange::protocol::{Agreed, Incomplete, Operation};
+use crate::protocol::{Agreed, Incomplete, Operation};
 use std::sync::mpsc;
 
 fn join(rank: u32, size: u32) -> Join {

@@ -9,13 +9,11 @@ use super::round::{Given, Phase, Round, Rules, Stay, Told, Waiter, refused};
 use super::rounds::{Rounds, no_such_round};
 use super::settle::given;
 use crate::Refusal;
+use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::exchange::account::Charge;
-use crate::exchange::protocol::{
-    Agreed, Brought, Fds, Gather, Handles, Incomplete, Member, Operation,
-};
-use crate::exchange::transport::HeldFd;
+use crate::protocol::{Agreed, Brought, Fds, Gather, Handles, Incomplete, Member, Operation};
 use crate::share::Description;
+use crate::transport::HeldFd;
 
 /// How far a gather's number may be beyond the last gather that is over. A rank that enters a number ends all
 /// gathers before it, so a number close to the maximum would end all gathers of the round.

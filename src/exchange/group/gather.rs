@@ -10,7 +10,7 @@ use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay, Told, Waiter, r
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
-use crate::exchange::protocol::{Agreed, Join, Refused, check_name};
+use crate::protocol::{Agreed, Join, Refused, check_name};
 use crate::share::Description;
 
 impl Rounds {

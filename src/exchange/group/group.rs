@@ -15,12 +15,12 @@ use super::host::Hosted;
 use super::join::{leave_behind, unmapped};
 use super::member::Slot;
 use super::options::{GroupOptions, Map};
+use crate::client::Notified;
 use crate::driver::{Access, Driver, HandleType};
-use crate::exchange::client::Notified;
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{Answer, Ask, Leave};
-use crate::exchange::{Address, Client};
+use crate::limits::deadline;
+use crate::protocol::{Answer, Ask, Leave};
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
+use crate::{Address, Client};
 use crate::{Error, Refusal, Result};
 
 /// The state of a group.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use super::agree::cut;
 use super::member::Slot;
 use crate::driver::{FabricHandle, HandleType, ShareableHandle};
-use crate::exchange::protocol::{Handles, Member, Secret};
+use crate::protocol::{Handles, Member, Secret};
 use crate::share::{Description, Shared};
 use crate::text::{MAX_TEXT, bounded};
 use crate::{Error, Result};
@@ -125,7 +125,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
     use crate::driver::{Access, NodeId};
-    use crate::exchange::protocol::Fds;
+    use crate::protocol::Fds;
     use crate::{Buffer, Driver, Machine};
 
     fn member(parts: u32, handles: Option<Handles>) -> Member {

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use super::Admission;
 use super::options::GroupOptions;
 use crate::Result;
-use crate::exchange::server::door::DoorPath;
-use crate::exchange::{Address, PeerName, Server, Who};
+use crate::server::door::DoorPath;
 use crate::share::InstanceId;
+use crate::{Address, PeerName, Server, Who};
 
 /// How often the server checks whether the other ranks have gone.
 const LOOK: Duration = Duration::from_millis(5);

@@ -4,9 +4,9 @@ use ring::hmac;
 
 use super::round::refused;
 use crate::driver::random;
-use crate::exchange::protocol::{Admission, Refused, Texts};
-use crate::exchange::{PeerName, Who};
+use crate::protocol::{Admission, Refused, Texts};
 use crate::{Error, Refusal, Result};
+use crate::{PeerName, Who};
 
 /// The smallest number of bytes in a group's secret.
 pub(super) const LEAST_SECRET: usize = 16;
@@ -128,7 +128,7 @@ fn admitted(list: &Texts, peer: &PeerName) -> Result<Who, Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::protocol::Secret;
+    use crate::protocol::Secret;
 
     fn peers(list: &[&str]) -> Admission {
         Admission::Peers(Texts::from_iter(list))

@@ -15,10 +15,10 @@ use super::local::connect_local;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
 use crate::driver::{Driver, HandleType, HandleTypes};
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
-use crate::exchange::{Address, Client};
+use crate::limits::deadline;
+use crate::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
 use crate::share::{BootId, best_handle_types};
+use crate::{Address, Client};
 use crate::{Error, Result};
 
 /// How long after its deadline a rank still waits for the server to name the missing ranks.

@@ -7,8 +7,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::client::{Client, ClientOptions, may_pass};
 use crate::driver::Driver;
-use crate::exchange::client::{Client, ClientOptions, may_pass};
 
 /// The number of attempts.
 const TRIES: u32 = 6;
@@ -61,7 +61,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     use super::*;
-    use crate::exchange::{Address, Server};
+    use crate::{Address, Server};
     use crate::{Error, Machine};
 
     /// Dials `path` within a minute, and counts the attempts.

@@ -61,7 +61,7 @@ pub use gathered::GatheredMemory;
 pub use group::{Group, GroupState};
 pub(crate) use identity::Keys;
 pub use options::{GroupOptions, Host, Map};
-pub(crate) use rights::Rights;
+pub use rights::Rights;
 pub(crate) use rounds::NO_SUCH_ROUND;
 
-pub use crate::exchange::protocol::{MAX_GATHER, MAX_GATHER_TOTAL};
+pub use crate::protocol::{MAX_GATHER, MAX_GATHER_TOTAL};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{Admission, Group, join};
 use crate::Result;
 use crate::driver::{Access, Driver};
-use crate::exchange::{Address, Limits, Security, Who};
 use crate::share::{ImportOptions, Peers, Shared};
+use crate::{Address, Limits, Security, Who};
 
 /// When the other ranks' memory is mapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::round::{Asker, Seat, Stay};
-use crate::exchange::PeerName;
+use crate::PeerName;
 
 /// The rounds of every session and of every peer.
 #[derive(Default)]

@@ -1,12 +1,12 @@
 //! Which peers may join which groups.
 
-use crate::exchange::protocol::{check_name, check_prefix};
-use crate::exchange::{PeerName, Who};
+use crate::protocol::{check_name, check_prefix};
 use crate::{Error, Result};
+use crate::{PeerName, Who};
 
 /// The rights of a server's peers to join groups. Without an entry, no peer has any.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rights(Vec<(Names, Who)>);
+pub struct Rights(Vec<(Names, Who)>);
 
 /// The names of groups that an entry covers.
 #[derive(Clone, Debug)]

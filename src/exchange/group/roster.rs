@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use zeroize::Zeroizing;
 
-use crate::exchange::account::{Charge, ENTRY, REQUEST};
-use crate::exchange::protocol::{Handles, Member, Members, encode};
-use crate::exchange::transport::HeldFd;
+use crate::account::{Charge, ENTRY, REQUEST};
+use crate::protocol::{Handles, Member, Members, encode};
+use crate::transport::HeldFd;
 
 /// The size limits of a page.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +122,7 @@ fn fds_of(member: &Member) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::protocol::{Answer, Fds, Reply, Secret, decode};
+    use crate::protocol::{Answer, Fds, Reply, Secret, decode};
 
     fn members(count: usize) -> Vec<Member> {
         (0..count)

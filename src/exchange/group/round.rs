@@ -8,12 +8,12 @@ use super::collective::Collective;
 use super::identity::Identity;
 use super::roster::{PageLimits, Roster};
 use crate::Refusal;
+use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::exchange::account::Charge;
-use crate::exchange::protocol::{Agreed, Incomplete, MAX_GATHER_TOTAL, Refused, Secret};
-use crate::exchange::transport::HeldFd;
-use crate::exchange::{Limits, PeerName};
+use crate::protocol::{Agreed, Incomplete, MAX_GATHER_TOTAL, Refused, Secret};
 use crate::share::{BootId, Description};
+use crate::transport::HeldFd;
+use crate::{Limits, PeerName};
 
 /// A request that waits for its answer.
 pub(super) type Waiter = u64;

@@ -15,10 +15,10 @@ use super::outcomes::{Outcome, Outcomes};
 use super::present::Present;
 use super::rights::Rights;
 use super::round::{Phase, Round, Rules, Stay, TICK, Told, Waiter, refused};
+use crate::PeerName;
 use crate::Refusal;
-use crate::exchange::PeerName;
-use crate::exchange::account::shrink;
-use crate::exchange::protocol::{Admission, Incomplete, Lost, Refused};
+use crate::account::shrink;
+use crate::protocol::{Admission, Incomplete, Lost, Refused};
 
 /// All rounds of a server.
 pub(super) struct Rounds {

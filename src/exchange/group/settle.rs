@@ -8,8 +8,8 @@ use super::round::{Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
 use super::rounds::Rounds;
 use crate::Refusal;
 use crate::driver::HandleType;
-use crate::exchange::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
-use crate::exchange::transport::HeldFd;
+use crate::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
+use crate::transport::HeldFd;
 
 impl Rounds {
     /// Takes a rank's handles, or its request for another page of members.

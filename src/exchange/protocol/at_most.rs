@@ -115,7 +115,7 @@ pub(super) fn some_leases<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use crate::exchange::protocol::{
+    use crate::protocol::{
         Admission, Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret,
         Texts, VERSION, decode, encode,
     };

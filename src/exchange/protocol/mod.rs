@@ -18,4 +18,4 @@ pub use name::{check_name, check_prefix};
 pub use payload::{MAX_GATHER, MAX_GATHER_TOTAL, Payload};
 pub use secret::{MAX_SECRET, Secret};
 
-pub use crate::exchange::texts::{Iter as TextsIter, Texts};
+pub use crate::texts::{Iter as TextsIter, Texts};

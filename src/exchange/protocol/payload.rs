@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for Payload {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::protocol::{decode, encode};
+    use crate::protocol::{decode, encode};
 
     #[test]
     fn payloads_are_bounded_and_not_shown() {

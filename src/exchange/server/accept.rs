@@ -13,15 +13,15 @@ use super::session::Session;
 use super::state::{No, State, millis, over};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
-use crate::exchange::account::{self, Account};
-use crate::exchange::protocol::{
+use crate::account::{self, Account};
+use crate::protocol::{
     Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
     encode,
 };
-use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
-use crate::exchange::{PeerName, limits};
 use crate::share::BootId;
+use crate::transport::{Connection, FdShare, Incoming, Listening};
 use crate::{Error, Refusal, Result};
+use crate::{PeerName, limits};
 
 /// A connection's properties, besides its two ends.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@ use super::Inner;
 use super::handshakes::Handshake;
 use super::state::{No, over};
 use super::stats::count;
-use crate::exchange::PeerName;
-use crate::exchange::account::{Account, CONNECTION, Charge};
-use crate::exchange::transport::{Connection, Incoming};
+use crate::PeerName;
+use crate::account::{Account, CONNECTION, Charge};
+use crate::transport::{Connection, Incoming};
 use crate::{Error, Refusal, Result};
 
 /// A connection that has not been greeted yet.

@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::Refusal;
-use crate::exchange::protocol::Create;
-use crate::exchange::{Namespaces, PeerName};
+use crate::protocol::Create;
+use crate::{Namespaces, PeerName};
 
 /// The answer of an [`Allocate`]: a refusal has a reason for programs and one for people.
 pub type Allocation<'a> = Pin<Box<dyn Future<Output = Result<(), (Refusal, String)>> + Send + 'a>>;
@@ -28,7 +28,7 @@ pub trait Allocate: Send + Sync {
     }
 
     /// Creates memory for `peer` and publishes it under the requested name, whose form has been checked, with
-    /// `peer` as its [owner](crate::exchange::server::PublishOptions::owner): the owner is charged for the
+    /// `peer` as its [owner](crate::server::PublishOptions::owner): the owner is charged for the
     /// name. The name must exist when the future is done.
     ///
     /// Check the peer's rights and quota before the name: a refusal with `exists` reveals to the peer that

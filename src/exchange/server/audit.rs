@@ -1,7 +1,7 @@
 //! The audit log: one event for each session, grant, refusal, release, revocation, creation, deletion, and group
 //! that a rank joins or leaves.
 //!
-//! Every place that has something to report calls a function of [`Audit`]. docs/service.md has the fields. None
+//! docs/service.md has the fields. None
 //! of them is a handle, a ticket, a session's token or a key: [`Event`] has no field that could hold one.
 
 mod asked;
@@ -19,26 +19,27 @@ use super::Inner;
 use super::accept::Link;
 use super::connection::{Content, Outcome};
 use super::publication::Publication;
+use crate::PeerName;
 use crate::Refusal;
-use crate::exchange::PeerName;
-use crate::exchange::protocol::Answer;
+use crate::protocol::Answer;
 use crate::text::bounded;
 
 /// The target of the events in `tracing`.
 pub(crate) const TARGET: &str = "egmem::audit";
 
 /// A replacement for `tracing`. It must not block.
-pub(crate) type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
+pub type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// An audit event, as it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Event {
+pub struct Event {
     /// What happened.
     pub event: &'static str,
     /// `ok`, `refused`, or `abandoned` if the connection ended before the answer.
     pub outcome: &'static str,
     /// Empty if no peer was identified yet.
     pub peer: String,
+    /// The session's number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
     /// For a local peer, the process that connected.
@@ -47,17 +48,22 @@ pub(crate) struct Event {
     /// The request that was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<&'static str>,
+    /// The name of the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The peer that created the memory, or `@server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// The group's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The rank in the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// The lease's number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
+    /// The size of the memory in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// The reason, as a word of [`crate::Refusal`].

@@ -16,13 +16,11 @@ use super::session::Next;
 use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, requests};
-use crate::exchange::account::{self, Charge};
-use crate::exchange::group::MembersPage;
-use crate::exchange::protocol::{
-    Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request,
-};
-use crate::exchange::protocol::{decode, encode};
-use crate::exchange::transport::{Connection, Frame, FrameWriter, HeldFd};
+use crate::account::{self, Charge};
+use crate::group::MembersPage;
+use crate::protocol::{Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request};
+use crate::protocol::{decode, encode};
+use crate::transport::{Connection, Frame, FrameWriter, HeldFd};
 use crate::{Error, Refusal, Result};
 
 /// The content of an answer.

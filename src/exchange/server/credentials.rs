@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use crate::exchange::tls::{Credential, WALL_CLOCK};
+use crate::tls::{Credential, WALL_CLOCK};
 
 #[derive(Debug)]
 struct Entry {

@@ -6,10 +6,10 @@ use std::time::{Instant, SystemTime};
 use super::accept::Link;
 use super::state::State;
 use super::{Inner, ServerEvent};
+use crate::PeerName;
 use crate::Refusal;
-use crate::exchange::PeerName;
-use crate::exchange::protocol::{Ended, Event, Refused};
-use crate::exchange::tls::Credential;
+use crate::protocol::{Ended, Event, Refused};
+use crate::tls::Credential;
 
 impl Inner {
     /// Verifies the sessions with an expired certificate.

@@ -17,19 +17,19 @@ use super::process::Known;
 use super::state::No;
 use super::stats::count;
 use super::{Inner, requests};
-use crate::exchange::account::Account;
-use crate::exchange::protocol::{Ask, Greeting, Request, decode};
-use crate::exchange::transport::{Connection, FdShare, Incoming, Listening};
-use crate::exchange::{PeerName, limits};
+use crate::account::Account;
+use crate::protocol::{Ask, Greeting, Request, decode};
 use crate::share::{InstanceId, Peers};
+use crate::transport::{Connection, FdShare, Incoming, Listening};
 use crate::{Error, Refusal, Result};
+use crate::{PeerName, limits};
 
 /// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, including a final NUL).
 const MAX_PATH: usize = 107;
 
 /// The door's path; dropping it removes what was created for it.
 #[derive(Debug)]
-pub(in crate::exchange) struct DoorPath {
+pub(crate) struct DoorPath {
     pub path: PathBuf,
     _folder: Option<Folder>,
 }

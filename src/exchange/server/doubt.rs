@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
 ///
 /// It does not keep the memory itself.
-pub(crate) struct Doubt {
+pub struct Doubt {
     inner: Arc<Inner>,
     publication: u64,
     changed: Arc<Notify>,
@@ -23,7 +23,7 @@ pub(crate) struct Doubt {
 
 impl Published {
     /// Removes the name at once, as dropping does, but keeps listening to the holders.
-    pub(crate) fn leave(&self) -> Doubt {
+    pub fn leave(&self) -> Doubt {
         let (inner, publication) = self.parts();
         let changed = Arc::new(Notify::new());
         let mut state = inner.state();

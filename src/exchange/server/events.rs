@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::exchange::PeerName;
+use crate::PeerName;
 
 /// An event of a server.
 ///

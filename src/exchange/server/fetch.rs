@@ -11,12 +11,12 @@ use super::requests::{Step, not_found};
 use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent};
+use crate::PeerName;
 use crate::Refusal;
+use crate::account::{Account, REQUEST};
 use crate::driver::{Access, HandleType};
-use crate::exchange::PeerName;
-use crate::exchange::account::{Account, REQUEST};
-use crate::exchange::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
-use crate::exchange::transport::{FdShare, HeldFd, Reserved};
+use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::transport::{FdShare, HeldFd, Reserved};
 
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::exchange::Limits;
+use crate::Limits;
 
 /// The longest grace period of a connection.
 const LONGEST_GRACE: Duration = Duration::from_secs(1);

@@ -13,12 +13,12 @@ use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{lock, process, publication, publish, stats, tasks};
 use crate::Refusal;
-use crate::exchange::account::{Account, Accounts};
-use crate::exchange::directory::Registration;
-use crate::exchange::group::Groups;
-use crate::exchange::transport::{FdTable, SharedPeers};
-use crate::exchange::{Limits, PeerName, Tls};
+use crate::account::{Account, Accounts};
+use crate::directory::Registration;
+use crate::group::Groups;
 use crate::share::{BootId, InstanceId};
+use crate::transport::{FdTable, SharedPeers};
+use crate::{Limits, PeerName, Tls};
 
 /// The state that the tasks share.
 pub(super) struct Inner {

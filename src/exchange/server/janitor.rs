@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Inner;
-use crate::exchange::Tls;
+use crate::Tls;
 
 /// Ends sessions, tickets and groups' rounds at their deadlines, and starts to wait for followed processes,
 /// until the server ends.

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use super::machines::{Machine, Machines};
 use super::process::{HolderProcess, Known, Process};
-use crate::exchange::PeerName;
-use crate::exchange::account::{Charge, shrink};
+use crate::PeerName;
+use crate::account::{Charge, shrink};
 use crate::numbers::Numbers;
 
 /// The most expired holders of a publication that are remembered individually.
@@ -510,7 +510,6 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
     }
 }
 
-#[cfg(any(test, feature = "service"))]
 mod doubts;
 mod expired;
 mod followed;

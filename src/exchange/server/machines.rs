@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::exchange::PeerName;
+use crate::PeerName;
 use crate::share::BootId;
 
 /// A machine between two boots, as far as the server can tell.
@@ -47,7 +47,6 @@ impl Machines {
     /// One certificate may serve many machines, and so may one address; the same peer at the same address
     /// counts as the same machine. Any process can be `local`, and a user of this machine can be in a
     /// container that invents its boots.
-    #[cfg(any(test, feature = "service"))]
     pub fn have_restarted(&self, peer: &PeerName, machine: &Machine) -> bool {
         let (PeerName::Certificate(_) | PeerName::Spiffe(_), Some(_)) = (peer, machine.ip) else {
             return false;

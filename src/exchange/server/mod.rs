@@ -7,12 +7,11 @@
 mod accept;
 mod admission;
 mod allocate;
-pub(crate) mod audit;
+pub mod audit;
 mod connection;
 mod credentials;
 mod dismiss;
 pub(super) mod door;
-#[cfg(any(test, feature = "service"))]
 mod doubt;
 mod events;
 mod fetch;
@@ -47,8 +46,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
-#[cfg(feature = "service")]
-pub(crate) use doubt::Doubt;
+pub use doubt::Doubt;
 
 pub use allocate::{Allocate, Allocation};
 pub use events::ServerEvent;
@@ -58,14 +56,14 @@ pub use process::HolderProcess;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
-use crate::exchange::account::Accounts;
-use crate::exchange::directory::{Exporter, Registration, RegistrationState};
-use crate::exchange::group::{Groups, Keys, Rights, Rules};
-use crate::exchange::limits::{LONGEST, deadline};
-use crate::exchange::protocol::{Admission, Closing, Event};
-use crate::exchange::transport::{FdRoom, FdTable, Listening, SharedPeers};
-use crate::exchange::{Address, PeerName, Security, Who};
+use crate::account::Accounts;
+use crate::directory::{Exporter, Registration, RegistrationState};
+use crate::group::{Groups, Keys, Rights, Rules};
+use crate::limits::{LONGEST, deadline};
+use crate::protocol::{Admission, Closing, Event};
 use crate::share::{BootId, InstanceId, Peers, Shared};
+use crate::transport::{FdRoom, FdTable, Listening, SharedPeers};
+use crate::{Address, PeerName, Security, Who};
 use crate::{Error, Refusal, Result};
 use audit::Audit;
 use handshakes::Handshakes;

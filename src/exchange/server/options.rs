@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use super::audit::Sink;
 use super::{Allocate, Server};
-use crate::exchange::directory::Directory;
-use crate::exchange::group::Rights;
-use crate::exchange::transport;
-use crate::exchange::{Address, Limits, Security, Who};
+use crate::directory::Directory;
+use crate::group::Rights;
 use crate::share::Peers;
+use crate::transport;
+use crate::{Address, Limits, Security, Who};
 use crate::{Error, Result};
 
 /// Where the door is.
@@ -136,7 +136,7 @@ impl ServerOptions {
     /// group.
     ///
     /// This is the right to ask. The other ranks state by their
-    /// [`Admission`](crate::exchange::group::Admission) which peers they accept.
+    /// [`Admission`](crate::group::Admission) which peers they accept.
     pub fn groups(mut self, pattern: impl Into<String>, who: Who) -> Self {
         self.groups.push((pattern.into(), who));
         self
@@ -157,8 +157,7 @@ impl ServerOptions {
     }
 
     /// Sets a sink for audit events instead of `tracing`.
-    #[cfg(any(test, feature = "service"))]
-    pub(crate) fn audit(mut self, sink: Sink) -> Self {
+    pub fn audit(mut self, sink: Sink) -> Self {
         self.audit = Some(sink);
         self
     }
@@ -193,7 +192,7 @@ impl ServerOptions {
     ///
     /// # Errors
     /// Those of [`start`](Self::start) that can be found before it begins.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         if self.addresses.is_empty() {
             return Err(Error::invalid("addresses", "the list is empty"));
         }

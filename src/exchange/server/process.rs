@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
-use crate::exchange::transport::Connection;
+use crate::transport::Connection;
 
 /// How often to check whether a process without a pidfd still runs.
 const LOOK: Duration = Duration::from_secs(1);

@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 
 use super::lock;
 use super::probe::Places;
+use crate::account::Charge;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
-use crate::exchange::account::Charge;
-use crate::exchange::protocol::Secret;
-use crate::exchange::{Owner, Who};
+use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};
+use crate::{Owner, Who};
 
 /// The part that does not change while it is published.
 #[derive(Debug)]

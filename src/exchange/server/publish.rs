@@ -11,13 +11,13 @@ use super::leases::{Holder, HolderState};
 use super::probe::Places;
 use super::publication::{Publication, Registered};
 use super::{Inner, Server, lock};
+use crate::account;
 use crate::driver::Access;
-use crate::exchange::account;
-use crate::exchange::limits::deadline;
-use crate::exchange::protocol::check_name;
-use crate::exchange::{Owner, Who};
+use crate::limits::deadline;
+use crate::protocol::check_name;
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
+use crate::{Owner, Who};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
 #[derive(Debug)]
@@ -196,16 +196,14 @@ impl Published {
 
     /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
     /// unless the process had passed it on.
-    #[cfg(any(test, feature = "service"))]
-    pub(crate) fn left_by_dead(&self) -> bool {
+    pub fn left_by_dead(&self) -> bool {
         self.publication
             .left_by_dead
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Returns whether this peer may see the name.
-    #[cfg(feature = "service")]
-    pub(crate) fn is_shown_to(&self, peer: &crate::exchange::PeerName) -> bool {
+    pub fn is_shown_to(&self, peer: &crate::PeerName) -> bool {
         self.inner.state().find(self.name(), peer).is_some()
     }
 
@@ -224,7 +222,6 @@ impl Published {
         self.inner.janitor.notify_one();
     }
 
-    #[cfg(any(test, feature = "service"))]
     pub(super) fn parts(&self) -> (&Arc<Inner>, u64) {
         (&self.inner, self.publication.id)
     }
@@ -259,7 +256,7 @@ impl Published {
     }
 
     /// As [`withdraw`](Self::withdraw), but the publication keeps the memory.
-    pub(crate) async fn vacate(&self, within: Duration) -> Result<()> {
+    pub async fn vacate(&self, within: Duration) -> Result<()> {
         let publication = &self.publication;
         let until = deadline(within);
         self.inner.unregister(self.name());

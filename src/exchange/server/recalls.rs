@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::audit::LeaseOf;
 use super::state::{State, millis};
-use crate::exchange::Who;
-use crate::exchange::protocol::{Event, Withdrawing};
+use crate::Who;
+use crate::protocol::{Event, Withdrawing};
 
 /// Leases that were recalled one by one, and when each ends.
 #[derive(Debug, Default)]

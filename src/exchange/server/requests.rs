@@ -12,16 +12,16 @@ use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
+use crate::account::{self, Account, Charge, REQUEST};
 use crate::driver::random;
-use crate::exchange::account::{self, Account, Charge, REQUEST};
-use crate::exchange::group::NO_SUCH_ROUND;
-use crate::exchange::protocol::{
+use crate::group::NO_SUCH_ROUND;
+use crate::protocol::{
     Answer, Ask, Create, Delete, Empty, Gather, Join, List, Names, Operation, Probe, Probed,
     Release, Wait, Watch, check_name, check_prefix,
 };
-use crate::exchange::spiffe::MAX as MAX_SPIFFE;
-use crate::exchange::transport::HeldFd;
 use crate::share::MAX_PARTS;
+use crate::spiffe::MAX as MAX_SPIFFE;
+use crate::transport::HeldFd;
 
 /// How many names are visited while all others wait for the lock.
 const LOOKED: usize = 256;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::exchange::PeerName;
-use crate::exchange::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
-use crate::exchange::protocol::{Event, Refused, Secret};
-use crate::exchange::tally::Tally;
+use crate::PeerName;
+use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
+use crate::protocol::{Event, Refused, Secret};
+use crate::tally::Tally;
 
 /// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
@@ -278,9 +278,9 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::Limits;
-    use crate::exchange::account::Accounts;
-    use crate::exchange::protocol::Closing;
+    use crate::Limits;
+    use crate::account::Accounts;
+    use crate::protocol::Closing;
 
     fn session(limit: usize) -> Session {
         session_within(limit, Limits::default().bytes)

@@ -15,12 +15,12 @@ use super::publication::{Publication, Registered};
 use super::recalls::Recalls;
 use super::session::{Session, Sessions};
 use super::tickets::Tickets;
+use crate::PeerName;
 use crate::Refusal;
-use crate::exchange::PeerName;
-use crate::exchange::account::{Charge, ENTRY, LEASE, Over, shrink};
-use crate::exchange::protocol::{self, Ended, Event, Refused, Withdrawing};
-use crate::exchange::tally::Tally;
+use crate::account::{Charge, ENTRY, LEASE, Over, shrink};
 use crate::numbers::Numbers;
+use crate::protocol::{self, Ended, Event, Refused, Withdrawing};
+use crate::tally::Tally;
 
 /// A refusal: the reason for programs and for people.
 pub(super) type No = (Refusal, String);

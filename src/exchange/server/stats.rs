@@ -26,7 +26,7 @@ pub struct ServerStats {
     pub bytes: u64,
     /// Open file descriptors received from peers or being sent to them.
     pub fds: u64,
-    /// Bytes kept for peers, which [`Limits::bytes`](crate::exchange::Limits::bytes) limits.
+    /// Bytes kept for peers, which [`Limits::bytes`](crate::Limits::bytes) limits.
     pub peer_bytes: u64,
     /// Running tasks and blocking calls of the server. 0 after [`close`](super::Server::close).
     pub tasks: u64,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::token;
+use crate::PeerName;
 use crate::Result;
-use crate::exchange::PeerName;
-use crate::exchange::account::shrink;
-use crate::exchange::protocol::Secret;
+use crate::account::shrink;
+use crate::protocol::Secret;
 
 /// Values behind tickets, by key: at most one ticket for each key.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use zeroize::Zeroizing;
 
 use crate::driver::random;
-use crate::exchange::protocol::Secret;
+use crate::protocol::Secret;
 use crate::{Error, Result};
 
 /// Random bytes in a token, after the 8 bytes of its key.

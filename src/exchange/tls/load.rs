@@ -17,7 +17,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::ALPN;
 use super::trust::{End, Trust};
-use crate::exchange::PeerName;
+use crate::PeerName;
 use crate::{Error, Result};
 
 /// Larger than any such file.
@@ -64,7 +64,7 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     }
     if secret && meta.mode() & 0o077 != 0 {
         tracing::warn!(
-            target: "egmem::tls",
+            target: "egmem_exchange::tls",
             path = %what,
             mode = format_args!("{:o}", meta.mode() & 0o7777),
             "others than the owner can read a private key: chmod 600"

@@ -10,7 +10,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::load;
 use super::trust::{End, Trust};
-use crate::exchange::PeerName;
+use crate::PeerName;
 
 /// Returns the configuration that requires this SPIFFE id of servers.
 pub(super) fn expecting(

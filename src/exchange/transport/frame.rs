@@ -10,10 +10,10 @@ use zeroize::Zeroizing;
 
 use super::held::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
-use crate::exchange::account::{Account, Charge, Over};
-use crate::exchange::limits::deadline;
-use crate::exchange::{Limits, tls};
+use crate::account::{Account, Charge, Over};
+use crate::limits::deadline;
 use crate::{Error, Result};
+use crate::{Limits, tls};
 
 /// Bytes of a frame's length.
 const HEADER: usize = 4;

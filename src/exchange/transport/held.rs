@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::FdRoom;
-use crate::exchange::tally::Tally;
-use crate::exchange::{Limits, PeerName};
+use crate::tally::Tally;
+use crate::{Limits, PeerName};
 
 /// A server's fds for peers: those received from them, and those being sent to them.
 #[derive(Debug)]

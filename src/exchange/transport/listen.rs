@@ -12,9 +12,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::stream::{Reading, Writing};
 use super::{Connection, Security, net};
-use crate::exchange::{Address, Limits, PeerName, tls};
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
+use crate::{Address, Limits, PeerName, tls};
 use crate::{Error, Result};
 
 /// How many bytes of a refused peer are still read, and for how long.
@@ -136,7 +136,7 @@ impl Listening {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                         tracing::debug!(
-                            target: "egmem::exchange",
+                            target: "egmem_exchange",
                             address = %self.address, %error, "a connection must wait"
                         );
                         return Ok(None);
@@ -148,7 +148,7 @@ impl Listening {
                     // Faults of that one connection, which is closed already. Source: accept(2).
                     _ => {
                         tracing::debug!(
-                            target: "egmem::exchange",
+                            target: "egmem_exchange",
                             address = %self.address, %error, "a connection is gone"
                         );
                         tokio::task::yield_now().await;

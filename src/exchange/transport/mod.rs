@@ -14,8 +14,7 @@ pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
-#[cfg(feature = "service")]
-pub(crate) use net::bind;
+pub use net::bind;
 pub(crate) use net::check_literal;
 pub(crate) use room::FdRoom;
 

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::{Security, Unconnected};
-use crate::exchange::{Address, Limits};
+use crate::{Address, Limits};
 use crate::{Error, Result, Unreachable};
 
 /// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
@@ -131,7 +131,7 @@ pub(super) async fn listen(
 }
 
 /// Listens at an address, with a backlog for many connections.
-pub(crate) fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+pub fn bind(real: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = match real {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -158,6 +158,6 @@ pub(super) fn tune(stream: &TcpStream, limits: &Limits) {
         Ok(())
     });
     if let Err(error) = tuned {
-        tracing::debug!(target: "egmem::exchange", %error, "a socket option is refused");
+        tracing::debug!(target: "egmem_exchange", %error, "a socket option is refused");
     }
 }

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::exchange::Limits;
+use crate::Limits;
 
 /// Shares of a server's fds, so that no use takes another's: half for peers' fds, a quarter for greeted
 /// connections, an eighth for those that are not. The last eighth is for pidfds, at most a quarter of it, and
@@ -43,7 +43,7 @@ impl FdRoom {
         for (limit, most, name) in caps {
             if *limit > most {
                 tracing::info!(
-                    target: "egmem::exchange",
+                    target: "egmem_exchange",
                     limit = name, configured = *limit, lowered = most, "lowered for RLIMIT_NOFILE"
                 );
                 *limit = most;

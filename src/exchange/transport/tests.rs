@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
-use crate::exchange::slow::ms;
+use crate::slow::ms;
 
 fn quick() -> Limits {
     Limits {

@@ -9,7 +9,7 @@ use crate::vmm::{Mapping, PhysicalMemory};
 
 /// Physical memory at its place in the heap.
 #[derive(Debug)]
-pub(in crate::heap) struct Chunk {
+pub(crate) struct Chunk {
     // In this order: `mapping` is dropped before `memory`.
     pub(super) mapping: Mapping,
     pub(super) memory: Arc<PhysicalMemory>,
@@ -23,7 +23,7 @@ pub(in crate::heap) struct Chunk {
 
 impl Chunk {
     /// Returns the chunk's range, in bytes from the heap's start.
-    pub(in crate::heap) const fn range(&self) -> Range<u64> {
+    pub(crate) const fn range(&self) -> Range<u64> {
         self.start..self.end()
     }
 
@@ -32,35 +32,35 @@ impl Chunk {
     }
 
     /// Returns the chunk's size in bytes: at least 2 MiB.
-    pub(in crate::heap) const fn bytes(&self) -> u64 {
+    pub(crate) const fn bytes(&self) -> u64 {
         self.mapping.size().padded()
     }
 
     /// Returns the memory. While a clone of it is held elsewhere, the chunk is not given back.
     #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
-    pub(in crate::heap) const fn memory(&self) -> &Arc<PhysicalMemory> {
+    pub(crate) const fn memory(&self) -> &Arc<PhysicalMemory> {
         &self.memory
     }
 
     /// Returns the mapping.
     #[cfg(test)]
-    pub(in crate::heap) const fn mapping(&self) -> &Mapping {
+    pub(crate) const fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
     /// Returns the memory's location.
-    pub(in crate::heap) fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         self.memory.location()
     }
 
     /// Returns the chunk's number in the order of creation, from 0.
     #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
-    pub(in crate::heap) const fn order(&self) -> u64 {
+    pub(crate) const fn order(&self) -> u64 {
         self.order
     }
 
     /// Returns whether other code holds the memory too.
-    pub(in crate::heap) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         Arc::strong_count(&self.memory) > 1
     }
 
@@ -118,7 +118,7 @@ pub(super) enum Retired {
 
 /// Counts of the driver calls for a heap's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub(in crate::heap) struct Counts {
+pub(crate) struct Counts {
     /// `cuMemCreate`; refused calls count too, here and below.
     pub create: u64,
     /// `cuMemMap`

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// What a heap needs memory for.
 #[derive(Clone, Copy)]
-pub(in crate::heap) enum Want<'a> {
+pub(crate) enum Want<'a> {
     /// Room for one block: contiguous, together with what is free beside the new memory.
     Block {
         /// The block's bytes: at least 1.
@@ -67,7 +67,7 @@ impl Want<'_> {
 
 /// The free bytes beside a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::heap) struct Beside {
+pub(crate) struct Beside {
     /// Free bytes right before its start.
     pub before: u64,
     /// Free bytes right after its end.

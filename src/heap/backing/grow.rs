@@ -31,7 +31,7 @@ impl Backing {
     /// no node's share is large enough for what must be one chunk; [`Error::NodeTooFull`],
     /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
     /// alignment that is no power of two; the driver's errors.
-    pub(in crate::heap) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
+    pub(crate) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
         self.sweep();
         let places = self.shape().places(&self.gaps(), want)?;
         self.make_places(&places, want)
@@ -42,7 +42,7 @@ impl Backing {
     ///
     /// # Errors
     /// As [`grow`](Self::grow).
-    pub(in crate::heap) fn check_more(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn check_more(&self, bytes: u64) -> Result<()> {
         let places = self.shape().places(&self.gaps(), Want::More { bytes })?;
         self.check_nodes(places.first.iter().map(Fill::needed).sum())
     }
@@ -52,11 +52,7 @@ impl Backing {
     ///
     /// # Errors
     /// As [`grow`](Self::grow).
-    pub(in crate::heap) fn grow_within(
-        &mut self,
-        want: Want<'_>,
-        most: u64,
-    ) -> Result<Option<Vec<Grown>>> {
+    pub(crate) fn grow_within(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
         self.sweep();
         let room = self.room_below(most);
         let places = match self.shape().places(&self.gaps(), want) {
@@ -70,7 +66,7 @@ impl Backing {
     }
 
     /// Returns how many bytes may be backed before more than `most` are.
-    pub(in crate::heap) const fn room_below(&self, most: u64) -> u64 {
+    pub(crate) const fn room_below(&self, most: u64) -> u64 {
         most.saturating_sub(self.backed) / self.settled.unit * self.settled.unit
     }
 

@@ -22,11 +22,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(in crate::heap) use chunk::{Chunk, Counts};
-pub(in crate::heap) use fit::{Beside, Want};
+pub(crate) use chunk::{Chunk, Counts};
+pub(crate) use fit::{Beside, Want};
 #[cfg(test)]
 use plan::DEFAULT_CHUNK;
-pub(in crate::heap) use plan::Plan;
+pub(crate) use plan::Plan;
 
 use super::core::MAX_RANGE;
 use crate::driver::{Access, Code, DevicePtr, Driver, HandleTypes};
@@ -42,7 +42,7 @@ use plan::Settled;
 /// Before the drop, and before memory is given back earlier, GPU work that uses it must have finished: a GPU
 /// that accesses unmapped addresses loses its context.
 #[derive(Debug)]
-pub(in crate::heap) struct Backing {
+pub(crate) struct Backing {
     /// Chunks by their starts. Dead ones only keep their addresses from use.
     chunks: BTreeMap<u64, Chunk>,
     /// Memory that the driver refused to release, to be retried.
@@ -69,7 +69,7 @@ pub(in crate::heap) struct Backing {
 
 /// A range that has memory now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::heap) struct Grown {
+pub(crate) struct Grown {
     /// Bytes from the heap's start.
     pub range: Range<u64>,
     /// Whether a block may reach over its ends into adjacent memory.
@@ -79,7 +79,7 @@ pub(in crate::heap) struct Grown {
 /// The outcome of giving a range back.
 #[derive(Debug, Default)]
 #[must_use = "what was not given back is still memory of the heap"]
-pub(in crate::heap) struct GivenBack {
+pub(crate) struct GivenBack {
     /// Ranges without memory now, chunk by chunk.
     pub gone: Vec<Range<u64>>,
     /// Ranges that are still memory of the heap: parts of chunks that extend beyond the range, chunks whose
@@ -92,7 +92,7 @@ pub(in crate::heap) struct GivenBack {
 
 impl GivenBack {
     /// Returns the bytes given back.
-    pub(in crate::heap) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.gone.iter().map(|range| range.end - range.start).sum()
     }
 }
@@ -107,7 +107,7 @@ impl Backing {
     /// an alignment that is not a power of two of at least 2 MiB; [`Error::NoSuchNode`],
     /// [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
     /// [`Error::OutOfAddresses`]; the driver's errors.
-    pub(in crate::heap) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
+    pub(crate) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
             let options = Reservation::options().alignment(settled.alignment);
@@ -142,54 +142,54 @@ impl Backing {
     }
 
     /// Returns the address of offset 0: a multiple of the plan's alignment.
-    pub(in crate::heap) fn start(&self) -> DevicePtr {
+    pub(crate) fn start(&self) -> DevicePtr {
         self.reservation.start()
     }
 
     /// Returns the bytes of addresses, which is also the most memory: a multiple of 2 MiB.
-    pub(in crate::heap) const fn limit(&self) -> u64 {
+    pub(crate) const fn limit(&self) -> u64 {
         self.settled.limit
     }
 
     /// Returns the bytes that have memory.
-    pub(in crate::heap) const fn backed(&self) -> u64 {
+    pub(crate) const fn backed(&self) -> u64 {
         self.backed
     }
 
     /// Returns the size of a chunk when nothing limits it.
-    pub(in crate::heap) const fn chunk(&self) -> u64 {
+    pub(crate) const fn chunk(&self) -> u64 {
         self.settled.chunk
     }
 
     /// Returns whether blocks may lie in several chunks.
-    pub(in crate::heap) const fn joins(&self) -> bool {
+    pub(crate) const fn joins(&self) -> bool {
         self.settled.joins
     }
 
     /// Returns whether any chunk can be exported.
-    pub(in crate::heap) fn is_exportable(&self) -> bool {
+    pub(crate) fn is_exportable(&self) -> bool {
         let mut sites = self.settled.sites.iter();
         sites.any(|site| site.handle_types != HandleTypes::NONE)
     }
 
     /// Returns what the CPU may do, in every chunk.
-    pub(in crate::heap) fn host_access(&self) -> Access {
+    pub(crate) fn host_access(&self) -> Access {
         self.settled.host_access()
     }
 
     /// Iterates over the chunks, by ascending offsets.
-    pub(in crate::heap) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
         self.chunks.values().filter(|chunk| !chunk.dead)
     }
 
     /// Returns the chunk at `offset`.
-    pub(in crate::heap) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
+    pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
         let (_, chunk) = self.chunks.range(..=offset).next_back()?;
         (offset < chunk.end() && !chunk.dead).then_some(chunk)
     }
 
     /// Returns the counts of driver calls so far.
-    pub(in crate::heap) const fn counts(&self) -> Counts {
+    pub(crate) const fn counts(&self) -> Counts {
         self.counts
     }
 
@@ -197,7 +197,7 @@ impl Backing {
     ///
     /// The caller has taken the range out of use before, no view of it exists, and GPU work on it has
     /// finished. The caller may use what is kept again.
-    pub(in crate::heap) fn give_back(&mut self, range: Range<u64>) -> GivenBack {
+    pub(crate) fn give_back(&mut self, range: Range<u64>) -> GivenBack {
         self.sweep();
         let mut result = GivenBack::default();
         let first = self

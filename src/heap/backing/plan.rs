@@ -1,8 +1,8 @@
 //! The requirements of a heap's memory, checked before any is created.
 
 use crate::buffer::access_list;
+use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
-use crate::heap::core::MAX_RANGE;
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// The default size of a chunk: creating one takes about 15 ms on an H200 machine, and larger ones take no
 /// less time per byte (docs/driver-behaviour.md).
-pub(in crate::heap) const DEFAULT_CHUNK: u64 = 64 << 20;
+pub(crate) const DEFAULT_CHUNK: u64 = 64 << 20;
 
 /// The default limit for a node whose memory size is unknown.
 const UNKNOWN_TOTAL: u64 = 1 << 40;
@@ -20,7 +20,7 @@ const MOST_ADDRESSES: u64 = 1 << 57;
 
 /// Everything in a heap's options that concerns its memory.
 #[derive(Clone, Debug)]
-pub(in crate::heap) struct Plan {
+pub(crate) struct Plan {
     /// Where chunks are created, in turn: at least one place. A place that is listed twice gets twice as
     /// many.
     pub nodes: Vec<Location>,
@@ -49,7 +49,7 @@ pub(in crate::heap) struct Plan {
 
 impl Plan {
     /// Creates a plan for memory on one node, with defaults for all else.
-    pub(in crate::heap) fn on(location: impl Into<Location>) -> Self {
+    pub(crate) fn on(location: impl Into<Location>) -> Self {
         Self {
             nodes: vec![location.into()],
             shares: Vec::new(),
@@ -156,7 +156,7 @@ impl Plan {
     fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
         let mut types = self.handle_types;
         if self.shareable {
-            types |= crate::share::best_handle_types(driver, location)?.handle_types;
+            types |= egmem_share::best_handle_types(driver, location)?.handle_types;
         }
         Ok(types)
     }

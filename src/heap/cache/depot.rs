@@ -14,7 +14,7 @@ use super::sync::{AtomicPtr, Ordering};
 ///
 /// Each thread starts its search at its own slot, so that threads rarely contend for one. It also finds its
 /// own last box first, which is still in its CPU's caches.
-pub(in crate::heap) struct Depot<T> {
+pub(crate) struct Depot<T> {
     places: Box<[Place<T>]>,
     boxes: PhantomData<Box<T>>,
 }
@@ -28,7 +28,7 @@ unsafe impl<T: Send> Sync for Depot<T> {}
 
 impl<T> Depot<T> {
     /// Creates this many empty slots; 0 is allowed.
-    pub(in crate::heap) fn new(places: usize) -> Self {
+    pub(crate) fn new(places: usize) -> Self {
         Self {
             places: (0..places)
                 .map(|_| Place(AtomicPtr::new(null_mut())))
@@ -41,7 +41,7 @@ impl<T> Depot<T> {
     ///
     /// # Errors
     /// The box, if all slots are taken.
-    pub(in crate::heap) fn put(&self, full: Box<T>) -> Result<(), Box<T>> {
+    pub(crate) fn put(&self, full: Box<T>) -> Result<(), Box<T>> {
         let full = Box::into_raw(full);
         for Place(place) in self.around() {
             // Releases the box's contents to the thread that takes it.
@@ -58,13 +58,13 @@ impl<T> Depot<T> {
     }
 
     /// Returns the number of boxes; approximate while other threads put and take.
-    pub(in crate::heap) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         let full = |Place(place): &&Place<T>| !place.load(Ordering::Relaxed).is_null();
         self.places.iter().filter(full).count()
     }
 
     /// Takes a box, if there is one.
-    pub(in crate::heap) fn take(&self) -> Option<Box<T>> {
+    pub(crate) fn take(&self) -> Option<Box<T>> {
         for Place(place) in self.around() {
             if place.load(Ordering::Relaxed).is_null() {
                 continue;

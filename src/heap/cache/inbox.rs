@@ -14,17 +14,17 @@ use super::sync::{AtomicPtr, Ordering};
 /// goes to one of them.
 // The word is on a cache line of its own; 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
-pub(in crate::heap) struct Inbox<T> {
+pub(crate) struct Inbox<T> {
     newest: AtomicPtr<Node<T>>,
     items: PhantomData<Box<Node<T>>>,
 }
 
 /// An item and its link. A thread that keeps the node can push again without allocating.
-pub(in crate::heap) struct Node<T> {
+pub(crate) struct Node<T> {
     /// The node pushed before; meaningful only in an inbox and in what was taken from it.
     older: *mut Node<T>,
     /// The item.
-    pub(in crate::heap) item: T,
+    pub(crate) item: T,
 }
 
 // SAFETY: an item moves from one thread to another, and no two access it at a time.
@@ -35,7 +35,7 @@ unsafe impl<T: Send> Send for Node<T> {}
 unsafe impl<T: Sync> Sync for Node<T> {}
 
 impl<T> Node<T> {
-    pub(in crate::heap) fn new(item: T) -> Box<Self> {
+    pub(crate) fn new(item: T) -> Box<Self> {
         Box::new(Self {
             older: null_mut(),
             item,
@@ -44,7 +44,7 @@ impl<T> Node<T> {
 }
 
 impl<T> Inbox<T> {
-    pub(in crate::heap) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             newest: AtomicPtr::new(null_mut()),
             items: PhantomData,
@@ -52,12 +52,12 @@ impl<T> Inbox<T> {
     }
 
     /// Pushes an item; this allocates its node.
-    pub(in crate::heap) fn push(&self, item: T) {
+    pub(crate) fn push(&self, item: T) {
         self.push_node(Node::new(item));
     }
 
     /// Pushes an item with its node.
-    pub(in crate::heap) fn push_node(&self, node: Box<Node<T>>) {
+    pub(crate) fn push_node(&self, node: Box<Node<T>>) {
         let node = Box::into_raw(node);
         let mut newest = self.newest.load(Ordering::Relaxed);
         loop {
@@ -78,7 +78,7 @@ impl<T> Inbox<T> {
     }
 
     /// Takes all items, the newest first. Dropping the iterator drops the rest.
-    pub(in crate::heap) fn take_all(&self) -> Taken<T> {
+    pub(crate) fn take_all(&self) -> Taken<T> {
         let newest = match self.is_empty() {
             true => null_mut(),
             // Acquires all nodes in the chain.
@@ -92,7 +92,7 @@ impl<T> Inbox<T> {
 
     /// Returns whether the inbox seems empty: a hint, which only reads.
     #[inline]
-    pub(in crate::heap) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.newest.load(Ordering::Relaxed).is_null()
     }
 }
@@ -116,7 +116,7 @@ impl<T> fmt::Debug for Inbox<T> {
 }
 
 /// The items taken from an [`Inbox`], the newest first.
-pub(in crate::heap) struct Taken<T> {
+pub(crate) struct Taken<T> {
     newest: *mut Node<T>,
     items: PhantomData<Box<Node<T>>>,
 }
@@ -126,7 +126,7 @@ unsafe impl<T: Send> Send for Taken<T> {}
 
 impl<T> Taken<T> {
     /// Returns the next item with its node.
-    pub(in crate::heap) fn next_node(&mut self) -> Option<Box<Node<T>>> {
+    pub(crate) fn next_node(&mut self) -> Option<Box<Node<T>>> {
         if self.newest.is_null() {
             return None;
         }

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Magazine;
-use crate::heap::classes::{CLASSES, Class};
+use crate::classes::{CLASSES, Class};
 
 /// An upper bound of a cache's contents: one bit for each size class that may have blocks, one for larger
 /// blocks within the budget, and one for those beyond it. Bits are set before blocks arrive, only on cold
 /// paths, and cleared when the core has all of the blocks. So a reader never misses a block that was in a
 /// cache when it began to read.
 #[derive(Debug, Default)]
-pub(in crate::heap) struct Kept(AtomicU64);
+pub(crate) struct Kept(AtomicU64);
 
 const LARGER: u64 = 1 << CLASSES;
 const LARGE: u64 = LARGER << 1;
@@ -18,13 +18,13 @@ const LARGE: u64 = LARGER << 1;
 impl Kept {
     /// Notes that blocks of a class may arrive. The caller holds the cache.
     #[cold]
-    pub(in crate::heap) fn note_small(&self, class: Class) {
+    pub(crate) fn note_small(&self, class: Class) {
         self.note(1 << class.index());
     }
 
     /// Notes that larger blocks may arrive. The caller holds the cache.
     #[cold]
-    pub(in crate::heap) fn note_larger(&self) {
+    pub(crate) fn note_larger(&self) {
         self.note(LARGER);
     }
 
@@ -54,18 +54,18 @@ impl Kept {
     }
 
     /// Notes that the core has all blocks. The caller holds the cache.
-    pub(in crate::heap) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 
     /// Returns whether there may be blocks of a class.
-    pub(in crate::heap) fn has_small(&self, class: Class) -> bool {
+    pub(crate) fn has_small(&self, class: Class) -> bool {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
     /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks within
     /// the budget and at most `large` beyond it.
-    pub(in crate::heap) fn bytes(&self, larger: u64, large: u64) -> u64 {
+    pub(crate) fn bytes(&self, larger: u64, large: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
         // Two magazines of each class, and one that is being handed over.

@@ -5,14 +5,14 @@
 //! blocks here.
 
 use super::kept::Kept;
-use crate::heap::core::{Extent, NodeId};
+use crate::core::{Extent, NodeId};
 
 /// The most blocks that a thread caches here.
 const BLOCKS: usize = 4;
 
 /// At most [`BLOCKS`] blocks, found by exact size.
 #[derive(Debug, Default)]
-pub(in crate::heap) struct Large {
+pub(crate) struct Large {
     /// Sizes in granules, the oldest block first.
     blocks: Vec<(u32, Extent)>,
     granules: u64,
@@ -21,7 +21,7 @@ pub(in crate::heap) struct Large {
 impl Large {
     /// Removes and returns a block of exactly `size` granules.
     #[inline]
-    pub(in crate::heap) fn pop(&mut self, size: u32) -> Option<Extent> {
+    pub(crate) fn pop(&mut self, size: u32) -> Option<Extent> {
         let at = self.blocks.iter().rposition(|&(kept, _)| kept == size)?;
         self.granules -= u64::from(size);
         Some(self.blocks.remove(at).1)
@@ -31,7 +31,7 @@ impl Large {
     /// remain. Returns `false` and changes nothing if the block is here already, which means a double free.
     #[must_use]
     #[inline]
-    pub(in crate::heap) fn put(
+    pub(crate) fn put(
         &mut self,
         size: u32,
         extent: Extent,
@@ -65,13 +65,13 @@ impl Large {
     /// Calls `name` with the offset and bytes of each block.
     pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for &(size, extent) in &self.blocks {
-            name(extent.offset, u64::from(size) * crate::heap::core::GRANULE);
+            name(extent.offset, u64::from(size) * crate::core::GRANULE);
         }
     }
 
     /// Returns the bytes of the blocks.
     pub(super) const fn bytes(&self) -> u64 {
-        self.granules * crate::heap::core::GRANULE
+        self.granules * crate::core::GRANULE
     }
 
     /// Returns whether there are no blocks.
@@ -115,7 +115,7 @@ mod tests {
                 }
                 let granules: u64 = there.iter().map(|&(size, _)| u64::from(size)).sum();
                 prop_assert!(granules <= most && there.len() <= BLOCKS);
-                prop_assert_eq!(large.bytes(), granules * crate::heap::core::GRANULE);
+                prop_assert_eq!(large.bytes(), granules * crate::core::GRANULE);
             }
             let left: Vec<u32> = large.take_all().map(|node| node.number()).collect();
             let expected: Vec<u32> = there.iter().map(|&(_, number)| number).collect();

@@ -6,11 +6,11 @@ use super::Kept;
 use super::large::Large;
 use super::medium::Medium;
 use super::reserved::Visitor;
-use crate::heap::classes::{CLASSES, Class};
-use crate::heap::core::NodeId;
+use crate::classes::{CLASSES, Class};
+use crate::core::NodeId;
 
 /// The most offsets in a magazine.
-pub(in crate::heap) const ROUNDS: usize = 64;
+pub(crate) const ROUNDS: usize = 64;
 
 /// Bytes in a full magazine of a larger class: 16 blocks of 2 KiB.
 const MAGAZINE_BYTES: u64 = 32 << 10;
@@ -32,13 +32,13 @@ const ROUNDS_OF: [u8; CLASSES] = {
 /// Small blocks of one class that move between threads and the core as one load (Bonwick and Adams,
 /// "Magazines and Vmem", 2001).
 #[derive(Debug)]
-pub(in crate::heap) struct Magazine {
+pub(crate) struct Magazine {
     len: usize,
     offsets: [u64; ROUNDS],
 }
 
 impl Magazine {
-    pub(in crate::heap) fn empty() -> Box<Self> {
+    pub(crate) fn empty() -> Box<Self> {
         Box::new(Self {
             len: 0,
             offsets: [0; ROUNDS],
@@ -47,7 +47,7 @@ impl Magazine {
 
     /// Returns how many blocks of `class` fill a magazine.
     #[inline]
-    pub(in crate::heap) const fn rounds(class: Class) -> usize {
+    pub(crate) const fn rounds(class: Class) -> usize {
         ROUNDS_OF[class.index()] as usize
     }
 
@@ -57,12 +57,12 @@ impl Magazine {
         Some(self.offsets[self.len])
     }
 
-    pub(in crate::heap) fn offsets(&self) -> &[u64] {
+    pub(crate) fn offsets(&self) -> &[u64] {
         &self.offsets[..self.len]
     }
 
     /// Lets `fill` write up to `rounds` offsets; it returns how many it wrote.
-    pub(in crate::heap) fn fill(&mut self, rounds: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
+    pub(crate) fn fill(&mut self, rounds: usize, fill: impl FnOnce(&mut [u64]) -> usize) {
         self.len = fill(&mut self.offsets[..rounds]);
         // The magazine pops from its end, and the lowest offsets are handed out first.
         self.offsets[..self.len].reverse();
@@ -72,7 +72,7 @@ impl Magazine {
 /// The small blocks of one class, in two magazines: a thread that allocates and frees around the border of
 /// one exchanges none.
 #[derive(Debug, Default)]
-pub(in crate::heap) struct Shelf {
+pub(crate) struct Shelf {
     /// Blocks are popped from and pushed to this one.
     loaded: Option<Box<Magazine>>,
     /// Full or empty, if present.
@@ -81,7 +81,7 @@ pub(in crate::heap) struct Shelf {
 
 impl Shelf {
     #[inline]
-    pub(in crate::heap) fn pop(&mut self) -> Option<u64> {
+    pub(crate) fn pop(&mut self) -> Option<u64> {
         match self.loaded.as_mut()?.pop() {
             Some(offset) => Some(offset),
             None => {
@@ -93,12 +93,7 @@ impl Shelf {
 
     /// Pushes a block of `class`. Returns a full magazine that has no place here, to be handed on.
     #[inline]
-    pub(in crate::heap) fn push(
-        &mut self,
-        class: Class,
-        offset: u64,
-        kept: &Kept,
-    ) -> Option<Box<Magazine>> {
+    pub(crate) fn push(&mut self, class: Class, offset: u64, kept: &Kept) -> Option<Box<Magazine>> {
         let rounds = Magazine::rounds(class);
         if let Some(loaded) = &mut self.loaded
             && loaded.len < rounds
@@ -125,14 +120,14 @@ impl Shelf {
     }
 
     /// Takes a magazine in when no blocks are left; drops the empty one, if any.
-    pub(in crate::heap) fn load(&mut self, magazine: Box<Magazine>) {
+    pub(crate) fn load(&mut self, magazine: Box<Magazine>) {
         if let Some(empty) = self.loaded.replace(magazine) {
             self.spare.get_or_insert(empty);
         }
     }
 
     /// Returns an empty magazine to fill: the loaded one, if any.
-    pub(in crate::heap) fn take_empty(&mut self) -> Box<Magazine> {
+    pub(crate) fn take_empty(&mut self) -> Box<Magazine> {
         self.loaded.take().unwrap_or_else(Magazine::empty)
     }
 
@@ -153,34 +148,34 @@ impl Shelf {
 
 /// Counts one thread's allocations and frees. Either may exceed the other: another thread may free.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::heap) struct Tally {
-    pub(in crate::heap) allocated: u64,
-    pub(in crate::heap) freed: u64,
+pub(crate) struct Tally {
+    pub(crate) allocated: u64,
+    pub(crate) freed: u64,
     /// Bytes requested.
-    pub(in crate::heap) allocated_bytes: u64,
-    pub(in crate::heap) freed_bytes: u64,
+    pub(crate) allocated_bytes: u64,
+    pub(crate) freed_bytes: u64,
 }
 
 impl Tally {
     #[inline]
-    pub(in crate::heap) const fn allocate(&mut self, bytes: u64) {
+    pub(crate) const fn allocate(&mut self, bytes: u64) {
         self.allocated = self.allocated.wrapping_add(1);
         self.allocated_bytes = self.allocated_bytes.wrapping_add(bytes);
     }
 
     #[inline]
-    pub(in crate::heap) const fn free(&mut self, bytes: u64) {
+    pub(crate) const fn free(&mut self, bytes: u64) {
         self.freed = self.freed.wrapping_add(1);
         self.freed_bytes = self.freed_bytes.wrapping_add(bytes);
     }
 
     /// Counts a block's change of size.
-    pub(in crate::heap) const fn resize(&mut self, old: u64, new: u64) {
+    pub(crate) const fn resize(&mut self, old: u64, new: u64) {
         self.allocated_bytes = self.allocated_bytes.wrapping_add(new);
         self.freed_bytes = self.freed_bytes.wrapping_add(old);
     }
 
-    pub(in crate::heap) const fn add(&mut self, other: &Self) {
+    pub(crate) const fn add(&mut self, other: &Self) {
         self.allocated = self.allocated.wrapping_add(other.allocated);
         self.freed = self.freed.wrapping_add(other.freed);
         self.allocated_bytes = self.allocated_bytes.wrapping_add(other.allocated_bytes);
@@ -189,18 +184,18 @@ impl Tally {
 
     /// Returns the blocks in use, if this is the sum of all threads' tallies. 0 if unsafe code has freed more
     /// blocks than there were.
-    pub(in crate::heap) const fn live(&self) -> u64 {
+    pub(crate) const fn live(&self) -> u64 {
         self.allocated.saturating_sub(self.freed)
     }
 
     /// Returns the bytes requested for these blocks.
-    pub(in crate::heap) const fn live_bytes(&self) -> u64 {
+    pub(crate) const fn live_bytes(&self) -> u64 {
         self.allocated_bytes.saturating_sub(self.freed_bytes)
     }
 
     /// Returns whether no blocks are in use. `false` if more were freed than allocated: some may be left
     /// then.
-    pub(in crate::heap) const fn is_even(&self) -> bool {
+    pub(crate) const fn is_even(&self) -> bool {
         self.allocated == self.freed
     }
 }
@@ -208,12 +203,12 @@ impl Tally {
 /// How many blocks of a class a thread gets from the core next: one at first, then twice as many each time,
 /// so that a thread that needs few withholds few from others.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::heap) struct Grant(u8);
+pub(crate) struct Grant(u8);
 
 impl Grant {
     const FIRST: Self = Self(1);
 
-    pub(in crate::heap) fn next(&mut self, class: Class) -> usize {
+    pub(crate) fn next(&mut self, class: Class) -> usize {
         let now = self.0;
         // At most half a magazine.
         self.0 = (now * 2).min(Magazine::rounds(class) as u8 / 2);
@@ -223,31 +218,31 @@ impl Grant {
 
 /// A thread's cache of a heap.
 #[derive(Debug)]
-pub(in crate::heap) struct Local {
-    pub(in crate::heap) small: [Shelf; CLASSES],
-    pub(in crate::heap) grants: [Grant; CLASSES],
-    pub(in crate::heap) medium: Medium,
+pub(crate) struct Local {
+    pub(crate) small: [Shelf; CLASSES],
+    pub(crate) grants: [Grant; CLASSES],
+    pub(crate) medium: Medium,
     /// Blocks beyond the budget.
-    pub(in crate::heap) large: Large,
+    pub(crate) large: Large,
     /// This thread's identity to the core's lock.
-    pub(in crate::heap) visitor: Visitor,
-    pub(in crate::heap) tally: Tally,
+    pub(crate) visitor: Visitor,
+    pub(crate) tally: Tally,
     /// The upper bound of the contents, for other threads.
-    pub(in crate::heap) kept: Arc<Kept>,
+    pub(crate) kept: Arc<Kept>,
     /// The heap's last handle is gone: nothing is cached here any more.
-    pub(in crate::heap) closed: bool,
+    pub(crate) closed: bool,
 }
 
 /// All contents of a cache.
 #[derive(Debug, Default)]
-pub(in crate::heap) struct Contents {
+pub(crate) struct Contents {
     #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
-    pub(in crate::heap) small: Vec<Box<Magazine>>,
-    pub(in crate::heap) ranges: Vec<NodeId>,
+    pub(crate) small: Vec<Box<Magazine>>,
+    pub(crate) ranges: Vec<NodeId>,
 }
 
 impl Local {
-    pub(in crate::heap) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let kept = Arc::<Kept>::default();
         Self {
             small: std::array::from_fn(|_| Shelf::default()),
@@ -262,7 +257,7 @@ impl Local {
     }
 
     /// Tightens [`Kept`] to the present contents. Drops empty magazines, because pushes to them set no bit.
-    pub(in crate::heap) fn forget_what_is_gone(&mut self) {
+    pub(crate) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
             if self.kept.has_small(class) && shelf.blocks() == 0 {
                 *shelf = Shelf::default();
@@ -276,7 +271,7 @@ impl Local {
     }
 
     /// Takes all contents. The caller calls [`Kept::forget`] once the core has them.
-    pub(in crate::heap) fn empty(&mut self) -> Contents {
+    pub(crate) fn empty(&mut self) -> Contents {
         self.grants = [Grant::FIRST; CLASSES];
         let mut ranges = self.medium.take_all();
         ranges.extend(self.large.take_all());
@@ -287,12 +282,12 @@ impl Local {
     }
 
     /// Returns whether there are no blocks above the small ones.
-    pub(in crate::heap) fn has_no_ranges(&self) -> bool {
+    pub(crate) fn has_no_ranges(&self) -> bool {
         self.medium.is_empty() && self.large.is_empty()
     }
 
     /// Calls `name` with the offset and bytes of each block.
-    pub(in crate::heap) fn each(&self, mut name: impl FnMut(u64, u64)) {
+    pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
             for full in [&shelf.loaded, &shelf.spare].into_iter().flatten() {
                 let mut offsets = full.offsets().iter();
@@ -306,7 +301,7 @@ impl Local {
     }
 
     /// Returns the bytes of all blocks.
-    pub(in crate::heap) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
         let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
         small + self.medium.bytes() + self.large.bytes()

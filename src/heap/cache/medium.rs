@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Kept;
-use crate::heap::core::{Extent, NodeId};
+use crate::core::{Extent, NodeId};
 
 /// The most sizes that a cache can have blocks of at once.
 const SLOTS: usize = 512;
@@ -32,7 +32,7 @@ struct Entry {
 
 /// A thread's cache of larger blocks.
 #[derive(Debug)]
-pub(in crate::heap) struct Medium {
+pub(crate) struct Medium {
     slots: Box<[Slot; SLOTS]>,
     entries: Vec<Entry>,
     vacant: u32,
@@ -100,7 +100,7 @@ impl Medium {
 
     /// Removes and returns a block of exactly `size` granules.
     #[inline]
-    pub(in crate::heap) fn pop(&mut self, size: u32) -> Option<Extent> {
+    pub(crate) fn pop(&mut self, size: u32) -> Option<Extent> {
         let index = Self::slot(size);
         let slot = &mut self.slots[index];
         if slot.size != size || slot.first == NONE {
@@ -123,13 +123,13 @@ impl Medium {
 
     /// Returns whether caching blocks pays now.
     #[inline]
-    pub(in crate::heap) fn pays(&self) -> bool {
+    pub(crate) fn pays(&self) -> bool {
         self.score > 0
     }
 
     /// Returns whether to cache the next block: always if caching pays, otherwise one in [`SAMPLE`].
     #[inline]
-    pub(in crate::heap) fn keeps(&mut self) -> bool {
+    pub(crate) fn keeps(&mut self) -> bool {
         if self.pays() {
             return true;
         }
@@ -139,7 +139,7 @@ impl Medium {
 
     /// Adds a block of `size` granules, to [keep](Self::keeps) it.
     #[inline]
-    pub(in crate::heap) fn put(&mut self, size: u32, extent: Extent) {
+    pub(crate) fn put(&mut self, size: u32, extent: Extent) {
         if !self.pays() {
             self.skipped = 0;
             self.shrink(0);
@@ -150,7 +150,7 @@ impl Medium {
     /// Returns whether the cache has more than `budget` granules; if so, the caller returns the
     /// [leaving](Self::leaving) blocks to the core now.
     #[inline]
-    pub(in crate::heap) fn is_over(&mut self, budget: u64) -> bool {
+    pub(crate) fn is_over(&mut self, budget: u64) -> bool {
         if self.granules + self.leaving_granules <= budget {
             return false;
         }
@@ -164,7 +164,7 @@ impl Medium {
 
     /// Caches a block of `size` granules.
     #[inline]
-    pub(in crate::heap) fn push(&mut self, size: u32, extent: Extent) {
+    pub(crate) fn push(&mut self, size: u32, extent: Extent) {
         if !self.noted {
             self.note();
         }
@@ -199,7 +199,7 @@ impl Medium {
         for slot in self.slots.iter() {
             let mut at = slot.first;
             while let Some(entry) = self.entries.get(at as usize) {
-                let bytes = u64::from(slot.size) * crate::heap::core::GRANULE;
+                let bytes = u64::from(slot.size) * crate::core::GRANULE;
                 name(entry.extent.offset, bytes);
                 at = entry.next;
             }
@@ -208,7 +208,7 @@ impl Medium {
 
     /// Adds a block of `size` granules to those leaving, instead of caching it.
     #[inline]
-    pub(in crate::heap) fn pass_on(&mut self, size: u32, node: NodeId) {
+    pub(crate) fn pass_on(&mut self, size: u32, node: NodeId) {
         if !self.noted {
             self.note();
         }
@@ -218,19 +218,19 @@ impl Medium {
 
     /// Returns the blocks that have to return to the core.
     #[inline]
-    pub(in crate::heap) fn leaving(&self) -> &[NodeId] {
+    pub(crate) fn leaving(&self) -> &[NodeId] {
         &self.leaving
     }
 
     /// Notes that the core has them. Keeps the vector's capacity.
     #[inline]
-    pub(in crate::heap) fn left(&mut self) {
+    pub(crate) fn left(&mut self) {
         self.leaving.clear();
         self.leaving_granules = 0;
     }
 
     /// Takes the blocks that have to return to the core.
-    pub(in crate::heap) fn take_leaving(&mut self) -> Vec<NodeId> {
+    pub(crate) fn take_leaving(&mut self) -> Vec<NodeId> {
         self.leaving_granules = 0;
         std::mem::take(&mut self.leaving)
     }
@@ -289,7 +289,7 @@ impl Medium {
     /// [push](Self::push) them. Blocks that [leave](Self::leaving) to make room for them return to the core
     /// first.
     #[inline]
-    pub(in crate::heap) fn more(&mut self, size: u32, budget: u64) -> u32 {
+    pub(crate) fn more(&mut self, size: u32, budget: u64) -> u32 {
         if !self.pays() {
             return 0;
         }
@@ -318,11 +318,11 @@ impl Medium {
 
     /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        (self.granules + self.leaving_granules) * crate::heap::core::GRANULE
+        (self.granules + self.leaving_granules) * crate::core::GRANULE
     }
 
     /// Returns whether there are no blocks.
-    pub(in crate::heap) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.granules + self.leaving_granules == 0
     }
 }

@@ -5,23 +5,23 @@ use std::sync::{Arc, Weak};
 
 use super::{Biased, Kept, Local};
 use crate::fork::Generation;
-use crate::heap::shared::Shared;
+use crate::shared::Shared;
 
 /// A thread's cache of one heap, which other threads can take.
 ///
 /// The thread owns it until the thread ends or joins another heap. So a member must not keep the heap's
 /// tables, its driver and its users' closures alive.
-pub(in crate::heap) struct Member {
+pub(crate) struct Member {
     heap: Weak<Shared>,
     id: u64,
     born: Generation,
-    pub(in crate::heap) local: Biased<Local>,
+    pub(crate) local: Biased<Local>,
     /// The cache's upper bound, readable without taking the cache.
-    pub(in crate::heap) kept: Arc<Kept>,
+    pub(crate) kept: Arc<Kept>,
 }
 
 impl Member {
-    pub(in crate::heap) fn new(heap: &Shared) -> Self {
+    pub(crate) fn new(heap: &Shared) -> Self {
         let local = Local::new();
         Self {
             heap: Weak::clone(&heap.this),
@@ -77,10 +77,7 @@ impl Drop for Members {
 /// Calls `f` with the calling thread's cache of `heap`. Returns `None` also if the heap is closed, and while
 /// the thread ends: then nothing is cached.
 #[inline]
-pub(in crate::heap) fn with<R>(
-    heap: &Shared,
-    f: impl FnOnce(&mut Local) -> Option<R>,
-) -> Option<R> {
+pub(crate) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[heap.id as usize % NEAR] }

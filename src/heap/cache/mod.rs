@@ -16,11 +16,11 @@ mod kept;
 mod large;
 mod local;
 mod medium;
-pub(in crate::heap) mod member;
+pub(crate) mod member;
 mod reserved;
-pub(in crate::heap) mod sync;
+pub(crate) mod sync;
 
-pub(in crate::heap) use self::{
+pub(crate) use self::{
     biased::Biased,
     depot::Depot,
     inbox::Inbox,

@@ -1,7 +1,7 @@
 //! The atomics that threads synchronise on, std's or loom's, and an asymmetric fence.
 
 #[cfg(loom)]
-pub(in crate::heap) use loom::{
+pub(crate) use loom::{
     cell::{MutPtr, UnsafeCell},
     hint::spin_loop,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
@@ -9,7 +9,7 @@ pub(in crate::heap) use loom::{
     thread::yield_now,
 };
 #[cfg(not(loom))]
-pub(in crate::heap) use {
+pub(crate) use {
     plain::{MutPtr, UnsafeCell},
     std::hint::spin_loop,
     std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
@@ -27,7 +27,7 @@ pub(in crate::heap) use {
 ///
 /// Each pair of sides must use the same value, so it lies beside the words that they synchronise on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::heap) enum Fence {
+pub(crate) enum Fence {
     /// Both sides execute the processor's fence.
     Mutual,
     /// The heavy side calls `membarrier`, or [replaces it](every_cpu) if the kernel refuses it later.
@@ -38,7 +38,7 @@ pub(in crate::heap) enum Fence {
 impl Fence {
     /// Returns the fence that works in this process. The first call asks the kernel, which can take
     /// milliseconds in a process with several threads; call it when a heap is built.
-    pub(in crate::heap) fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         #[cfg(not(any(loom, miri)))]
         {
             if every_cpu::was_needed() {
@@ -62,7 +62,7 @@ impl Fence {
 
     /// The frequent side's fence.
     #[inline]
-    pub(in crate::heap) fn light(self) {
+    pub(crate) fn light(self) {
         match self {
             Fence::Mutual => fence(Ordering::SeqCst),
             #[cfg(not(any(loom, miri)))]
@@ -72,7 +72,7 @@ impl Fence {
 
     /// The rare side's fence: some microseconds, or milliseconds if `membarrier` worked once and is refused
     /// now.
-    pub(in crate::heap) fn heavy(self) {
+    pub(crate) fn heavy(self) {
         fence(Ordering::SeqCst);
         match self {
             Fence::Mutual => {}
@@ -91,7 +91,7 @@ impl Fence {
     }
 
     /// Returns whether the heavy side is still as cheap as when this fence was chosen.
-    pub(in crate::heap) fn is_cheap(self) -> bool {
+    pub(crate) fn is_cheap(self) -> bool {
         match self {
             Fence::Mutual => true,
             #[cfg(not(any(loom, miri)))]
@@ -101,7 +101,7 @@ impl Fence {
 }
 
 /// Logs once that the kernel refuses `membarrier`. The caller holds no lock of the heap.
-pub(in crate::heap) fn tell_refusal() {
+pub(crate) fn tell_refusal() {
     #[cfg(not(any(loom, miri)))]
     every_cpu::tell();
 }
@@ -136,30 +136,30 @@ mod membarrier {
 mod plain {
     /// Like loom's: access by pointer, for as long as a [`MutPtr`] lives.
     #[derive(Debug)]
-    pub(in crate::heap) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
         #[inline]
-        pub(in crate::heap) fn new(value: T) -> Self {
+        pub(crate) fn new(value: T) -> Self {
             Self(std::cell::UnsafeCell::new(value))
         }
 
         #[inline]
-        pub(in crate::heap) fn get_mut(&self) -> MutPtr<T> {
+        pub(crate) fn get_mut(&self) -> MutPtr<T> {
             MutPtr(self.0.get())
         }
     }
 
     /// Access to a cell's value.
     #[derive(Debug)]
-    pub(in crate::heap) struct MutPtr<T>(*mut T);
+    pub(crate) struct MutPtr<T>(*mut T);
 
     impl<T> MutPtr<T> {
         /// # Safety
         /// No other code accesses the value while the reference lives.
         #[inline]
         #[expect(clippy::mut_from_ref, reason = "loom's is declared so")]
-        pub(in crate::heap) unsafe fn deref(&self) -> &mut T {
+        pub(crate) unsafe fn deref(&self) -> &mut T {
             // SAFETY: the pointer comes from a cell that its users keep alive longer than this; the caller
             // promises exclusive access.
             unsafe { &mut *self.0 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::nodes::NodeId;
 use super::slabs::SlabId;
-use crate::heap::classes::FRAME;
+use crate::classes::FRAME;
 
 /// Frames in one piece of the table, which covers 1 MiB: small, so that large blocks far apart need few bytes
 /// of it.
@@ -24,7 +24,7 @@ type Part = [OnceLock<Box<Piece>>; PART];
 
 /// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::heap) enum Owner {
+pub(crate) enum Owner {
     /// The range that begins there.
     Range(NodeId),
     /// The slab that contains the frame.
@@ -33,7 +33,7 @@ pub(in crate::heap) enum Owner {
 
 /// The table.
 #[derive(Debug)]
-pub(in crate::heap) struct Frames {
+pub(crate) struct Frames {
     parts: Box<[OnceLock<Box<Part>>]>,
     /// The table's size, in bytes.
     metadata: AtomicUsize,
@@ -50,7 +50,7 @@ impl Frames {
 
     /// Names the owner of `offset`; the caller owns the memory there.
     #[inline]
-    pub(in crate::heap) fn set(&self, offset: u64, owner: Owner) {
+    pub(crate) fn set(&self, offset: u64, owner: Owner) {
         let entry = 1 + match owner {
             Owner::Range(node) => node.number(),
             Owner::Slab(slab) => slab.0 | SLAB,
@@ -68,7 +68,7 @@ impl Frames {
 
     /// Returns the owner that was named at `offset` last.
     #[inline]
-    pub(in crate::heap) fn get(&self, offset: u64) -> Option<Owner> {
+    pub(crate) fn get(&self, offset: u64) -> Option<Owner> {
         let frame = (offset / FRAME) as usize;
         match self.piece(frame)?[frame % PIECE]
             .load(Relaxed)

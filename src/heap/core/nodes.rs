@@ -8,7 +8,7 @@ use super::table::{Ahead, Table};
 
 /// The index of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::heap) struct NodeId(u32);
+pub(crate) struct NodeId(u32);
 
 impl NodeId {
     /// The index of no range: the first node, a sentinel that can be read and written like any other.
@@ -21,13 +21,13 @@ impl NodeId {
 
     /// Returns the index as a number below 2³¹, to store it elsewhere.
     #[inline]
-    pub(in crate::heap) const fn number(self) -> u32 {
+    pub(crate) const fn number(self) -> u32 {
         self.0
     }
 
     /// Returns the node with that number.
     #[inline]
-    pub(in crate::heap) const fn from_number(number: u32) -> Self {
+    pub(crate) const fn from_number(number: u32) -> Self {
         Self(number)
     }
 }

@@ -8,10 +8,10 @@ use std::io;
 use std::ops::Range;
 
 use super::nodes::{NodeId, Nodes, State};
-use crate::heap::classes::FRAME;
+use crate::classes::FRAME;
 
 /// The unit of sizes and offsets here, in bytes.
-pub(in crate::heap) const GRANULE: u64 = 256;
+pub(crate) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
 
 /// Granules in a frame.
@@ -22,7 +22,7 @@ const STRETCH: u64 = 64 << 10;
 
 /// The largest range, because sizes are 32 bits of granules. No range crosses a multiple of this in memory
 /// that joins: stretches end there. Chunks can end there too.
-pub(in crate::heap) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
+pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a frame
 /// and has at most one free range before it, and each stretch has one more and its two ends. Memory is added
@@ -36,15 +36,15 @@ fn most_nodes(limit: u64) -> usize {
 
 /// A range in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::heap) struct Extent {
+pub(crate) struct Extent {
     /// Bytes from the heap's start.
-    pub(in crate::heap) offset: u64,
-    pub(in crate::heap) node: NodeId,
+    pub(crate) offset: u64,
+    pub(crate) node: NodeId,
 }
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a stretch are empty.
 #[derive(Debug)]
-pub(in crate::heap) struct Ranges {
+pub(crate) struct Ranges {
     pub(super) nodes: Nodes,
     /// Stretches, memory without a gap or a border: from the start to the first and last nodes.
     pub(super) stretches: BTreeMap<u64, (NodeId, NodeId)>,

@@ -14,7 +14,7 @@ const MOST_LEFT_OUT: u32 = 64;
 
 /// A request to the core: for a small block, the frame that a new slab takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::heap) struct Request {
+pub(crate) struct Request {
     /// The class of a small block.
     class: Option<Class>,
     /// In bytes.
@@ -24,7 +24,7 @@ pub(in crate::heap) struct Request {
 
 impl Request {
     /// Returns the request for `bytes`, more than 0, at a multiple of `align`.
-    pub(in crate::heap) fn new(bytes: u64, align: u64) -> Self {
+    pub(crate) fn new(bytes: u64, align: u64) -> Self {
         match Class::of(bytes, align) {
             Some(class) => Self {
                 class: Some(class),
@@ -39,7 +39,7 @@ impl Request {
         }
     }
 
-    pub(in crate::heap) fn class(&self) -> Option<Class> {
+    pub(crate) fn class(&self) -> Option<Class> {
         self.class
     }
 
@@ -51,10 +51,10 @@ impl Request {
 
 /// An upper bound of the blocks outside the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::heap) struct Outside {
-    pub(in crate::heap) bytes: u64,
+pub(crate) struct Outside {
+    pub(crate) bytes: u64,
     /// Whether they may include blocks of the class requested.
-    pub(in crate::heap) of_class: bool,
+    pub(crate) of_class: bool,
 }
 
 /// The last refusal after a search of everything.
@@ -83,7 +83,7 @@ impl Core {
     ///
     /// It would need a range of its size. Every byte of that range is free here or kept outside. Bytes that
     /// were in use at the last full search have each been freed to the core since, or are kept outside.
-    pub(in crate::heap) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
+    pub(crate) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
         if outside.of_class {
             return false;
         }
@@ -105,7 +105,7 @@ impl Core {
 
     /// Remembers a request that nothing satisfies, found by a [full](Self::thoroughly) search with nothing
     /// kept outside.
-    pub(in crate::heap) fn remember_refusal(&mut self, request: Request) {
+    pub(crate) fn remember_refusal(&mut self, request: Request) {
         let in_vain = self.refusals.last.take().is_some_and(|last| !last.served);
         let refusals = &mut self.refusals;
         if refusals.left_out > 0 {

@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::frames::{Frames, Owner};
 use super::nodes::NodeId;
 use super::ranges::{Extent, Ranges};
-use crate::heap::classes::{CLASSES, Class, FRAME};
+use crate::classes::{CLASSES, Class, FRAME};
 
 /// The index of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::heap) struct SlabId(pub(super) u32);
+pub(crate) struct SlabId(pub(super) u32);
 
 #[derive(Debug)]
 struct Slab {

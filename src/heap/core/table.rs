@@ -33,7 +33,7 @@ unsafe impl<T: Sync> Sync for Table<T> {}
 
 /// Part of a table to populate; the thread that asks the kernel for it needs no lock.
 #[derive(Debug)]
-pub(in crate::heap) struct Ahead {
+pub(crate) struct Ahead {
     start: usize,
     bytes: usize,
     ready: usize,
@@ -147,7 +147,7 @@ impl<T: Copy> Table<T> {
 impl Ahead {
     /// Makes the kernel populate the memory. A kernel that cannot (before Linux 5.14), or has no memory, does
     /// so or fails when the memory is written.
-    pub(in crate::heap) fn populate(&self) {
+    pub(crate) fn populate(&self) {
         if self.bytes > 0 {
             // SAFETY: the call changes no byte, whatever is mapped at the addresses by now.
             unsafe {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::heap::classes::MAX_SMALL;
+use crate::classes::MAX_SMALL;
 
 const LIMIT: u64 = MAX_RANGE + 8 * CHUNK;
 const CHUNK: u64 = 2 << 20;

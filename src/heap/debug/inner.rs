@@ -4,8 +4,8 @@ use super::bytes::Reach;
 use super::table::{Record, State, Table};
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
 use crate::driver::DevicePtr;
-use crate::heap::piece::Piece;
-use crate::heap::shared::Shared;
+use crate::piece::Piece;
+use crate::shared::Shared;
 use crate::{Error, Result};
 
 /// How many findings are kept for the next check.

@@ -57,7 +57,7 @@ impl DebugOptions {
     }
 
     /// Refuses guards that leave no room for a block.
-    pub(in crate::heap) fn check(&self, limit: u64) -> Result<()> {
+    pub(crate) fn check(&self, limit: u64) -> Result<()> {
         match Fit::of(1, 1, self.guard).bytes > limit {
             true => {
                 let guard = self.guard;

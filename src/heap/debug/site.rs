@@ -9,7 +9,7 @@ use crate::error::Site;
 
 /// A recorded site; it is formatted only when a report needs it.
 #[derive(Clone, Debug)]
-pub(in crate::heap) struct Origin {
+pub(crate) struct Origin {
     place: Option<&'static Location<'static>>,
     in_collection: bool,
     thread: Arc<str>,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::{BlockInfo, Origin};
-use crate::heap::piece::Piece;
+use crate::piece::Piece;
 
 /// Blocks with up to this alignment have guards before them.
 const MAX_FRONT: u64 = 2 << 20;
@@ -178,7 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::heap::core::{Extent, NodeId};
+    use crate::core::{Extent, NodeId};
 
     fn record(offset: u64, bytes: u64, number: u64) -> Record {
         let fit = Fit::of(bytes, 1, 32);

@@ -44,7 +44,10 @@ fn name_in(line: &str) -> Option<&str> {
 }
 
 fn is_ours(name: &str) -> bool {
-    name.trim_start_matches(['<', '&']).starts_with("egmem::")
+    let name = name.trim_start_matches(['<', '&']);
+    ["egmem::", "egmem_heap::", "egmem_core::"]
+        .iter()
+        .any(|ours| name.starts_with(ours))
 }
 
 #[cfg(test)]
@@ -52,9 +55,9 @@ mod tests {
     use super::program_part;
 
     const OURS: &str = "   0: <std::backtrace::Backtrace>::create
-   1: egmem::heap::debug::site::Origin::here
+   1: egmem_heap::debug::site::Origin::here
              at ./src/heap/debug/site.rs:50:46
-   2: <&egmem::heap::heap::Heap as allocator_api2::Allocator>::allocate
+   2: <&egmem_heap::heap::Heap as allocator_api2::Allocator>::allocate
 ";
     const BEGINS: &str = "  99: std::sys::backtrace::__rust_begin_short_backtrace::<f, ()>
              at /rustc/library/std/src/sys/backtrace.rs:166:18
@@ -65,11 +68,11 @@ mod tests {
     fn the_programs_frames_are_left() {
         let theirs = "   3: theirs::push
              at ./src/main.rs:10:5
-   4: egmem::heap::heap::Heap::called_back
+   4: egmem_heap::heap::Heap::called_back
 ";
         let left = "   0: theirs::push
              at ./src/main.rs:10:5
-   1: egmem::heap::heap::Heap::called_back
+   1: egmem_heap::heap::Heap::called_back
 ";
         for end in [BEGINS, ""] {
             assert_eq!(program_part(&format!("{OURS}{theirs}{end}")), left);

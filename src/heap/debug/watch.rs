@@ -7,9 +7,9 @@ use std::sync::Mutex;
 use super::inner::{Inner, News, wrong_free};
 use super::table::{Fit, Record, State};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
-use crate::heap::piece::Piece;
-use crate::heap::shared::Shared;
 use crate::per_driver::lock;
+use crate::piece::Piece;
+use crate::shared::Shared;
 use crate::{Error, Result};
 
 type Place = &'static Location<'static>;
@@ -18,13 +18,13 @@ type Place = &'static Location<'static>;
 ///
 /// Its lock comes after that of `backing` and before the core's. Findings under it are reported later with no
 /// lock held, because the callback may use the heap.
-pub(in crate::heap) struct Watch {
+pub(crate) struct Watch {
     options: DebugOptions,
     inner: Mutex<Inner>,
 }
 
 impl Watch {
-    pub(in crate::heap) fn new(options: DebugOptions) -> Self {
+    pub(crate) fn new(options: DebugOptions) -> Self {
         Self {
             options,
             inner: Mutex::default(),
@@ -36,7 +36,7 @@ impl Watch {
     }
 
     /// Allocates a block with guards and patterns.
-    pub(in crate::heap) fn allocate(
+    pub(crate) fn allocate(
         &self,
         heap: &Shared,
         bytes: u64,
@@ -86,25 +86,25 @@ impl Watch {
 
     /// Notes that a block is a collection's memory.
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
-    pub(in crate::heap) fn is_collections(&self, offset: u64) {
+    pub(crate) fn is_collections(&self, offset: u64) {
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
             record.allocated.set_in_collection();
         }
     }
 
     /// Frees a block in use; returns whether there is one at `offset`.
-    pub(in crate::heap) fn free(&self, heap: &Shared, offset: u64) -> bool {
+    pub(crate) fn free(&self, heap: &Shared, offset: u64) -> bool {
         let by = self.origin(None);
         self.retire(heap, offset, Seen::Freed, Some(by))
     }
 
     /// Retires a freed block whose GPU work has finished.
-    pub(in crate::heap) fn passed(&self, heap: &Shared, offset: u64) {
+    pub(crate) fn passed(&self, heap: &Shared, offset: u64) {
         self.retire(heap, offset, Seen::Freed, None);
     }
 
     /// Notes that a block is freed and waits for GPU work.
-    pub(in crate::heap) fn defer(&self, offset: u64, place: Place) {
+    pub(crate) fn defer(&self, offset: u64, place: Place) {
         let by = self.origin(Some(place));
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
             (record.state, record.freed) = (State::Deferred, Some(by));
@@ -112,7 +112,7 @@ impl Watch {
     }
 
     /// Undoes [`defer`](Self::defer), because the free failed.
-    pub(in crate::heap) fn undo_defer(&self, offset: u64) {
+    pub(crate) fn undo_defer(&self, offset: u64) {
         if let Some(record) = lock(&self.inner).table.get_mut(offset) {
             (record.state, record.freed) = (State::Live, None);
         }
@@ -153,7 +153,7 @@ impl Watch {
     }
 
     /// Empties the quarantine, and keeps it empty until the result is dropped.
-    pub(in crate::heap) fn emptied(&self, heap: &Shared) -> impl Sized {
+    pub(crate) fn emptied(&self, heap: &Shared) -> impl Sized {
         let mut inner = lock(&self.inner);
         let left = inner.leave(heap, &self.options, 0, Seen::LeftQuarantine);
         give_back(heap, left);
@@ -161,7 +161,7 @@ impl Watch {
     }
 
     /// Checks the blocks in quarantine and those in `passed` for the last time. The memory is still mapped.
-    pub(in crate::heap) fn end(&self, heap: &Shared, passed: &[Piece]) {
+    pub(crate) fn end(&self, heap: &Shared, passed: &[Piece]) {
         for piece in passed {
             self.retire(heap, piece.offset, Seen::Ended, None);
         }
@@ -173,7 +173,7 @@ impl Watch {
     }
 
     /// Returns the block at an address that is about to be freed, for callers that know only the address.
-    pub(in crate::heap) fn piece_at(
+    pub(crate) fn piece_at(
         &self,
         heap: &Shared,
         address: u64,
@@ -209,7 +209,7 @@ impl Watch {
     }
 
     /// Checks all blocks.
-    pub(in crate::heap) fn check(&self, heap: &Shared) -> Result<()> {
+    pub(crate) fn check(&self, heap: &Shared) -> Result<()> {
         let mut result = Ok(());
         let mut guard = lock(&self.inner);
         let all: Vec<Record> = guard.table.all().cloned().collect();
@@ -229,7 +229,7 @@ impl Watch {
     }
 
     /// Reports the findings. The caller holds no lock of the heap.
-    pub(in crate::heap) fn tell(&self) {
+    pub(crate) fn tell(&self) {
         loop {
             let news = std::mem::take(&mut lock(&self.inner).news);
             if news.is_empty() {
@@ -255,13 +255,13 @@ impl Watch {
     }
 
     /// Returns the blocks in use, by age.
-    pub(in crate::heap) fn live_blocks(&self) -> Vec<BlockInfo> {
+    pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
         let inner = lock(&self.inner);
         inner.table.live().into_iter().map(Record::info).collect()
     }
 
     /// Returns the blocks in use, grouped by where they were allocated.
-    pub(in crate::heap) fn leaks(&self) -> LeakReport {
+    pub(crate) fn leaks(&self) -> LeakReport {
         let inner = lock(&self.inner);
         let mut report = LeakReport::default();
         let mut places: HashMap<Option<Place>, Leaks> = HashMap::new();
@@ -285,7 +285,7 @@ impl Watch {
     }
 
     /// Reports the blocks left when the last handle is dropped.
-    pub(in crate::heap) fn tell_leaks(&self) {
+    pub(crate) fn tell_leaks(&self) {
         let report = self.leaks();
         if report.blocks == 0 {
             return;
@@ -297,7 +297,7 @@ impl Watch {
     }
 
     /// Returns the core's block for a piece.
-    pub(in crate::heap) fn outer(&self, piece: &Piece) -> Piece {
+    pub(crate) fn outer(&self, piece: &Piece) -> Piece {
         let inner = lock(&self.inner);
         inner
             .table
@@ -306,7 +306,7 @@ impl Watch {
     }
 
     /// Returns the blocks in quarantine.
-    pub(in crate::heap) fn quarantine(&self) -> Vec<Piece> {
+    pub(crate) fn quarantine(&self) -> Vec<Piece> {
         let inner = lock(&self.inner);
         let freed = inner
             .table
@@ -316,7 +316,7 @@ impl Watch {
     }
 
     /// Returns the bytes in quarantine.
-    pub(in crate::heap) fn quarantined(&self) -> u64 {
+    pub(crate) fn quarantined(&self) -> u64 {
         lock(&self.inner).table.quarantined()
     }
 }

@@ -49,7 +49,7 @@ impl Key {
 /// with one GPU such a payload has passed; with more it stays until [`drain`](Self::drain) has waited for all
 /// of them. (Source: CUDA's description of ILLEGAL_ADDRESS and similar codes: the context cannot be used any
 /// more, its memory is gone.)
-pub(in crate::heap) struct Deferred<T> {
+pub(crate) struct Deferred<T> {
     driver: Driver,
     streams: HashMap<Key, Queue<T>>,
     /// Waiting payloads by event address. Their order is unknown, so each event is queried.
@@ -67,7 +67,7 @@ struct Waiting<T> {
 
 /// A payload that was refused, and the reason.
 #[derive(Debug)]
-pub(in crate::heap) struct Refused<T> {
+pub(crate) struct Refused<T> {
     pub error: Error,
     pub payload: T,
 }
@@ -79,7 +79,7 @@ impl<T> Refused<T> {
 }
 
 impl<T> Deferred<T> {
-    pub(in crate::heap) fn new(driver: &Driver) -> Self {
+    pub(crate) fn new(driver: &Driver) -> Self {
         Self {
             driver: driver.clone(),
             streams: HashMap::new(),
@@ -91,12 +91,12 @@ impl<T> Deferred<T> {
     }
 
     /// Returns how many payloads wait.
-    pub(in crate::heap) fn pending(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.pending
     }
 
     /// Iterates over the waiting payloads, in no order.
-    pub(in crate::heap) fn payloads(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn payloads(&self) -> impl Iterator<Item = &T> {
         let by_stream = self.streams.values().flatten();
         let by_stream = by_stream.flat_map(|batch| &batch.payloads);
         let by_event = self.events.values().flat_map(|waiting| &waiting.payloads);
@@ -110,11 +110,7 @@ impl<T> Deferred<T> {
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
     /// graph: the graph's work runs later, more than once or never. The driver's errors. The error contains
     /// the payload.
-    pub(in crate::heap) fn after_stream(
-        &mut self,
-        stream: &Stream,
-        payload: T,
-    ) -> Result<(), Refused<T>> {
+    pub(crate) fn after_stream(&mut self, stream: &Stream, payload: T) -> Result<(), Refused<T>> {
         match self.mark(stream) {
             Ok(Some(mut batch)) => {
                 batch.payloads.push(payload);
@@ -130,7 +126,7 @@ impl<T> Deferred<T> {
     ///
     /// # Errors
     /// As [`after_stream`](Self::after_stream).
-    pub(in crate::heap) fn after_stream_all(
+    pub(crate) fn after_stream_all(
         &mut self,
         stream: &Stream,
         payloads: Vec<T>,
@@ -181,11 +177,7 @@ impl<T> Deferred<T> {
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's event. The driver's errors: CAPTURED_EVENT for an
     /// event that was recorded on a stream during a capture. The error contains the payload.
-    pub(in crate::heap) fn after_event(
-        &mut self,
-        event: Arc<Event>,
-        payload: T,
-    ) -> Result<(), Refused<T>> {
+    pub(crate) fn after_event(&mut self, event: Arc<Event>, payload: T) -> Result<(), Refused<T>> {
         if let Err(error) = self.driver.expect_same(event.driver(), "event") {
             return Err(Refused::new(error, payload));
         }
@@ -224,7 +216,7 @@ impl<T> Deferred<T> {
     /// # Errors
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
     /// passed are in `passed` anyway.
-    pub(in crate::heap) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
+    pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
         if self.pending == 0 {
             return Ok(0);
         }
@@ -241,7 +233,7 @@ impl<T> Deferred<T> {
     ///
     /// # Errors
     /// As [`poll`](Self::poll); then some payloads still [wait](Self::pending), and a GPU may still use them.
-    pub(in crate::heap) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
+    pub(crate) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
         if self.pending == 0 {
             return Ok(());
         }
@@ -259,7 +251,7 @@ impl<T> Deferred<T> {
 
     /// Takes all waiting payloads, to be [drained](Self::drain) while other threads go on freeing with this:
     /// the GPU may wait for them, through a host function in a stream.
-    pub(in crate::heap) fn take(&mut self) -> Self {
+    pub(crate) fn take(&mut self) -> Self {
         let rest = Self::new(&self.driver);
         let mut taken = std::mem::replace(self, rest);
         std::mem::swap(&mut self.spares, &mut taken.spares);
@@ -267,7 +259,7 @@ impl<T> Deferred<T> {
     }
 
     /// Puts back payloads that were taken and could not be drained.
-    pub(in crate::heap) fn put_back(&mut self, mut taken: Self) {
+    pub(crate) fn put_back(&mut self, mut taken: Self) {
         for (key, mut older) in taken.streams.drain() {
             let queue = self.streams.entry(key).or_default();
             older.append(queue);

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::debug::DebugOptions;
 use crate::driver::NodeId;
-use crate::heap::debug::DebugOptions;
-use crate::heap::{Heap, HeapOptions};
 use crate::{Driver, Machine, Stream};
+use crate::{Heap, HeapOptions};
 
 /// Returns whether another thread can see `kept` cleared before `empty` has reached the core, where it
 /// returns what a freed block has left.

@@ -3,8 +3,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::Heap;
 use crate::driver::{Call, NodeId};
-use crate::heap::Heap;
 use crate::{Driver, Machine, Stream};
 
 #[test]

@@ -106,7 +106,7 @@ impl ServiceConfig {
 
 impl ServiceConfig {
     /// Returns whether a list of certificate names includes the peer.
-    pub(in crate::service) fn lists(&self, peer: &PeerName) -> bool {
+    pub(crate) fn lists(&self, peer: &PeerName) -> bool {
         let create = self.create.iter().map(|create| &create.who);
         let buffers = self.buffers.iter().map(|buffer| &buffer.who);
         let groups = self.groups.iter().map(|groups| &groups.who);
@@ -115,7 +115,7 @@ impl ServiceConfig {
     }
 
     /// Returns the rights to join groups, by pattern of names.
-    pub(in crate::service) fn group_rights(&self) -> Vec<(String, Who)> {
+    pub(crate) fn group_rights(&self) -> Vec<(String, Who)> {
         let groups = self.groups.iter();
         groups
             .map(|groups| (groups.name.clone(), groups.who.clone()))
@@ -123,7 +123,7 @@ impl ServiceConfig {
     }
 
     /// Copies from `new` what can change in a running service; returns the keys of other differences.
-    pub(in crate::service) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
+    pub(crate) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
         let mut restart = Vec::new();
         let mut fixed = |key, same: bool| {
             if !same {
@@ -244,7 +244,7 @@ impl DirectoryConfig {
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
         #[cfg(feature = "etcd")]
-        return crate::service::start::etcd_options(self).check();
+        return crate::start::etcd_options(self).check();
         #[cfg(not(feature = "etcd"))]
         Err(Error::PlatformUnsupported {
             what: "`directory`, because this program was built without the feature etcd",

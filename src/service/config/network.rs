@@ -6,7 +6,7 @@ use super::check::wrong;
 use super::{MetricsConfig, ServiceConfig};
 use crate::Result;
 use crate::exchange::{Address, Security};
-use crate::service::{http, start};
+use crate::{http, start};
 
 impl ServiceConfig {
     /// Checks what the exchange's server, the metrics endpoint and the directory would refuse.

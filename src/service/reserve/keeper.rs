@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::request::{is_shortage, total};
 use super::{Chunk, Shared, State};
-use crate::service::quota::Use;
-use crate::service::scrub::scrub;
-use crate::service::stock::HasBytes;
+use crate::quota::Use;
+use crate::scrub::scrub;
+use crate::stock::HasBytes;
 use crate::{Error, Result};
 
 /// Longer than any wait: each ends with a wakeup.

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::{Chunk, Plan, Shared, State};
-use crate::service::hygiene::{Discard, Past, Verdict};
-use crate::service::quota::{Charge, Use};
-use crate::service::stock::HasBytes;
+use crate::hygiene::{Discard, Past, Verdict};
+use crate::quota::{Charge, Use};
 use crate::share::MAX_PARTS;
+use crate::stock::HasBytes;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Error, Refusal, Result};

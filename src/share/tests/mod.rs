@@ -7,11 +7,11 @@ use crate::driver::sim::Held;
 use crate::driver::{
     Access, Call, Code, FabricHandle, HandleType, HandleTypes, Location, NodeId, ShareableHandle,
 };
-use crate::share::{
-    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
-};
 use crate::topology::Share;
 use crate::vmm::PhysicalMemory;
+use crate::{
+    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
+};
 use crate::{Buffer, Driver, Error, Machine, Memory};
 
 const MIB: u64 = 1 << 20;

@@ -155,7 +155,7 @@ proptest! {
             options.handle_types(HandleTypes::POSIX_FD).allocate(&driver).unwrap().into()
         }).into();
         let before = held(&driver);
-        let mut alive: Vec<(Kind, crate::share::ImportedBuffer)> = Vec::new();
+        let mut alive: Vec<(Kind, crate::ImportedBuffer)> = Vec::new();
         for (drops, index, gpus, other, which) in steps {
             if drops && !alive.is_empty() {
                 alive.swap_remove(which.index(alive.len()));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use proptest::prelude::*;
 
 use super::*;
-use crate::share::{Exports, Holds, ImportedBuffer};
+use crate::{Exports, Holds, ImportedBuffer};
 
 fn import(driver: &Driver, window: &Shared) -> ImportedBuffer {
     let description = window.describe(Access::ReadWrite).unwrap();

@@ -8,7 +8,7 @@
 mod bindings;
 mod layout;
 
-use crate::driver::{Access, AccessDesc, AllocationProps, Call, HandleTypes, Location, PoolProps};
+use crate::{Access, AccessDesc, AllocationProps, Call, HandleTypes, Location, PoolProps};
 use crate::{Error, Result};
 
 pub(super) use layout::*;

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use super::super::Shared;
 use crate::Result;
-use crate::driver::{
+use crate::{
     AccessDesc, Call, DevicePtr, HandleType, Location, PoolApi, PoolAttribute, PoolCalls,
     PoolHandle, PoolProps, PoolPtrExport, ShareableHandle, StreamHandle,
 };
 
 /// The pools as seen through one API.
 #[derive(Debug)]
-pub(in crate::driver::sim) struct Face {
+pub(in crate::sim) struct Face {
     shared: Arc<Shared>,
     api: PoolApi,
 }
 
 impl Face {
-    pub(in crate::driver::sim) fn new(shared: Arc<Shared>, api: PoolApi) -> Self {
+    pub(in crate::sim) fn new(shared: Arc<Shared>, api: PoolApi) -> Self {
         Self { shared, api }
     }
 

@@ -8,7 +8,7 @@ use super::super::ranges::FreeRanges;
 use super::super::space::Range;
 use super::super::state::{Answer, Kind, Region, State, exhausted, fail};
 use super::{Chunk, Pool};
-use crate::driver::{Code, PoolHandle};
+use crate::{Code, PoolHandle};
 
 impl State {
     /// Adds a chunk with room for `len` bytes: of the usual size, or just large enough.
@@ -84,7 +84,7 @@ impl State {
     }
 
     /// Gives back what pools hold above their thresholds, at a synchronisation.
-    pub(in crate::driver::sim) fn release_pools(&mut self) {
+    pub(in crate::sim) fn release_pools(&mut self) {
         let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
         let pools: Vec<(u64, u64)> = self
             .pools

@@ -21,7 +21,7 @@ use super::ranges::FreeRanges;
 use super::space::Range;
 use super::state::{Answer, State, fail};
 use super::stream::Point;
-use crate::driver::{Access, Code, CudaVersion, HandleTypes, Location, PoolHandle, PoolProps};
+use crate::{Access, Code, CudaVersion, HandleTypes, Location, PoolHandle, PoolProps};
 
 /// Allocations are aligned to, and a multiple of, this many bytes.
 const UNIT: u64 = 512;

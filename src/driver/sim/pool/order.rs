@@ -3,7 +3,7 @@
 use super::super::state::{Answer, Fail, Kind, Region, State, fail};
 use super::super::stream::{Point, StreamKey, Work};
 use super::{Allocation, Freed, Pool};
-use crate::driver::{Code, DevicePtr, PoolHandle, StreamHandle};
+use crate::{Code, DevicePtr, PoolHandle, StreamHandle};
 
 impl State {
     pub(super) fn alloc_from_pool(
@@ -113,7 +113,7 @@ impl State {
     }
 
     /// `cuMemFree` of a pool's memory: after all work of the device.
-    pub(in crate::driver::sim) fn free_now(
+    pub(in crate::sim) fn free_now(
         &mut self,
         device: i32,
         handle: u64,
@@ -135,7 +135,7 @@ impl State {
     }
 
     /// Handles a free that its stream has reached.
-    pub(in crate::driver::sim) fn free_reached(&mut self, handle: u64, point: Point) {
+    pub(in crate::sim) fn free_reached(&mut self, handle: u64, point: Point) {
         let Some(pool) = self.pools.get_mut(&handle) else {
             return;
         };

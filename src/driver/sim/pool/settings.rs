@@ -1,7 +1,7 @@
 //! Attributes of pools, and access to their memory.
 
 use super::super::state::{Answer, State, exhausted, fail};
-use crate::driver::{Access, AccessDesc, Code, Location, PoolAttribute, PoolHandle};
+use crate::{Access, AccessDesc, Code, Location, PoolAttribute, PoolHandle};
 
 impl State {
     pub(super) fn pool_set_attribute(

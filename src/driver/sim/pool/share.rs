@@ -8,7 +8,7 @@ use super::super::space::Range;
 use super::super::state::{Answer, Kind, Region, State, exhausted, fail};
 use super::super::{GRANULARITY, share};
 use super::{Allocation, Pool};
-use crate::driver::{
+use crate::{
     Access, Code, DevicePtr, HandleType, HandleTypes, Location, PoolHandle, PoolPtrExport,
     ShareableHandle, StreamHandle,
 };

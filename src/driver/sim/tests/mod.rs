@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use own::{OwnCalls, OwnPools};
 
 use super::{AttributeAnswer, Refusal, Sim};
-use crate::driver::*;
+use crate::*;
 use crate::{Error, Machine};
 
 const MIB: u64 = 1 << 20;
@@ -114,7 +114,7 @@ fn child(test: &str, environment: &[(&str, String)], stdin: Stdio) -> ExitStatus
         .args(words)
         .args([
             "--exact",
-            &format!("driver::sim::tests::{test}"),
+            &format!("sim::tests::{test}"),
             "--test-threads=1",
         ])
         .env(ROLE, "child")

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::ops::Deref;
 
 use crate::Result;
-use crate::driver::*;
+use crate::*;
 
 macro_rules! own {
     ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {

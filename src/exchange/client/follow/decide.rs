@@ -3,8 +3,8 @@
 use super::Absence;
 use super::generation::Generation;
 use super::slot::{Offered, Told, View};
-use crate::exchange::client::may_pass;
-use crate::exchange::client::session::is_final;
+use crate::client::may_pass;
+use crate::client::session::is_final;
 use crate::{Error, Refusal};
 
 /// The state of the name as this client knows it.

@@ -1,8 +1,8 @@
 //! Identifies the memory behind a name.
 
+use crate::Owner;
 use crate::driver::Access;
-use crate::exchange::Owner;
-use crate::exchange::protocol::Entry;
+use crate::protocol::Entry;
 use crate::share::{Description, Identity};
 
 /// One memory and a byte range of it. Two values are equal only if both are the same.

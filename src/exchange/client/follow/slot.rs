@@ -8,7 +8,7 @@ use tokio::sync::{Notify, watch};
 use super::Absence;
 use super::generation::Generation;
 use crate::Error;
-use crate::exchange::client::{LeaseState, RemoteBuffer};
+use crate::client::{LeaseState, RemoteBuffer};
 
 /// A state to be returned to the caller.
 #[derive(Debug)]

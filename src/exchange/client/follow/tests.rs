@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::Driver;
-use crate::exchange::client::fake::*;
-use crate::exchange::client::session::Notified;
-use crate::exchange::protocol::*;
+use crate::client::fake::*;
+use crate::client::session::Notified;
+use crate::protocol::*;
 
 mod endings;
 mod failures;

@@ -8,15 +8,15 @@ use tokio::time::Instant;
 use super::{
     Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change, is_final,
 };
-use crate::exchange::client::greet::{Established, Resume};
-use crate::exchange::client::text;
-use crate::exchange::protocol::Refused;
-use crate::exchange::transport::Unconnected;
+use crate::client::greet::{Established, Resume};
+use crate::client::text;
+use crate::protocol::Refused;
+use crate::transport::Unconnected;
 use crate::{Error, Refusal};
 
 impl Session {
     /// Records that a frame has arrived.
-    pub(in crate::exchange::client) fn heard(&self) {
+    pub(in crate::client) fn heard(&self) {
         let mut state = self.lock();
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
@@ -24,7 +24,7 @@ impl Session {
 
     /// Records that at least a part of `tick` has passed; returns how long the server has been silent. After
     /// the time of a lease, the leases are lost.
-    pub(in crate::exchange::client) fn tick(&self, tick: Duration) -> Duration {
+    pub(in crate::client) fn tick(&self, tick: Duration) -> Duration {
         let mut state = self.lock();
         let now = Instant::now();
         let gone = now.saturating_duration_since(state.silence.last);
@@ -54,7 +54,7 @@ impl Session {
     ///
     /// If no process listens at the address for the time of a heartbeat, the server is gone, and its leases
     /// with it: there is no need to wait for their expiry.
-    pub(in crate::exchange::client) fn still_down(&self, why: Unconnected) {
+    pub(in crate::client) fn still_down(&self, why: Unconnected) {
         let mut state = self.lock();
         let error = why.error.of_reconnecting();
         if is_final(&error) {
@@ -78,13 +78,13 @@ impl Session {
     }
 
     /// Requests a ping, unless the last one is not answered yet.
-    pub(in crate::exchange::client) fn ping(&self) {
+    pub(in crate::client) fn ping(&self) {
         self.lock().ping_due = true;
         self.wake.notify_one();
     }
 
     /// Handles a broken connection: pending requests get no answer any more.
-    pub(in crate::exchange::client) fn broken(&self, why: &Error) {
+    pub(in crate::client) fn broken(&self, why: &Error) {
         let mut state = self.lock();
         state.link = Link::Down(why.clone().into());
         state.ping_sent = false;
@@ -106,7 +106,7 @@ impl Session {
     }
 
     /// Returns what resumes the session, and the leases that this end knows of.
-    pub(in crate::exchange::client) fn resume(&self) -> Resume {
+    pub(in crate::client) fn resume(&self) -> Resume {
         let state = self.lock();
         let own = |key: &&LeaseKey| key.epoch == state.epoch;
         let keys = state.leases.keys().filter(own);
@@ -128,7 +128,7 @@ impl Session {
     }
 
     /// Handles the server's end of the session, and of its leases. Returns the reason.
-    pub(in crate::exchange::client) fn dismissed(&self, why: &Refused) -> Error {
+    pub(in crate::client) fn dismissed(&self, why: &Refused) -> Error {
         let state = self.lock();
         let why = text::dismissed(&state.terms.peer, why);
         self.lose_all(&state, &why);
@@ -137,14 +137,14 @@ impl Session {
     }
 
     /// Returns whether a user waits for an answer.
-    pub(in crate::exchange::client) fn is_asking(&self) -> bool {
+    pub(in crate::client) fn is_asking(&self) -> bool {
         let state = self.lock();
         let mut waiting = state.waiting.values();
         waiting.any(|waiting| matches!(waiting, Waiting::User { .. }))
     }
 
     /// Handles a new connection.
-    pub(in crate::exchange::client) fn resumed(&self, established: &Established) {
+    pub(in crate::client) fn resumed(&self, established: &Established) {
         let mut state = self.lock();
         if !established.resumed {
             let why = if established.terms.instance == state.terms.instance {
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// Handles the end of the task.
-    pub(in crate::exchange::client) fn over(&self, why: &Error) {
+    pub(in crate::client) fn over(&self, why: &Error) {
         self.broken(why);
         self.permits.close();
         let mut state = self.lock();

@@ -9,25 +9,25 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use super::{
     Answered, EARLY, Keep, Notified, Own, RELEASES, Session, Waiting, change, withdrawing,
 };
-use crate::exchange::client::lease::{Held, Lease, LeaseKey, LeaseState};
-use crate::exchange::client::text;
-use crate::exchange::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
+use crate::client::lease::{Held, Lease, LeaseKey, LeaseState};
+use crate::client::text;
+use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
 use crate::{Error, Refusal, Result};
 
 impl Session {
     /// Returns how long it has been closing.
-    pub(in crate::exchange::client) fn closing(&self) -> Option<Duration> {
+    pub(in crate::client) fn closing(&self) -> Option<Duration> {
         self.lock().closing.map(|since| since.elapsed())
     }
 
     /// Returns whether no release is outstanding.
-    pub(in crate::exchange::client) fn quiet(&self) -> bool {
+    pub(in crate::client) fn quiet(&self) -> bool {
         let state = self.lock();
         state.releases.is_empty() && state.releases_sent == 0
     }
 
     /// Returns what to write next on its own.
-    pub(in crate::exchange::client) fn own(&self) -> Option<Own> {
+    pub(in crate::client) fn own(&self) -> Option<Own> {
         let mut state = self.lock();
         if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
@@ -46,7 +46,7 @@ impl Session {
     }
 
     /// Takes a user's request for writing; `None` if the user no longer waits.
-    pub(in crate::exchange::client) fn admit(
+    pub(in crate::client) fn admit(
         &self,
         ask: Ask,
         reply: oneshot::Sender<Result<Answered>>,
@@ -74,7 +74,7 @@ impl Session {
     }
 
     /// Handles a request that could not be written.
-    pub(in crate::exchange::client) fn unwritten(&self, id: u64, error: Error) {
+    pub(in crate::client) fn unwritten(&self, id: u64, error: Error) {
         if let Some(Waiting::User { reply, .. }) = self.remove(id) {
             let _ = reply.send(Err(error));
         }
@@ -85,7 +85,7 @@ impl Session {
     }
 
     /// Handles an answer.
-    pub(in crate::exchange::client) fn answered(
+    pub(in crate::client) fn answered(
         self: &Arc<Self>,
         id: u64,
         answer: Option<Answer>,
@@ -201,7 +201,7 @@ impl Session {
     ///
     /// # Errors
     /// The reason why the server has ended the session.
-    pub(in crate::exchange::client) fn notice(&self, event: Option<Event>) -> Result<()> {
+    pub(in crate::client) fn notice(&self, event: Option<Event>) -> Result<()> {
         match event {
             Some(Event::Withdrawing(Withdrawing { lease, ms })) => {
                 self.word(lease, &withdrawing(ms));

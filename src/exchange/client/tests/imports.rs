@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::Mismatch;
+use crate::Owner;
 use crate::driver::{Call, Location, NodeId};
-use crate::exchange::Owner;
 
 #[tokio::test]
 async fn memory_that_cannot_be_imported_is_released() {

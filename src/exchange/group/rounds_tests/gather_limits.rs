@@ -2,9 +2,9 @@
 
 use super::gathers::{barrier, brought, bytes, number};
 use super::*;
-use crate::exchange::Limits;
-use crate::exchange::account::{self, Account, Accounts, CONNECTION, Charge, SESSION};
-use crate::exchange::protocol::{Ask, Brought, Gather, Incomplete, MAX_GATHER_TOTAL, Operation};
+use crate::Limits;
+use crate::account::{self, Account, Accounts, CONNECTION, Charge, SESSION};
+use crate::protocol::{Ask, Brought, Gather, Incomplete, MAX_GATHER_TOTAL, Operation};
 
 /// Ranks of one peer, charged as a server charges them.
 struct Crowd {

@@ -1,7 +1,7 @@
 //! Barriers and gathers of complete rounds.
 
 use super::*;
-use crate::exchange::protocol::{Brought, Gather, MAX_GATHER, Operation, Payload};
+use crate::protocol::{Brought, Gather, MAX_GATHER, Operation, Payload};
 
 pub(super) fn bytes(byte: u8, len: usize) -> Operation {
     Operation::Bytes(Payload::new(&vec![byte; len]).unwrap())
@@ -427,7 +427,7 @@ fn each_of_the_last_failures_keeps_its_reason() {
     }
     story.gather(at(1), 0, barrier(round, 6));
     story.tick(at(100));
-    let most = crate::exchange::group::collective::FAILURES as u64;
+    let most = crate::group::collective::FAILURES as u64;
     let reasons = |story: &mut Story| -> Vec<String> {
         let asked = (2..=6).map(|of| story.gather(at(101), 1, barrier(round, of)));
         let asked: Vec<_> = asked.collect();

@@ -8,13 +8,11 @@ mod refusals;
 mod strangers;
 
 use super::*;
+use crate::Who;
 use crate::driver::HandleType;
 use crate::driver::{Access, Location};
-use crate::exchange::Who;
-use crate::exchange::group::round::Asker;
-use crate::exchange::protocol::{
-    Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode,
-};
+use crate::group::round::Asker;
+use crate::protocol::{Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode};
 use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
 

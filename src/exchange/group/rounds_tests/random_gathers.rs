@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::gathers::{brought, bytes, number};
 use super::*;
-use crate::exchange::protocol::{Gather, Operation};
+use crate::protocol::{Gather, Operation};
 
 const RANKS: u64 = 3;
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Refused, Reply};
-use crate::exchange::protocol::inert;
+use crate::protocol::inert;
 
 /// A message to a client after the greeting: a reply has an `id`, a notice has none.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::exchange::protocol::Secret;
-use crate::exchange::protocol::at_most::{leases, some_leases};
-use crate::exchange::protocol::inert;
+use crate::protocol::Secret;
+use crate::protocol::at_most::{leases, some_leases};
+use crate::protocol::inert;
 use crate::share::{BootId, InstanceId};
 
 /// The newest version of the protocol that this crate supports.

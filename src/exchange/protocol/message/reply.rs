@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Empty, Refused};
+use crate::Owner;
 use crate::driver::HandleType;
-use crate::exchange::Owner;
-use crate::exchange::protocol::inert;
-use crate::exchange::protocol::{Payload, Secret};
+use crate::protocol::inert;
+use crate::protocol::{Payload, Secret};
 use crate::share::Description;
 
 /// The server's answer to a request.

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
-use crate::exchange::protocol::at_most::{at_most, handles};
-use crate::exchange::protocol::{Payload, Secret, Texts};
-use crate::exchange::texts::texts;
-use crate::exchange::{MAX_PATTERNS, Owner};
+use crate::protocol::at_most::{at_most, handles};
+use crate::protocol::{Payload, Secret, Texts};
 use crate::share::{Description, InstanceId};
+use crate::texts::texts;
+use crate::{MAX_PATTERNS, Owner};
 
 /// A client's request. Many may be in flight; answers come in any order.
 #[derive(Clone, Debug, PartialEq)]

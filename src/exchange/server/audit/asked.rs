@@ -1,12 +1,12 @@
 //! The parts of a request that an audit event contains.
 
-use crate::exchange::protocol::{Ask, MAX_NAME};
-use crate::exchange::server::Inner;
+use crate::protocol::{Ask, MAX_NAME};
+use crate::server::Inner;
 use crate::text::bounded;
 
 /// The subject of a request.
 #[derive(Clone, Debug, Default)]
-pub(in crate::exchange::server) struct Asked {
+pub(in crate::server) struct Asked {
     pub(super) request: &'static str,
     pub(super) name: Option<String>,
     pub(super) group: Option<String>,

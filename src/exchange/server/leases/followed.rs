@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::super::process::Process;
 use super::{HolderState, Lease, Leases};
-use crate::exchange::account::shrink;
+use crate::account::shrink;
 
 /// The leases of one process that are followed.
 #[derive(Debug, Default)]

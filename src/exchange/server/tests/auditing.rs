@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::exchange::server::audit::Event;
+use crate::server::audit::Event;
 
 /// The events that a server reported.
 #[derive(Clone, Default)]

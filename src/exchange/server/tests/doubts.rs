@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::Error;
-use crate::exchange::server::ServerEvent;
-use crate::exchange::server::leases::MAX_EXPIRED;
-use crate::exchange::server::process::Process;
+use crate::server::ServerEvent;
+use crate::server::leases::MAX_EXPIRED;
+use crate::server::process::Process;
 
 /// Its peers have names: over plain TCP any local process could be another one.
 async fn server_at_unix() -> (tempfile::TempDir, Server) {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::driver::{FabricHandle, ShareableHandle};
-use crate::exchange::server::{HolderState, ServerEvent};
+use crate::server::{HolderState, ServerEvent};
 use crate::share::ImportOptions;
 
 #[tokio::test]

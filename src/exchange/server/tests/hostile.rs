@@ -2,7 +2,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::exchange::server::ServerStats;
+use crate::server::ServerStats;
 
 pub(super) async fn tcp(server: &Server) -> TcpStream {
     let Address::Tcp { host, port } = &server.addresses()[0] else {
@@ -229,7 +229,7 @@ async fn two_hundred_at_once() {
 #[cfg(feature = "certs")]
 #[tokio::test]
 async fn over_tls_lists_go_by_certificates() {
-    use crate::exchange::Who;
+    use crate::Who;
 
     let authority = crate::certs::Authority::create("test", 1).unwrap();
     let tls = |name: &str| tls(&authority, name);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Error;
-use crate::exchange::server::HolderState;
+use crate::server::HolderState;
 
 /// A server whose leases end soon after their holder's last message.
 async fn hasty() -> Server {

@@ -17,12 +17,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::driver::{Access, HandleType, NodeId};
-use crate::exchange::protocol::*;
-use crate::exchange::server::{Server, ServerOptions};
-use crate::exchange::slow::ms;
-use crate::exchange::transport::{Connection, connect};
-use crate::exchange::{Address, Limits, Owner, PeerName, Security, Who};
+use crate::protocol::*;
+use crate::server::{Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
+use crate::slow::ms;
+use crate::transport::{Connection, connect};
+use crate::{Address, Limits, Owner, PeerName, Security, Who};
 use crate::{Buffer, Driver, Machine, Refusal};
 
 /// Long enough for everything that must happen.
@@ -264,7 +264,7 @@ impl Raw {
 /// Returns TLS with this name, for a server named `server.test`.
 #[cfg(feature = "certs")]
 fn tls(authority: &crate::certs::Authority, name: &str) -> Security {
-    use crate::exchange::{Tls, TlsPem};
+    use crate::{Tls, TlsPem};
     let request = crate::certs::CertRequest::new(name);
     let issued = authority.issue(&request).unwrap();
     let pem = TlsPem {

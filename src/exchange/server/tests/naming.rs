@@ -2,8 +2,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::*;
 use crate::Error;
-use crate::exchange::Who;
-use crate::exchange::server::{Allocate, Allocation, Published};
+use crate::Who;
+use crate::server::{Allocate, Allocation, Published};
 
 fn wait(name: &str, wait: Duration) -> Ask {
     Ask::Wait(Wait {

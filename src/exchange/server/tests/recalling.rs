@@ -4,8 +4,8 @@
 use std::process::{Command, Stdio};
 
 use super::*;
-use crate::exchange::server::process::Process;
-use crate::exchange::server::{HolderState, Published};
+use crate::server::process::Process;
+use crate::server::{HolderState, Published};
 
 #[tokio::test]
 async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {

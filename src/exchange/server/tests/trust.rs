@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::certs::{Authority, CertRequest, Issued};
-use crate::exchange::server::{HolderState, Published};
-use crate::exchange::{Client, LeaseState, RemoteBuffer, Tls, TlsPem};
+use crate::server::{HolderState, Published};
+use crate::{Client, LeaseState, RemoteBuffer, Tls, TlsPem};
 use crate::{Error, Result};
 
 const DAY: u64 = 86_400;

@@ -12,9 +12,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::exchange::transport::{Connection, Listening, Security, connect};
-use crate::exchange::{Address, Limits};
 use crate::share::Peers;
+use crate::transport::{Connection, Listening, Security, connect};
+use crate::{Address, Limits};
 
 /// An authority for tests, which signs anything.
 struct Ca {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use crate::heap::backing::fit::*;
+use crate::backing::fit::*;
 use crate::{Error, Result};
 
 const SHAPE: Shape = Shape {

@@ -26,7 +26,7 @@ use super::sync::{
 /// child.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
-pub(in crate::heap) struct Biased<T> {
+pub(crate) struct Biased<T> {
     /// The owner is inside, or about to check `wanted`. Only the owner writes it.
     busy: AtomicBool,
     /// A holder is inside, or waits for the owner to leave. Written under `holders`.
@@ -42,7 +42,7 @@ unsafe impl<T: Send> Sync for Biased<T> {}
 
 impl<T> Biased<T> {
     /// Creates a value that no thread uses.
-    pub(in crate::heap) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self::with_fence(value, Fence::of_process())
     }
 
@@ -63,7 +63,7 @@ impl<T> Biased<T> {
     /// former owner's last call happens before the new owner's first. `f` does not call this on the same
     /// value.
     #[inline]
-    pub(in crate::heap) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) unsafe fn owner<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _alone = Alone::enter();
         self.busy.store(true, Ordering::Relaxed);
         // From here on dropping `busy` frees the value, also if `f` panics.
@@ -98,7 +98,7 @@ impl<T> Biased<T> {
     /// Takes the value from its owner until the guard is dropped, as [`hold_all`](Self::hold_all) does with
     /// many. Waits for the owner, if it is inside, and for other holders. Takes as long as [`Fence::heavy`].
     #[cfg(test)]
-    pub(in crate::heap) fn hold(&self) -> Held<'_, T> {
+    pub(crate) fn hold(&self) -> Held<'_, T> {
         let alone = Alone::enter();
         let claim = self.claim();
         self.fence.heavy();
@@ -110,16 +110,14 @@ impl<T> Biased<T> {
     ///
     /// # Safety
     /// The calling thread is the owner, as [`owner`](Self::owner) says, and not inside.
-    pub(in crate::heap) unsafe fn hold_as_owner(&self) -> Held<'_, T> {
+    pub(crate) unsafe fn hold_as_owner(&self) -> Held<'_, T> {
         let alone = Alone::enter();
         self.claim().held(alone)
     }
 
     /// Takes many values from their owners, with one barrier for all of them. The result contains each value
     /// once, however often it is in `all`, in another order than `all`.
-    pub(in crate::heap) fn hold_all<'a>(
-        all: impl IntoIterator<Item = &'a Biased<T>>,
-    ) -> Vec<Held<'a, T>>
+    pub(crate) fn hold_all<'a>(all: impl IntoIterator<Item = &'a Biased<T>>) -> Vec<Held<'a, T>>
     where
         T: 'a,
     {
@@ -214,7 +212,7 @@ pub(super) fn pause(tries: u32) {
 }
 
 /// A value taken from its owner, which gets it back when this is dropped. Fields are dropped in this order.
-pub(in crate::heap) struct Held<'a, T> {
+pub(crate) struct Held<'a, T> {
     value: MutPtr<T>,
     _claim: Claim<'a, T>,
     _alone: Alone,

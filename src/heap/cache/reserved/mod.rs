@@ -16,7 +16,7 @@ const PATIENCE: u32 = 64;
 
 /// A visitor that may have a [`Reserved`] lock reserved for it. No two have the same name.
 #[derive(Debug)]
-pub(in crate::heap) struct Visitor {
+pub(crate) struct Visitor {
     name: u64,
     busy: Arc<Busy>,
 }
@@ -30,7 +30,7 @@ pub(in crate::heap) struct Visitor {
 struct Busy(AtomicBool);
 
 impl Visitor {
-    pub(in crate::heap) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Not loom's: names are not part of the model.
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         Self {
@@ -49,7 +49,7 @@ impl Visitor {
 /// reservation is still its own; the other thread revokes the reservation and then reads `busy`.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[repr(align(128))]
-pub(in crate::heap) struct Reserved<T> {
+pub(crate) struct Reserved<T> {
     /// The visitor that the lock is reserved for; 0: none. Written under `turn`.
     visitor: AtomicU64,
     fence: Fence,
@@ -83,7 +83,7 @@ struct Turn {
 
 impl<T> Reserved<T> {
     /// Creates a lock that is not reserved.
-    pub(in crate::heap) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self::made(value, Fence::of_process(), FIRST)
     }
 
@@ -107,7 +107,7 @@ impl<T> Reserved<T> {
 
     /// Calls `f` with the value, for a frequent visitor.
     #[inline]
-    pub(in crate::heap) fn with<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, visitor: &mut Visitor, f: impl FnOnce(&mut T) -> R) -> R {
         let visitor = &*visitor;
         // `f` is called in one place, so that the compiler inlines it; its captures then need no memory.
         let _busy_or_turn = match self.enter(visitor) {
@@ -125,7 +125,7 @@ impl<T> Reserved<T> {
     /// As [`with`](Self::with), but returns `None` without calling `f` if another thread is inside or has the
     /// lock reserved.
     #[inline]
-    pub(in crate::heap) fn try_with<R>(
+    pub(crate) fn try_with<R>(
         &self,
         visitor: &mut Visitor,
         f: impl FnOnce(&mut T) -> R,
@@ -143,7 +143,7 @@ impl<T> Reserved<T> {
     /// As [`with`](Self::with), but returns `None` without calling `f` unless the lock is reserved for this
     /// visitor.
     #[inline]
-    pub(in crate::heap) fn if_reserved<R>(
+    pub(crate) fn if_reserved<R>(
         &self,
         visitor: &mut Visitor,
         f: impl FnOnce(&mut T) -> R,
@@ -157,7 +157,7 @@ impl<T> Reserved<T> {
 
     /// Returns whether several visitors use the lock in turn; it may have changed since.
     #[inline]
-    pub(in crate::heap) fn is_crowded(&self) -> bool {
+    pub(crate) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }
 
@@ -192,7 +192,7 @@ impl<T> Reserved<T> {
     }
 
     /// Returns the value, for a thread that enters seldom. Takes microseconds if the lock is reserved.
-    pub(in crate::heap) fn lock(&self) -> Inside<'_, T> {
+    pub(crate) fn lock(&self) -> Inside<'_, T> {
         let _turn = self.turn_of(self.lock_turn(), None);
         Inside {
             value: self.value.get_mut(),
@@ -275,7 +275,7 @@ impl<T> fmt::Debug for Reserved<T> {
 }
 
 /// Access to the value until this is dropped. Fields are dropped in this order.
-pub(in crate::heap) struct Inside<'a, T> {
+pub(crate) struct Inside<'a, T> {
     value: MutPtr<T>,
     _turn: MutexGuard<'a, Turn>,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::slot::Slot;
 use crate::Error;
-use crate::exchange::client::session::Session;
+use crate::client::session::Session;
 
 /// Says that the task has ended, whatever ended it.
 pub(super) struct Ends {

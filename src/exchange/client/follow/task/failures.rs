@@ -8,8 +8,8 @@ use super::super::Absence;
 use super::super::decide::{Fate, Seen, fate};
 use super::super::slot::{Offered, Told};
 use super::Follower;
-use crate::exchange::client::Reconnect;
-use crate::exchange::limits::deadline;
+use crate::client::Reconnect;
+use crate::limits::deadline;
 use crate::{Error, Refusal, Result};
 
 /// The number of attempts that fail for a reason that is not known to pass, before the follow ends.

@@ -1,8 +1,8 @@
 //! Failures, and errors that end a follow.
 
 use super::*;
+use crate::Reconnect;
 use crate::Refusal;
-use crate::exchange::Reconnect;
 
 #[tokio::test]
 async fn what_may_pass_is_tried_again_and_told() {

@@ -1,0 +1,409 @@
+//! The common case in one call: memory on a node, mapped and granted.
+
+mod slice;
+
+use std::sync::Arc;
+
+use crate::accessors::cpu_accessors;
+use crate::driver::{
+    Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
+};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, Memory, gpu_access_of_neighbours, impl_cpu_memory,
+    is_read_only_for_cpu,
+};
+use crate::size::Granularity;
+use crate::topology::{Share, Topology};
+use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::{Error, Result};
+
+/// Room for the probes of 512 importers at a time, in bytes.
+const PROBES: u64 = 4096;
+
+/// Options for a buffer; [`allocate`](Self::allocate) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `allocate`"]
+pub struct BufferOptions {
+    parts: Vec<(Location, u64)>,
+    host: Option<Access>,
+    gpus: Option<Vec<AccessDesc>>,
+    handle_types: HandleTypes,
+    shareable: bool,
+    /// Bytes behind the last part's that nobody uses, at least.
+    room: u64,
+    overcommit: bool,
+}
+
+impl BufferOptions {
+    /// Sets the size in bytes: at least 1. The allocation is rounded up to the granularity
+    /// ([`Buffer::padded`]).
+    ///
+    /// A spread buffer has the sizes of its shares; this changes the last one.
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        if let Some((_, last)) = self.parts.last_mut() {
+            *last = bytes;
+        }
+        self
+    }
+
+    /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
+    /// memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        for location in who {
+            self = self.access(location, Access::ReadWrite);
+        }
+        self.gpus.get_or_insert_default();
+        self
+    }
+
+    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
+        let location = who.into();
+        if location.is_host() {
+            self.host = Some(access);
+        } else {
+            let gpus = self.gpus.get_or_insert_default();
+            gpus.retain(|desc| desc.location != location);
+            gpus.push(AccessDesc { location, access });
+        }
+        self
+    }
+
+    /// Sets how the memory may be shared; by default not at all.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.handle_types = handle_types;
+        self
+    }
+
+    /// Makes it shareable as widely as this machine allows, on each of its nodes: see
+    /// [`best_handle_types`](crate::capability::shareable::best_handle_types), which also returns the reason if
+    /// fabric handles do not work.
+    pub const fn shareable(mut self) -> Self {
+        self.shareable = true;
+        self
+    }
+
+    /// Allocates at least 4096 bytes more than are used, so that importers can prove that they see the same
+    /// memory: the exchange's probes write their words there, 8 bytes for each importer at a time.
+    ///
+    /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
+    /// has none, and `RemoteBuffer::proved` says so. With this, such
+    /// memory takes one granule more: 2 MiB on every driver measured so far.
+    /// [`len`](Buffer::len) stays what was asked for, and [`padded`](Buffer::padded) tells what is allocated.
+    ///
+    /// ```
+    /// use egmem::driver::{NodeId, sim::Machine};
+    /// use egmem::{Buffer, Driver};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let buffer = Buffer::on(NodeId(0)).bytes(4 << 20).shareable().room_for_probes();
+    /// let buffer = buffer.allocate(&driver)?;
+    /// assert_eq!((buffer.len(), buffer.padded()), (4 << 20, 6 << 20));
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub const fn room_for_probes(mut self) -> Self {
+        self.room = PROBES;
+        self
+    }
+
+    fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
+        let mut types = self.handle_types;
+        if self.shareable {
+            types |=
+                crate::capability::shareable::best_handle_types(driver, location)?.handle_types;
+        }
+        Ok(types)
+    }
+
+    /// Sets whether to ask the driver for more memory than the node has free.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
+    ///
+    /// # Errors
+    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
+    /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
+    /// multiple of the granularity; the reason why a buffer cannot be shareable as requested.
+    pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
+        let mut physical = Vec::with_capacity(self.parts.len());
+        for (index, &(location, bytes)) in self.parts.iter().enumerate() {
+            let is_last = index + 1 == self.parts.len();
+            // No bytes at all are refused, room or not.
+            let room = if is_last && bytes > 0 { self.room } else { 0 };
+            let memory = PhysicalMemory::options(location)
+                .handle_types(self.handle_types_at(driver, location)?)
+                .overcommit(self.overcommit)
+                .create(driver, bytes.saturating_add(room))?;
+            if !is_last && memory.size().padded() != bytes {
+                return Err(Error::invalid(
+                    "share",
+                    format!("{bytes} bytes in the middle are not a multiple of the granularity"),
+                ));
+            }
+            physical.push(memory);
+        }
+        let Some(first) = physical.first() else {
+            return Err(Error::invalid("shares", "the list is empty"));
+        };
+        let gpus = self.gpus.as_deref();
+        let access = access_list(driver, first.location(), self.host, gpus)?;
+        let total = physical
+            .iter()
+            .try_fold(0_u64, |sum, memory| sum.checked_add(memory.size().padded()))
+            .ok_or_else(|| Error::invalid("shares", "their sum exceeds the address space"))?;
+        let range = Arc::new(Reservation::options().reserve(driver, total)?);
+        let mut mappings = Vec::with_capacity(physical.len());
+        let mut offset = 0;
+        for memory in &physical {
+            let mut mapping = range.map(offset, memory)?;
+            mapping.set_access(&access)?;
+            offset += memory.size().padded();
+            mappings.push(mapping);
+        }
+        Ok(Buffer {
+            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
+            mappings,
+            physical,
+        })
+    }
+}
+
+/// Returns the default access: `gpus`, or else every GPU that can reach the memory; the host as `host` says,
+/// or if the memory is the host's.
+pub fn access_list(
+    driver: &Driver,
+    location: Location,
+    host: Option<Access>,
+    gpus: Option<&[AccessDesc]>,
+) -> Result<Vec<AccessDesc>> {
+    let gpus = match gpus {
+        Some(gpus) => gpus.to_vec(),
+        None => reachable_gpus(driver, location)?,
+    };
+    let host = host.unwrap_or(match location {
+        Location::Device(_) => Access::None,
+        _ => Access::ReadWrite,
+    });
+    let mut access = Vec::with_capacity(gpus.len() + 1);
+    if host != Access::None {
+        access.push(AccessDesc::new(Location::Host, host));
+    }
+    access.extend(gpus);
+    Ok(access)
+}
+
+/// Returns the GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
+/// GPU's.
+pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
+    let mut reachable = Vec::new();
+    for gpu in 0..driver.device_count()? {
+        let reaches = match location {
+            Location::Device(owner) => owner == gpu || driver.device_can_access_peer(gpu, owner)?,
+            _ => true,
+        };
+        if reaches {
+            reachable.push(AccessDesc {
+                location: Location::Device(gpu),
+                access: Access::ReadWrite,
+            });
+        }
+    }
+    Ok(reachable)
+}
+
+/// Memory on a chosen node, mapped at one address for the CPU and the GPUs, released when dropped.
+///
+/// Before it is dropped, GPU work that uses it must have finished: a GPU that accesses unmapped addresses
+/// loses its context.
+///
+/// ```
+/// use egmem::driver::sim::Machine;
+/// use egmem::{Buffer, Driver, Topology};
+///
+/// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine
+/// let topology = Topology::discover(&driver)?;
+/// let gpu = topology.gpu(2)?;
+/// let buffer = Buffer::on(gpu.host_node()?)
+///     .access_by(topology.gpus())
+///     .bytes(4 << 20)
+///     .allocate(&driver)?;
+/// buffer.write_at(64, &[1.0_f32, 2.0])?;
+/// assert_eq!(buffer.get::<f32>(68)?, 2.0);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Buffer {
+    // In this order: unmapped first, then released. Adjacent in one reservation; at least one.
+    mappings: Vec<Mapping>,
+    physical: Vec<PhysicalMemory>,
+    len: u64,
+}
+
+impl Buffer {
+    /// Returns options for a buffer at `location`: a node's id, or any [`Location`].
+    pub fn on(location: impl Into<Location>) -> BufferOptions {
+        BufferOptions {
+            parts: vec![(location.into(), 0)],
+            host: None,
+            gpus: None,
+            handle_types: HandleTypes::NONE,
+            shareable: false,
+            room: 0,
+            overcommit: false,
+        }
+    }
+
+    /// Returns options for a buffer in parts on several nodes, at one range of addresses, such as
+    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) returns. Only the last share
+    /// need not be a multiple of the granularity.
+    ///
+    /// ```
+    /// use egmem::{Buffer, Driver, Machine, Topology, topology::Placement};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200x4())?;
+    /// let topology = Topology::discover(&driver)?;
+    /// let shares = Placement::Spread.request(40 << 20).place(&topology)?;
+    /// let buffer = Buffer::spread(&shares).allocate(&driver)?;
+    /// assert_eq!(buffer.physical().len(), 4);
+    /// buffer.fill(1)?;
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn spread(shares: &[Share]) -> BufferOptions {
+        let mut parts: Vec<(Location, u64)> = shares
+            .iter()
+            .map(|share| (share.node.into(), share.bytes))
+            .collect();
+        parts.sort_by_key(|&(_, bytes)| !Granularity::TWO_MIB.divides(bytes));
+        BufferOptions {
+            parts,
+            ..Self::on(Location::Host)
+        }
+    }
+
+    /// Allocates `bytes` on the host node of GPU `gpu`, for the CPU and every GPU.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`]; [`Error::NodeUnknown`] if neither the driver nor the PCI tree knows the node;
+    /// those of [`BufferOptions::allocate`].
+    pub fn near(driver: &Driver, gpu: i32, bytes: u64) -> Result<Self> {
+        Self::on(host_node(driver, gpu)?)
+            .bytes(bytes)
+            .allocate(driver)
+    }
+
+    /// Changes the access of locations. See [`Mapping::set_access`].
+    ///
+    /// # Errors
+    /// As [`Mapping::set_access`]; the parts of a spread buffer before the failing one are changed then.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        self.mappings
+            .iter_mut()
+            .try_for_each(|mapping| mapping.set_access(access))
+    }
+
+    /// Returns what `location` may do, as the driver reports it.
+    ///
+    /// # Errors
+    /// As [`Mapping::access`].
+    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+        self.first().access(location.into())
+    }
+
+    /// Returns the CPU's view of the buffer.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        Mapping::cpu_of_neighbours(&self.mappings, self.len)
+    }
+
+    cpu_accessors!();
+
+    /// Returns the physical memory, to export it or to map it again: one piece, or one for each share.
+    pub fn physical(&self) -> &[PhysicalMemory] {
+        &self.physical
+    }
+
+    /// Returns the mappings of the physical memory, in the order of addresses.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    fn first(&self) -> &Mapping {
+        // Never empty: `allocate` refuses that.
+        &self.mappings[0]
+    }
+
+    /// Returns the address, the same for every GPU and, on a host node, for the CPU.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.first().device_ptr()
+    }
+
+    /// Returns the number of bytes requested.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns the bytes allocated: those requested, with each part rounded up to the granularity.
+    pub fn padded(&self) -> u64 {
+        // All parts exist, so their sum fits an address space.
+        self.physical
+            .iter()
+            .map(|memory| memory.size().padded())
+            .sum()
+    }
+
+    /// Returns `false`: a buffer has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl_cpu_memory!(Buffer);
+
+// SAFETY: its mappings live as long, and answer.
+unsafe impl AccessChecks for Buffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        gpu_access_of_neighbours(&self.mappings, gpu, offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        is_read_only_for_cpu(&self.mappings, offset, len)
+    }
+}
+
+impl Memory for Buffer {
+    fn driver(&self) -> &Driver {
+        self.first().driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.first().device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    /// Returns the location of the first part.
+    fn location(&self) -> Location {
+        self.first().location()
+    }
+}
+
+/// Returns the host node of a GPU: from the driver, or else from the machine's topology.
+fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
+    let count = driver.device_count()?;
+    if !(0..count).contains(&gpu) {
+        return Err(Error::NoSuchGpu {
+            gpu,
+            count: count.max(0) as usize,
+        });
+    }
+    match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
+        Ok(node) if node >= 0 => Ok(NodeId(node)),
+        Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
+        // Unknown, or a driver without the attribute.
+        _ => Topology::discover(driver)?.gpu(gpu)?.host_node(),
+    }
+}

@@ -1,0 +1,34 @@
+//! egmem's memory: topology, physical memory, mappings, pools, streams and buffers.
+//!
+//! Programs depend on the crate `egmem`, which re-exports what they need.
+#![deny(missing_docs)]
+
+pub mod accessors;
+pub mod buffer;
+pub mod capability;
+pub mod doctor;
+pub mod explain;
+pub mod guard;
+pub mod host;
+#[cfg(feature = "interop")]
+pub mod interop;
+pub mod memory;
+pub mod per_driver;
+pub mod plain;
+pub mod pool;
+pub mod proof;
+pub mod stream;
+pub mod teardown;
+pub mod topology;
+pub mod vmm;
+
+pub use buffer::{Buffer, BufferOptions};
+pub use memory::Memory;
+pub use pool::{Pool, PoolBuffer};
+pub use stream::{Event, Stream, Transfer};
+pub use topology::Topology;
+
+pub use egmem_driver::{
+    self as driver, Driver, DriverError, Error, Explained, Machine, Result, error, fork, kernels,
+    numbers, size, text,
+};

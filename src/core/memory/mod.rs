@@ -1,0 +1,100 @@
+//! Interfaces that all memory of this crate shares, and the CPU's safe access to it.
+
+mod checks;
+mod cursor;
+mod gpu;
+mod grants;
+mod parallel;
+mod reach;
+mod view;
+mod words;
+
+pub use checks::AccessChecks;
+pub use cursor::Cursor;
+pub use parallel::ParallelCopy;
+pub use reach::CpuMemory;
+pub use reach::impl_cpu_memory;
+pub use view::CpuView;
+
+use std::sync::Arc;
+
+use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::{Error, Result};
+
+pub use gpu::{
+    Engine, expect_gpu_access, expect_no_cpu_fault, gpu_access_of_neighbours, is_read_only_for_cpu,
+};
+pub use grants::{GrantUse, GrantUses};
+
+/// Memory with an address in CUDA's unified address space.
+pub trait Memory: AccessChecks {
+    /// Returns the memory's driver.
+    fn driver(&self) -> &Driver;
+    /// Returns the address of the first byte, the same for every GPU and, for host memory, for the CPU.
+    fn device_ptr(&self) -> DevicePtr;
+    /// Returns the number of usable bytes.
+    fn len(&self) -> u64;
+    /// Returns the memory's location.
+    fn location(&self) -> Location;
+
+    /// Returns whether there are no bytes; memory of this crate always has some.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Checks that `len` bytes follow at `offset`; returns the address there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    fn range(&self, offset: u64, len: u64) -> Result<DevicePtr> {
+        check_range(offset, len, self.len())?;
+        Ok(self.device_ptr().add(offset))
+    }
+}
+
+/// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may both have.
+// SAFETY: the memory pointed to answers and lives as long.
+unsafe impl<M: Memory + ?Sized> AccessChecks for Arc<M> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        (**self).gpu_access(gpu, engine, offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        (**self).is_read_only_for_cpu(offset, len)
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        (**self).hold_grants()
+    }
+
+    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).ready_on(stream) }
+    }
+}
+
+impl<M: Memory + ?Sized> Memory for Arc<M> {
+    fn driver(&self) -> &Driver {
+        (**self).driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        (**self).device_ptr()
+    }
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+    fn location(&self) -> Location {
+        (**self).location()
+    }
+}
+
+/// Checks that `len` bytes from `offset` on lie in memory of `size` bytes.
+///
+/// # Errors
+/// [`Error::OutOfRange`].
+pub fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfRange { offset, len, size }),
+    }
+}

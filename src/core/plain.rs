@@ -1,0 +1,152 @@
+//! The older allocators: pinned host memory as from `cudaHostAlloc`, and plain device memory.
+//!
+//! For comparison with EGM, and for the other end of copies.
+
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::explain::name_missing_gpu;
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+fn not_empty(bytes: u64) -> Result<()> {
+    match bytes {
+        0 => Err(Error::invalid_of(
+            "size",
+            "0 bytes cannot be allocated",
+            "1 byte or more",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Pinned host memory on no particular node, usable by the CPU and every GPU; freed when dropped.
+///
+/// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
+#[derive(Debug)]
+pub struct PinnedHost {
+    driver: Driver,
+    device: i32,
+    start: DevicePtr,
+    len: u64,
+}
+
+impl PinnedHost {
+    /// Allocates `bytes` in the primary context of GPU `device`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
+    pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
+        not_empty(bytes)?;
+        Ok(Self {
+            start: driver
+                .mem_host_alloc(device, bytes)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            driver: driver.clone(),
+            device,
+            len: bytes,
+        })
+    }
+
+    /// Returns the CPU's view of the bytes.
+    pub fn cpu(&self) -> CpuView<'_> {
+        // SAFETY: pinned memory is mapped for the CPU, in whole pages, until freed, which needs `self`; safe code
+        // reaches it through atomic views only.
+        unsafe { CpuView::new(self.start, self.len, true) }
+    }
+}
+
+impl Drop for PinnedHost {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "pinned host memory", || {
+            // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
+            unsafe { self.driver.mem_free_host(self.device, self.start) }
+        });
+    }
+}
+
+/// Memory of one GPU; freed when dropped.
+///
+/// Source: `cuMemAlloc`.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    driver: Driver,
+    device: i32,
+    start: DevicePtr,
+    len: u64,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` of GPU `device`'s memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
+    pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
+        not_empty(bytes)?;
+        Ok(Self {
+            start: driver
+                .mem_alloc(device, bytes)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            driver: driver.clone(),
+            device,
+            len: bytes,
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "device memory", || {
+            // SAFETY: owned by `self`; the driver waits for work that uses it.
+            unsafe { self.driver.mem_free(self.device, self.start) }
+        });
+    }
+}
+
+macro_rules! memory {
+    ($name:ident, $location:expr) => {
+        impl Memory for $name {
+            fn driver(&self) -> &Driver {
+                &self.driver
+            }
+            fn device_ptr(&self) -> DevicePtr {
+                self.start
+            }
+            fn len(&self) -> u64 {
+                self.len
+            }
+            fn location(&self) -> Location {
+                let location: fn(&Self) -> Location = $location;
+                location(self)
+            }
+        }
+    };
+}
+
+impl CpuMemory for PinnedHost {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Ok(self.cpu())
+    }
+}
+
+// SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
+unsafe impl AccessChecks for PinnedHost {
+    /// Pinned memory is portable and mapped for every GPU.
+    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(Access::ReadWrite)
+    }
+}
+
+// SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
+unsafe impl AccessChecks for DeviceMemory {
+    /// This crate enables no peer access, so kernels of other GPUs have none.
+    fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(match engine {
+            Engine::Copy => Access::ReadWrite,
+            Engine::Kernel if gpu == self.device => Access::ReadWrite,
+            Engine::Kernel => Access::None,
+        })
+    }
+}
+
+memory!(PinnedHost, |_| Location::Host);
+memory!(DeviceMemory, |this| Location::Device(this.device));

@@ -1,0 +1,181 @@
+//! One allocation of a pool.
+
+use std::sync::Arc;
+
+use super::{Inner, Pool};
+use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::stream::{Event, Stream, is_capturing};
+use crate::teardown::{give_back, log_lost};
+use crate::{Error, Result};
+
+/// Memory of a pool, freed in the order of a stream.
+///
+/// It belongs to the stream it was allocated on. Another stream may use it after [`use_on`](Self::use_on),
+/// which orders that stream after the allocation and the free after that stream. Dropping it frees it on its
+/// own stream, after the work of all streams that used it.
+#[derive(Debug)]
+pub struct PoolBuffer {
+    pool: Arc<Inner>,
+    start: DevicePtr,
+    len: u64,
+    stream: Stream,
+    users: Vec<Stream>,
+}
+
+impl PoolBuffer {
+    pub(super) fn new(pool: Arc<Inner>, start: DevicePtr, len: u64, stream: &Stream) -> Self {
+        Self {
+            pool,
+            start,
+            len,
+            stream: stream.clone(),
+            users: Vec::new(),
+        }
+    }
+
+    /// Lets work submitted to `stream` from now on use the memory.
+    ///
+    /// # Errors
+    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's stream.
+    pub fn use_on(&mut self, stream: &Stream) -> Result<()> {
+        self.pool.driver.expect_same(stream.driver(), "stream")?;
+        if self.is_user(stream) {
+            return Ok(());
+        }
+        stream.wait_for(&self.stream)?;
+        self.users.push(stream.clone());
+        Ok(())
+    }
+
+    /// Frees the memory after all work submitted so far to `stream` and to every stream that used it.
+    ///
+    /// Source: `cuMemFreeAsync`, `cudaFreeAsync`.
+    ///
+    /// # Errors
+    /// The driver's errors, after a second try if that is possible. [`Error::InvalidArgument`] for another
+    /// driver's stream: the memory is then freed on its own.
+    pub fn free_on(self, stream: &Stream) -> Result<()> {
+        self.pool.driver.expect_same(stream.driver(), "stream")?;
+        let this = std::mem::ManuallyDrop::new(self);
+        let result = this.free(stream);
+        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
+        unsafe {
+            drop(std::ptr::read(&this.pool));
+            drop(std::ptr::read(&this.stream));
+            drop(std::ptr::read(&this.users));
+        }
+        result
+    }
+
+    /// Returns the CPU's view of the bytes, after the work of every stream that uses them.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] if the CPU cannot reach the pool's memory, and the error of earlier work on
+    /// the streams.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if !self.pool.props.location.is_host() {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have: Access::None,
+                need: Access::ReadWrite,
+            });
+        }
+        for stream in std::iter::once(&self.stream).chain(&self.users) {
+            stream.synchronize()?;
+        }
+        // SAFETY: the allocation has happened and lasts until `self` is freed, in units
+        // larger than a word; a host pool is readable and writable by the CPU; safe code reaches it
+        // through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+    }
+
+    /// Returns the pool that it was allocated from.
+    pub fn pool(&self) -> Pool {
+        Pool(Arc::clone(&self.pool))
+    }
+
+    /// Returns the stream that the memory was allocated on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn is_user(&self, stream: &Stream) -> bool {
+        std::iter::once(&self.stream)
+            .chain(&self.users)
+            .any(|user| user.handle() == stream.handle())
+    }
+
+    /// Frees the memory; called at most once, because the address may be reused afterwards.
+    fn free(&self, stream: &Stream) -> Result<()> {
+        let mut ordered = Ok(());
+        for user in std::iter::once(&self.stream).chain(&self.users) {
+            // If an event cannot order a stream, waiting for it does.
+            let result = stream.wait_for(user).or_else(|_| user.synchronize());
+            ordered = ordered.and(result);
+        }
+        let freed = give_back(|| {
+            // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
+            unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
+        });
+        freed.and(ordered)
+    }
+}
+
+impl_cpu_memory!(PoolBuffer);
+
+// SAFETY: the pool's grants answer, and it is freed when this is dropped.
+unsafe impl AccessChecks for PoolBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.pool().access(Location::Device(gpu))
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        Some(self.pool.uses.begin())
+    }
+
+    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        if stream == self.stream.handle() {
+            return Ok(());
+        }
+        // An event of a captured stream would make `stream` part of the capture.
+        // SAFETY: the stream is live by the caller's word.
+        if self.stream.is_capturing()? && !unsafe { is_capturing(&self.pool.driver, stream)? } {
+            let why = "the stream that it was allocated on is being captured into a graph, so work on another stream \
+                       cannot wait for the allocation: end the capture first, or use that stream";
+            return Err(Error::invalid("pool memory", why));
+        }
+        let allocated = Event::new(&self.pool.driver, self.stream.device(), false)?;
+        allocated.record(&self.stream)?;
+        // SAFETY: the caller promises that the stream is live; the event is owned here.
+        unsafe {
+            self.pool
+                .driver
+                .stream_wait_event(stream, allocated.handle())
+        }
+    }
+}
+
+impl Memory for PoolBuffer {
+    fn driver(&self) -> &Driver {
+        &self.pool.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        self.pool.props.location
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        // A forked child frees nothing.
+        if self.pool.driver.is_of_this_process() {
+            log_lost("pool memory", self.free(&self.stream));
+        }
+    }
+}

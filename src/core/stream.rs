@@ -1,0 +1,261 @@
+//! Streams and events, and the work that runs on them.
+
+mod event;
+mod marks;
+mod over;
+#[cfg(feature = "async")]
+mod poller;
+mod transfer;
+mod work;
+
+use std::sync::Arc;
+
+use crate::driver::{Code, DevicePtr, Driver, StreamHandle};
+use crate::explain::name_missing_gpu;
+use crate::memory::Memory;
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+pub use event::Event;
+pub use event::Held;
+use marks::Marks;
+pub use transfer::{NotStarted, Started, Transfer, TransferFailed};
+
+/// A stream: orders the work of one GPU. Clones are the same stream; it is destroyed with the last clone.
+///
+/// Source: `cuStreamCreate` (non-blocking with respect to the legacy default stream).
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    driver: Driver,
+    handle: StreamHandle,
+    owned: bool,
+    /// Dropped after the stream: work that waits for an event continues without it.
+    marks: Marks,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.owned {
+            give_back_or_log(&self.driver, "a stream", || {
+                // SAFETY: owned by `self`, and this is the last clone; work in flight continues.
+                unsafe { self.driver.stream_destroy(self.handle) }
+            });
+        }
+    }
+}
+
+impl Stream {
+    /// Creates a stream on GPU `device`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`], or the driver's error.
+    pub fn new(driver: &Driver, device: i32) -> Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            handle: driver
+                .stream_create(device)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            driver: driver.clone(),
+            owned: true,
+            marks: Marks::new(),
+        })))
+    }
+
+    /// Wraps a stream that other code owns, such as cudarc or a framework.
+    ///
+    /// # Safety
+    /// `handle` is a stream of that device's primary context and outlives the result's clones and everything
+    /// that received one: pool memory, and [tickets](Transfer) for copies and fills.
+    pub unsafe fn borrowed(driver: &Driver, handle: StreamHandle) -> Self {
+        Self(Arc::new(Inner {
+            driver: driver.clone(),
+            handle,
+            owned: false,
+            marks: Marks::new(),
+        }))
+    }
+
+    /// Waits until all work on the stream is done.
+    ///
+    /// # Errors
+    /// The error of earlier work: [`Error::ContextLost`] after an illegal access.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver().stream_synchronize(self.handle()) }
+    }
+
+    /// Returns whether all work on the stream is done.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver().stream_query(self.handle()) }
+    }
+
+    /// Returns whether work submitted to the stream is captured into a CUDA graph instead of running.
+    ///
+    /// Source: `cuStreamIsCapturing`.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize); STREAM_CAPTURE_IMPLICIT for the legacy default stream during a
+    /// capture of a stream that it would wait for.
+    pub fn is_capturing(&self) -> Result<bool> {
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { is_capturing(self.driver(), self.handle()) }
+    }
+
+    /// Makes work submitted to this stream from now on wait for `event`.
+    ///
+    /// # Errors
+    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.driver().expect_same(event.driver(), "event")?;
+        // SAFETY: the borrows keep both handles alive.
+        unsafe {
+            self.driver()
+                .stream_wait_event(self.handle(), event.handle())
+        }
+    }
+
+    /// Makes work submitted to this stream from now on wait for everything submitted to `other` so far.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(&self, other: &Self) -> Result<()> {
+        self.driver().expect_same(other.driver(), "stream")?;
+        if self.handle() == other.handle() {
+            return Ok(());
+        }
+        let event = Event::new(other.driver(), other.device(), false)?;
+        event.record(other)?;
+        self.wait(&event)
+    }
+
+    /// Waits for the end of the work that the caller has just submitted to the stream. The borrow of its
+    /// memory may end only then, because safe code may reuse the bytes at once. See `over::wait`.
+    ///
+    /// # Errors
+    /// The driver's first error.
+    pub fn finish(&self) -> Result<()> {
+        self.wait_until_over().result
+    }
+
+    fn wait_until_over(&self) -> over::Waited {
+        over::wait(|| self.synchronize(), || self.is_done())
+    }
+
+    /// Refuses work that the caller waits for if the stream is being captured into a CUDA graph: the graph
+    /// could run the work at any later time, after the borrow of the memory. A stream that this crate created
+    /// is captured too once it [waits](Self::wait) for an event of a captured stream.
+    pub fn expect_no_capture(&self) -> Result<()> {
+        if self.is_capturing()? {
+            let why = "it is being captured into a graph, which would run the work later";
+            return Err(Error::invalid("stream", why));
+        }
+        Ok(())
+    }
+
+    /// Copies between two memories and waits for the end. If pool memory belongs to another stream, the copy
+    /// runs after its allocation and after all work submitted to that stream so far.
+    /// [`start_copy`](Self::start_copy) does not wait.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::InvalidArgument`] for another driver's memory, for a stream that is
+    /// being captured into a graph, and in a forked child; [`Error::NotAccessible`] if the GPU may not write
+    /// the destination or not read the source, and if the source is host memory and the CPU may read the
+    /// destination but not write it (the driver makes such copies with the CPU); the error of earlier work on
+    /// the stream.
+    pub fn copy(
+        &self,
+        to: &impl Memory,
+        to_offset: u64,
+        from: &impl Memory,
+        from_offset: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        let Some(copy) = self.prepare_copy((to, to_offset), (from, from_offset), bytes)? else {
+            return Ok(());
+        };
+        // SAFETY: both ranges are borrowed until the copy is done, which is before this returns.
+        let put = unsafe { self.put(&copy) };
+        put.and(self.finish())
+    }
+
+    /// Sets `bytes` bytes from `offset` on to `byte` with the GPU, and waits for the end.
+    /// [`start_fill`](Self::start_fill) does not wait.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub fn fill(&self, to: &impl Memory, offset: u64, bytes: u64, byte: u8) -> Result<()> {
+        let Some(fill) = self.prepare_fill((to, offset), bytes, byte)? else {
+            return Ok(());
+        };
+        // SAFETY: the range is borrowed until the work is done, which is before this returns.
+        let put = unsafe { self.put(&fill) };
+        put.and(self.finish())
+    }
+
+    /// Submits a copy of memory that the caller keeps allocated. [`start_copy`](Self::start_copy) is the safe
+    /// form: its ticket keeps the memory.
+    ///
+    /// Source: `cuMemcpyAsync`.
+    ///
+    /// # Errors
+    /// The driver's errors.
+    ///
+    /// # Safety
+    /// Both ranges stay allocated until the copy is done, and until then nothing in this process reads what
+    /// it writes or writes what it reads, except through [`CpuView`](crate::memory::CpuView).
+    pub unsafe fn copy_async(&self, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver().memcpy_async(dst, src, bytes, self.handle()) }
+    }
+
+    /// Submits a fill to the stream.
+    ///
+    /// Source: `cuMemsetD8Async`.
+    ///
+    /// # Errors
+    /// The driver's errors: INVALID_VALUE for pool memory that the GPU has no access to.
+    ///
+    /// # Safety
+    /// As [`copy_async`](Self::copy_async).
+    pub unsafe fn memset_async(&self, dst: DevicePtr, byte: u8, bytes: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.driver()
+                .memset_d8_async(dst, byte, bytes, self.handle())
+        }
+    }
+
+    /// Returns the GPU's ordinal.
+    pub fn device(&self) -> i32 {
+        self.0.handle.device
+    }
+
+    /// Returns the driver's handle, for calls of your own.
+    pub fn handle(&self) -> StreamHandle {
+        self.0.handle
+    }
+
+    /// Returns the stream's driver.
+    pub fn driver(&self) -> &Driver {
+        &self.0.driver
+    }
+}
+
+/// As [`Stream::is_capturing`].
+///
+/// # Safety
+/// `stream` is a live stream of the driver.
+pub unsafe fn is_capturing(driver: &Driver, stream: StreamHandle) -> Result<bool> {
+    // SAFETY: the caller's promise.
+    match unsafe { driver.stream_is_capturing(stream) } {
+        // A driver of the program's own, which knows no captures.
+        Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
+        result => result,
+    }
+}

@@ -1,0 +1,128 @@
+//! Events: points in streams' work.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+
+use super::Stream;
+use crate::driver::{Driver, EventHandle};
+use crate::explain::name_missing_gpu;
+use crate::per_driver::lock;
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// A point in a stream's work, destroyed when dropped.
+#[derive(Debug)]
+pub struct Event {
+    driver: Driver,
+    handle: EventHandle,
+    /// How many uses need the mark to stay where it is. Locked while it moves.
+    held: Mutex<u32>,
+}
+
+impl Event {
+    /// Creates an event on GPU `device`; without `timing` it is cheaper.
+    ///
+    /// Source: `cuEventCreate`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`], or the driver's error.
+    pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
+        Ok(Self {
+            handle: driver
+                .event_create(device, timing)
+                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            driver: driver.clone(),
+            held: Mutex::new(0),
+        })
+    }
+
+    /// Marks the end of everything submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// The driver's errors; [`Error::InvalidArgument`] for another driver's stream, and while a heap's memory
+    /// waits for the event's present mark.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.driver.expect_same(stream.driver(), "stream")?;
+        let held = lock(&self.held);
+        if *held > 0 {
+            return Err(Error::invalid(
+                "event",
+                "memory will be reused after the work that it marks: record another event",
+            ));
+        }
+        // SAFETY: the borrows keep both handles alive.
+        unsafe { self.driver.event_record(self.handle, stream.handle()) }
+    }
+
+    /// Waits until the marked work is done; at once if the event was never recorded.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.event_synchronize(self.handle) }
+    }
+
+    /// Returns whether the marked work is done.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.event_query(self.handle) }
+    }
+
+    /// Returns the milliseconds from `start` to this event, both created with timing and done; 0 on the
+    /// simulator.
+    ///
+    /// # Errors
+    /// The driver's errors: NOT_READY before both are done, INVALID_HANDLE without timing.
+    pub fn elapsed_ms_since(&self, start: &Self) -> Result<f32> {
+        self.driver.expect_same(&start.driver, "event")?;
+        // SAFETY: the borrows keep both handles alive.
+        unsafe { self.driver.event_elapsed_ms(start.handle, self.handle) }
+    }
+
+    /// Returns the driver's handle.
+    pub const fn handle(&self) -> EventHandle {
+        self.handle
+    }
+
+    /// Returns the event's driver.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Keeps the mark where it is while the result lives: the event cannot be recorded again.
+    pub fn hold(self: Arc<Self>) -> Held {
+        *lock(&self.held) += 1;
+        Held(self)
+    }
+}
+
+/// An event that is not recorded again while this lives.
+#[derive(Debug)]
+pub struct Held(Arc<Event>);
+
+impl Deref for Held {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *lock(&self.0.held) -= 1;
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "an event", || {
+            // SAFETY: owned by `self`; the driver keeps what is still waited for.
+            unsafe { self.driver.event_destroy(self.handle) }
+        });
+    }
+}

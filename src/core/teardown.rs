@@ -1,0 +1,77 @@
+//! Releases resources when no caller can handle a failure.
+
+use crate::driver::{Code, Driver};
+use crate::{Error, Result};
+
+/// Releases a resource: calls `call` a second time if the driver refuses for a temporary reason.
+///
+/// A refused call has had no effect, except that INVALID_VALUE and similar codes mean that the object does
+/// not (or no longer) exist; a second try could then hit another object with the same number.
+pub fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
+    match call() {
+        Err(Error::Driver(first)) if may_pass(Some(first.code)) => {
+            tracing::warn!(%first, "trying once more");
+            call()
+        }
+        result => result,
+    }
+}
+
+/// As [`give_back`], for `Drop`: logs what cannot be released. A forked child releases nothing.
+pub fn give_back_or_log(driver: &Driver, what: &'static str, call: impl FnMut() -> Result<()>) {
+    if driver.is_of_this_process() {
+        log_lost(what, give_back(call));
+    }
+}
+
+/// Logs what was not released.
+pub fn log_lost(what: &'static str, result: Result<()>) {
+    if let Err(error) = result {
+        // A process that is exiting may have torn the driver down already; nothing is lost then.
+        if error.code() == Some(Code::DEINITIALIZED) {
+            return;
+        }
+        tracing::error!(%error, "cannot give back {what}: it is lost until the process ends");
+    }
+}
+
+/// Returns whether a refusal with this code may be temporary: the object still exists.
+pub fn may_pass(code: Option<Code>) -> bool {
+    !matches!(
+        code,
+        None | Some(
+            Code::INVALID_VALUE
+                | Code::INVALID_HANDLE
+                | Code::INVALID_CONTEXT
+                | Code::DEINITIALIZED
+                | Code::NOT_INITIALIZED
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Call;
+
+    fn tries(code: Code) -> (u32, bool) {
+        let mut count = 0;
+        let result = give_back(|| {
+            count += 1;
+            if count == 1 {
+                Err(Error::driver(Call::MemRelease, code))
+            } else {
+                Ok(())
+            }
+        });
+        (count, result.is_ok())
+    }
+
+    #[test]
+    fn only_refusals_that_may_pass_are_tried_again() {
+        assert_eq!(tries(Code::OUT_OF_MEMORY), (2, true));
+        assert_eq!(tries(Code(99_999)), (2, true));
+        assert_eq!(tries(Code::INVALID_VALUE), (1, false));
+        assert_eq!(tries(Code::DEINITIALIZED), (1, false));
+    }
+}

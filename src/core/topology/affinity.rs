@@ -1,0 +1,216 @@
+//! Binds the calling thread to a node's CPUs.
+
+use std::io;
+use std::marker::PhantomData;
+
+use super::{CpuSet, Live, Topology};
+use crate::driver::NodeId;
+use crate::{Error, Result};
+
+/// Words in a mask: 65 536 CPUs, more than any kernel supports.
+const WORDS: usize = 65_536 / u64::BITS as usize;
+
+/// Binds the calling thread to CPUs until dropped, and then restores the earlier CPUs.
+///
+/// It cannot leave the thread that it binds.
+#[derive(Debug)]
+#[must_use = "the thread is bound until the guard is dropped"]
+pub struct ThreadBinding {
+    cpus: CpuSet,
+    earlier: CpuSet,
+    not_send: PhantomData<*const ()>,
+}
+
+impl ThreadBinding {
+    /// Binds the calling thread to those of `cpus` that the process may use.
+    ///
+    /// Source: `sched_setaffinity(2)`.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the system refuses, in particular if the control group (cpuset) allows none of
+    /// the CPUs.
+    pub fn to(cpus: &CpuSet) -> Result<Self> {
+        let what = || format!("binding the thread to CPUs {cpus}");
+        let earlier = affinity().map_err(|error| Error::system(what(), &error))?;
+        set_affinity(cpus).map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => Error::failed(
+                what(),
+                format!(
+                    "this process may use none of them, only CPUs {}: its control group \
+                     (cpuset) must allow more",
+                    allowed().unwrap_or_else(|| earlier.clone())
+                ),
+            ),
+            _ => Error::system(what(), &error),
+        })?;
+        Ok(Self {
+            cpus: affinity().unwrap_or_else(|_| cpus.clone()),
+            earlier,
+            not_send: PhantomData,
+        })
+    }
+
+    /// Returns the CPUs that the thread is bound to: those requested, without those not allowed.
+    pub fn cpus(&self) -> &CpuSet {
+        &self.cpus
+    }
+}
+
+impl Drop for ThreadBinding {
+    fn drop(&mut self) {
+        if let Err(error) = set_affinity(&self.earlier) {
+            tracing::warn!(%error, cpus = %self.earlier, "the thread's CPUs could not be restored");
+        }
+    }
+}
+
+impl Topology {
+    /// Binds the calling thread to the CPUs of a host node until the guard is dropped: for first touch, and
+    /// so that a benchmark measures this node.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`] · [`Error::InvalidArgument`] if the node has no CPUs, or if the topology is
+    /// simulated or of another machine, so that its CPUs are not those of this one;
+    /// [`Topology::bind_thread_if_real`] returns `None` then · [`Error::System`] if the system refuses, for
+    /// example because the control group allows none of the CPUs.
+    pub fn bind_thread(&self, node: NodeId) -> Result<ThreadBinding> {
+        let cpus = &self.node(node)?.cpus;
+        if !matches!(self.live, Live::Kernel) {
+            let why = "its CPUs are those of a simulated or distant machine";
+            return Err(Error::invalid("node", format!("NUMA node {node}: {why}")));
+        }
+        if cpus.is_empty() {
+            return Err(Error::invalid(
+                "node",
+                format!("NUMA node {node} has no CPUs"),
+            ));
+        }
+        ThreadBinding::to(cpus)
+    }
+
+    /// Calls [`Topology::bind_thread`] on a topology of this machine; returns `None` on any other.
+    ///
+    /// # Errors
+    /// As for [`Topology::bind_thread`].
+    pub fn bind_thread_if_real(&self, node: NodeId) -> Result<Option<ThreadBinding>> {
+        if matches!(self.live, Live::Kernel) {
+            self.bind_thread(node).map(Some)
+        } else {
+            self.node(node).map(|_| None)
+        }
+    }
+}
+
+impl Topology {
+    /// Returns the CPUs of a host node that the calling thread may use; none if the topology is not this
+    /// machine's, or if the kernel does not report them.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`].
+    pub fn usable_cpus(&self, node: NodeId) -> Result<CpuSet> {
+        let cpus = &self.node(node)?.cpus;
+        Ok(match self.live {
+            Live::Kernel => affinity().unwrap_or_default().intersection(cpus),
+            Live::Simulator(_) | Live::Nobody => CpuSet::default(),
+        })
+    }
+}
+
+/// Returns the CPUs that the control group allows this process.
+fn allowed() -> Option<CpuSet> {
+    let status = super::kernel::Kernel::here().read("/proc/thread-self/status")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    line.parse().ok()
+}
+
+fn affinity() -> io::Result<CpuSet> {
+    let mut mask = vec![0_u64; WORDS];
+    // SAFETY:
+    // - 0 names the calling thread;
+    // - the pointer is to `size_of_val(&mask[..])` writable bytes, aligned for `cpu_set_t` (an array
+    //   of unsigned longs), and the call writes no more than the size it is given.
+    let result =
+        unsafe { libc::sched_getaffinity(0, size_of_val(&mask[..]), mask.as_mut_ptr().cast()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let cpus = mask.iter().enumerate().flat_map(|(word, bits)| {
+        (0..u64::BITS)
+            .filter(move |bit| bits >> bit & 1 == 1)
+            .map(move |bit| word as u32 * u64::BITS + bit)
+    });
+    Ok(cpus.collect())
+}
+
+fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
+    let mut mask = vec![0_u64; WORDS];
+    for cpu in cpus.iter() {
+        let word = mask.get_mut((cpu / u64::BITS) as usize);
+        *word.ok_or(io::ErrorKind::InvalidInput)? |= 1 << (cpu % u64::BITS);
+    }
+    // SAFETY: as above, for reading.
+    let result =
+        unsafe { libc::sched_setaffinity(0, size_of_val(&mask[..]), mask.as_ptr().cast()) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::kernel::Kernel;
+
+    #[test]
+    fn a_thread_is_bound_until_the_guard_goes() {
+        let before = affinity().unwrap();
+        let last: CpuSet = before.iter().last().into_iter().collect();
+        {
+            let binding = ThreadBinding::to(&last).unwrap();
+            assert_eq!(binding.cpus(), &last);
+            assert_eq!(affinity().unwrap(), last);
+        }
+        assert_eq!(affinity().unwrap(), before);
+    }
+
+    #[test]
+    fn cpus_that_are_not_there_are_refused_with_those_that_are() {
+        let before = affinity().unwrap();
+        let error = ThreadBinding::to(&CpuSet::from_iter([8_000])).unwrap_err();
+        assert!(
+            matches!(&error, Error::System { detail, .. } if detail.contains("cpuset")),
+            "{error}"
+        );
+        assert_eq!(affinity().unwrap(), before);
+    }
+
+    #[test]
+    fn usable_cpus_are_the_nodes_and_the_threads() {
+        let topology = Topology::of_this_machine(&Kernel::here(), Vec::new());
+        let own = affinity().unwrap();
+        for node in topology.nodes() {
+            let usable = topology.usable_cpus(node.id).unwrap();
+            assert_eq!(usable, node.cpus.intersection(&own));
+            if let Some(cpu) = usable.iter().last() {
+                let one = CpuSet::from_iter([cpu]);
+                let _bound = ThreadBinding::to(&one).unwrap();
+                assert_eq!(topology.usable_cpus(node.id).unwrap(), one);
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_of_this_machine_can_be_bound_to() {
+        let topology = Topology::of_this_machine(&Kernel::here(), Vec::new());
+        let Some(node) = topology.nodes().iter().find(|node| !node.cpus.is_empty()) else {
+            return; // a system without /sys
+        };
+        let binding = topology.bind_thread(node.id).unwrap();
+        assert!(!binding.cpus().is_empty());
+        assert_eq!(&binding.cpus().intersection(&node.cpus), binding.cpus());
+    }
+}

@@ -1,0 +1,453 @@
+//! Reserved addresses, and physical memory mapped and granted there.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use super::PhysicalMemory;
+use super::physical::Origin;
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
+use crate::explain::{explain_access, name_missing};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
+use crate::size::{Granularity, PaddedSize};
+use crate::teardown::{give_back, give_back_or_log};
+use crate::{Error, Result};
+
+/// Options to reserve addresses; [`reserve`](Self::reserve) does it.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use = "options do nothing until `reserve`"]
+pub struct ReservationOptions {
+    alignment: u64,
+    hint: u64,
+}
+
+impl ReservationOptions {
+    /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
+    pub const fn alignment(mut self, bytes: u64) -> Self {
+        self.alignment = bytes;
+        self
+    }
+
+    /// Sets an address to try first. The driver may choose another.
+    pub const fn hint(mut self, address: DevicePtr) -> Self {
+        self.hint = address.0;
+        self
+    }
+
+    /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.
+    ///
+    /// Source: `cuMemAddressReserve`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
+    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
+    pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
+        if self.alignment != 0 {
+            Granularity::new(self.alignment).map_err(|_| {
+                Error::invalid_of("alignment", "it is not a power of two", "a power of two")
+            })?;
+        }
+        let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
+        let start = driver
+            .mem_address_reserve(size, self.alignment, self.hint)
+            .map_err(|error| match error {
+                Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
+                    let requested = size;
+                    Error::OutOfAddresses { requested, source }
+                }
+                other => other,
+            })?;
+        Ok(Reservation {
+            driver: driver.clone(),
+            start,
+            size,
+        })
+    }
+}
+
+/// A range of reserved addresses, freed when dropped.
+///
+/// Mappings share it by [`Arc`], so it outlives them.
+#[derive(Debug)]
+pub struct Reservation {
+    driver: Driver,
+    start: DevicePtr,
+    size: u64,
+}
+
+impl Reservation {
+    /// Returns options for a reservation.
+    pub fn options() -> ReservationOptions {
+        ReservationOptions::default()
+    }
+
+    /// Returns the first address.
+    pub const fn start(&self) -> DevicePtr {
+        self.start
+    }
+
+    /// Returns the size in bytes.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Maps all of `physical` at `offset` bytes into the range, without access for any location yet.
+    ///
+    /// Source: `cuMemMap`. The same memory may be mapped more than once.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if it does not fit there; [`Error::InvalidArgument`] if the memory is another
+    /// driver's; the driver's INVALID_VALUE if something is mapped already.
+    pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
+        physical
+            .driver()
+            .expect_same(&self.driver, "physical memory")?;
+        let size = physical.size();
+        check_range(offset, size.padded(), self.size)?;
+        let start = self.start.add(offset);
+        // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
+        unsafe {
+            self.driver
+                .mem_map(start, size.padded(), 0, physical.handle())?
+        };
+        Ok(Mapping {
+            reservation: Arc::clone(self),
+            start,
+            size,
+            location: physical.location(),
+            host: Access::None,
+            granted_to_gpus: false,
+            mapped: physical.mapped(),
+        })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "reserved addresses", || {
+            // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
+            unsafe { self.driver.mem_address_free(self.start, self.size) }
+        });
+    }
+}
+
+/// Physical memory mapped at an address, unmapped when dropped.
+///
+/// No location has access until [`set_access`](Self::set_access) grants it. Before a mapping is dropped, GPU
+/// work that uses it must have finished: a GPU that accesses unmapped addresses loses its context.
+#[derive(Debug)]
+pub struct Mapping {
+    reservation: Arc<Reservation>,
+    start: DevicePtr,
+    size: PaddedSize,
+    location: Location,
+    host: Access,
+    /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
+    granted_to_gpus: bool,
+    /// Counts the physical memory's mappings.
+    mapped: Arc<Origin>,
+}
+
+impl Mapping {
+    /// Changes the access of the given locations for the whole mapping, in one call.
+    ///
+    /// Source: `cuMemSetAccess`. The host is [`Location::Host`] or any host node. The driver refuses a GPU
+    /// that cannot reach the memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`]; [`Error::TooManyReferences`] if the host is refused because the memory is shared
+    /// too often; or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot reach the memory,
+    /// NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        if access.is_empty() {
+            return Ok(());
+        }
+        let (own, host) = self.in_own_terms(access);
+        self.granted_to_gpus |= names_a_gpu(access);
+        let result = self.grant(&own);
+        let before = self.host;
+        if let Some(host) = host {
+            self.host = match &result {
+                Ok(()) => access[host].access,
+                // CUDA does not document what a failed call has changed.
+                Err(_) => self.access(Location::Host).unwrap_or(Access::None),
+            };
+        }
+        result.map_err(|error| {
+            let wanted = host.map(|host| access[host]);
+            match explain_access(self.driver(), error, access) {
+                Error::Driver(source) if self.is_refused_to_host(source.code, wanted, before) => {
+                    Error::TooManyReferences { source }
+                }
+                other => other,
+            }
+        })
+    }
+
+    /// Changes the access of adjacent mappings, by ascending addresses, in one call.
+    ///
+    /// After an error the caller can still use [`set_access`](Self::set_access) for each, which also gives
+    /// the reason: the drivers measured accept a range of several whole mappings, but CUDA's documentation
+    /// does not promise it.
+    ///
+    /// Source: `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location;
+    /// the driver's errors.
+    pub fn set_access_of_neighbours(
+        mappings: &mut [&mut Self],
+        access: &[AccessDesc],
+    ) -> Result<()> {
+        let Some(first) = mappings.first() else {
+            return Ok(());
+        };
+        let (start, location) = (first.start, first.location);
+        let driver = first.driver().clone();
+        let mut size = 0;
+        for mapping in mappings.iter() {
+            driver.expect_same(mapping.driver(), "mapping")?;
+            if mapping.start != start.add(size) || mapping.location != location {
+                return Err(Error::invalid(
+                    "mappings",
+                    "they are not side by side, or on several nodes",
+                ));
+            }
+            size += mapping.size.padded();
+        }
+        let (own, host) = first.in_own_terms(access);
+        if own.is_empty() {
+            return Ok(());
+        }
+        for mapping in mappings.iter_mut() {
+            mapping.granted_to_gpus |= names_a_gpu(access);
+        }
+        // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
+        // whole range.
+        let result = unsafe { driver.mem_set_access(start, size, &own) };
+        if let Some(host) = host {
+            for mapping in mappings {
+                mapping.host = match &result {
+                    Ok(()) => access[host].access,
+                    Err(_) => mapping.access(Location::Host).unwrap_or(Access::None),
+                };
+            }
+        }
+        result
+    }
+
+    fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
+        // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
+        unsafe {
+            self.driver()
+                .mem_set_access(self.start, self.size.padded(), access)
+        }
+    }
+
+    /// Returns whether only the host is refused this access, with INVALID_VALUE: drivers do that for host
+    /// memory only if it is shared too often (docs/driver-behaviour.md).
+    fn is_refused_to_host(
+        &mut self,
+        code: Code,
+        wanted: Option<AccessDesc>,
+        before: Access,
+    ) -> bool {
+        let Some(wanted) = wanted.filter(|desc| desc.access != Access::None) else {
+            return false;
+        };
+        if code != Code::INVALID_VALUE || !self.location.is_host() {
+            return false;
+        }
+        let terms = self.own_terms(&wanted);
+        match self.grant(&[terms]) {
+            Err(error) => error.code() == Some(code),
+            Ok(()) => {
+                // A GPU was the cause: a refused call must change nothing.
+                let undone = self.grant(&[AccessDesc {
+                    access: before,
+                    ..terms
+                }]);
+                self.host = undone.map_or(wanted.access, |()| before);
+                false
+            }
+        }
+    }
+
+    /// Returns what `location` may do with the mapping, as the driver reports it.
+    ///
+    /// Source: `cuMemGetAccess`. Every name of the host means the CPU.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`], the driver's errors, and [`Error::InvalidArgument`] for flags that this crate
+    /// does not know.
+    pub fn access(&self, location: Location) -> Result<Access> {
+        let flags = self
+            .driver()
+            .mem_get_access(self.host_terms(location), self.start)
+            .map_err(|error| name_missing(self.driver(), error, location))?;
+        Access::from_flags(flags)
+            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+    }
+
+    /// Returns the CPU's view of the bytes requested.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
+    }
+
+    /// Returns what the CPU may do, as last granted through this mapping.
+    pub const fn host(&self) -> Access {
+        self.host
+    }
+
+    /// Returns the CPU's view of the whole mapping, including padding.
+    ///
+    /// # Errors
+    /// As [`cpu`](Self::cpu).
+    pub fn padded_cpu(&self) -> Result<CpuView<'_>> {
+        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.padded())
+    }
+
+    /// Returns the CPU's view of the first `len` bytes of adjacent mappings.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read all of them; [`Error::InvalidArgument`] for
+    /// mappings that are not adjacent; [`Error::OutOfRange`] for more bytes than they have.
+    pub fn cpu_of_neighbours(mappings: &[Self], len: u64) -> Result<CpuView<'_>> {
+        let have = mappings
+            .iter()
+            .map(|mapping| mapping.host)
+            .min()
+            .unwrap_or(Access::None);
+        let (Some(first), true) = (mappings.first(), have != Access::None) else {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have,
+                need: Access::Read,
+            });
+        };
+        let mut size = 0;
+        for mapping in mappings {
+            if mapping.start != first.start.add(size) {
+                return Err(Error::invalid("mappings", "they are not side by side"));
+            }
+            size += mapping.size.padded();
+        }
+        check_range(0, len, size)?;
+        // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which need the
+        // mappings exclusively; safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(first.start, len, have == Access::ReadWrite) })
+    }
+
+    /// Unmaps the memory. If the driver refuses, the mapping is unchanged.
+    ///
+    /// # Errors
+    /// The driver's error, and the mapping.
+    pub fn unmap(self) -> Result<(), Box<(Self, Error)>> {
+        let this = ManuallyDrop::new(self);
+        match give_back(|| this.unmap_once()) {
+            Ok(()) => {
+                // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
+                unsafe {
+                    drop(std::ptr::read(&this.reservation));
+                    drop(std::ptr::read(&this.mapped));
+                }
+                Ok(())
+            }
+            Err(error) => Err(Box::new((ManuallyDrop::into_inner(this), error))),
+        }
+    }
+
+    fn unmap_once(&self) -> Result<()> {
+        // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
+        unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
+    }
+
+    /// Returns whether a grant to a GPU was ever attempted.
+    pub const fn was_granted_to_gpus(&self) -> bool {
+        self.granted_to_gpus
+    }
+
+    /// Returns the size requested and the size mapped.
+    pub const fn size(&self) -> PaddedSize {
+        self.size
+    }
+
+    /// Returns the mapping's reservation.
+    pub const fn reservation(&self) -> &Arc<Reservation> {
+        &self.reservation
+    }
+
+    /// Maps every name of the host to one: the memory's own node. Drivers accept other names too, but for
+    /// HOST they have been seen to report the lesser of GPU 0's and the CPU's access.
+    fn host_terms(&self, location: Location) -> Location {
+        match (location.is_host(), self.location) {
+            (false, _) => location,
+            (true, Location::HostNuma(node)) => Location::HostNuma(node),
+            (true, _) => Location::HostNuma(0),
+        }
+    }
+
+    /// Converts grants to the form for the driver, and returns which of them is the host's.
+    ///
+    /// The host has many names. If several are listed, the last one counts and only it is passed on: CUDA
+    /// does not document in which order the driver would apply them.
+    fn in_own_terms(&self, access: &[AccessDesc]) -> (Vec<AccessDesc>, Option<usize>) {
+        let host = access.iter().rposition(|desc| desc.location.is_host());
+        let own = access
+            .iter()
+            .enumerate()
+            .filter(|(index, desc)| !desc.location.is_host() || Some(*index) == host)
+            .map(|(_, desc)| self.own_terms(desc))
+            .collect();
+        (own, host)
+    }
+
+    fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
+        AccessDesc {
+            location: self.host_terms(desc.location),
+            access: desc.access,
+        }
+    }
+}
+
+fn names_a_gpu(access: &[AccessDesc]) -> bool {
+    access
+        .iter()
+        .any(|desc| !desc.location.is_host() && desc.access != Access::None)
+}
+
+impl_cpu_memory!(Mapping);
+
+// SAFETY: the driver answers for the range, which is mapped until this is dropped.
+unsafe impl AccessChecks for Mapping {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.access(Location::Device(gpu))
+    }
+
+    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
+        self.host == Access::Read
+    }
+}
+
+impl Memory for Mapping {
+    fn driver(&self) -> &Driver {
+        &self.reservation.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.size.requested()
+    }
+    fn location(&self) -> Location {
+        self.location
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        give_back_or_log(self.driver(), "a mapping", || self.unmap_once());
+    }
+}

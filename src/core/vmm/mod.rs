@@ -1,0 +1,17 @@
+//! Virtual memory management: physical memory, reserved addresses, mappings and access.
+//!
+//! ```text
+//! PhysicalMemory ── map ──▶ Mapping ── set_access ──▶ CPU and GPUs
+//!                             │
+//!                        Reservation
+//! ```
+//!
+//! Each type gives back what it holds when dropped, in any order: a mapping keeps the physical
+//! memory alive in the driver and its reservation by reference.
+
+pub mod identity;
+mod mapping;
+mod physical;
+
+pub use mapping::{Mapping, Reservation, ReservationOptions};
+pub use physical::{PhysicalMemory, PhysicalOptions};

@@ -1,0 +1,329 @@
+//! Physical memory: created or imported, exported, released.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
+use std::sync::{Arc, LazyLock};
+
+use super::identity::{BootId, Identity, InstanceId};
+use super::{Mapping, Reservation};
+use crate::driver::{
+    AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
+    ShareableHandle,
+};
+use crate::explain::explain_create;
+use crate::guard::check_free;
+use crate::numbers::Numbers;
+use crate::size::{Granularity, PaddedSize};
+use crate::teardown::{give_back, give_back_or_log, may_pass};
+use crate::{Error, Result};
+
+/// Options for physical memory; [`create`](Self::create) creates it.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct PhysicalOptions {
+    props: AllocationProps,
+    kind: GranularityKind,
+    overcommit: bool,
+}
+
+impl PhysicalOptions {
+    /// Sets how the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
+    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.props.handle_types = handle_types;
+        self
+    }
+
+    /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
+    pub const fn gpu_direct_rdma(mut self, on: bool) -> Self {
+        self.props.gpu_direct_rdma = on;
+        self
+    }
+
+    /// Sets which granularity the size is rounded up to; by default the minimum.
+    pub const fn granularity(mut self, kind: GranularityKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
+    /// out, so the kernel may kill processes to provide it.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
+    ///
+    /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more if the host node has
+    /// less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
+    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's own code.
+    pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
+        let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
+        if !self.overcommit {
+            check_free(driver, self.props.location, size.padded(), || 0)?;
+        }
+        let handle = driver
+            .mem_create(size.padded(), &self.props)
+            .map_err(|error| explain_create(driver, error, &self.props, size.padded()))?;
+        Ok(PhysicalMemory {
+            driver: driver.clone(),
+            handle,
+            size,
+            props: self.props,
+            allocation: next_allocation(),
+            generation: AtomicU64::new(0),
+            mapped: Arc::new(Origin::Created),
+        })
+    }
+
+    /// Returns the unit that sizes are rounded up to with exactly these options.
+    ///
+    /// # Errors
+    /// The driver's errors, and [`Error::InvalidArgument`] if its answer is not a power of two.
+    pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
+        Granularity::new(driver.mem_granularity(&self.props, self.kind)?)
+    }
+}
+
+/// How this process got physical memory.
+#[derive(Debug)]
+pub(super) enum Origin {
+    Created,
+    Imported,
+}
+
+/// Physical memory on a host NUMA node or a GPU, released when dropped.
+///
+/// Mappings of it may outlive it: the driver keeps the memory until the last one is unmapped.
+#[derive(Debug)]
+pub struct PhysicalMemory {
+    driver: Driver,
+    handle: PhysicalHandle,
+    size: PaddedSize,
+    props: AllocationProps,
+    /// Unique among the memories of this process.
+    allocation: u64,
+    generation: AtomicU64,
+    /// Every mapping of it in this process has a clone.
+    mapped: Arc<Origin>,
+}
+
+/// Returns a number for an identity, which peers see.
+fn next_allocation() -> u64 {
+    static NUMBERS: LazyLock<Numbers> = LazyLock::new(Numbers::default);
+    NUMBERS.next()
+}
+
+impl PhysicalMemory {
+    /// Returns options for memory at `location`.
+    pub fn options(location: impl Into<Location>) -> PhysicalOptions {
+        PhysicalOptions {
+            props: AllocationProps::at(location.into()),
+            kind: GranularityKind::Minimum,
+            overcommit: false,
+        }
+    }
+
+    /// Imports memory that another process exported; `bytes` is its padded size there.
+    ///
+    /// Source: `cuMemImportFromShareableHandle`. The handle stays the caller's; an imported memory reports no
+    /// handle types and cannot be exported again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's INVALID_VALUE or
+    /// UNKNOWN for an fd that is not CUDA memory, NOT_SUPPORTED for a fabric handle that it cannot use.
+    ///
+    /// ```
+    /// use egmem::driver::{Access, AccessDesc, HandleType, HandleTypes, Location, NodeId};
+    /// use egmem::vmm::PhysicalMemory;
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let buffer = Buffer::on(NodeId(0))
+    ///     .bytes(3 << 20)
+    ///     .handle_types(HandleTypes::POSIX_FD)
+    ///     .allocate(&driver)?;
+    /// buffer.put(0, 42_u64)?;
+    /// let physical = &buffer.physical()[0];
+    /// let shared = physical.export(HandleType::PosixFd)?;
+    /// let bytes = physical.size().padded();
+    ///
+    /// // Send the fd in `shared`, and `bytes`, over a Unix socket; in the other process:
+    /// let imported = PhysicalMemory::import(&driver, &shared, bytes)?;
+    /// let mut mapping = imported.map()?;
+    /// mapping.set_access(&[
+    ///     AccessDesc::new(Location::Host, Access::ReadWrite),
+    ///     AccessDesc::new(Location::Device(0), Access::ReadWrite),
+    /// ])?;
+    /// assert_eq!(mapping.cpu()?.get::<u64>(0)?, 42);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
+        let handle = driver.mem_import(handle)?;
+        // Owned from here on, so that a failing step releases it.
+        let mut memory = Self {
+            driver: driver.clone(),
+            handle,
+            size: PaddedSize::new(1, Granularity::TWO_MIB)?,
+            props: AllocationProps::at(Location::Host),
+            allocation: next_allocation(),
+            generation: AtomicU64::new(0),
+            mapped: Arc::new(Origin::Imported),
+        };
+        // SAFETY: `memory` keeps the handle alive.
+        memory.props = unsafe { driver.mem_properties(handle)? };
+        let granularity =
+            Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?;
+        if !granularity.divides(bytes) {
+            return Err(Error::invalid(
+                "size",
+                format!("{bytes} bytes is not a multiple of {}", granularity.bytes()),
+            ));
+        }
+        memory.size = PaddedSize::new(bytes, granularity)?;
+        Ok(memory)
+    }
+
+    /// Exports the memory in a form that another process can import.
+    ///
+    /// Source: `cuMemExportToShareableHandle`. An importer keeps the memory alive, even after this process
+    /// has ended.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the memory was created without this handle type.
+    pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
+        if !self.props.handle_types.contains(handle_type.into()) {
+            return Err(Error::invalid(
+                "handle type",
+                format!(
+                    "the memory was created with handle types {}, not {handle_type}",
+                    self.props.handle_types
+                ),
+            ));
+        }
+        // SAFETY: `self` keeps the handle alive.
+        unsafe { self.driver.mem_export(self.handle, handle_type) }
+    }
+
+    /// Maps the whole memory at addresses of the driver's choice, without access for any location yet.
+    ///
+    /// # Errors
+    /// The driver's errors; nothing stays reserved then.
+    pub fn map(&self) -> Result<Mapping> {
+        Arc::new(Reservation::options().reserve(&self.driver, self.size.padded())?).map(0, self)
+    }
+
+    /// Returns the size requested and the size created.
+    pub const fn size(&self) -> PaddedSize {
+        self.size
+    }
+
+    /// Returns location, handle types and flags, as created or imported.
+    pub const fn props(&self) -> &AllocationProps {
+        &self.props
+    }
+
+    /// Returns the memory's location.
+    pub const fn location(&self) -> Location {
+        self.props.location
+    }
+
+    /// Returns the memory's driver.
+    pub const fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Returns the memory's identity, for importers; only the exporter knows that of imported memory.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel does not report the machine's boot id.
+    pub fn identity(&self) -> Result<Identity> {
+        Ok(Identity {
+            boot: BootId::current()?,
+            instance: InstanceId::current()?,
+            allocation: self.allocation,
+            generation: self.generation.load(Relaxed),
+        })
+    }
+
+    /// Gives the memory a new identity when it changes owners.
+    pub fn renew_identity(&self) {
+        self.generation.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the driver's handle, for calls of your own; `self` still owns it.
+    pub const fn handle(&self) -> PhysicalHandle {
+        self.handle
+    }
+
+    /// Releases the memory and returns the result; dropping it ignores errors except for a log message.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn release(self) -> Result<()> {
+        let this = ManuallyDrop::new(self);
+        let result = give_back(|| this.release_once());
+        Self::drop_fields(this);
+        result
+    }
+
+    /// Releases the memory; returns it if the driver refuses for a temporary reason, so that the caller can
+    /// retry later.
+    ///
+    /// # Errors
+    /// The driver's error, and the memory if it still exists.
+    pub fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
+        let this = ManuallyDrop::new(self);
+        let result = give_back(|| this.release_once());
+        match result {
+            Err(error) if may_pass(error.code()) => {
+                let kept = Some(ManuallyDrop::into_inner(this));
+                Err(Box::new((kept, error)))
+            }
+            result => {
+                Self::drop_fields(this);
+                result.map_err(|error| Box::new((None, error)))
+            }
+        }
+    }
+
+    /// Drops everything except the driver's handle.
+    fn drop_fields(this: ManuallyDrop<Self>) {
+        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
+        unsafe {
+            drop(std::ptr::read(&this.driver));
+            drop(std::ptr::read(&this.mapped));
+        }
+    }
+
+    /// Returns the token that every mapping of it keeps.
+    pub(super) fn mapped(&self) -> Arc<Origin> {
+        Arc::clone(&self.mapped)
+    }
+
+    /// Returns whether it has one mapping in this process and no other process can access it: it has no
+    /// handle type, so it cannot be exported, and was not imported.
+    pub fn is_mapped_once_and_private(&self) -> bool {
+        let created = matches!(*self.mapped, Origin::Created);
+        let private = created && self.props.handle_types == HandleTypes::NONE;
+        let once = private && Arc::strong_count(&self.mapped) == 2;
+        // Orders other threads' accesses through mappings that they have dropped before the caller's.
+        fence(Acquire);
+        once
+    }
+
+    fn release_once(&self) -> Result<()> {
+        // SAFETY: `self` owns the handle and is being dropped.
+        unsafe { self.driver.mem_release(self.handle) }
+    }
+}
+
+impl Drop for PhysicalMemory {
+    fn drop(&mut self) {
+        give_back_or_log(&self.driver, "physical memory", || self.release_once());
+    }
+}

@@ -1,0 +1,128 @@
+//! The driver in use: CUDA's, or a simulated one.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use crate::fork::Generation;
+use crate::{Backend, Error, PoolApi, PoolCalls, Result, cuda, sim};
+
+/// A driver: CUDA's, or a simulated one. Cheap to clone; clones are the same driver.
+///
+/// It dereferences to [`Backend`], whose methods are the driver's calls, one by one. Most programs
+/// need only `Buffer`, `Pool` and `Topology`.
+#[derive(Clone)]
+pub struct Driver {
+    backend: Arc<dyn Backend>,
+    /// The process that opened the driver.
+    born: Generation,
+}
+
+impl Driver {
+    /// Opens the CUDA driver of this machine and initialises it.
+    ///
+    /// Source: `cuInit`, through `libcuda.so.1`, loaded at run time.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`] without a usable library, [`Error::DriverTooOld`] before CUDA 12.2,
+    /// [`Error::Driver`] if `cuInit` fails, for example with `NO_DEVICE`.
+    pub fn open() -> Result<Self> {
+        cuda::open().map(Self::from_backend)
+    }
+
+    /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
+    ///
+    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between inaccessible
+    /// addresses, and the next reservation of the same size reuses a freed one at once, so that accesses
+    /// beyond an end, and many after a free, fault. The default is `packed`: reservations without gaps.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the description contradicts itself, and for another value of
+    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`] if the operating system has no memory for it.
+    pub fn simulated(machine: sim::Machine) -> Result<Self> {
+        sim::open(machine).map(Self::from_backend)
+    }
+
+    /// Creates a driver from a backend of your own.
+    pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            born: Generation::current(),
+        }
+    }
+
+    /// Returns whether this is the simulator: times measured on it mean nothing.
+    pub fn is_simulated(&self) -> bool {
+        self.sim().is_some()
+    }
+
+    /// Returns the pool calls of one API.
+    ///
+    /// # Errors
+    /// For [`PoolApi::Runtime`]: [`Error::MissingLibrary`] without a CUDA runtime library,
+    /// [`Error::PlatformUnsupported`] if the feature `cudart` is off.
+    pub fn pools(&self, api: PoolApi) -> Result<&dyn PoolCalls> {
+        match api {
+            PoolApi::Driver => Ok(self.driver_pools()),
+            PoolApi::Runtime => self.runtime_pools(),
+        }
+    }
+
+    /// Returns whether both are the same driver.
+    pub fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.backend, &other.backend)
+    }
+
+    /// Returns an address that is unique among living drivers. CUDA opened several times is one driver.
+    pub fn address(&self) -> usize {
+        if self.name() == "cuda" {
+            return 0;
+        }
+        Arc::as_ptr(&self.backend).cast::<()>().addr()
+    }
+
+    /// Returns whether this process opened the driver, rather than an ancestor that forked it. A forked child
+    /// frees nothing: a lock may never be released, and the memory is the parent's.
+    pub fn is_of_this_process(&self) -> bool {
+        self.born.is_current()
+    }
+
+    /// Checks that this process opened the driver: in a forked child a lock may be held for ever.
+    pub fn expect_this_process(&self, what: &'static str) -> Result<()> {
+        if self.is_of_this_process() {
+            Ok(())
+        } else {
+            let why =
+                "it is the parent process's, and a forked child has no GPU: use it in the parent";
+            Err(Error::invalid(what, why))
+        }
+    }
+
+    /// Returns a reference that does not keep the driver alive.
+    pub fn downgrade(&self) -> Weak<dyn Backend> {
+        Arc::downgrade(&self.backend)
+    }
+
+    /// Checks that `other` is the same driver: handles mean nothing to another driver.
+    pub fn expect_same(&self, other: &Self, what: &'static str) -> Result<()> {
+        if self.same(other) {
+            Ok(())
+        } else {
+            Err(Error::invalid(what, "it belongs to another driver"))
+        }
+    }
+}
+
+impl Deref for Driver {
+    type Target = dyn Backend;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.backend
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Driver({})", self.name())
+    }
+}

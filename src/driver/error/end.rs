@@ -1,0 +1,75 @@
+//! Which of two ends a failure is at.
+
+use std::fmt;
+
+use super::Error;
+use crate::{Code, HandleType};
+
+/// Where to look when an operation between two processes fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum End {
+    /// In this process, on this machine.
+    Here,
+    /// At the other end.
+    There,
+    /// At both ends, or between them: the IMEX domain, the links.
+    Between,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Here => "look at this end",
+            Self::There => "look at its end",
+            Self::Between => "look at both ends and the fabric between them",
+        })
+    }
+}
+
+impl Error {
+    /// Returns where to look when memory that arrived as `via` cannot be imported for this reason.
+    pub fn end(&self, via: HandleType) -> End {
+        match self {
+            Self::InvalidArgument { what, .. } if matches!(*what, "description" | "handles") => {
+                End::There
+            }
+            // The handle refers to nothing, or to nothing reachable.
+            Self::Driver(source) => match source.code {
+                Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => End::Here,
+                _ if via == HandleType::Fabric => End::Between,
+                Code::INVALID_VALUE | Code::INVALID_HANDLE | Code::UNKNOWN => End::There,
+                _ => End::Here,
+            },
+            _ => End::Here,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Call;
+
+    #[test]
+    fn each_failure_points_somewhere() {
+        let driver = |code| Error::driver(Call::MemImportFromShareableHandle, code);
+        for (error, via, end) in [
+            (driver(Code::INVALID_VALUE), HandleType::PosixFd, End::There),
+            (
+                driver(Code::INVALID_VALUE),
+                HandleType::Fabric,
+                End::Between,
+            ),
+            (driver(Code::OUT_OF_MEMORY), HandleType::Fabric, End::Here),
+            (
+                Error::invalid("description", ""),
+                HandleType::PosixFd,
+                End::There,
+            ),
+            (Error::invalid("access", ""), HandleType::PosixFd, End::Here),
+        ] {
+            assert_eq!(error.end(via), end, "{error} {via}");
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The crate's error type: what failed, why, and what to do.
+
+#[cfg(test)]
+mod catalogue;
+mod damage;
+mod display;
+mod distrust;
+mod driver;
+mod end;
+mod mismatch;
+mod refusal;
+mod remedy;
+mod room;
+mod unreachable;
+mod words;
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use damage::{
+    BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
+};
+pub use distrust::Distrust;
+pub use driver::DriverError;
+pub use end::End;
+pub use mismatch::Mismatch;
+pub use refusal::Refusal;
+pub use room::NoRoom;
+pub use unreachable::Unreachable;
+pub use words::Explained;
+
+use crate::{Access, CudaVersion, Location, NodeId};
+
+/// A result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What failed and why; [`Error::remedy`] says what to do.
+///
+/// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
+// The texts of the variants are in display.rs, which escapes all of them.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no usable CUDA driver library.
+    NoDriver {
+        /// The libraries tried and the loader's messages.
+        detail: String,
+    },
+    /// The driver is too old for the request.
+    DriverTooOld {
+        /// The feature that needs the newer driver.
+        what: &'static str,
+        /// The driver's version.
+        have: CudaVersion,
+        /// The version needed.
+        need: CudaVersion,
+    },
+    /// A library that is loaded at run time was not found.
+    MissingLibrary {
+        /// The library.
+        library: &'static str,
+        /// The loader's message.
+        detail: String,
+    },
+    /// A library lacks a function, although its version should have it.
+    MissingSymbol {
+        /// The function.
+        symbol: &'static str,
+        /// The library.
+        library: &'static str,
+    },
+    /// A driver call failed with a code that this crate has no better explanation for.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The driver refused fabric handles because there is no IMEX channel.
+    NoImexChannel {
+        /// Where a channel would be.
+        path: PathBuf,
+        /// The refused call.
+        source: DriverError,
+    },
+    /// The machine, its GPU or its driver does not support the request.
+    PlatformUnsupported {
+        /// What it does not support.
+        what: &'static str,
+        /// The refused call, if there was one.
+        source: Option<DriverError>,
+    },
+    /// The CPU cannot get another mapping of a memory: its exports, imports and CPU mappings, in all
+    /// processes together, are too many. The driver still grants it to GPUs.
+    TooManyReferences {
+        /// The refused call.
+        source: DriverError,
+    },
+    /// The driver had no memory left.
+    OutOfMemory {
+        /// The location.
+        location: Location,
+        /// Bytes requested.
+        requested: u64,
+        /// The refused call.
+        source: DriverError,
+    },
+    /// The request exceeds the node's free memory and was not passed to the driver.
+    NodeTooFull {
+        /// The node.
+        node: NodeId,
+        /// Bytes requested.
+        requested: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// The request exceeds the free memory of the nodes that it was to be spread over.
+    NodesTooFull {
+        /// The nodes.
+        nodes: Vec<NodeId>,
+        /// Bytes requested.
+        requested: u64,
+        /// Bytes free, in whole units of the granularity.
+        free: u64,
+    },
+    /// The driver does not report a GPU's host NUMA node.
+    NodeUnknown {
+        /// The GPU's ordinal.
+        gpu: i32,
+        /// The existing nodes.
+        choices: Vec<NodeId>,
+    },
+    /// There is no such NUMA node.
+    NoSuchNode {
+        /// The node requested.
+        node: NodeId,
+        /// The GPU whose own memory has this id, if any.
+        gpu: Option<i32>,
+        /// The existing host nodes.
+        choices: Vec<NodeId>,
+    },
+    /// There is no such GPU.
+    NoSuchGpu {
+        /// The ordinal requested.
+        gpu: i32,
+        /// The number of GPUs.
+        count: usize,
+    },
+    /// An argument is invalid.
+    InvalidArgument {
+        /// The argument.
+        what: &'static str,
+        /// The fault.
+        why: String,
+        /// The valid range or values, if they are short.
+        valid: Option<String>,
+    },
+    /// A range extends beyond its memory.
+    OutOfRange {
+        /// Where the range starts, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+        /// The memory's size in bytes.
+        size: u64,
+    },
+    /// A location lacks the access that the operation needs.
+    NotAccessible {
+        /// The location.
+        who: Location,
+        /// What it has.
+        have: Access,
+        /// What it needs.
+        need: Access,
+    },
+    /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
+    ContextLost {
+        /// The GPU's ordinal.
+        device: i32,
+        /// The call that reported it.
+        source: DriverError,
+    },
+    /// Bytes read back differ from the bytes written.
+    WrongBytes {
+        /// The location that read them.
+        by: Location,
+        /// The offset in bytes from the start.
+        offset: u64,
+        /// The expected 64-bit word.
+        expected: u64,
+        /// The word read.
+        found: u64,
+    },
+    /// A probe in a child process died.
+    ProbeDied {
+        /// What was probed.
+        what: String,
+        /// Its signal or exit status, or why it could not be started.
+        how: String,
+    },
+    /// The operating system refused an operation.
+    System {
+        /// The operation.
+        what: String,
+        /// The kind of error; [`ErrorKind::Other`] if the system gave none.
+        kind: ErrorKind,
+        /// The system's message.
+        detail: String,
+    },
+    /// The machine's topology cannot be read.
+    Topology {
+        /// The fault.
+        detail: String,
+    },
+    /// A peer is not trusted, or does not trust this process.
+    NotTrusted {
+        /// The peer: an address, a process, a certificate's name.
+        peer: String,
+        /// The reason, for programs.
+        cause: Distrust,
+        /// The reason, for people.
+        why: String,
+    },
+    /// Handles would be sent unencrypted over a network.
+    Insecure {
+        /// The address.
+        address: String,
+    },
+    /// Certificates, keys or their files cannot be used.
+    Tls {
+        /// What cannot be used: a file, a certificate.
+        what: String,
+        /// The fault.
+        detail: String,
+    },
+    /// A peer understood a request and refused it.
+    Refused {
+        /// The peer.
+        peer: String,
+        /// The request.
+        what: String,
+        /// The reason, for programs.
+        reason: Refusal,
+        /// The reason, for people.
+        detail: String,
+    },
+    /// Memory under a name is not what the caller requested: none of it is mapped.
+    Mismatched {
+        /// The name.
+        name: String,
+        /// The server.
+        peer: String,
+        /// The difference.
+        what: Box<Mismatch>,
+    },
+    /// No connection to a peer was established.
+    Unreachable {
+        /// The peer's address.
+        peer: String,
+        /// The cause, for programs.
+        cause: Unreachable,
+        /// The cause, for people.
+        why: String,
+    },
+    /// A connected peer has disconnected, fallen silent, or become unreachable.
+    PeerLost {
+        /// The peer.
+        peer: String,
+        /// What happened.
+        why: String,
+    },
+    /// A peer violated the protocol; the connection is closed.
+    Protocol {
+        /// The peer.
+        peer: String,
+        /// What it sent.
+        detail: String,
+    },
+    /// An operation did not finish in time.
+    TimedOut {
+        /// The operation.
+        what: String,
+        /// The time limit.
+        after: Duration,
+    },
+    /// A name is to be withdrawn, memory to be reused or access to it to be revoked, but a peer still holds
+    /// it.
+    StillHeld {
+        /// The name, or what is held.
+        name: String,
+        /// The holders.
+        holders: Vec<String>,
+    },
+    /// Handles or leases belong to an earlier run of their exporter.
+    Stale {
+        /// The object.
+        what: String,
+        /// What has changed.
+        why: String,
+    },
+    /// Memory that a peer shares cannot be imported into this process.
+    Import {
+        /// The memory's name.
+        what: String,
+        /// The peer that shares it.
+        peer: String,
+        /// Where to look.
+        end: End,
+        /// The cause.
+        source: Box<Error>,
+    },
+    /// Memory is imported, but the two ends do not see the same bytes.
+    DataPlane {
+        /// The memory's name.
+        what: String,
+        /// The other end.
+        peer: String,
+        /// Which direction fails.
+        detail: String,
+    },
+    /// No handle type works for all participants.
+    NoCommonHandle {
+        /// Each participant's reasons.
+        reasons: Vec<String>,
+    },
+    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
+    /// or were lost.
+    RanksMissing {
+        /// The group.
+        group: String,
+        /// The missing ranks.
+        missing: Vec<u32>,
+        /// The number of ranks in the group.
+        size: u32,
+    },
+    /// Ranks of a group have called different operations, or with different sizes, as their same call.
+    RanksDisagree {
+        /// The group.
+        group: String,
+        /// What two of the ranks have called.
+        reasons: Vec<String>,
+    },
+    /// A heap in debug mode has found damage.
+    HeapDamaged {
+        /// The findings.
+        report: Box<DamageReport>,
+    },
+    /// A heap has no room for a block or a reservation, and may not have more memory. Its numbers are those
+    /// of the moment of failure, after it had emptied all threads' caches; a block above the limit is refused
+    /// at once, without that.
+    HeapFull {
+        /// Bytes requested.
+        requested: u64,
+        /// The alignment requested, in bytes.
+        align: u64,
+        /// Bytes that the debug mode would have needed for guards; 0 without it.
+        guards: u64,
+        /// Why there is no room.
+        why: NoRoom,
+        /// The most bytes of memory that the heap may have.
+        limit: u64,
+        /// Bytes of its memory in use: blocks, blocks that wait for GPU work, slabs of small blocks.
+        used: u64,
+        /// Free bytes of its memory. The rest of the limit has no memory yet.
+        free: u64,
+        /// Bytes of the largest free range, or slightly less: not all are examined.
+        largest_free: u64,
+    },
+    /// The address space has no hole for a reservation. A reservation needs no memory.
+    OutOfAddresses {
+        /// Bytes of addresses requested.
+        requested: u64,
+        /// The refused call.
+        source: DriverError,
+    },
+    /// A limit of this process, set by its options, is reached.
+    LimitReached {
+        /// What is limited.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// The directory cannot look a name up.
+    Directory {
+        /// The directory's address.
+        directory: String,
+        /// The fault.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// Creates an error about an invalid argument.
+    pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
+        Self::InvalidArgument {
+            what,
+            why: why.into(),
+            valid: None,
+        }
+    }
+
+    /// Creates an error about an invalid argument, with the valid range or values.
+    pub fn invalid_of(
+        what: &'static str,
+        why: impl Into<String>,
+        valid: impl Into<String>,
+    ) -> Self {
+        Self::InvalidArgument {
+            what,
+            why: why.into(),
+            valid: Some(valid.into()),
+        }
+    }
+
+    /// Creates an error from an operating system error.
+    pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
+        Self::System {
+            what: what.into(),
+            kind: error.kind(),
+            detail: error.to_string(),
+        }
+    }
+
+    /// Creates an error of a system facility that has no system error, such as a thread.
+    pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::System {
+            what: what.into(),
+            kind: ErrorKind::Other,
+            detail: detail.into(),
+        }
+    }
+
+    /// Converts the error of a reconnect attempt to an error of the earlier connection.
+    pub fn of_reconnecting(self) -> Self {
+        match self {
+            Self::Unreachable { peer, why, .. } => Self::PeerLost { peer, why },
+            other => other,
+        }
+    }
+}

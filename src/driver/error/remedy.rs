@@ -1,0 +1,196 @@
+//! What to do about an error.
+
+use std::io::ErrorKind;
+
+use super::{End, Error, Refusal};
+use crate::Code;
+
+impl Error {
+    /// Returns what to do about it, in a sentence.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoDriver { .. } => {
+                "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)"
+            }
+            Self::DriverTooOld { .. } => "install a newer NVIDIA driver",
+            Self::MissingLibrary { .. } => {
+                "install the library, or add its folder to LD_LIBRARY_PATH"
+            }
+            Self::MissingSymbol { .. } => {
+                "the installed library is damaged or a stub: install the driver for the GPU"
+            }
+            Self::NoImexChannel { .. } => {
+                "ask the administrator for an IMEX channel (nvidia-modprobe or the IMEX service), and in \
+                 a container for the device node; within one machine use POSIX fds instead"
+            }
+            Self::PlatformUnsupported { .. } => {
+                "use another path: `egmem doctor` lists those that work"
+            }
+            Self::TooManyReferences { .. } => {
+                "drop imports and CPU mappings of it that are not needed, export an fd once and send \
+                 duplicates (share::Shared does), import it once per process (with an origin), or grant \
+                 it only to GPUs: access(Location::Host, Access::None)"
+            }
+            Self::OutOfMemory { .. } => {
+                "ask for less, free memory on the node, or choose another node"
+            }
+            Self::NodeTooFull { .. } | Self::NodesTooFull { .. } => {
+                "ask for less, free memory on the node, choose another node, or allow it with \
+                 overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1"
+            }
+            Self::NodeUnknown { .. } => "choose a node by its id",
+            Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
+                "choose one that `egmem topo` lists"
+            }
+            Self::NotAccessible { .. } => {
+                "grant the access: with set_access on a buffer or a mapping, with HeapOptions::access when a heap is \
+                 built, with ImportOptions::access when memory is imported"
+            }
+            Self::ContextLost { .. } => {
+                "restart the process; compute-sanitizer finds the faulty access"
+            }
+            Self::WrongBytes { .. } => {
+                "memory was overwritten or is faulty: check other writers, then the machine's logs"
+            }
+            Self::HeapDamaged { .. } => {
+                "check the code that uses these blocks: kernels' indices and lengths, and work that \
+                 still runs when a block is dropped (Block::free_after); compute-sanitizer finds the access"
+            }
+            Self::ProbeDied { .. } => {
+                "if the driver crashed, update it, and use the paths that work"
+            }
+            Self::NotTrusted { cause, .. } => cause.remedy(),
+            Self::Unreachable { cause, .. } => cause.remedy(),
+            Self::Insecure { .. } => {
+                "give certificates (`egmem certs init`, `egmem certs issue`), or allow plain TCP, which \
+                 anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
+                 Security::PlainAnywhere"
+            }
+            Self::Tls { .. } => "check the file's path, form, owner and dates",
+            Self::Refused { reason, .. } => remedy_for_refusal(reason),
+            Self::Mismatched { what, .. } => what.remedy(),
+            Self::PeerLost { .. } => {
+                "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but its \
+                 contents are no longer maintained"
+            }
+            Self::Protocol { .. } => {
+                "check that the address is an egmem exchange and that both ends run compatible versions"
+            }
+            Self::TimedOut { .. } => "check that the peer runs, or wait longer",
+            Self::StillHeld { .. } => {
+                "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it"
+            }
+            Self::Stale { .. } => "look the name up and fetch it again",
+            Self::Import { end, source, .. } => match end {
+                End::Here => source.remedy(),
+                End::There => "check that the exporter still has the memory, and fetch it again",
+                End::Between => {
+                    "check that both nodes are in one IMEX domain and its links are up (nvidia-imex-ctl -N); \
+                     fetch it again, because the exporter may have ended meanwhile"
+                }
+            },
+            Self::DataPlane { .. } => {
+                "the control connection works, the memory's does not: check the IMEX domain's state and \
+                 the links on both nodes (nvidia-imex-ctl -N, nvidia-smi nvlink -s)"
+            }
+            Self::NoCommonHandle { .. } => {
+                "give every node an IMEX channel of one domain, or keep to the processes of one machine"
+            }
+            Self::RanksMissing { .. } => {
+                "check that each missing rank has started, with the same group, size and address, and has not ended"
+            }
+            Self::RanksDisagree { .. } => {
+                "call the same operations in the same order, with the same number of bytes, in every rank"
+            }
+            Self::HeapFull { why, .. } => why.remedy(),
+            Self::OutOfAddresses { .. } => {
+                "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"
+            }
+            Self::LimitReached { .. } => "raise the limit, or use less",
+            Self::Directory { .. } => {
+                "check the directory's address and credentials; exporters can be asked directly meanwhile"
+            }
+            Self::Driver(source) => remedy_for(source.code),
+            Self::InvalidArgument { valid: Some(_), .. } => "correct the argument",
+            Self::InvalidArgument { valid: None, .. } => {
+                "change what the message names, or the call, option or key that it came from"
+            }
+            Self::OutOfRange { .. } => "keep offset and length together within the memory's size",
+            Self::System { kind, .. } => remedy_for_system(*kind),
+            Self::Topology { .. } => {
+                "check /sys/devices/system/node, or the description that was given instead"
+            }
+        }
+    }
+}
+
+fn remedy_for_system(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "check the path: it, or a folder above it, does not exist",
+        ErrorKind::PermissionDenied => "check the owner and mode, or run as a user with permission",
+        ErrorKind::AddrInUse => {
+            "choose another address, or end the program that listens there (ss -ltnp and ss -lxp show it)"
+        }
+        ErrorKind::AddrNotAvailable => "choose an address of this machine (ip address lists them)",
+        ErrorKind::AlreadyExists => "remove it, or choose another path",
+        ErrorKind::IsADirectory => "name a file, not a folder",
+        ErrorKind::NotADirectory => "check the path: a part before its end is a file",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "free space on that file system, or choose another"
+        }
+        ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written",
+        ErrorKind::OutOfMemory => "free memory of this machine",
+        ErrorKind::InvalidData => "check the file: its content is invalid",
+        _ => "check that it exists, its owner and mode, and this process's limits (ulimit -a)",
+    }
+}
+
+fn remedy_for_refusal(reason: &Refusal) -> &'static str {
+    match reason {
+        Refusal::NotFound => "check the name with `egmem ls`, or wait for it",
+        Refusal::ReadOnly => {
+            "fetch it read-only (`--read-only`), or have its owner publish it read-write"
+        }
+        Refusal::Configured => {
+            "remove its [[buffer]] from the service's configuration and restart the service"
+        }
+        Refusal::Forbidden => "have this peer's certificate name or user put on the other's list",
+        Refusal::Unsupported | Refusal::Version => "update the older of the two",
+        Refusal::Limit | Refusal::Quota => {
+            "release what is not needed, or have the peer's limits raised"
+        }
+        Refusal::WrongOwner => {
+            "do not use the memory: ask the administrator why another peer has the name"
+        }
+        Refusal::Exists => "choose another name, or withdraw the old one",
+        Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",
+        Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
+        Refusal::RanksDisagree => {
+            "call the same operations in the same order, with the same number of bytes, in every rank"
+        }
+        Refusal::NoMemory => "ask for less, or for another node",
+        Refusal::TimedOut => "try again, or wait longer",
+        Refusal::NotTrusted => "renew this process's certificate and load it again",
+        Refusal::Invalid => "correct the part of the request that the message names",
+        Refusal::Internal | Refusal::Other(_) => "see the peer's log",
+    }
+}
+
+fn remedy_for(code: Code) -> &'static str {
+    match code {
+        Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
+        Code::SYSTEM_DRIVER_MISMATCH => {
+            "reboot or reload the kernel module: it is not the library's version"
+        }
+        Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
+        Code::NOT_PERMITTED => {
+            "check the IMEX channel, the container's device nodes and its capabilities"
+        }
+        Code::OUT_OF_MEMORY => "ask for less, or free memory",
+        Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
+            "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
+        }
+        _ => "run `egmem doctor` to see what works on this machine",
+    }
+}

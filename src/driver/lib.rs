@@ -1,0 +1,41 @@
+//! egmem's driver seam: what is above it is written once, for CUDA and for the simulator.
+//!
+//! - [`Driver`] is the driver in use. It dereferences to [`Backend`], the driver's calls one by one.
+//! - [`sim`] is the simulated driver, of a [`Machine`].
+//! - [`Error`] is what any of egmem's calls may fail with.
+//!
+//! Programs depend on the crate `egmem`, which re-exports what they need.
+#![deny(missing_docs)]
+
+mod attributes;
+mod backend;
+mod call;
+mod capture;
+mod code;
+mod cuda;
+mod driver;
+pub mod error;
+pub mod fork;
+#[cfg(feature = "interop")]
+mod interop;
+pub mod kernels;
+pub mod numbers;
+mod random;
+pub mod sim;
+pub mod size;
+pub mod text;
+mod types;
+pub mod versions;
+
+pub use attributes::*;
+pub use backend::{Backend, PoolCalls};
+pub use call::Call;
+pub use capture::{CaptureMode, Relaxed};
+pub use code::Code;
+pub use driver::Driver;
+pub use error::{
+    Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
+};
+pub use random::random;
+pub use sim::Machine;
+pub use types::*;

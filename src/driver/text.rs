@@ -1,0 +1,173 @@
+//! Escapes texts from peers, files and the system for terminals, logs and error messages.
+//!
+//! A control character can move a terminal's cursor or forge a line of a log, and a bidirectional control can
+//! reorder what a person reads. [`escape`] replaces such a character by its escape (`\u{1b}`), so no
+//! information is lost.
+//!
+//! ```
+//! use egmem::text::escape;
+//!
+//! assert_eq!(escape("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
+//! assert_eq!(escape("größe 2 µs"), "größe 2 µs");
+//! ```
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+/// The most bytes that are kept of a peer's free text.
+pub const MAX_TEXT: usize = 255;
+
+/// Returns whether a character is escaped: controls (C0, C1, DEL), bidirectional controls, line and paragraph
+/// separators.
+pub const fn is_unsafe(c: char) -> bool {
+    matches!(
+        c,
+        '\0'..='\u{1f}'
+            | '\u{7f}'..='\u{9f}'
+            | '\u{61c}'
+            | '\u{200e}'
+            | '\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2066}'..='\u{2069}'
+    )
+}
+
+/// Escapes every [unsafe](is_unsafe) character. Escaping twice gives the same result as once.
+pub fn escape(text: &str) -> Cow<'_, str> {
+    escape_but(text, &[])
+}
+
+/// Escapes every [unsafe](is_unsafe) character except line feeds and tabs, for texts of several lines.
+pub fn escape_lines(text: &str) -> Cow<'_, str> {
+    escape_but(text, &['\n', '\t'])
+}
+
+/// Escapes JSON, where an unsafe character can only be part of a string: as `\u001b`. Keeps line feeds.
+pub fn escape_json(json: &str) -> Cow<'_, str> {
+    let is_bad = |c: char| is_unsafe(c) && c != '\n';
+    if !json.contains(is_bad) {
+        return Cow::Borrowed(json);
+    }
+    let mut out = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        match is_bad(c) {
+            // All of them are in the basic plane. Writing to a string cannot fail.
+            true => write!(out, "\\u{:04x}", u32::from(c)).unwrap_or_default(),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Escapes for XML, between tags and in attributes in double quotes. Replaces an [unsafe](is_unsafe)
+/// character by U+FFFD, and so one that XML does not allow.
+pub fn escape_xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if is_unsafe(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Escapes, then cuts the text to at most `most` bytes, including the `…` that marks the cut.
+pub fn bounded(text: &str, most: usize) -> String {
+    let prefix = &text[..floor(text, most.saturating_add(1))];
+    let escaped = escape(prefix);
+    if prefix.len() == text.len() && escaped.len() <= most {
+        return escaped.into_owned();
+    }
+    let mark = if most >= '…'.len_utf8() { "…" } else { "" };
+    let kept = floor(&escaped, most - mark.len());
+    format!("{}{mark}", &escaped[..kept])
+}
+
+/// Returns the last character boundary up to `at`.
+fn floor(text: &str, at: usize) -> usize {
+    let mut at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
+    if !text.contains(is_bad) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_bad(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Writes to `f` with every unsafe character of the formatted text escaped.
+pub struct Escaping<'a, 'b>(pub &'a mut fmt::Formatter<'b>);
+
+impl Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write_str(&escape(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn controls_are_shown_and_other_texts_stay() {
+        for (text, shown) in [
+            ("", ""),
+            ("größe: 5 µs → 7", "größe: 5 µs → 7"),
+            ("\u{1b}[31m\u{7}\0", "\\u{1b}[31m\\u{7}\\u{0}"),
+            ("a\r\nb\tc", "a\\r\\nb\\tc"),
+            ("\u{7f}\u{9b}2J", "\\u{7f}\\u{9b}2J"),
+            ("\u{202e}gpj.exe\u{2066}", "\\u{202e}gpj.exe\\u{2066}"),
+            ("\u{200e}\u{200f}\u{61c}", "\\u{200e}\\u{200f}\\u{61c}"),
+            ("\u{2028}\u{2029}", "\\u{2028}\\u{2029}"),
+        ] {
+            assert_eq!(escape(text), shown);
+        }
+        assert_eq!(escape_lines("a\tb\n\u{1b}"), "a\tb\n\\u{1b}");
+        assert_eq!(
+            escape_xml("a<b>&\"\u{7}\u{202e}\u{ffff}é"),
+            "a&lt;b&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}é"
+        );
+        assert_eq!(bounded("ääää", 6), "ä…");
+        assert_eq!(bounded("abc", 3), "abc");
+        assert_eq!(bounded("a\n", usize::MAX), "a\\n");
+        let json = serde_json::to_string("\u{7f}\u{202e}\n").unwrap();
+        let escaped = escape_json(&json);
+        assert_eq!(escaped, "\"\\u007f\\u202e\\n\"");
+        assert_eq!(
+            serde_json::from_str::<String>(&escaped).unwrap(),
+            "\u{7f}\u{202e}\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_unsafe_is_left_and_escaping_is_idempotent(text in any::<String>(), most in 0_usize..64) {
+            let shown = escape(&text).into_owned();
+            prop_assert!(!shown.contains(is_unsafe));
+            prop_assert_eq!(escape(&shown), shown.as_str());
+            let cut = bounded(&text, most);
+            prop_assert!(!cut.contains(is_unsafe) && cut.len() <= most);
+            prop_assert_eq!(bounded(&cut, most), cut.as_str());
+            prop_assert!(!escape_lines(&text).contains(|c| is_unsafe(c) && c != '\n' && c != '\t'));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Certificates as the exchange's TLS sees them: src/exchange/tls/tests.rs has connections.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::{Tls, TlsPem};
+
+fn tls(authority: &Authority, node: &Issued) -> Result<Tls> {
+    Tls::from_pem(TlsPem {
+        ca: authority.cert_pem().as_bytes(),
+        cert: node.cert_pem.as_bytes(),
+        key: node.key_pem.as_bytes(),
+        crl: None,
+    })
+}
+
+#[test]
+fn a_certificate_is_for_its_name_at_both_ends() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let node = authority.issue(&CertRequest::new("Node7.Cluster")).unwrap();
+    let tls = tls(&authority, &node).unwrap();
+    assert_eq!(tls.name().to_string(), "node7.cluster");
+    assert!(tls.server().is_ok() && tls.client().is_ok());
+}
+
+#[test]
+fn an_authority_reads_back() {
+    let first = Authority::create("ours", 10).unwrap();
+    let again = Authority::load(first.cert_pem(), &first.key_pem()).unwrap();
+    let node = again.issue(&CertRequest::new("a.b").and("::1")).unwrap();
+    tls(&first, &node).unwrap();
+}
+
+#[test]
+fn what_is_no_authority_is_not_loaded() {
+    let first = Authority::create("first", 10).unwrap();
+    let other = Authority::create("other", 10).unwrap();
+    let node = first.issue(&CertRequest::new("a.b")).unwrap();
+    for (cert, key, why) in [
+        (
+            first.cert_pem(),
+            &other.key_pem(),
+            "not that of the certificate",
+        ),
+        (&node.cert_pem, &node.key_pem, "authority"),
+        ("", &first.key_pem(), "certificate"),
+        (first.cert_pem(), &Zeroizing::new(String::new()), "key"),
+    ] {
+        let error = Authority::load(cert, key).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn requests_are_checked() {
+    let authority = Authority::create("ours", 10).unwrap();
+    for bad in [
+        CertRequest::new(""),
+        CertRequest::new("local"),
+        CertRequest::new("*.a"),
+        CertRequest::new("a b"),
+        CertRequest::new("a").and("*.b"),
+        CertRequest::new("a").and(""),
+        CertRequest::new("a").days(0),
+        CertRequest::new("a").days(MAX_DAYS + 1),
+    ] {
+        let error = authority.issue(&bad).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    assert!(Authority::create("", 1).is_err());
+    assert!(Authority::create("x", 0).is_err());
+    authority
+        .issue(&CertRequest::new("x".repeat(63) + "." + &"y".repeat(63)))
+        .unwrap();
+}
+
+#[test]
+fn what_is_wrong_with_a_certificate_is_said() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let other = Authority::create("other", 10).unwrap();
+    let day = Duration::from_secs(86_400);
+    let now = SystemTime::now();
+    let old = CertRequest::new("a.b").from(now - 10 * day).days(3);
+    let new = CertRequest::new("a.b").from(now + day);
+    let node = authority.issue(&CertRequest::new("a.b")).unwrap();
+    for (authority, node, why) in [
+        (&authority, &authority.issue(&old).unwrap(), "has expired"),
+        (&authority, &authority.issue(&new).unwrap(), "not valid yet"),
+        (&other, &node, "not of the authority"),
+    ] {
+        let error = tls(authority, node).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let mixed = Issued {
+        cert_pem: node.cert_pem.clone(),
+        key_pem: authority.issue(&CertRequest::new("a.b")).unwrap().key_pem,
+    };
+    let error = tls(&authority, &mixed).unwrap_err().to_string();
+    assert!(error.contains("not that of the certificate"), "{error}");
+}
+
+#[test]
+fn a_certificate_for_one_end_is_none_for_the_other() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let issue = |usage| {
+        authority
+            .issue(&CertRequest::new("a.b").usage(usage))
+            .unwrap()
+    };
+    let server = tls(&authority, &issue(Usage::Server)).unwrap();
+    assert!(server.server().is_ok() && server.client().is_err());
+    let client = tls(&authority, &issue(Usage::Client)).unwrap();
+    assert!(client.server().is_err() && client.client().is_ok());
+}
+
+#[test]
+fn files_are_new_and_keys_are_their_owners() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    write_new(&path, b"one", true).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(write_new(&path, b"two", true).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), b"one");
+}
+
+#[test]
+fn nothing_secret_is_shown() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let node = authority.issue(&CertRequest::new("a.b")).unwrap();
+    let shown = format!(
+        "{authority:?} {node:?} {:?}",
+        tls(&authority, &node).unwrap()
+    );
+    assert!(
+        !shown.contains("PRIVATE") && !shown.contains("secret"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_certificate_says_what_it_was_made_for() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let request = CertRequest::new("a.b")
+        .and("c.d")
+        .and("10.0.0.7")
+        .and("::1");
+    let node = authority
+        .issue(&request.days(9).usage(Usage::Client))
+        .unwrap();
+    let info = CertInfo::read(&node.cert_pem).unwrap().remove(0);
+    assert_eq!(info.names, ["a.b", "c.d", "10.0.0.7", "::1"]);
+    assert_eq!(info.peer.as_deref(), Some("a.b"));
+    assert!(info.issuer.contains("ours") && !info.authority);
+    assert_eq!((info.server, info.client), (false, true));
+    let now = SystemTime::now();
+    // 9 days less a moment.
+    assert!((8..=9).contains(&info.days_left(now)));
+    assert!(info.days_left(now + Duration::from_secs(10 * 86_400)) < 0);
+    assert!(info.is_key(&node.key_pem).unwrap());
+    assert!(!info.is_key(&authority.key_pem()).unwrap());
+    assert_eq!(info.sha256.len(), 64);
+    let own = CertInfo::read(authority.cert_pem()).unwrap().remove(0);
+    assert!(own.authority && own.peer.is_none());
+    assert!(CertInfo::read("nothing").is_err());
+}
+
+#[test]
+fn a_renewed_certificate_has_the_same_names_and_may_keep_its_key() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let id = "spiffe://cluster.test/ns/a";
+    let request = CertRequest::new(id).and("a.b").and("::1").days(9);
+    let node = authority.issue(&request).unwrap();
+    let old = CertInfo::read(&node.cert_pem).unwrap().remove(0);
+    assert_eq!(tls(&authority, &node).unwrap().name().to_string(), id);
+    let again = authority.issue(&old.request().unwrap()).unwrap();
+    let new = CertInfo::read(&again.cert_pem).unwrap().remove(0);
+    assert_eq!((&new.names, &new.peer), (&old.names, &old.peer));
+    assert_ne!(new.serial, old.serial);
+    assert!(!new.is_key(&node.key_pem).unwrap());
+    let kept = authority.issue_for_key(&old.request().unwrap(), &node.key_pem);
+    let kept = CertInfo::read(&kept.unwrap().cert_pem).unwrap().remove(0);
+    assert!(kept.is_key(&node.key_pem).unwrap());
+    // An authority cannot be renewed like a node.
+    let own = CertInfo::read(authority.cert_pem()).unwrap().remove(0);
+    assert!(own.request().is_err());
+}
+
+#[test]
+fn a_revocation_list_keeps_its_former_entries() {
+    let authority = Authority::create("ours", 10).unwrap();
+    let other = Authority::create("ours", 10).unwrap();
+    let [a, b, c] = ["a.b", "c.d", "e.f"].map(|name| {
+        let request = CertRequest::new(name);
+        authority.issue(&request).unwrap()
+    });
+    let serial = |node: &Issued| authority.serial_of(&node.cert_pem).unwrap();
+    assert_eq!(
+        serial(&a).to_string().parse::<Serial>().unwrap(),
+        serial(&a)
+    );
+    let first = authority.revocation_list(None, &[serial(&a)], 1).unwrap();
+    let second = authority
+        .revocation_list(Some(&first), &[serial(&b), serial(&b)], 1)
+        .unwrap();
+    let load = |node: &Issued| {
+        Tls::from_pem(TlsPem {
+            ca: authority.cert_pem().as_bytes(),
+            cert: node.cert_pem.as_bytes(),
+            key: node.key_pem.as_bytes(),
+            crl: Some(second.as_bytes()),
+        })
+    };
+    // A process refuses its own certificate once it is revoked.
+    for revoked in [&a, &b] {
+        let error = load(revoked).unwrap_err().to_string();
+        assert!(error.contains("revoked"), "{error}");
+    }
+    load(&c).unwrap();
+    assert!(other.serial_of(&a.cert_pem).is_err());
+    assert!(other.revocation_list(Some(&first), &[], 1).is_err());
+    assert!(authority.revocation_list(None, &[], 0).is_err());
+    for wrong in ["", "a", "xy", "0 1", &"00".repeat(22)] {
+        assert!(wrong.parse::<Serial>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_file_is_replaced_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    std::fs::write(&path, b"one").unwrap();
+    write_over(&path, b"two", true).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"two");
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert!(write_over(&dir.path().join("none/key"), b"", true).is_err());
+}

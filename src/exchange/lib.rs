@@ -1,0 +1,57 @@
+//! Memory exchanged by name, within a node and between nodes.
+#![deny(missing_docs)]
+
+mod account;
+mod address;
+pub mod blocking;
+#[cfg(feature = "certs")]
+pub mod certs;
+mod client;
+pub mod directory;
+pub mod group;
+mod limits;
+mod namespace;
+mod owner;
+mod peer;
+pub mod protocol;
+pub mod server;
+#[cfg(test)]
+mod slow;
+mod spiffe;
+mod tally;
+mod texts;
+pub mod tls;
+mod transport;
+
+pub use address::Address;
+pub use client::{
+    Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
+    Leased, Proof, Reconnect, RemoteBuffer, Watch, WatchEvent,
+};
+pub use limits::Limits;
+pub use namespace::Namespaces;
+pub use owner::Owner;
+pub use peer::{MAX_PATTERNS, PeerName, Who};
+pub use server::Server;
+pub use tls::{Tls, TlsFiles, TlsPem};
+pub use transport::Security;
+pub use transport::bind;
+
+/// For tests/fuzz only.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing {
+    /// Returns the frames in the bytes if they arrive in pieces, and the most room allocated for one.
+    pub fn frames(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
+        super::transport::assemble(bytes, piece, limit)
+    }
+}
+
+use egmem_core::driver::{Distrust, Mismatch, Refusal, Unreachable};
+#[cfg(test)]
+use egmem_core::{Buffer, Machine, driver::End};
+use egmem_core::{
+    Driver, DriverError, Error, Result, Stream, accessors, capability, driver, fork, memory,
+    numbers, plain, text,
+};
+use egmem_share as share;

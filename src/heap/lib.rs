@@ -1,0 +1,51 @@
+//! Suballocation: blocks of Extended GPU Memory in nanoseconds, without a driver call.
+//!
+//! Start with [`Heap`]; docs/architecture.md describes the implementation.
+#![deny(missing_docs)]
+#![cfg_attr(feature = "nightly", feature(allocator_api))]
+
+#[cfg(any(feature = "allocator-api2", feature = "nightly"))]
+mod alloc_api;
+mod backing;
+mod block;
+mod cache;
+mod classes;
+mod core;
+pub mod debug;
+mod deferred;
+mod grower;
+mod growth;
+mod heap;
+mod life;
+mod lifetime;
+mod limits;
+mod occupancy;
+mod options;
+mod picture;
+mod piece;
+mod release;
+mod resize;
+mod room;
+#[cfg(feature = "share")]
+mod share;
+mod shared;
+mod stats;
+mod svg;
+mod ways;
+mod zero;
+
+pub use block::{Block, NotFreed};
+pub use debug::DebugOptions;
+pub use heap::Heap;
+pub use limits::{Pressure, Relief};
+pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
+pub use options::HeapOptions;
+pub use release::NotAllFreed;
+pub use stats::{ClassStats, DriverCounts, HeapStats};
+
+#[cfg(test)]
+use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
+use egmem_core::{
+    Error, Event, Memory, Result, Stream, accessors, buffer, driver, error, explain, fork, guard,
+    memory, per_driver, plain, size, stream, teardown, text, topology, vmm,
+};
