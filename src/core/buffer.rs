@@ -2,19 +2,14 @@
 
 mod slice;
 
-use std::sync::Arc;
-
 use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
-use crate::memory::{
-    AccessChecks, CpuView, Engine, Memory, gpu_access_of_neighbours, impl_cpu_memory,
-    is_read_only_for_cpu,
-};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
-use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
 /// Room for the probes of 512 importers at a time, in bytes.
@@ -150,23 +145,9 @@ impl BufferOptions {
         };
         let gpus = self.gpus.as_deref();
         let access = access_list(driver, first.location(), self.host, gpus)?;
-        let total = physical
-            .iter()
-            .try_fold(0_u64, |sum, memory| sum.checked_add(memory.size().padded()))
-            .ok_or_else(|| Error::invalid("shares", "their sum exceeds the address space"))?;
-        let range = Arc::new(Reservation::options().reserve(driver, total)?);
-        let mut mappings = Vec::with_capacity(physical.len());
-        let mut offset = 0;
-        for memory in &physical {
-            let mut mapping = range.map(offset, memory)?;
-            mapping.set_access(&access)?;
-            offset += memory.size().padded();
-            mappings.push(mapping);
-        }
         Ok(Buffer {
             len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
-            mappings,
-            physical,
+            range: MappedRange::map(driver, physical, &access)?,
         })
     }
 }
@@ -236,9 +217,7 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
 /// ```
 #[derive(Debug)]
 pub struct Buffer {
-    // In this order: unmapped first, then released. Adjacent in one reservation; at least one.
-    mappings: Vec<Mapping>,
-    physical: Vec<PhysicalMemory>,
+    range: MappedRange,
     len: u64,
 }
 
@@ -299,9 +278,7 @@ impl Buffer {
     /// # Errors
     /// As [`Mapping::set_access`]; the parts of a spread buffer before the failing one are changed then.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.mappings
-            .iter_mut()
-            .try_for_each(|mapping| mapping.set_access(access))
+        self.range.set_access(access)
     }
 
     /// Returns what `location` may do, as the driver reports it.
@@ -309,7 +286,7 @@ impl Buffer {
     /// # Errors
     /// As [`Mapping::access`].
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.first().access(location.into())
+        self.range.first().access(location.into())
     }
 
     /// Returns the CPU's view of the buffer.
@@ -317,29 +294,24 @@ impl Buffer {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        Mapping::cpu_of_neighbours(&self.mappings, self.len)
+        self.range.cpu(self.len)
     }
 
     cpu_accessors!();
 
     /// Returns the physical memory, to export it or to map it again: one piece, or one for each share.
     pub fn physical(&self) -> &[PhysicalMemory] {
-        &self.physical
+        self.range.parts()
     }
 
     /// Returns the mappings of the physical memory, in the order of addresses.
     pub fn mappings(&self) -> &[Mapping] {
-        &self.mappings
-    }
-
-    fn first(&self) -> &Mapping {
-        // Never empty: `allocate` refuses that.
-        &self.mappings[0]
+        self.range.mappings()
     }
 
     /// Returns the address, the same for every GPU and, on a host node, for the CPU.
     pub fn device_ptr(&self) -> DevicePtr {
-        self.first().device_ptr()
+        self.range.start()
     }
 
     /// Returns the number of bytes requested.
@@ -349,11 +321,7 @@ impl Buffer {
 
     /// Returns the bytes allocated: those requested, with each part rounded up to the granularity.
     pub fn padded(&self) -> u64 {
-        // All parts exist, so their sum fits an address space.
-        self.physical
-            .iter()
-            .map(|memory| memory.size().padded())
-            .sum()
+        self.range.padded()
     }
 
     /// Returns `false`: a buffer has at least one byte.
@@ -367,27 +335,27 @@ impl_cpu_memory!(Buffer);
 // SAFETY: its mappings live as long, and answer.
 unsafe impl AccessChecks for Buffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        gpu_access_of_neighbours(&self.mappings, gpu, offset, len)
+        self.range.gpu_access(gpu, offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        is_read_only_for_cpu(&self.mappings, offset, len)
+        self.range.is_read_only_for_cpu(offset, len)
     }
 }
 
 impl Memory for Buffer {
     fn driver(&self) -> &Driver {
-        self.first().driver()
+        self.range.first().driver()
     }
     fn device_ptr(&self) -> DevicePtr {
-        self.first().device_ptr()
+        self.range.start()
     }
     fn len(&self) -> u64 {
         self.len
     }
     /// Returns the location of the first part.
     fn location(&self) -> Location {
-        self.first().location()
+        self.range.first().location()
     }
 }
 

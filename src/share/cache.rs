@@ -86,6 +86,12 @@ impl<K: Eq + Hash, V> Cached<K, V> {
     }
 }
 
+impl<K: Eq + Hash, V: AsRef<V>> AsRef<V> for Cached<K, V> {
+    fn as_ref(&self) -> &V {
+        &self.value
+    }
+}
+
 impl<K: Eq + Hash, V> std::ops::Deref for Cached<K, V> {
     type Target = V;
 

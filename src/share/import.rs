@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Description;
 use super::cache::Cached;
-use super::imported::{ImportedBuffer, Mapped};
+use super::imported::{ImportedBuffer, map};
 use super::imports::{Imports, MappedKey, Origin, PartKey, Source};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
@@ -164,7 +164,7 @@ impl ImportOptions {
         };
         let mapped = imports
             .mapped
-            .get_or_try(key, || Mapped::new(driver, parts, &access, optional_host))?;
+            .get_or_try(key, || map(driver, parts, &access, optional_host))?;
         Ok(ImportedBuffer::new(mapped, description.clone(), via))
     }
 

@@ -2,50 +2,28 @@
 
 use std::sync::Arc;
 
+use super::Description;
 use super::cache::Cached;
 use super::imports::{MappedKey, PartKey};
-use super::{Description, MAX_PARTS};
 use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{
-    AccessChecks, CpuView, Engine, Memory, gpu_access_of_neighbours, impl_cpu_memory,
-    is_read_only_for_cpu,
-};
-use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 
 /// Imported memory at one range of addresses.
-#[derive(Debug)]
-pub(super) struct Mapped {
-    // In this order: unmapped first, then released.
-    mappings: Vec<Mapping>,
+pub(super) type Mapped = MappedRange<Cached<PartKey, PhysicalMemory>>;
+
+/// Maps imported memory and grants access.
+pub(super) fn map(
+    driver: &Driver,
     parts: Vec<Cached<PartKey, PhysicalMemory>>,
-}
-
-impl Mapped {
-    pub(super) fn new(
-        driver: &Driver,
-        parts: Vec<Cached<PartKey, PhysicalMemory>>,
-        access: &[AccessDesc],
-        optional_host: bool,
-    ) -> Result<Self> {
-        debug_assert!(parts.len() <= MAX_PARTS);
-        let total = parts.iter().map(|part| part.size().padded()).sum();
-        let range = Arc::new(Reservation::options().reserve(driver, total)?);
-        let mut mappings = Vec::with_capacity(parts.len());
-        let mut offset = 0;
-        for memory in &parts {
-            let mut mapping = range.map(offset, memory)?;
-            grant(&mut mapping, access, optional_host)?;
-            offset += memory.size().padded();
-            mappings.push(mapping);
-        }
-        Ok(Self { mappings, parts })
-    }
-
-    fn padded(&self) -> u64 {
-        self.parts.iter().map(|part| part.size().padded()).sum()
-    }
+    access: &[AccessDesc],
+    optional_host: bool,
+) -> Result<Mapped> {
+    MappedRange::map_granting(driver, parts, |mapping| {
+        grant(mapping, access, optional_host)
+    })
 }
 
 /// Grants access. The CPU may be unable to reach memory of another node, which the GPUs can still use.
@@ -108,7 +86,7 @@ impl ImportedBuffer {
     /// # Errors
     /// As [`Mapping::access`].
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.first().access(location.into())
+        self.0.mapped.first().access(location.into())
     }
 
     /// Returns the CPU's view of the memory.
@@ -123,7 +101,7 @@ impl ImportedBuffer {
     /// Returns the CPU's view of everything mapped.
     fn all_cpu(&self) -> Result<CpuView<'_>> {
         let mapped = &self.0.mapped;
-        Mapping::cpu_of_neighbours(&mapped.mappings, mapped.padded())
+        mapped.cpu(mapped.padded())
     }
 
     /// Returns the CPU's view of the memory with its padding; a window has none.
@@ -162,12 +140,7 @@ impl ImportedBuffer {
     /// Returns the mappings of the parts, in the order of addresses. For a window they include the bytes
     /// around it: the window begins [`Description::offset`] bytes into the first.
     pub fn mappings(&self) -> &[Mapping] {
-        &self.0.mapped.mappings
-    }
-
-    fn first(&self) -> &Mapping {
-        // Never empty, because the description was checked.
-        &self.0.mapped.mappings[0]
+        self.0.mapped.mappings()
     }
 
     /// Returns the address, the same for every GPU and, on a host node, for the CPU. It is valid in this
@@ -192,26 +165,27 @@ impl_cpu_memory!(ImportedBuffer);
 // SAFETY: the mapping below it lives as long, and answers.
 unsafe impl AccessChecks for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        gpu_access_of_neighbours(self.mappings(), gpu, self.start() + offset, len)
+        self.0.mapped.gpu_access(gpu, self.start() + offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        is_read_only_for_cpu(self.mappings(), self.start() + offset, len)
+        let offset = self.start() + offset;
+        self.0.mapped.is_read_only_for_cpu(offset, len)
     }
 }
 
 impl Memory for ImportedBuffer {
     fn driver(&self) -> &Driver {
-        self.first().driver()
+        self.0.mapped.first().driver()
     }
     fn device_ptr(&self) -> DevicePtr {
-        self.first().device_ptr().add(self.start())
+        self.0.mapped.start().add(self.start())
     }
     fn len(&self) -> u64 {
         self.0.description.len
     }
     /// Returns the location of the first part, as this machine's driver reports it.
     fn location(&self) -> Location {
-        self.first().location()
+        self.0.mapped.first().location()
     }
 }

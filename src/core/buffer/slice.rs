@@ -95,13 +95,13 @@ impl Buffer {
     }
 
     fn why_not_exclusive(&self) -> Option<&'static str> {
-        let granted = self.mappings.iter().any(Mapping::was_granted_to_gpus);
+        let granted = self.mappings().iter().any(Mapping::was_granted_to_gpus);
         let own = |memory: &PhysicalMemory| memory.is_mapped_once_and_private();
         if granted {
             Some("a GPU is or was granted the memory, and its work may write it")
-        } else if !self.physical.iter().all(own) {
+        } else if !self.physical().iter().all(own) {
             Some("the memory can be exported or is mapped more than once")
-        } else if !self.first().driver().is_of_this_process() {
+        } else if !self.range.first().driver().is_of_this_process() {
             Some("the memory is the parent process's")
         } else {
             None

@@ -2,7 +2,6 @@
 
 use super::Memory;
 use crate::driver::{Access, Location};
-use crate::vmm::Mapping;
 use crate::{Error, Result};
 
 /// The part of a GPU that accesses memory.
@@ -50,36 +49,4 @@ pub fn expect_no_cpu_fault(
         });
     }
     Ok(())
-}
-
-/// Returns those of adjacent mappings that contain some of the `len` bytes from `offset` on.
-fn holding(mappings: &[Mapping], offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
-    let end = offset.saturating_add(len);
-    let mut next = 0;
-    mappings.iter().filter(move |mapping| {
-        let start = next;
-        next += mapping.size().padded();
-        start < end && offset < next
-    })
-}
-
-/// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on, in adjacent
-/// mappings.
-pub fn is_read_only_for_cpu(mappings: &[Mapping], offset: u64, len: u64) -> bool {
-    holding(mappings, offset, len).any(|mapping| mapping.host() == Access::Read)
-}
-
-/// Returns the least access of GPU `gpu` to the adjacent mappings that contain `len` bytes from `offset` on.
-///
-/// # Errors
-/// As [`Mapping::access`](crate::vmm::Mapping::access).
-pub fn gpu_access_of_neighbours(
-    mappings: &[Mapping],
-    gpu: i32,
-    offset: u64,
-    len: u64,
-) -> Result<Access> {
-    holding(mappings, offset, len).try_fold(Access::ReadWrite, |least, mapping| {
-        Ok(least.min(mapping.access(Location::Device(gpu))?))
-    })
 }

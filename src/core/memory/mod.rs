@@ -21,9 +21,7 @@ use std::sync::Arc;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::{Error, Result};
 
-pub use gpu::{
-    Engine, expect_gpu_access, expect_no_cpu_fault, gpu_access_of_neighbours, is_read_only_for_cpu,
-};
+pub use gpu::{Engine, expect_gpu_access, expect_no_cpu_fault};
 pub use grants::{GrantUse, GrantUses};
 
 /// Memory with an address in CUDA's unified address space.

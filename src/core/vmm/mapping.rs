@@ -194,10 +194,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location;
     /// the driver's errors.
-    pub fn set_access_of_neighbours(
-        mappings: &mut [&mut Self],
-        access: &[AccessDesc],
-    ) -> Result<()> {
+    pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let Some(first) = mappings.first() else {
             return Ok(());
         };
@@ -293,7 +290,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.requested())
+        self.view(self.size.requested())
     }
 
     /// Returns what the CPU may do, as last granted through this mapping.
@@ -306,38 +303,18 @@ impl Mapping {
     /// # Errors
     /// As [`cpu`](Self::cpu).
     pub fn padded_cpu(&self) -> Result<CpuView<'_>> {
-        Self::cpu_of_neighbours(std::slice::from_ref(self), self.size.padded())
+        self.view(self.size.padded())
     }
 
-    /// Returns the CPU's view of the first `len` bytes of adjacent mappings.
-    ///
-    /// # Errors
-    /// [`Error::NotAccessible`] unless the host may at least read all of them; [`Error::InvalidArgument`] for
-    /// mappings that are not adjacent; [`Error::OutOfRange`] for more bytes than they have.
-    pub fn cpu_of_neighbours(mappings: &[Self], len: u64) -> Result<CpuView<'_>> {
-        let have = mappings
-            .iter()
-            .map(|mapping| mapping.host)
-            .min()
-            .unwrap_or(Access::None);
-        let (Some(first), true) = (mappings.first(), have != Access::None) else {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have,
-                need: Access::Read,
-            });
-        };
-        let mut size = 0;
-        for mapping in mappings {
-            if mapping.start != first.start.add(size) {
-                return Err(Error::invalid("mappings", "they are not side by side"));
-            }
-            size += mapping.size.padded();
+    fn view(&self, len: u64) -> Result<CpuView<'_>> {
+        let have = self.host;
+        if have == Access::None {
+            let (who, need) = (Location::Host, Access::Read);
+            return Err(Error::NotAccessible { who, have, need });
         }
-        check_range(0, len, size)?;
-        // SAFETY: the range is mapped with this host access until `set_access` or `drop`, which need the
-        // mappings exclusively; safe code reaches it through atomic views only.
-        Ok(unsafe { CpuView::new(first.start, len, have == Access::ReadWrite) })
+        // SAFETY: at most the whole range, which is mapped with this host access until `set_access` or `drop`,
+        // which need `self` exclusively; safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, len, have == Access::ReadWrite) })
     }
 
     /// Unmaps the memory. If the driver refuses, the mapping is unchanged.

@@ -12,6 +12,8 @@
 pub mod identity;
 mod mapping;
 mod physical;
+mod range;
 
 pub use mapping::{Mapping, Reservation, ReservationOptions};
 pub use physical::{PhysicalMemory, PhysicalOptions};
+pub use range::MappedRange;

@@ -322,6 +322,12 @@ impl PhysicalMemory {
     }
 }
 
+impl AsRef<Self> for PhysicalMemory {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         give_back_or_log(&self.driver, "physical memory", || self.release_once());

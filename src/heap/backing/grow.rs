@@ -340,7 +340,7 @@ impl Backing {
                 run.iter_mut().map(|chunk| &mut chunk.mapping).collect();
             if run.len() > 1 && !self.one_by_one {
                 self.counts.set_access += 1;
-                match Mapping::set_access_of_neighbours(&mut run, access) {
+                match Mapping::set_access_together(&mut run, access) {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::debug!(%error, "neighbouring chunks are granted one by one")

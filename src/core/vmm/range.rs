@@ -1,0 +1,235 @@
+//! Several physical memories at one range of addresses.
+
+use std::sync::Arc;
+
+use super::{Mapping, PhysicalMemory, Reservation};
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::memory::{CpuView, Memory, check_range};
+use crate::{Error, Result};
+
+/// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
+///
+/// `P` owns a physical memory, or shares one with others.
+///
+/// ```
+/// use egmem::driver::{Access, AccessDesc, Location, NodeId};
+/// use egmem::vmm::{MappedRange, PhysicalMemory};
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200x4())?; // Driver::open() on a real machine
+/// let parts = [0, 1].map(|node| PhysicalMemory::options(NodeId(node)).create(&driver, 2 << 20));
+/// let parts = parts.into_iter().collect::<egmem::Result<_>>()?;
+/// let host = AccessDesc::new(Location::Host, Access::ReadWrite);
+/// let range = MappedRange::map(&driver, parts, &[host])?;
+/// range.cpu(4 << 20)?.write_at((2 << 20) - 1, &[1_u8, 2])?; // on both nodes
+/// assert_eq!(range.mappings()[1].cpu()?.get::<u8>(0)?, 2);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MappedRange<P = PhysicalMemory> {
+    // In this order: unmapped first, then released. Adjacent, in the order of addresses; at least one.
+    mappings: Vec<Mapping>,
+    parts: Vec<P>,
+}
+
+impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
+    /// Maps `parts` in this order and grants all of them alike. If a step fails, those before it are undone.
+    ///
+    /// # Errors
+    /// Those of [`map_granting`](Self::map_granting) and of [`Mapping::set_access`].
+    pub fn map(driver: &Driver, parts: Vec<P>, access: &[AccessDesc]) -> Result<Self> {
+        Self::map_granting(driver, parts, |mapping| mapping.set_access(access))
+    }
+
+    /// As [`map`](Self::map), where `grant` is called with each new mapping to set its access.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no part, for parts of several drivers and for a sum of sizes beyond 64
+    /// bits; those of [`ReservationOptions::reserve`](super::ReservationOptions::reserve),
+    /// [`Reservation::map`] and `grant`.
+    pub fn map_granting(
+        driver: &Driver,
+        parts: Vec<P>,
+        mut grant: impl FnMut(&mut Mapping) -> Result<()>,
+    ) -> Result<Self> {
+        if parts.is_empty() {
+            return Err(Error::invalid("parts", "the list is empty"));
+        }
+        let mut sizes = parts.iter().map(|part| part.as_ref().size().padded());
+        let total = sizes
+            .try_fold(0_u64, u64::checked_add)
+            .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
+        let reservation = Arc::new(Reservation::options().reserve(driver, total)?);
+        let mut mappings = Vec::with_capacity(parts.len());
+        let mut offset = 0;
+        for part in &parts {
+            let mut mapping = reservation.map(offset, part.as_ref())?;
+            grant(&mut mapping)?;
+            offset += mapping.size().padded();
+            mappings.push(mapping);
+        }
+        Ok(Self { mappings, parts })
+    }
+}
+
+impl<P> MappedRange<P> {
+    /// Returns the mappings, in the order of addresses.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// Returns the physical memories, in the same order.
+    pub fn parts(&self) -> &[P] {
+        &self.parts
+    }
+
+    /// Returns the first mapping.
+    pub fn first(&self) -> &Mapping {
+        // Never empty: `map_granting` refuses that.
+        &self.mappings[0]
+    }
+
+    /// Returns the first address.
+    pub fn start(&self) -> DevicePtr {
+        self.first().device_ptr()
+    }
+
+    /// Returns the size in bytes, in whole granules.
+    pub fn padded(&self) -> u64 {
+        self.mappings
+            .iter()
+            .map(|mapping| mapping.size().padded())
+            .sum()
+    }
+
+    /// Changes the access of locations, part by part. See [`Mapping::set_access`].
+    ///
+    /// # Errors
+    /// As [`Mapping::set_access`]; the parts before the failing one are changed then.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        self.mappings
+            .iter_mut()
+            .try_for_each(|mapping| mapping.set_access(access))
+    }
+
+    /// Returns the CPU's view of the first `len` bytes, which may include padding.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read all parts; [`Error::OutOfRange`].
+    pub fn cpu(&self, len: u64) -> Result<CpuView<'_>> {
+        check_range(0, len, self.padded())?;
+        let hosts = self.mappings.iter().map(Mapping::host);
+        let have = hosts.min().unwrap_or(Access::None);
+        if have == Access::None {
+            let (who, need) = (Location::Host, Access::Read);
+            return Err(Error::NotAccessible { who, have, need });
+        }
+        // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,
+        // which need `self` exclusively; safe code reaches the bytes through atomic views only.
+        Ok(unsafe { CpuView::new(self.start(), len, have == Access::ReadWrite) })
+    }
+
+    /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
+    /// driver reports it.
+    ///
+    /// # Errors
+    /// As [`Mapping::access`].
+    pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
+        self.holding(offset, len)
+            .try_fold(Access::ReadWrite, |least, mapping| {
+                Ok(least.min(mapping.access(Location::Device(gpu))?))
+            })
+    }
+
+    /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
+    pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.holding(offset, len)
+            .any(|mapping| mapping.host() == Access::Read)
+    }
+
+    /// Returns the mappings that contain some of the `len` bytes from `offset` on.
+    fn holding(&self, offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
+        let end = offset.saturating_add(len);
+        let mut next = 0;
+        self.mappings.iter().filter(move |mapping| {
+            let start = next;
+            next += mapping.size().padded();
+            start < end && offset < next
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::Call;
+
+    const MIB: u64 = 1 << 20;
+
+    fn parts(driver: &Driver, count: i32) -> Vec<PhysicalMemory> {
+        let part = |node| {
+            PhysicalMemory::options(Location::HostNuma(node))
+                .create(driver, 2 * MIB)
+                .unwrap()
+        };
+        (0..count).map(part).collect()
+    }
+
+    fn rw(location: Location) -> AccessDesc {
+        AccessDesc::new(location, Access::ReadWrite)
+    }
+
+    #[test]
+    fn the_least_access_of_the_parts_counts() {
+        let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+        let all = [rw(Location::Host), rw(Location::Device(1))];
+        let mut turn = 0;
+        let range = MappedRange::map_granting(&driver, parts(&driver, 3), |mapping| {
+            turn += 1;
+            mapping.set_access(&all)?;
+            match turn {
+                2 => mapping.set_access(&[
+                    AccessDesc::new(Location::Host, Access::Read),
+                    AccessDesc::new(Location::Device(1), Access::Read),
+                ]),
+                _ => Ok(()),
+            }
+        });
+        let range = range.unwrap();
+        assert_eq!(range.padded(), 6 * MIB);
+        for (offset, len, least) in [
+            (0, 2 * MIB, Access::ReadWrite),
+            (0, 2 * MIB + 1, Access::Read),
+            (2 * MIB, 1, Access::Read),
+            (4 * MIB, 2 * MIB, Access::ReadWrite),
+        ] {
+            assert_eq!(range.gpu_access(1, offset, len), Ok(least));
+            let read_only = least == Access::Read;
+            assert_eq!(range.is_read_only_for_cpu(offset, len), read_only);
+        }
+        let view = range.cpu(6 * MIB).unwrap();
+        assert!(view.put(0, 1_u8).is_err() && view.get::<u8>(6 * MIB - 1) == Ok(0));
+        let error = range.cpu(6 * MIB + 1).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_step_that_fails_undoes_those_before_it() {
+        for call in [Call::MemMap, Call::MemSetAccess] {
+            let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+            let parts = parts(&driver, 3);
+            let sim = driver.sim().unwrap();
+            sim.fail(call, 2, crate::driver::Code::UNKNOWN);
+            MappedRange::map(&driver, parts, &[rw(Location::Host)]).unwrap_err();
+            assert!(sim.held().is_empty(), "{}", sim.held());
+        }
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let none: Vec<PhysicalMemory> = Vec::new();
+        let error = MappedRange::map(&driver, none, &[]).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::InvalidArgument { what: "parts", .. }
+        ));
+    }
+}
