@@ -18,23 +18,24 @@ mod finder;
 #[cfg(any(feature = "etcd", fuzzing))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 mod keys;
-#[cfg(feature = "etcd")]
-mod options;
-#[cfg(feature = "etcd")]
-mod register;
 mod registration;
 mod watch;
+#[cfg(not(feature = "etcd"))]
+mod without_etcd;
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use finder::Finder;
 #[cfg(feature = "etcd")]
-pub use options::EtcdOptions;
+pub use etcd::EtcdOptions;
+pub use finder::Finder;
 pub use registration::{Registration, RegistrationState};
 pub use watch::{DirectoryEvent, DirectoryWatch};
+
+#[cfg(not(feature = "etcd"))]
+use without_etcd as etcd;
 
 use super::Address;
 use super::protocol::{check_name, check_prefix};
@@ -78,7 +79,10 @@ pub struct Directory(Kind);
 #[derive(Clone)]
 enum Kind {
     Fixed(Arc<[Address]>),
-    #[cfg(feature = "etcd")]
+    #[cfg_attr(
+        not(feature = "etcd"),
+        expect(dead_code, reason = "there is no such value")
+    )]
     Etcd(Arc<etcd::Etcd>),
 }
 
@@ -106,16 +110,6 @@ impl Directory {
         Ok(Self(Kind::Fixed(list.into())))
     }
 
-    /// Returns a directory of the exporters that have registered in etcd. This sends no request: etcd may
-    /// still be away.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for invalid options, [`Error::Tls`] for certificates that cannot be read.
-    #[cfg(feature = "etcd")]
-    pub fn etcd(options: EtcdOptions) -> Result<Self> {
-        Ok(Self(Kind::Etcd(Arc::new(etcd::Etcd::new(options)?))))
-    }
-
     /// Returns the exporters that claim to hold a name, in the order in which they registered it; for a fixed
     /// directory all exporters, because only they know.
     ///
@@ -133,7 +127,6 @@ impl Directory {
                     boot: None,
                 })
                 .collect()),
-            #[cfg(feature = "etcd")]
             Kind::Etcd(etcd) => etcd.resolve(name).await,
         }
     }
@@ -155,8 +148,7 @@ impl Directory {
                 "directory",
                 "one of fixed addresses cannot be watched",
             )),
-            #[cfg(feature = "etcd")]
-            Kind::Etcd(etcd) => DirectoryWatch::start(etcd.clone(), prefix.to_owned(), runtime()?),
+            Kind::Etcd(etcd) => etcd.watch(prefix),
         }
     }
 
@@ -177,17 +169,10 @@ impl Directory {
             return Err(Error::invalid("exporter", "no instance or no boot id"));
         }
         match &self.0 {
-            Kind::Fixed(_) => Ok(Registration::nowhere()),
-            #[cfg(feature = "etcd")]
-            Kind::Etcd(etcd) => register::start(etcd.clone(), exporter, &runtime()?),
+            Kind::Fixed(_) => Ok(Registration { active: None }),
+            Kind::Etcd(etcd) => etcd.register(exporter),
         }
     }
-}
-
-#[cfg(feature = "etcd")]
-fn runtime() -> Result<tokio::runtime::Handle> {
-    tokio::runtime::Handle::try_current()
-        .map_err(|error| Error::invalid("runtime", error.to_string()))
 }
 
 /// Displays the given addresses, or etcd's.
@@ -201,7 +186,6 @@ impl fmt::Display for Directory {
                 }
                 Ok(())
             }
-            #[cfg(feature = "etcd")]
             Kind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
         }
     }

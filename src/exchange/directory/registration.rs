@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-#[cfg(feature = "etcd")]
-use super::register::Active;
+use super::etcd::Active;
 use crate::protocol::check_name;
 use crate::{Error, Result};
 
@@ -21,33 +20,17 @@ pub enum RegistrationState {
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
-    #[cfg(feature = "etcd")]
-    active: Option<Active>,
+    /// None in a directory that stores no names.
+    pub(super) active: Option<Active>,
 }
 
 impl Registration {
-    /// Returns a registration in a directory that stores no names.
-    pub(super) const fn nowhere() -> Self {
-        Self {
-            #[cfg(feature = "etcd")]
-            active: None,
-        }
-    }
-
-    #[cfg(feature = "etcd")]
-    pub(super) const fn active(active: Active) -> Self {
-        Self {
-            active: Some(active),
-        }
-    }
-
     /// Adds a name, asynchronously.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an invalid name.
     pub fn add(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
             active.change(|names| names.insert(name.to_owned()));
         }
@@ -56,17 +39,13 @@ impl Registration {
 
     /// Removes a name, asynchronously.
     pub fn remove(&self, name: &str) {
-        #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
             active.change(|names| names.remove(name));
         }
-        #[cfg(not(feature = "etcd"))]
-        let _ = name;
     }
 
     /// Returns the current state.
     pub fn state(&self) -> RegistrationState {
-        #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
             return active.state();
         }
@@ -78,7 +57,6 @@ impl Registration {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn changed(&self, than: &RegistrationState) -> RegistrationState {
-        #[cfg(feature = "etcd")]
         if let Some(active) = &self.active {
             return active.changed(than).await;
         }
@@ -93,7 +71,6 @@ impl Registration {
     /// # Errors
     /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
     pub async fn close(self) -> Result<()> {
-        #[cfg(feature = "etcd")]
         if let Some(active) = self.active {
             return active.close().await;
         }

@@ -2,16 +2,11 @@
 
 use std::fmt;
 
-#[cfg(feature = "etcd")]
 use tokio::sync::mpsc;
 
 use super::Exporter;
 use crate::Error;
 use crate::share::InstanceId;
-
-/// Events in the queue; when it is full, the directory is read only as fast as they are received.
-#[cfg(feature = "etcd")]
-const QUEUE: usize = 256;
 
 /// An event of a directory.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +35,7 @@ pub enum DirectoryEvent {
 
 /// Events about names, in order and complete; from [`Directory::watch`](super::Directory::watch).
 pub struct DirectoryWatch {
-    #[cfg(feature = "etcd")]
-    events: mpsc::Receiver<DirectoryEvent>,
+    pub(super) events: mpsc::Receiver<DirectoryEvent>,
 }
 
 impl DirectoryWatch {
@@ -50,197 +44,12 @@ impl DirectoryWatch {
     /// # Cancel safety
     /// No event is lost.
     pub async fn recv(&mut self) -> Option<DirectoryEvent> {
-        #[cfg(feature = "etcd")]
-        return self.events.recv().await;
-        #[cfg(not(feature = "etcd"))]
-        None
+        self.events.recv().await
     }
 }
 
 impl fmt::Debug for DirectoryWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DirectoryWatch").finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "etcd")]
-mod task {
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-
-    use etcd_client::{EventType, WatchOptions};
-    use tokio::runtime::Handle;
-    use tokio::sync::mpsc;
-
-    use super::super::etcd::{Etcd, end_of};
-    use super::{DirectoryEvent, DirectoryWatch, Exporter, QUEUE};
-    use crate::share::InstanceId;
-    use crate::{Error, Result};
-
-    impl DirectoryWatch {
-        pub(in super::super) fn start(
-            etcd: Arc<Etcd>,
-            prefix: String,
-            runtime: Handle,
-        ) -> Result<Self> {
-            let (sender, events) = mpsc::channel(QUEUE);
-            let mut task = Task {
-                prefix: etcd.keys.names(&prefix),
-                etcd,
-                events: sender,
-                told: BTreeMap::new(),
-            };
-            runtime.spawn(async move {
-                let gone = task.events.clone();
-                tokio::select! {
-                    () = gone.closed() => {}
-                    () = task.run() => {}
-                }
-            });
-            Ok(Self { events })
-        }
-    }
-
-    struct Task {
-        etcd: Arc<Etcd>,
-        prefix: String,
-        events: mpsc::Sender<DirectoryEvent>,
-        /// The entries that were reported.
-        told: BTreeMap<(String, InstanceId), Exporter>,
-    }
-
-    /// The receiver is gone.
-    struct Closed;
-
-    enum End {
-        Closed,
-        Failed(Error),
-    }
-
-    impl From<Closed> for End {
-        fn from(_: Closed) -> Self {
-            Self::Closed
-        }
-    }
-
-    impl From<Error> for End {
-        fn from(error: Error) -> Self {
-            Self::Failed(error)
-        }
-    }
-
-    impl Task {
-        async fn run(&mut self) {
-            let mut failures = 0;
-            loop {
-                match self.follow(&mut failures).await {
-                    End::Closed => return,
-                    End::Failed(error) => {
-                        if failures == 0 && self.tell(DirectoryEvent::Away(error)).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-                tokio::time::sleep(self.etcd.pause(failures)).await;
-                failures += 1;
-            }
-        }
-
-        async fn follow(&mut self, failures: &mut u32) -> End {
-            match self.try_follow(failures).await {
-                Ok(never) => match never {},
-                Err(end) => end,
-            }
-        }
-
-        /// Lists the names, reports the changes since the last list, and follows later changes.
-        async fn try_follow(
-            &mut self,
-            failures: &mut u32,
-        ) -> Result<std::convert::Infallible, End> {
-            let (entries, revision) = self.etcd.list(self.prefix.clone()).await?;
-            let mut now: Vec<_> = entries
-                .iter()
-                .filter_map(|entry| Some((entry.create_revision(), self.etcd.read(entry)?)))
-                .collect();
-            now.sort_by_key(|(revision, _)| *revision);
-            let key = |name: &String, exporter: &Exporter| {
-                exporter.instance.map(|instance| (name.clone(), instance))
-            };
-            let there: std::collections::BTreeSet<_> = now
-                .iter()
-                .filter_map(|(_, (name, exporter))| key(name, exporter))
-                .collect();
-            let gone: Vec<_> = self
-                .told
-                .keys()
-                .filter(|key| !there.contains(key))
-                .cloned()
-                .collect();
-            for (name, instance) in gone {
-                self.gone(name, instance).await?;
-            }
-            for (_, (name, exporter)) in now {
-                self.found(name, exporter).await?;
-            }
-            self.tell(DirectoryEvent::Current).await?;
-            *failures = 0;
-            let options = WatchOptions::new()
-                .with_range(end_of(&self.prefix))
-                .with_start_revision(revision + 1);
-            let prefix = self.prefix.clone();
-            let mut stream = self
-                .etcd
-                .call(|mut client| async move { client.watch(prefix, Some(options)).await })
-                .await?;
-            loop {
-                let answer = match stream.message().await {
-                    Ok(Some(answer)) => answer,
-                    Ok(None) => return Err(self.etcd.away("the connection has ended").into()),
-                    Err(error) => return Err(self.etcd.failed(&error).into()),
-                };
-                if answer.canceled() {
-                    return Err(self.etcd.away(answer.cancel_reason()).into());
-                }
-                for event in answer.events() {
-                    let Some(entry) = event.kv() else { continue };
-                    match event.event_type() {
-                        EventType::Put => {
-                            if let Some((name, exporter)) = self.etcd.read(entry) {
-                                self.found(name, exporter).await?;
-                            }
-                        }
-                        EventType::Delete => {
-                            if let Some((name, instance)) = self.etcd.keys.read(entry.key()) {
-                                self.gone(name, instance).await?;
-                            }
-                        }
-                    }
-                }
-            }
-        }
-
-        async fn found(&mut self, name: String, exporter: Exporter) -> Result<(), Closed> {
-            let Some(instance) = exporter.instance else {
-                return Ok(());
-            };
-            let before = self.told.insert((name.clone(), instance), exporter.clone());
-            // An exporter that registers again is not a change.
-            if before.as_ref() == Some(&exporter) {
-                return Ok(());
-            }
-            self.tell(DirectoryEvent::Found { name, exporter }).await
-        }
-
-        async fn gone(&mut self, name: String, instance: InstanceId) -> Result<(), Closed> {
-            if self.told.remove(&(name.clone(), instance)).is_none() {
-                return Ok(());
-            }
-            self.tell(DirectoryEvent::Gone { name, instance }).await
-        }
-
-        async fn tell(&self, event: DirectoryEvent) -> Result<(), Closed> {
-            self.events.send(event).await.map_err(|_| Closed)
-        }
     }
 }

@@ -9,10 +9,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::Exporter;
-use super::etcd::Etcd;
-use super::keys::value;
-use super::registration::{Registration, RegistrationState};
+use super::super::keys::value;
+use super::super::{Exporter, Registration, RegistrationState};
+use super::Etcd;
 use crate::Result;
 use crate::share::InstanceId;
 
@@ -20,7 +19,7 @@ use crate::share::InstanceId;
 const BATCH: usize = 100;
 
 /// The program's end of a registration.
-pub(super) struct Active {
+pub(in super::super) struct Active {
     wanted: Arc<Wanted>,
     state: watch::Receiver<RegistrationState>,
     /// Dropping it ends the task; with a sender in it, the task reports how the end went.
@@ -98,11 +97,13 @@ pub(super) fn start(etcd: Arc<Etcd>, exporter: Exporter, runtime: &Handle) -> Re
         lease: None,
     };
     runtime.spawn(task.run(closed));
-    Ok(Registration::active(Active {
-        wanted,
-        state,
-        close,
-    }))
+    Ok(Registration {
+        active: Some(Active {
+            wanted,
+            state,
+            close,
+        }),
+    })
 }
 
 struct Task {
