@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 # commands that name the last build them, so that no feature that one asks for is on in the others' builds.
 PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-share -p egmem-exchange -p egmem-service)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
+# Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
+LOW=("${BASE[@]}" -p egmem-share)
 MEMBERS=(-p egmem-chart -p egmem-replay -p egmem-trace)
 
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
@@ -91,6 +93,8 @@ SLOW_CASES=32
 
 # select_tests [slowly|threads]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what
 # the programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), these are left out:
+# - most tests of the exchange and of the service, and these crates' unit tests (LOW): they are safe Rust, which has
+#   no data races, and nothing in them depends on the processor. `exchange` and `exchange_leaks` stay;
 # - tests whose processes must meet deadlines: tests with one process run the same code there;
 # - tests of a driver that hangs: ThreadSanitizer delivers a signal only when its thread leaves code that
 #   was built without it, and the stub never does;
@@ -108,16 +112,13 @@ select_tests() {
         name=${name%.rs}
         case ${1:-}:$name in
             *:exchange_bytes | *:soak) ;;
-            ?*:exchange_failures | ?*:serve_cli) ;;
+            ?*:authorization | ?*:exchange_failures | ?*:group | ?*:protocol | ?*:serve_cli | ?*:service) ;;
             threads:cli | threads:cli_errors | threads:cycles | threads:demo | threads:demo_parts) ;;
-            threads:fault_sweep | threads:mistakes | threads:protocol | threads:replay) ;;
+            threads:fault_sweep | threads:mistakes | threads:replay) ;;
             threads:topology | threads:topology_xml | threads:trace) ;;
             *) TESTS+=(--test "$name") ;;
         esac
     done
-    [ -z "${1:-}" ] || SKIPPED=(--skip processes::a_rank_ --skip processes::eight_ --skip processes::the_end_
-        --skip doubt::it_counts_until_the_holders_process_ --skip doubt::nor_does_a_process_
-        --skip quota::deleted_memory_ --skip quota::whatever_a_peer_
-        --skip signals::in_a_start_that_hangs --skip signals::where_a_library_hangs_
-        --skip for_a_million_operations --skip a_million_blocks_ --skip never_a_split_decision)
+    [ -z "${1:-}" ] || SKIPPED=(--skip signals::in_a_start_that_hangs --skip signals::where_a_library_hangs_
+        --skip for_a_million_operations --skip a_million_blocks_)
 }
