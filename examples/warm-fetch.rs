@@ -20,7 +20,7 @@ use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use egmem::driver::{Driver, Location, NodeId};
 use egmem::exchange::{Address, Client, CreateOptions, RemoteBuffer};
-use egmem::plain::PinnedHost;
+use egmem::pinned::PinnedHost;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
 use egmem::{Buffer, Error, Explained, Machine, Result, Topology};

@@ -74,7 +74,7 @@ pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
     Buffer, BufferOptions, Driver, Error, Event, Machine, Memory, Pool, PoolBuffer, Result, Stream,
-    Topology, Transfer, capability, doctor, driver, host, kernels, memory, plain, pool, proof,
+    Topology, Transfer, capability, doctor, driver, host, kernels, memory, pinned, pool, proof,
     size, stream, text, topology, vmm,
 };
 #[cfg(feature = "exchange")]

@@ -4,7 +4,7 @@
 use egmem::driver::{
     Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location, NodeId, PoolApi,
 };
-use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::topology::Placement;
 use egmem::vmm::{PhysicalMemory, Reservation};

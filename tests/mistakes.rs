@@ -2,7 +2,7 @@
 
 use egmem::capability::{Capabilities, Path};
 use egmem::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
-use egmem::plain::DeviceMemory;
+use egmem::pinned::DeviceMemory;
 use egmem::{Buffer, Driver, Error, Event, Explained, Machine, Memory, Pool, Result, Stream};
 
 const MIB: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
 use egmem::driver::{ModuleHandle, NodeId};
 use egmem::kernels::{PTX, READ, WRITE, pattern};
-use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::{Buffer, Error, Event, Explained, Memory, Pool, PoolBuffer, Result, Stream, Topology};
 use indicatif::ProgressBar;
 

@@ -14,7 +14,7 @@ pub mod host;
 pub mod interop;
 pub mod memory;
 pub mod per_driver;
-pub mod plain;
+pub mod pinned;
 pub mod pool;
 pub mod proof;
 pub mod stream;

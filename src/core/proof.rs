@@ -7,7 +7,7 @@ use crate::driver::{
 };
 use crate::kernels::{self, pattern};
 use crate::memory::{CpuView, Engine, GrantUse, Memory, expect_gpu_access};
-use crate::plain::PinnedHost;
+use crate::pinned::PinnedHost;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};

@@ -47,5 +47,5 @@ pub use stats::{ClassStats, DriverCounts, HeapStats};
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
     Error, Event, Memory, Result, Stream, accessors, buffer, driver, error, explain, fork, guard,
-    memory, per_driver, plain, size, stream, teardown, text, topology, vmm,
+    memory, per_driver, pinned, size, stream, teardown, text, topology, vmm,
 };

@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 
 use egmem::driver::{Access, Location};
-use egmem::plain::DeviceMemory;
+use egmem::pinned::DeviceMemory;
 use egmem::proof::{Prover, check_pattern};
 use egmem::topology::Placement;
 use egmem::{Buffer, Driver, Error, Heap, Memory, Pool, Result, Stream};

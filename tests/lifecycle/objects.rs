@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egmem::driver::NodeId;
 use egmem::memory::{CpuMemory, Cursor, ParallelCopy};
-use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::vmm::{PhysicalMemory, Reservation};
 use egmem::{Buffer, Driver, Error, Event, Pool, Stream};

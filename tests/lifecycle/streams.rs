@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::{Buffer, Driver, Error, Event, Stream};
 
 use crate::{MIB, last};

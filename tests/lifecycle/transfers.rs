@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egmem::driver::{Access, Call, Code, Location, NodeId};
-use egmem::plain::{DeviceMemory, PinnedHost};
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::proof::Prover;
 use egmem::stream::{NotStarted, TransferFailed};
 use egmem::{Buffer, Driver, Error, Memory, Pool, Stream, Transfer};

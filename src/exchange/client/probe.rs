@@ -10,7 +10,7 @@ use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::memory::{AccessChecks, Engine, Memory};
-use crate::plain::PinnedHost;
+use crate::pinned::PinnedHost;
 use crate::protocol::{Answer, Ask, Probe, Probed};
 use crate::share::{Description, ImportedBuffer};
 use crate::{Error, Refusal, Result, Stream};

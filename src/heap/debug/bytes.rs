@@ -2,7 +2,7 @@
 
 use crate::driver::{Access, DevicePtr, Driver, Relaxed};
 use crate::memory::CpuView;
-use crate::plain::PinnedHost;
+use crate::pinned::PinnedHost;
 use crate::{Memory, Result, Stream};
 
 /// How many bytes are checked at once.
