@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
 mod alloc_api;
+mod alloc_path;
 mod backing;
 mod block;
 mod cache;
@@ -16,9 +17,9 @@ mod deferred;
 mod grower;
 mod growth;
 mod heap;
-mod life;
 mod lifetime;
 mod limits;
+mod membership;
 mod occupancy;
 mod options;
 mod picture;
@@ -31,7 +32,6 @@ mod share;
 mod shared;
 mod stats;
 mod svg;
-mod ways;
 mod zero;
 
 pub use block::{Block, NotFreed};

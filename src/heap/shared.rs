@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
+use super::alloc_path::Load;
 use super::backing::{Backing, Plan};
 use super::cache::{Depot, Inbox, Inside, Magazine, Reserved, Visitor, member};
 use super::classes::{CLASSES, Class};
 use super::core::{Core, Extent, Frames, GRANULE, Owner};
 use super::deferred::Deferred;
 use super::grower::Signal;
-use super::life::Members;
 use super::lifetime::Lifetime;
 use super::limits::SoftLimit;
+use super::membership::Members;
 use super::piece::{Kind, Piece};
-use super::ways::Load;
 use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
 use crate::{Error, Result};

@@ -10,8 +10,8 @@ mod ending;
 #[cfg(feature = "allocator-api2")]
 mod exposure;
 mod growth;
-mod life;
 mod logs;
+mod membership;
 mod picture;
 #[path = "../common/program.rs"]
 mod program;

@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::core::{Core, GRANULE, MAX_RANGE, Outside, Request};
-use super::super::life::Members;
+use super::super::membership::Members;
 use super::super::shared::Shared;
 use crate::per_driver::lock;
 

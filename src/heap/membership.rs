@@ -1,5 +1,7 @@
-//! The life of a heap: threads join and leave, handles are dropped, and the memory is released with the last
-//! block.
+//! The threads and blocks of a heap: threads join and leave, blocks are counted, and after the last handle the
+//! last block releases the memory.
+//!
+//! `lifetime` keeps the memory mapped for code that has neither a block nor a handle.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
