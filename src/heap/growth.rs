@@ -157,8 +157,8 @@ impl Shared {
     pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
         self.set_budget(backing.backed());
         let mut core = self.core();
-        for stretch in grown {
-            core.add(stretch.range, stretch.joins);
+        for added in grown {
+            core.add(added.range, added.joins);
         }
         core
     }

@@ -51,7 +51,7 @@ pub struct OccupancyTotals {
     pub cached: u64,
     /// Backed bytes that are none of these.
     pub free: u64,
-    /// The longest stretch of free bytes.
+    /// The longest run of free bytes.
     pub largest_free: u64,
 }
 
@@ -202,10 +202,10 @@ mod tests {
                 deferred: deferred.clone(),
             };
             let mut want = OccupancyTotals::default();
-            let mut stretch = 0;
+            let mut run = 0;
             for byte in 0..128 {
                 want.backed += u64::from(has(&backed, byte));
-                stretch += 1;
+                run += 1;
                 if has(&used, byte) {
                     want.used += 1;
                 } else if has(&deferred, byte) {
@@ -214,10 +214,10 @@ mod tests {
                     want.cached += 1;
                 } else if has(&backed, byte) {
                     want.free += 1;
-                    want.largest_free = want.largest_free.max(stretch);
+                    want.largest_free = want.largest_free.max(run);
                     continue;
                 }
-                stretch = 0;
+                run = 0;
             }
             prop_assert_eq!(occupancy.totals(), want);
         }

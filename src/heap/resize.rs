@@ -108,12 +108,16 @@ impl Shared {
             return false;
         };
         // No other thread adds memory meanwhile, but others may still take the free bytes behind the block.
-        let Some((start, edge)) = self.core().end_of_memory_behind(node) else {
+        let Some((start, memory_end)) = self.core().end_of_memory_behind(node) else {
             return false;
         };
         let end = start + bytes;
-        if end > edge {
-            let want = Want::Behind { start, edge, end };
+        if end > memory_end {
+            let want = Want::Behind {
+                start,
+                memory_end,
+                end,
+            };
             let grown = match &self.soft_limit {
                 None => backing.grow(want).map(Some),
                 Some(soft) => backing.grow_within(want, soft.bytes),

@@ -24,8 +24,8 @@ pub(crate) enum Want<'a> {
         /// The block's offset.
         start: u64,
         /// The end of the memory behind the block.
-        edge: u64,
-        /// The end that the block needs: beyond `edge`.
+        memory_end: u64,
+        /// The end that the block needs: beyond `memory_end`.
         end: u64,
     },
     /// More bytes, in as many pieces as necessary.
@@ -39,7 +39,9 @@ impl Want<'_> {
     pub(super) const fn bytes(&self) -> u64 {
         match *self {
             Self::Block { bytes, .. } | Self::More { bytes } => bytes,
-            Self::Behind { edge, end, .. } => end.saturating_sub(edge),
+            Self::Behind {
+                memory_end, end, ..
+            } => end.saturating_sub(memory_end),
         }
     }
 
@@ -133,8 +135,8 @@ pub(super) struct Shape {
     pub limit: u64,
     /// Whether blocks may lie in several chunks.
     pub joins: bool,
-    /// No block that spans several chunks crosses a multiple of this; none is larger.
-    pub border: u64,
+    /// No block in several chunks crosses a multiple of this; none is larger.
+    pub max_range: u64,
 }
 
 impl Shape {
@@ -153,7 +155,11 @@ impl Shape {
                     self.single(gaps, bytes, alignment)
                 }
             }
-            Want::Behind { start, edge, end } => self.behind(gaps, start, edge..end),
+            Want::Behind {
+                start,
+                memory_end,
+                end,
+            } => self.behind(gaps, start, memory_end..end),
             Want::More { bytes } => {
                 check(bytes, 1)?;
                 self.more(gaps, bytes)
@@ -233,7 +239,7 @@ impl Shape {
 
     /// Returns the beginning of the gap at `wanted.start`, for the block that begins at `start`.
     fn behind(self, gaps: &[Range<u64>], start: u64, wanted: Range<u64>) -> Option<Places> {
-        if !self.joins || wanted.is_empty() || self.border_in(start..wanted.end).is_some() {
+        if !self.joins || wanted.is_empty() || self.range_limit_in(start..wanted.end).is_some() {
             return None;
         }
         let gap = gaps.iter().find(|gap| gap.start == wanted.start)?;
@@ -288,8 +294,8 @@ impl Shape {
         loop {
             let at = round_up(self.base.checked_add(from)?, alignment)? - self.base;
             let end = at.checked_add(bytes).filter(|&end| end <= room.end)?;
-            match self.border_in(at..end) {
-                Some(border) => from = border,
+            match self.range_limit_in(at..end) {
+                Some(range_limit) => from = range_limit,
                 None => return Some(at..end),
             }
         }
@@ -304,36 +310,36 @@ impl Shape {
             if at < room.start {
                 return None;
             }
-            match self.border_in(at..at + bytes) {
-                Some(border) => to = border,
+            match self.range_limit_in(at..at + bytes) {
+                Some(range_limit) => to = range_limit,
                 None => return Some(at..at + bytes),
             }
         }
     }
 
-    /// Returns how many of `bytes` from `at` on, in whole units, lie before the next border: a chunk across a
-    /// border could not be trimmed.
-    pub(super) fn before_border(self, at: u64, bytes: u64) -> u64 {
-        let Some(border) = self.border_in(at..at + bytes) else {
+    /// Returns how many of `bytes` from `at` on, in whole units, lie before the next range limit: a chunk
+    /// across a range limit could not be trimmed.
+    pub(super) fn before_range_limit(self, at: u64, bytes: u64) -> u64 {
+        let Some(range_limit) = self.range_limit_in(at..at + bytes) else {
             return bytes;
         };
-        let border = border / self.unit * self.unit;
-        if border > at {
-            border - at
+        let range_limit = range_limit / self.unit * self.unit;
+        if range_limit > at {
+            range_limit - at
         } else {
             bytes.min(self.unit)
         }
     }
 
-    /// Returns the first border between two bytes of `range` that blocks may not cross.
-    fn border_in(self, range: Range<u64>) -> Option<u64> {
+    /// Returns the first range limit between two bytes of `range` that blocks may not cross.
+    fn range_limit_in(self, range: Range<u64>) -> Option<u64> {
         if !self.joins {
             return None;
         }
-        let border = (range.start / self.border)
+        let range_limit = (range.start / self.max_range)
             .checked_add(1)?
-            .checked_mul(self.border)?;
-        (border < range.end).then_some(border)
+            .checked_mul(self.max_range)?;
+        (range_limit < range.end).then_some(range_limit)
     }
 }
 

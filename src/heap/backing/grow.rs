@@ -209,7 +209,7 @@ impl Backing {
         let mut halved = false;
         let mut at = fill.start;
         while at < fill.end {
-            let bytes = shape.before_border(at, size.min(fill.end - at));
+            let bytes = shape.before_range_limit(at, size.min(fill.end - at));
             match self.make(at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
                     at = chunk.end();

@@ -257,7 +257,7 @@ impl Backing {
             chunk: self.settled.chunk,
             limit: self.settled.limit,
             joins: self.settled.joins,
-            border: MAX_RANGE,
+            max_range: MAX_RANGE,
         }
     }
 

@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     pub host: Option<Access>,
     /// What the GPUs may do; `None`: read and write, for each that can reach all the memory.
     pub gpus: Option<Vec<AccessDesc>>,
-    /// How chunks may be shared. If they can be, no block spans two chunks.
+    /// How chunks may be shared. If they can be, no block lies in two chunks.
     pub handle_types: HandleTypes,
     /// Whether to share chunks as widely as the machine allows.
     #[cfg(feature = "share")]

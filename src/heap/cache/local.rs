@@ -69,8 +69,8 @@ impl Magazine {
     }
 }
 
-/// The small blocks of one class, in two magazines: a thread that allocates and frees around the border of
-/// one exchanges none.
+/// The small blocks of one class, in two magazines: a thread that allocates and frees around the boundary
+/// of one exchanges none.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
     /// Blocks are popped from and pushed to this one.

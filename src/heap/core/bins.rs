@@ -8,11 +8,11 @@ const LOG_STEPS: u32 = 6;
 const STEPS: u32 = 1 << LOG_STEPS;
 /// Sizes are below 2³² granules.
 pub(super) const BINS: usize = ((32 - LOG_STEPS + 1) * STEPS) as usize;
-/// The last bin, for ranges of any size at an edge, behind which memory may be added: used last. (Korn and
-/// Vo's "wilderness", 1985.)
-pub(super) const EDGE: usize = BINS;
+/// The last bin, for ranges of any size at a growable end, behind which memory may be added: used last. (Korn
+/// and Vo's "wilderness", 1985.)
+pub(super) const GROWABLE_END: usize = BINS;
 const _: () = assert!(
-    BINS.is_multiple_of(64) && EDGE / 64 < 63,
+    BINS.is_multiple_of(64) && GROWABLE_END / 64 < 63,
     "it has a word of its own"
 );
 
@@ -72,9 +72,9 @@ impl Occupied {
         (here | beyond != 0).then(|| at * 64 + bits.trailing_zeros() as usize)
     }
 
-    /// Returns the last bin that has ranges, except [`EDGE`].
+    /// Returns the last bin that has ranges, except [`GROWABLE_END`].
     pub(super) fn last(&self) -> Option<usize> {
-        let summary = self.summary & !(1 << (EDGE / 64));
+        let summary = self.summary & !(1 << (GROWABLE_END / 64));
         let word = summary.checked_ilog2()? as usize;
         Some(word * 64 + self.words[word].ilog2() as usize)
     }
@@ -108,8 +108,8 @@ mod tests {
     proptest! {
         #[test]
         fn occupied_bins_are_found(
-            steps in proptest::collection::vec((0..=EDGE, any::<bool>()), 0..200),
-            from in proptest::collection::vec(0..=EDGE, 20),
+            steps in proptest::collection::vec((0..=GROWABLE_END, any::<bool>()), 0..200),
+            from in proptest::collection::vec(0..=GROWABLE_END, 20),
         ) {
             let (mut occupied, mut model) = (Occupied::new(), BTreeSet::new());
             for (bin, insert) in steps {
@@ -121,7 +121,7 @@ mod tests {
                     occupied.reset_if(bin, true);
                     model.remove(&bin);
                 }
-                prop_assert_eq!(occupied.last(), model.range(..EDGE).last().copied());
+                prop_assert_eq!(occupied.last(), model.range(..GROWABLE_END).last().copied());
             }
             for bin in from {
                 prop_assert_eq!(occupied.next(bin), model.range(bin..).next().copied());

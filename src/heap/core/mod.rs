@@ -8,7 +8,7 @@ mod ranges;
 mod refusals;
 mod resize;
 mod slabs;
-mod stretches;
+mod spans;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -68,7 +68,7 @@ impl Core {
         })
     }
 
-    /// Adds memory, in whole granules; with `joins`, blocks may reach across its borders.
+    /// Adds memory, in whole granules; with `joins`, blocks may reach across its ends.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
         self.ranges.add(range, joins);
         self.forget_refusals();
@@ -259,7 +259,7 @@ impl Core {
     }
 
     /// Returns [`largest_free`](Self::largest_free) or at most a 64th less, without visiting every range;
-    /// still less if more than 16 ranges lie at edges.
+    /// still less if more than 16 ranges lie at growable ends.
     pub(super) fn nearly_largest_free(&self) -> u64 {
         self.ranges.nearly_largest_free()
     }

@@ -3,7 +3,7 @@
 use std::hint::select_unpredictable;
 use std::io;
 
-use super::bins::{self, EDGE, Occupied};
+use super::bins::{self, GROWABLE_END, Occupied};
 use super::table::{Ahead, Table};
 
 /// The index of a node.
@@ -35,7 +35,7 @@ impl NodeId {
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// A range in use, or the empty first or last node of a stretch.
+    /// A range in use, or the empty first or last node of a span.
     Used,
     /// A free range, in a list.
     Free,
@@ -43,7 +43,7 @@ pub(super) enum State {
     Vacant,
 }
 
-/// A range. Two nodes share a cache line, and none spans two.
+/// A range. Two nodes share a cache line, and none lies in two.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct Node {
@@ -52,9 +52,9 @@ pub(super) struct Node {
     /// In granules.
     pub(super) size: u32,
     pub(super) state: State,
-    /// Whether more memory may be added right behind it. For a stretch's first node, which is empty: whether
+    /// Whether more memory may be added right behind it. For a span's first node, which is empty: whether
     /// it may be added in front.
-    pub(super) edge: bool,
+    pub(super) growable_end: bool,
     /// The list of a free range.
     bin: u16,
     /// The range before it in memory.
@@ -72,7 +72,7 @@ const VACANT: Node = Node {
     start: 0,
     size: 0,
     state: State::Vacant,
-    edge: false,
+    growable_end: false,
     bin: 0,
     previous: NodeId::NONE,
     next: NodeId::NONE,
@@ -88,7 +88,7 @@ const MORE: usize = 64;
 pub(super) struct Nodes {
     nodes: Table<Node>,
     /// The first of each bin's list.
-    heads: Box<[NodeId; EDGE + 1]>,
+    heads: Box<[NodeId; GROWABLE_END + 1]>,
     vacant: NodeId,
     occupied: Occupied,
     /// How many nodes are not vacant.
@@ -108,7 +108,7 @@ impl Nodes {
         });
         Ok(Self {
             nodes,
-            heads: Box::new([NodeId::NONE; EDGE + 1]),
+            heads: Box::new([NodeId::NONE; GROWABLE_END + 1]),
             vacant: NodeId::NONE,
             occupied: Occupied::new(),
             count: 0,
@@ -145,7 +145,7 @@ impl Nodes {
         node.start = start;
         node.size = size;
         node.state = State::Used;
-        node.edge = false;
+        node.growable_end = false;
         node.previous = previous;
         node.next = next;
         self.count += 1;
@@ -189,7 +189,8 @@ impl Nodes {
         self.insert_between(self.get(next).previous, next, start, size)
     }
 
-    /// Adds a node between two neighbours. If the first one was at an edge, the new one is instead.
+    /// Adds a node between two neighbours. If the first one was at a growable end, the new one is
+    /// instead.
     #[inline(always)]
     pub(super) fn insert_between(
         &mut self,
@@ -203,9 +204,9 @@ impl Nodes {
         let nodes = &mut *self.nodes;
         let before = &mut nodes[previous.index()];
         before.next = node;
-        let edge = std::mem::take(&mut before.edge);
+        let growable_end = std::mem::take(&mut before.growable_end);
         nodes[next.index()].previous = node;
-        nodes[node.index()].edge = edge;
+        nodes[node.index()].growable_end = growable_end;
         node
     }
 
@@ -219,12 +220,12 @@ impl Nodes {
         node.next = vacant;
     }
 
-    /// Puts a node in the list of its size, or in the list of edges.
+    /// Puts a node in the list of its size, or in the list of growable ends.
     #[inline(always)]
     pub(super) fn link(&mut self, node: NodeId) {
         let nodes = &mut *self.nodes;
         let this = &nodes[node.index()];
-        let bin = select_unpredictable(this.edge, EDGE, bins::bin_of(this.size));
+        let bin = select_unpredictable(this.growable_end, GROWABLE_END, bins::bin_of(this.size));
         let first = std::mem::replace(&mut self.heads[bin], node);
         nodes[first.index()].before = node;
         let this = &mut nodes[node.index()];
@@ -252,8 +253,8 @@ impl Nodes {
     }
 
     /// Returns a free node of at least `size` granules, more than 0: the last freed of its own bin if that
-    /// fits; otherwise one of the next bin that has any, edges last; otherwise the smallest that fits in its
-    /// own bin or at an edge.
+    /// fits; otherwise one of the next bin that has any, growable ends last; otherwise the smallest that fits
+    /// in its own bin or at a growable end.
     #[inline(always)]
     pub(super) fn find(&self, size: u32) -> Option<NodeId> {
         let own = bins::bin_of(size);
@@ -262,7 +263,7 @@ impl Nodes {
         let next = self.occupied.next(own + 1);
         let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
-        // Not if there is none, and not always at an edge.
+        // Not if there is none, and not always at a growable end.
         match self.get(found).size >= size {
             true => Some(found),
             false => self.find_in(own, size),
@@ -276,7 +277,7 @@ impl Nodes {
             let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
             fitting.min_by_key(|&node| self.get(node).size)
         };
-        smallest(bin).or_else(|| smallest(EDGE))
+        smallest(bin).or_else(|| smallest(GROWABLE_END))
     }
 
     /// Iterates over the nodes of a bin.
@@ -301,9 +302,10 @@ impl Nodes {
             .filter(move |&node| self.get(node).size >= size)
     }
 
-    /// Returns the size of the largest among the first `looks` nodes of the last bin and as many at edges.
+    /// Returns the size of the largest among the first `looks` nodes of the last bin and as many at growable
+    /// ends.
     pub(super) fn largest(&self, looks: usize) -> u32 {
-        let bins = self.occupied.last().into_iter().chain([EDGE]);
+        let bins = self.occupied.last().into_iter().chain([GROWABLE_END]);
         let nodes = bins.flat_map(|bin| self.list(bin).take(looks));
         nodes.map(|node| self.get(node).size).max().unwrap_or(0)
     }

@@ -17,19 +17,19 @@ pub(super) const LOG_GRANULE: u32 = 8;
 /// Granules in a frame.
 const GRANULES: u64 = FRAME >> LOG_GRANULE;
 
-/// The smallest stretch.
-const STRETCH: u64 = 64 << 10;
+/// The smallest span.
+const MIN_SPAN: u64 = 64 << 10;
 
 /// The largest range, because sizes are 32 bits of granules. No range crosses a multiple of this in memory
-/// that joins: stretches end there. Chunks can end there too.
+/// that joins: spans end there. Chunks can end there too.
 pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a frame
-/// and has at most one free range before it, and each stretch has one more and its two ends. Memory is added
-/// in larger pieces than [`STRETCH`].
+/// and has at most one free range before it, and each span has one more and its two ends. Memory is added
+/// in larger pieces than [`MIN_SPAN`].
 fn most_nodes(limit: u64) -> usize {
-    let stretches = limit / STRETCH + 1;
-    usize::try_from(limit / FRAME * 2 + stretches * 3)
+    let spans = limit / MIN_SPAN + 1;
+    usize::try_from(limit / FRAME * 2 + spans * 3)
         .unwrap_or(usize::MAX)
         .min((1 << 31) - 128)
 }
@@ -42,12 +42,12 @@ pub(crate) struct Extent {
     pub(crate) node: NodeId,
 }
 
-/// All ranges. A range ends where the next one starts; the first and the last node of a stretch are empty.
+/// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     pub(super) nodes: Nodes,
-    /// Stretches, memory without a gap or a border: from the start to the first and last nodes.
-    pub(super) stretches: BTreeMap<u64, (NodeId, NodeId)>,
+    /// Spans, memory without a gap or a range limit: from the start to the first and last nodes.
+    pub(super) spans: BTreeMap<u64, (NodeId, NodeId)>,
     /// The address of offset 0, in granules: alignment applies to addresses.
     origin: u64,
     pub(super) free: u64,
@@ -67,7 +67,7 @@ impl Ranges {
     pub(super) fn new(origin: u64, limit: u64) -> io::Result<Self> {
         Ok(Self {
             nodes: Nodes::new(most_nodes(limit))?,
-            stretches: BTreeMap::new(),
+            spans: BTreeMap::new(),
             origin: origin >> LOG_GRANULE,
             free: 0,
             total: 0,
@@ -94,7 +94,7 @@ impl Ranges {
     }
 
     /// Returns [`largest_free`](Self::largest_free) or a little less: checks a few of the largest ranges and
-    /// of those at edges.
+    /// of those at growable ends.
     pub(super) fn nearly_largest_free(&self) -> u64 {
         const LOOKS: usize = 16;
         u64::from(self.nodes.largest(LOOKS)) << LOG_GRANULE
@@ -223,14 +223,14 @@ impl Ranges {
             return false;
         }
         let (own, previous, mut next) = (this.size, this.previous, this.next);
-        let mut edge = this.edge;
+        let mut growable_end = this.growable_end;
         self.free += u64::from(own);
         self.given = self.given.wrapping_add(own.into());
         let mut size = own;
         let right = self.nodes.get(next);
         if right.state == State::Free {
             size += right.size;
-            edge = right.edge;
+            growable_end = right.growable_end;
             let after = right.next;
             self.nodes.unlink(next);
             self.nodes.retire(next);
@@ -249,7 +249,7 @@ impl Ranges {
         }
         let this = self.nodes.get_mut(node);
         this.size = size;
-        this.edge = edge;
+        this.growable_end = growable_end;
         self.nodes.link(node);
         if self.frameless {
             self.frameless = !self.has_frame(node);
@@ -279,34 +279,34 @@ impl Ranges {
 
     /// Iterates over all ranges in the order of offsets, in bytes, each with its node if it is in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Option<NodeId>)> {
-        self.each_stretch().flatten()
+        self.each_span().flatten()
     }
 
-    /// As [`all`](Self::all), separately for each stretch.
-    pub(super) fn each_stretch(&self) -> impl Iterator<Item = InStretch<'_>> {
-        let stretches = self.stretches.values();
-        stretches.map(|&(first, last)| InStretch {
+    /// As [`all`](Self::all), separately for each span.
+    pub(super) fn each_span(&self) -> impl Iterator<Item = SpanRanges<'_>> {
+        let spans = self.spans.values();
+        spans.map(|&(first, last)| SpanRanges {
             ranges: self,
             node: self.nodes.get(first).next,
             last,
         })
     }
 
-    /// Returns the free bytes right before `end`, the end of a stretch, in bytes: memory added there would
+    /// Returns the free bytes right before `end`, the end of a span, in bytes: memory added there would
     /// join them.
     pub(super) fn free_before(&self, end: u64) -> u64 {
         let end = end >> LOG_GRANULE;
-        let before = self.stretches.range(..end).next_back();
+        let before = self.spans.range(..end).next_back();
         let last = before
             .map(|(_, &(_, last))| self.nodes.get(last))
             .filter(|last| last.start == end);
         last.map_or(0, |last| self.free_at(last.previous))
     }
 
-    /// Returns the free bytes right after `start`, the start of a stretch, in bytes.
+    /// Returns the free bytes right after `start`, the start of a span, in bytes.
     pub(super) fn free_after(&self, start: u64) -> u64 {
-        let stretch = self.stretches.get(&(start >> LOG_GRANULE));
-        stretch.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
+        let span = self.spans.get(&(start >> LOG_GRANULE));
+        span.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
     }
 
     fn free_at(&self, node: NodeId) -> u64 {
@@ -318,15 +318,15 @@ impl Ranges {
     }
 }
 
-/// Iterates over the ranges of a stretch in the order of offsets.
+/// Iterates over the ranges of a span in the order of offsets.
 #[derive(Clone)]
-pub(super) struct InStretch<'a> {
+pub(super) struct SpanRanges<'a> {
     ranges: &'a Ranges,
     node: NodeId,
     last: NodeId,
 }
 
-impl Iterator for InStretch<'_> {
+impl Iterator for SpanRanges<'_> {
     type Item = (Range<u64>, Option<NodeId>);
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -148,12 +148,12 @@ fn lacks(ranges: &Ranges, slabs: &Slabs, frames: &Frames, size: u64) -> u64 {
             }
             (Some(_), _) => len(range),
         };
-    for stretch in ranges.each_stretch() {
+    for span in ranges.each_span() {
         // The ranges from `first` to the current one: their bytes, and how many of those are in use.
         let (mut bytes, mut used) = (0, 0);
-        let mut behind = stretch.clone();
+        let mut behind = span.clone();
         let mut first = behind.next();
-        for current in stretch {
+        for current in span {
             bytes += len(&current.0);
             used += in_use(&current);
             while let Some(range) = &first

@@ -24,7 +24,7 @@ impl Ranges {
         if rest == 0 {
             let this = self.nodes.get_mut(node);
             this.next = right.next;
-            this.edge = right.edge;
+            this.growable_end = right.growable_end;
             self.nodes.get_mut(right.next).previous = node;
             self.nodes.retire(next);
         } else {
@@ -44,7 +44,7 @@ impl Ranges {
         if next.state == State::Free {
             next = self.nodes.get(next.next);
         }
-        // Only the end of a stretch has size 0.
+        // Only the end of a span has size 0.
         (next.size == 0).then_some((this.start << LOG_GRANULE, next.start << LOG_GRANULE))
     }
 

@@ -521,7 +521,7 @@ fn all_memory_is_one_range_again_when_all_is_free() {
 }
 
 #[test]
-fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
+fn a_range_between_range_limits_is_as_long_as_can_be() {
     let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..MAX_RANGE + 3 * CHUNK, true);
     assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
@@ -536,7 +536,7 @@ fn a_range_that_is_crossed_by_no_border_is_as_long_as_can_be() {
 
 /// Growth relies on this.
 #[test]
-fn where_memory_ends_one_stretch_does_not_depend_on_what_came_first() {
+fn where_memory_ends_one_span_does_not_depend_on_what_came_first() {
     let parts = [(0, 2), (2, 3), (3, 5)]
         .map(|(from, to)| MAX_RANGE - 2 * CHUNK + from * CHUNK..MAX_RANGE - 2 * CHUNK + to * CHUNK);
     for order in [[0, 1, 2], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
@@ -574,17 +574,17 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
 }
 
 #[test]
-fn what_lies_at_an_edge_is_taken_last() {
+fn what_lies_at_a_growable_end_is_taken_last() {
     let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..4 * CHUNK, true);
     let hole = core.allocate(2 * CHUNK, 1).unwrap();
     let wall = core.allocate(CHUNK, 1).unwrap();
     core.free(hole.node);
-    // The chunk at the edge would be the better fit.
+    // The chunk at the growable end would be the better fit.
     let block = core.allocate(CHUNK / 2, 1).unwrap();
     assert_eq!(block.offset, hole.offset);
     core.free(block.node);
-    // The edge moves behind memory that is added, and in front of memory that is removed.
+    // The growable end moves behind memory that is added, and in front of memory that is removed.
     core.add(4 * CHUNK..8 * CHUNK, true);
     let all = core.allocate(5 * CHUNK, 1).unwrap();
     assert_eq!(all.offset, 3 * CHUNK);

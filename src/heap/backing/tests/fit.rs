@@ -13,7 +13,7 @@ const SHAPE: Shape = Shape {
     chunk: 8,
     limit: 64,
     joins: true,
-    border: 1 << 40,
+    max_range: 1 << 40,
 };
 
 fn places(gaps: &[Range<u64>], bytes: u64, beside: Beside) -> Result<Places> {
@@ -164,13 +164,13 @@ proptest! {
         map in proptest::collection::vec(0..3_u8, 1..24),
         bytes in 1_u64..24,
         shift in 0_u32..5,
-        border in 1_u64..25,
+        max_range in 1_u64..25,
         room in 0_u64..24,
     ) {
         // Each unit has no memory (0), or is in use (1), or free (2).
         let limit = map.len() as u64 * 2;
-        let border = border * 2;
-        let shape = Shape { limit, border, ..SHAPE };
+        let max_range = max_range * 2;
+        let shape = Shape { limit, max_range, ..SHAPE };
         let at = |offset: u64| map[(offset / 2) as usize];
         let mut gaps: Vec<Range<u64>> = Vec::new();
         for unit in (0..limit).step_by(2).filter(|&unit| at(unit) == 0) {
@@ -179,13 +179,13 @@ proptest! {
                 _ => gaps.push(unit..unit + 2),
             }
         }
-        // The core's free bytes lie on one side of a border.
+        // The core's free bytes lie on one side of a range limit.
         let beside = |gap: &Range<u64>| Beside {
             before: (0..gap.start).rev()
-                .take_while(|&o| at(o) == 2 && (o + 1 == gap.start || !(o + 1).is_multiple_of(border)))
+                .take_while(|&o| at(o) == 2 && (o + 1 == gap.start || !(o + 1).is_multiple_of(max_range)))
                 .count() as u64,
             after: (gap.end..limit)
-                .take_while(|&o| at(o) == 2 && (o == gap.end || !o.is_multiple_of(border)))
+                .take_while(|&o| at(o) == 2 && (o == gap.end || !o.is_multiple_of(max_range)))
                 .count() as u64,
         };
         let alignment = 1 << shift;
@@ -195,12 +195,12 @@ proptest! {
             let units = start / 2..=(start + bytes - 1) / 2;
             units.filter(|&unit| at(unit * 2) == 0).count() as u64
         };
-        // Growth does not look for a block that spans several gaps.
+        // Growth does not look for a block across several gaps.
         let in_one_gap = |start: u64| gaps.iter().filter(|gap| gap.start < start + bytes && start < gap.end).count() < 2;
         let choices: Vec<(u64, u64)> = (0..limit)
             .filter(|start| (SHAPE.base + start).is_multiple_of(alignment) && start + bytes <= limit)
             .filter(|&start| (start..start + bytes).all(|o| at(o) != 1) && in_one_gap(start))
-            .filter(|start| start / border == (start + bytes - 1) / border)
+            .filter(|start| start / max_range == (start + bytes - 1) / max_range)
             .map(|start| (start, new_units(start)))
             .collect();
         match found {
@@ -219,8 +219,8 @@ proptest! {
                     prop_assert!(fill.start < fill.need && fill.need <= fill.end);
                     prop_assert!((fill.start..fill.end).all(|o| at(o) == 0));
                     prop_assert!((fill.end - fill.start) < fill.needed() + SHAPE.chunk);
-                    let chunk = shape.before_border(fill.start, fill.end - fill.start);
-                    prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(border)));
+                    let chunk = shape.before_range_limit(fill.start, fill.end - fill.start);
+                    prop_assert!((fill.start..fill.start + chunk - 1).all(|o| !(o + 1).is_multiple_of(max_range)));
                 }
                 // With a limited number of bytes.
                 let room = room * 2;

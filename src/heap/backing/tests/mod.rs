@@ -338,7 +338,7 @@ fn a_chunk_whose_memory_is_held_elsewhere_stays() {
     let mut backing = Backing::new(&driver, &shareable).unwrap();
     assert!(!backing.joins());
     assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
-    // No block spans two chunks, so each chunk has room for its block.
+    // No block lies in two chunks, so each chunk has room for its block.
     assert_eq!(grown(&mut backing, block(5 * MIB)), [4..10]);
     let want = Want::More { bytes: 7 * MIB };
     assert_eq!(grown(&mut backing, want), [10..14, 14..18]);

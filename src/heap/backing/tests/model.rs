@@ -82,13 +82,13 @@ impl Model {
             let gap = |unit: &usize| self.map[*unit] == State::None;
             let block = at..at + units;
             // Within one gap: growth does not look for blocks over several.
-            let edges = block
+            let gaps = block
                 .clone()
                 .filter(|u| gap(u) && (*u == at || !gap(&(u - 1))))
                 .count();
             (base + at).is_multiple_of(align)
                 && block.clone().all(|unit| self.map[unit] != State::Used)
-                && edges == 1
+                && gaps == 1
                 && (self.backing.joins() || block.clone().all(|unit| gap(&unit)))
         };
         (0..(LIMIT + 1).saturating_sub(units))

@@ -7,35 +7,35 @@ use super::nodes::NodeId;
 use super::nodes::State;
 use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
 
-/// The longest stretch, in granules.
+/// The longest span, in granules.
 const MOST: u64 = MAX_RANGE >> LOG_GRANULE;
 
-/// Returns whether stretches end here even if they join. Borders do not depend on the order in which memory
+/// Returns whether spans end here even if they join. Range limits do not depend on the order in which memory
 /// was added, so growth can compute them.
-const fn is_border(granule: u64) -> bool {
+const fn is_range_limit(granule: u64) -> bool {
     granule.is_multiple_of(MOST)
 }
 
-const fn border_after(granule: u64) -> u64 {
+const fn range_limit_after(granule: u64) -> u64 {
     (granule / MOST + 1) * MOST
 }
 
 impl Ranges {
-    /// Adds memory, in bytes; with `joins` ranges may reach across its borders to adjacent memory that joins
+    /// Adds memory, in bytes; with `joins` ranges may reach across its ends to adjacent memory that joins
     /// too. The memory must not have been added already.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
         let mut start = range.start >> LOG_GRANULE;
         let end = range.end >> LOG_GRANULE;
         while start < end {
             let last = if joins {
-                border_after(start)
+                range_limit_after(start)
             } else {
                 start + MOST
             };
             let part = start..end.min(last);
             start = part.end;
-            let left = if joins && !is_border(part.start) {
-                self.stretch_before(part.start)
+            let left = if joins && !is_range_limit(part.start) {
+                self.span_before(part.start)
             } else {
                 None
             };
@@ -43,9 +43,9 @@ impl Ranges {
         }
     }
 
-    /// Returns the start of the stretch that ends at `end` granules.
-    fn stretch_before(&self, end: u64) -> Option<u64> {
-        let (&start, &(_, last)) = self.stretches.range(..end).next_back()?;
+    /// Returns the start of the span that ends at `end` granules.
+    fn span_before(&self, end: u64) -> Option<u64> {
+        let (&start, &(_, last)) = self.spans.range(..end).next_back()?;
         (self.nodes.get(last).start == end).then_some(start)
     }
 
@@ -54,7 +54,7 @@ impl Ranges {
         self.total += size;
         let size = size as u32; // no more than a range may have
         // Adds it as a used range and then frees it: only `free` coalesces.
-        let node = match left.and_then(|start| self.stretches.get(&start).copied()) {
+        let node = match left.and_then(|start| self.spans.get(&start).copied()) {
             Some((_, last)) => {
                 let node = self.nodes.insert_before(last, part.start, size);
                 self.nodes.get_mut(last).start = part.end;
@@ -65,8 +65,8 @@ impl Ranges {
                 let last = self.nodes.add(part.end, 0, first, NodeId::NONE);
                 let begin = self.nodes.get_mut(first);
                 begin.next = last;
-                begin.edge = joins;
-                self.stretches.insert(part.start, (first, last));
+                begin.growable_end = joins;
+                self.spans.insert(part.start, (first, last));
                 self.nodes.insert_before(last, part.start, size)
             }
         };
@@ -76,27 +76,27 @@ impl Ranges {
         self.free(node);
     }
 
-    /// Merges the stretch that starts at `end`, if there is one, into the one at `start`.
+    /// Merges the span that starts at `end`, if there is one, into the one at `start`.
     fn join_right(&mut self, end: u64, start: u64) {
-        if is_border(end) {
+        if is_range_limit(end) {
             return;
         }
-        let Some(&(right_first, right_last)) = self.stretches.get(&end) else {
+        let Some(&(right_first, right_last)) = self.spans.get(&end) else {
             return;
         };
-        let Some(&(first, last)) = self.stretches.get(&start) else {
+        let Some(&(first, last)) = self.spans.get(&start) else {
             return;
         };
-        self.stretches.remove(&end);
+        self.spans.remove(&end);
         let before = self.nodes.get(last).previous;
         let after = self.nodes.get(right_first).next;
         let left = self.nodes.get_mut(before);
         left.next = after;
-        left.edge = false;
+        left.growable_end = false;
         self.nodes.get_mut(after).previous = before;
         self.nodes.retire(last);
         self.nodes.retire(right_first);
-        self.stretches.insert(start, (first, right_last));
+        self.spans.insert(start, (first, right_last));
     }
 
     /// Removes memory, in bytes, if all of it is free; returns whether it did.
@@ -105,7 +105,7 @@ impl Ranges {
         let Some(node) = self.free_range_around(start, end) else {
             return false;
         };
-        let Some((&at, &(first, last))) = self.stretches.range(..=start).next_back() else {
+        let Some((&at, &(first, last))) = self.spans.range(..=start).next_back() else {
             return false;
         };
         self.nodes.unlink(node);
@@ -114,7 +114,7 @@ impl Ranges {
         let (previous, next) = (whole.previous, whole.next);
         self.free -= end - start;
         self.total -= end - start;
-        self.stretches.remove(&at);
+        self.spans.remove(&at);
         // The memory left before the range, if any.
         match (previous == first, from == start) {
             (true, true) => self.nodes.retire(first),
@@ -130,11 +130,11 @@ impl Ranges {
                 let end = self.nodes.add(start, 0, before, NodeId::NONE);
                 let left = self.nodes.get_mut(before);
                 left.next = end;
-                left.edge = true;
+                left.growable_end = true;
                 if !left_over {
                     self.nodes.link(before);
                 }
-                self.stretches.insert(at, (first, end));
+                self.spans.insert(at, (first, end));
             }
         }
         // The memory left after it.
@@ -142,9 +142,9 @@ impl Ranges {
             (true, true) => self.nodes.retire(last),
             (_, right_over) => {
                 let first = self.nodes.add(end, 0, NodeId::NONE, next);
-                self.nodes.get_mut(first).edge = whole.edge;
+                self.nodes.get_mut(first).growable_end = whole.growable_end;
                 self.nodes.get_mut(next).previous = first;
-                self.stretches.insert(end, (first, last));
+                self.spans.insert(end, (first, last));
                 if !right_over {
                     let node = self.nodes.insert_before(next, end, (to - end) as u32);
                     self.nodes.link(node);
@@ -170,7 +170,7 @@ impl Ranges {
     /// Checks all invariants of the tables; panics if one fails. `joins`: all memory joins.
     pub(super) fn check(&self, joins: bool) {
         let (mut free, mut total, mut ranges, mut free_nodes) = (0, 0, 0, 0);
-        for (&start, &(first, last)) in &self.stretches {
+        for (&start, &(first, last)) in &self.spans {
             let ends = [first, last].map(|node| *self.nodes.get(node));
             assert!(
                 ends.iter()
@@ -182,7 +182,7 @@ impl Ranges {
             while node != last {
                 let this = *self.nodes.get(node);
                 assert_eq!((this.previous, this.start), (before, at));
-                assert_eq!(this.edge, joins && this.next == last, "at {at}");
+                assert_eq!(this.growable_end, joins && this.next == last, "at {at}");
                 assert!(this.size > 0);
                 total += u64::from(this.size);
                 let is_free = this.state == State::Free;
@@ -205,6 +205,6 @@ impl Ranges {
         }
         assert_eq!((free, total), (self.free, self.total));
         assert_eq!(self.nodes.at_least(1).count(), free_nodes);
-        assert_eq!(self.nodes.count, ranges + 2 * self.stretches.len());
+        assert_eq!(self.nodes.count, ranges + 2 * self.spans.len());
     }
 }
