@@ -9,10 +9,10 @@ pub(super) const MAX_SMALL: u64 = 2 << 10;
 /// The number of classes.
 pub(super) const CLASSES: usize = 40;
 
-/// The size of a frame, in bytes. Slabs consist of whole frames.
-pub(super) const FRAME: u64 = 2 << 10;
+/// The size of the heap's page, in bytes, whatever the kernel's pages have. Slabs consist of whole pages.
+pub(super) const PAGE: u64 = 2 << 10;
 
-/// The largest slab in bytes, give or take a few frames. The first slabs of a class are small, so that a
+/// The largest slab in bytes, give or take a few pages. The first slabs of a class are small, so that a
 /// class with few blocks takes little memory.
 pub(super) const SLAB: u64 = 64 << 10;
 
@@ -35,7 +35,7 @@ impl Class {
     }
 
     /// Returns the class whose blocks all have the alignment. Blocks lie at multiples of the class's size in
-    /// a slab that begins at a frame, so that size must be a multiple of the alignment.
+    /// a slab that begins at a page, so that size must be a multiple of the alignment.
     fn aligned(bytes: u64, align: u64) -> Option<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(align)?;
         if bytes > MAX_SMALL {
@@ -83,34 +83,33 @@ impl Class {
     }
 
     /// Returns the block counts to try for the next slab if the class's slabs have `total` bytes: the full
-    /// size first, then half as many each time for when memory has no such range, and at last one frame.
+    /// size first, then half as many each time for when memory has no such range, and at last one page.
     pub(super) fn slabs(self, total: u64) -> impl Iterator<Item = u32> {
-        let wished = (total / 2).clamp(FRAME, SLAB) / FRAME;
-        let halves =
-            std::iter::successors(Some(wished), |&frames| (frames > 1).then_some(frames / 2));
-        let last = self.blocks_in_frame();
-        let larger = halves.map(move |frames| self.blocks_in(frames));
+        let wished = (total / 2).clamp(PAGE, SLAB) / PAGE;
+        let halves = std::iter::successors(Some(wished), |&pages| (pages > 1).then_some(pages / 2));
+        let last = self.blocks_in_page();
+        let larger = halves.map(move |pages| self.blocks_in(pages));
         larger
             .take_while(move |&blocks| blocks > last)
             .chain(std::iter::once(last))
     }
 
-    /// Returns the number of blocks in a slab of one frame: at least 1.
-    pub(super) const fn blocks_in_frame(self) -> u32 {
-        (FRAME / self.bytes()) as u32
+    /// Returns the number of blocks in a slab of one page: at least 1.
+    pub(super) const fn blocks_in_page(self) -> u32 {
+        (PAGE / self.bytes()) as u32
     }
 
-    /// Returns the number of blocks in `frames` frames, or in a few more if the blocks then leave less unused
+    /// Returns the number of blocks in `pages` pages, or in a few more if the blocks then leave less unused
     /// at the end.
-    fn blocks_in(self, frames: u64) -> u32 {
-        let slabs = (frames..frames + 4).map(|frames| frames * FRAME);
+    fn blocks_in(self, pages: u64) -> u32 {
+        let slabs = (pages..pages + 4).map(|pages| pages * PAGE);
         let best = slabs.min_by_key(|slab| (slab % self.bytes()) * 16 / slab);
         (best.unwrap_or(SLAB) / self.bytes()) as u32
     }
 
     /// Returns the size of a slab with this many blocks, in bytes.
     pub(super) const fn slab_bytes(self, blocks: u32) -> u64 {
-        (blocks as u64 * self.bytes()).next_multiple_of(FRAME)
+        (blocks as u64 * self.bytes()).next_multiple_of(PAGE)
     }
 
     /// Returns the number of the block that begins `offset` bytes into a slab, if one begins there.
@@ -181,13 +180,13 @@ mod tests {
                 let mut sizes = class.slabs(total);
                 let blocks = sizes.next().unwrap();
                 let (used, bytes) = (u64::from(blocks) * class.bytes(), class.slab_bytes(blocks));
-                assert!((FRAME..SLAB + 4 * FRAME).contains(&bytes), "{class:?}");
+                assert!((PAGE..SLAB + 4 * PAGE).contains(&bytes), "{class:?}");
                 let sixteenths = if bytes < 8 << 10 { 3 } else { 1 };
                 assert!(
                     (bytes - used) * 16 <= bytes * sixteenths,
                     "{class:?} {bytes}"
                 );
-                assert!(slab > 1 || bytes < 5 * FRAME);
+                assert!(slab > 1 || bytes < 5 * PAGE);
                 assert!(slab < 19 || bytes > SLAB * 15 / 16);
                 let mut smaller = bytes;
                 for blocks in sizes {
@@ -197,7 +196,7 @@ mod tests {
                     );
                     smaller = class.slab_bytes(blocks);
                 }
-                assert_eq!(smaller, FRAME);
+                assert_eq!(smaller, PAGE);
                 total += bytes;
             }
         }
@@ -210,10 +209,10 @@ mod tests {
             match Class::of(bytes, align) {
                 Some(class) => {
                     prop_assert!(class.bytes() >= bytes);
-                    prop_assert_eq!(class.bytes() % align.min(FRAME), 0);
-                    prop_assert!(align <= FRAME);
+                    prop_assert_eq!(class.bytes() % align.min(PAGE), 0);
+                    prop_assert!(align <= PAGE);
                 }
-                None => prop_assert!(bytes.next_multiple_of(align) > MAX_SMALL || align > FRAME),
+                None => prop_assert!(bytes.next_multiple_of(align) > MAX_SMALL || align > PAGE),
             }
         }
 

@@ -3,7 +3,7 @@
 //! A program may run into these errors often, as a cache that evicts does: building one formats no text and
 //! scans no table.
 
-use super::classes::{Class, FRAME};
+use super::classes::{Class, PAGE};
 use super::core::{Core, GRANULE, MAX_RANGE};
 use super::shared::Shared;
 use crate::error::NoRoom;
@@ -45,8 +45,8 @@ impl Shared {
             (core.total(), core.free_bytes(), core.nearly_largest_free())
         };
         let (need, aligned) = match Class::of(requested, align) {
-            // A frame can have any alignment.
-            Some(_) => (FRAME, false),
+            // A page can have any alignment.
+            Some(_) => (PAGE, false),
             None => (
                 Core::range_bytes(requested).unwrap_or(u64::MAX),
                 align > GRANULE,

@@ -7,7 +7,7 @@ use super::alloc_path::Load;
 use super::backing::{Backing, Plan};
 use super::cache::{Depot, Inbox, Inside, Magazine, Reserved, Visitor, member};
 use super::classes::{CLASSES, Class};
-use super::core::{Core, Extent, Frames, GRANULE, Owner};
+use super::core::{Core, Extent, GRANULE, Owner, PageMap};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::lifetime::Lifetime;
@@ -75,7 +75,7 @@ pub(super) struct Shared {
         not(any(feature = "allocator-api2", feature = "nightly")),
         allow(dead_code, reason = "for collections")
     )]
-    frames: Arc<Frames>,
+    pages: Arc<PageMap>,
     /// Frees that found the core busy: the next thread that enters the core applies them first.
     pub(super) inbox: Apart<Inbox<Load>>,
     /// Full magazines, from threads that free to threads that allocate.
@@ -111,10 +111,10 @@ impl Shared {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let start = backing.start().0;
         let core = Core::new(start, backing.limit())?;
-        let frames = Arc::clone(core.frames());
+        let pages = Arc::clone(core.pages());
         let born = Generation::current();
         let shared = |this: &Weak<Self>| Self {
-            frames,
+            pages,
             this: Weak::clone(this),
             id: NEXT.fetch_add(1, Relaxed),
             start,
@@ -211,7 +211,7 @@ impl Shared {
     #[inline]
     pub(super) fn name(&self, piece: &Piece) {
         if let Kind::Range(node) = piece.key.kind() {
-            self.frames.set(piece.offset, Owner::Range(node));
+            self.pages.set(piece.offset, Owner::Range(node));
         }
     }
 
@@ -230,7 +230,7 @@ impl Shared {
         if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        match self.frames.get(offset) {
+        match self.pages.get(offset) {
             Some(Owner::Range(node)) => Ok(Piece::range(Extent { offset, node }, bytes)),
             _ => Err(Error::invalid(
                 "address",

@@ -280,7 +280,7 @@ fn a_gpu_without_access_is_named() {
 #[test]
 fn small_blocks_lie_in_whatever_holes_there_are() {
     // Holes of 32 KiB, of which no one is as large as such a slab; and of 2304 bytes, of which one in four
-    // has a frame of 2 KiB.
+    // has a page of 2 KiB.
     for (hole, percent) in [(32 << 10, 90), (2304, 20)] {
         for driver in drivers() {
             let options = on(&driver).limit(4 * MIB).chunk(4 * MIB);

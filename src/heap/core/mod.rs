@@ -2,8 +2,8 @@
 //! driver calls.
 
 mod bins;
-mod frames;
 mod nodes;
+mod pages;
 mod ranges;
 mod refusals;
 mod resize;
@@ -16,8 +16,8 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(super) use frames::{Frames, Owner};
 pub(super) use nodes::NodeId;
+pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use refusals::{Outside, Request};
 pub(super) use table::Ahead;
@@ -25,7 +25,7 @@ pub(super) use table::Ahead;
 use self::ranges::Ranges;
 use self::refusals::Refusals;
 use self::slabs::Slabs;
-use super::classes::{CLASSES, Class, FRAME};
+use super::classes::{CLASSES, Class, PAGE};
 use crate::{Error, Result};
 
 /// The block at an offset.
@@ -45,25 +45,25 @@ pub(super) struct Core {
     high_water: (u64, u64),
     ranges: Ranges,
     slabs: Slabs,
-    frames: Arc<Frames>,
+    pages: Arc<PageMap>,
     refusals: Refusals,
 }
 
 impl Core {
-    /// Creates a core without memory. Offset 0 will be at the address `origin`, a multiple of [`FRAME`], and
+    /// Creates a core without memory. Offset 0 will be at the address `origin`, a multiple of [`PAGE`], and
     /// all memory below `limit`.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel has no addresses for the tables, a 32nd of `limit`.
     pub(super) fn new(origin: u64, limit: u64) -> Result<Self> {
-        debug_assert!(origin.is_multiple_of(FRAME));
+        debug_assert!(origin.is_multiple_of(PAGE));
         let ranges = Ranges::new(origin, limit)
             .map_err(|error| Error::system("reserving addresses for a heap's tables", &error))?;
         Ok(Self {
             high_water: (0, 0),
             ranges,
             slabs: Slabs::new(),
-            frames: Arc::new(Frames::new(limit)),
+            pages: Arc::new(PageMap::new(limit)),
             refusals: Refusals::default(),
         })
     }
@@ -89,7 +89,7 @@ impl Core {
     /// Returns the granules that a range for `bytes` takes.
     #[inline]
     pub(super) fn range_granules(bytes: u64) -> u64 {
-        bytes.max(FRAME).div_ceil(GRANULE)
+        bytes.max(PAGE).div_ceil(GRANULE)
     }
 
     /// Returns the bytes that a range for `bytes` takes.
@@ -101,19 +101,19 @@ impl Core {
     /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
     #[inline]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        let extent = self.ranges.allocate(bytes.max(FRAME), align)?;
+        let extent = self.ranges.allocate(bytes.max(PAGE), align)?;
         self.mark_high_water();
         Some(extent)
     }
 
     /// Returns the table that finds blocks without the core.
-    pub(super) fn frames(&self) -> &Arc<Frames> {
-        &self.frames
+    pub(super) fn pages(&self) -> &Arc<PageMap> {
+        &self.pages
     }
 
     /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
     pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
-        let extended = self.ranges.extend(node, bytes.max(FRAME));
+        let extended = self.ranges.extend(node, bytes.max(PAGE));
         self.mark_high_water();
         extended
     }
@@ -127,7 +127,7 @@ impl Core {
     /// Frees what a range in use has beyond `bytes`.
     pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
         self.forget_refusals();
-        self.ranges.shrink(node, bytes.max(FRAME));
+        self.ranges.shrink(node, bytes.max(PAGE));
     }
 
     /// Frees a range; returns whether it was in use.
@@ -162,9 +162,9 @@ impl Core {
     }
 
     /// Writes the offsets of blocks of `class` to `out`; returns their number. It is smaller only if memory
-    /// runs out. Outside [`thoroughly`](Self::thoroughly) it may be smaller although single frames are free.
+    /// runs out. Outside [`thoroughly`](Self::thoroughly) it may be smaller although single pages are free.
     pub(super) fn fill(&mut self, class: Class, out: &mut [u64]) -> usize {
-        let filled = self.slabs.fill(class, &mut self.ranges, &self.frames, out);
+        let filled = self.slabs.fill(class, &mut self.ranges, &self.pages, out);
         self.mark_high_water();
         filled
     }
@@ -188,17 +188,17 @@ impl Core {
 
     /// Frees a small block; returns whether it was in use.
     pub(super) fn give(&mut self, offset: u64) -> bool {
-        match self.frames.get(offset) {
+        match self.pages.get(offset) {
             Some(Owner::Slab(slab)) => self.slabs.give(slab, offset, &mut self.ranges),
             _ => false,
         }
     }
 
-    /// Returns the block in use, or the range in use and named in the frames, that begins at `offset`. Blocks
+    /// Returns the block in use, or the range in use and named in the page map, that begins at `offset`. Blocks
     /// in caches count as in use here.
     #[cfg(test)]
     pub(super) fn at(&self, offset: u64) -> Option<Found> {
-        match self.frames.get(offset)? {
+        match self.pages.get(offset)? {
             Owner::Slab(slab) => self.slabs.block_at(slab, offset).map(Found::Small),
             Owner::Range(node) => {
                 let bytes = self.ranges.used_at(node, offset)?;
@@ -293,6 +293,6 @@ impl Core {
 
     /// Returns the size of the tables, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        self.ranges.metadata() + self.slabs.metadata() + self.frames.metadata()
+        self.ranges.metadata() + self.slabs.metadata() + self.pages.metadata()
     }
 }

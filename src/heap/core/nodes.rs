@@ -80,7 +80,7 @@ const VACANT: Node = Node {
     after: NodeId::NONE,
 };
 
-/// How many nodes are added at once: half a page.
+/// How many nodes are added at once: half a kernel page of 4 KiB.
 const MORE: usize = 64;
 
 /// All nodes.

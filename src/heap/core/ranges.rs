@@ -8,14 +8,14 @@ use std::io;
 use std::ops::Range;
 
 use super::nodes::{NodeId, Nodes, State};
-use crate::classes::FRAME;
+use crate::classes::PAGE;
 
 /// The unit of sizes and offsets here, in bytes.
 pub(crate) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
 
-/// Granules in a frame.
-const GRANULES: u64 = FRAME >> LOG_GRANULE;
+/// Granules in a page.
+const PAGE_GRANULES: u64 = PAGE >> LOG_GRANULE;
 
 /// The smallest span.
 const MIN_SPAN: u64 = 64 << 10;
@@ -24,12 +24,12 @@ const MIN_SPAN: u64 = 64 << 10;
 /// that joins: spans end there. Chunks can end there too.
 pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
-/// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a frame
+/// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a page
 /// and has at most one free range before it, and each span has one more and its two ends. Memory is added
 /// in larger pieces than [`MIN_SPAN`].
 fn most_nodes(limit: u64) -> usize {
     let spans = limit / MIN_SPAN + 1;
-    usize::try_from(limit / FRAME * 2 + spans * 3)
+    usize::try_from(limit / PAGE * 2 + spans * 3)
         .unwrap_or(usize::MAX)
         .min((1 << 31) - 128)
 }
@@ -54,8 +54,8 @@ pub(crate) struct Ranges {
     pub(super) total: u64,
     /// Granules that were ever freed.
     pub(super) given: u64,
-    /// Whether no free range contains a frame, as a search of all has shown.
-    pub(super) frameless: bool,
+    /// Whether no free range contains a page, as a search of all has shown.
+    pub(super) no_free_page: bool,
 }
 
 impl Ranges {
@@ -72,7 +72,7 @@ impl Ranges {
             free: 0,
             total: 0,
             given: 0,
-            frameless: false,
+            no_free_page: false,
         })
     }
 
@@ -120,35 +120,32 @@ impl Ranges {
         Some(self.take(node, size))
     }
 
-    /// Allocates frames of `bytes` for a slab. Checks at most `looks` of the ranges that have room only if
-    /// their first frame begins early.
-    pub(super) fn allocate_frames(&mut self, bytes: u64, looks: usize) -> Option<Extent> {
-        if self.frameless {
+    /// Allocates pages of `bytes` for a slab. Checks at most `looks` of the ranges that have room only if
+    /// their first page begins early.
+    pub(super) fn allocate_pages(&mut self, bytes: u64, looks: usize) -> Option<Extent> {
+        if self.no_free_page {
             return None;
         }
         let size = (bytes >> LOG_GRANULE) as u32; // at most a slab, so it fits 32 bits
-        self.allocate_aligned(size, GRANULES, looks)
+        self.allocate_aligned(size, PAGE_GRANULES, looks)
     }
 
-    /// Allocates up to `most` single frames, after a search of all ranges.
-    pub(super) fn allocate_single_frames(&mut self, most: usize) -> Vec<Extent> {
-        if self.frameless {
+    /// Allocates up to `most` single pages, after a search of all ranges.
+    pub(super) fn allocate_single_pages(&mut self, most: usize) -> Vec<Extent> {
+        if self.no_free_page {
             return Vec::new();
         }
-        let all = self.nodes.at_least(GRANULES as u32);
-        let nodes: Vec<NodeId> = all
-            .filter(|&node| self.has_frame(node))
-            .take(most)
-            .collect();
-        self.frameless = nodes.is_empty();
+        let all = self.nodes.at_least(PAGE_GRANULES as u32);
+        let nodes: Vec<NodeId> = all.filter(|&node| self.has_page(node)).take(most).collect();
+        self.no_free_page = nodes.is_empty();
         let taken = nodes.into_iter();
         taken
-            .map(|node| self.take_aligned(node, GRANULES as u32, GRANULES))
+            .map(|node| self.take_aligned(node, PAGE_GRANULES as u32, PAGE_GRANULES))
             .collect()
     }
 
-    pub(super) fn has_frame(&self, node: NodeId) -> bool {
-        self.fits(node, GRANULES as u32, GRANULES)
+    pub(super) fn has_page(&self, node: NodeId) -> bool {
+        self.fits(node, PAGE_GRANULES as u32, PAGE_GRANULES)
     }
 
     #[cold]
@@ -251,8 +248,8 @@ impl Ranges {
         this.size = size;
         this.growable_end = growable_end;
         self.nodes.link(node);
-        if self.frameless {
-            self.frameless = !self.has_frame(node);
+        if self.no_free_page {
+            self.no_free_page = !self.has_page(node);
         }
         true
     }

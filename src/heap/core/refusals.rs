@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-use super::frames::Frames;
+use super::pages::PageMap;
 use super::ranges::Ranges;
 use super::slabs::Slabs;
-use super::{Class, Core, FRAME, GRANULE, NodeId, Owner};
+use super::{Class, Core, GRANULE, NodeId, Owner, PAGE};
 
 /// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
 /// The most searches skipped after a remembered refusal that was never used; the number doubles from 1.
 const MOST_LEFT_OUT: u32 = 64;
 
-/// A request to the core: for a small block, the frame that a new slab takes.
+/// A request to the core: for a small block, the page that a new slab takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// The class of a small block.
@@ -28,8 +28,8 @@ impl Request {
         match Class::of(bytes, align) {
             Some(class) => Self {
                 class: Some(class),
-                size: FRAME,
-                align: FRAME,
+                size: PAGE,
+                align: PAGE,
             },
             None => Self {
                 class: None,
@@ -120,7 +120,7 @@ impl Core {
         if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
-        let lacks = lacks(&self.ranges, &self.slabs, &self.frames, request.size);
+        let lacks = lacks(&self.ranges, &self.slabs, &self.pages, request.size);
         self.refusals.last = Some(Refusal {
             request,
             given: self.given(),
@@ -138,16 +138,14 @@ impl Core {
 
 /// Returns the fewest bytes in use within adjacent ranges of at least `size` bytes together: as many must be
 /// freed, as whole blocks, before there can be a free range of that size.
-fn lacks(ranges: &Ranges, slabs: &Slabs, frames: &Frames, size: u64) -> u64 {
+fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, size: u64) -> u64 {
     let mut least = u64::MAX;
-    let in_use =
-        |(range, node): &(Range<u64>, Option<NodeId>)| match (node, frames.get(range.start)) {
-            (None, _) => 0,
-            (Some(node), Some(Owner::Slab(slab))) => {
-                slabs.in_use(slab, *node).unwrap_or(len(range))
-            }
-            (Some(_), _) => len(range),
-        };
+    let in_use = |(range, node): &(Range<u64>, Option<NodeId>)| match (node, pages.get(range.start))
+    {
+        (None, _) => 0,
+        (Some(node), Some(Owner::Slab(slab))) => slabs.in_use(slab, *node).unwrap_or(len(range)),
+        (Some(_), _) => len(range),
+    };
     for span in ranges.each_span() {
         // The ranges from `first` to the current one: their bytes, and how many of those are in use.
         let (mut bytes, mut used) = (0, 0);

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::frames::{Frames, Owner};
 use super::nodes::NodeId;
+use super::pages::{Owner, PageMap};
 use super::ranges::{Extent, Ranges};
-use crate::classes::{CLASSES, Class, FRAME};
+use crate::classes::{CLASSES, Class, PAGE};
 
 /// The index of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) struct Slabs {
     pub(super) thorough: bool,
 }
 
-/// How many ranges are checked for a frame while memory can still be added, and how many slabs a full search
+/// How many ranges are checked for a page while memory can still be added, and how many slabs a full search
 /// makes.
 const LOOKS: usize = 32;
 
@@ -65,18 +65,18 @@ impl Slabs {
     }
 
     /// Writes the offsets of free blocks to `out`; returns their number. It is smaller only if memory runs
-    /// out. Unless `thorough`, it may be smaller although single frames are free.
+    /// out. Unless `thorough`, it may be smaller although single pages are free.
     pub(super) fn fill(
         &mut self,
         class: Class,
         ranges: &mut Ranges,
-        frames: &Frames,
+        pages: &PageMap,
         out: &mut [u64],
     ) -> usize {
         let mut filled = 0;
         while filled < out.len() {
             let last = self.partial[class.index()].last().copied();
-            let Some(id) = last.or_else(|| self.add(class, ranges, frames)) else {
+            let Some(id) = last.or_else(|| self.add(class, ranges, pages)) else {
                 break;
             };
             filled += self.slabs[id.0 as usize].take(&mut out[filled..]);
@@ -89,26 +89,26 @@ impl Slabs {
         filled
     }
 
-    fn add(&mut self, class: Class, ranges: &mut Ranges, frames: &Frames) -> Option<SlabId> {
+    fn add(&mut self, class: Class, ranges: &mut Ranges, pages: &PageMap) -> Option<SlabId> {
         // Falls back to smaller slabs if no range is large enough.
         for blocks in class.slabs(self.totals[class.index()]) {
-            if let Some(extent) = ranges.allocate_frames(class.slab_bytes(blocks), LOOKS) {
-                return Some(self.insert(class, blocks, extent, frames));
+            if let Some(extent) = ranges.allocate_pages(class.slab_bytes(blocks), LOOKS) {
+                return Some(self.insert(class, blocks, extent, pages));
             }
         }
         if !self.thorough {
             return None;
         }
-        // The search takes long with many ranges, so it takes many frames at once.
-        let found = ranges.allocate_single_frames(LOOKS);
-        let blocks = class.blocks_in_frame();
+        // The search takes long with many ranges, so it takes many pages at once.
+        let found = ranges.allocate_single_pages(LOOKS);
+        let blocks = class.blocks_in_page();
         let slabs = found.into_iter();
         slabs
-            .map(|extent| self.insert(class, blocks, extent, frames))
+            .map(|extent| self.insert(class, blocks, extent, pages))
             .last()
     }
 
-    fn insert(&mut self, class: Class, blocks: u32, extent: Extent, frames: &Frames) -> SlabId {
+    fn insert(&mut self, class: Class, blocks: u32, extent: Extent, pages: &PageMap) -> SlabId {
         let used = u64::from(blocks) * class.bytes();
         let bytes = class.slab_bytes(blocks);
         let mut words = vec![u64::MAX; blocks.div_ceil(64) as usize].into_boxed_slice();
@@ -139,8 +139,8 @@ impl Slabs {
         self.free += used;
         self.ends += bytes - used;
         self.totals[class.index()] += bytes;
-        for at in (extent.offset..extent.offset + bytes).step_by(FRAME as usize) {
-            frames.set(at, Owner::Slab(id));
+        for at in (extent.offset..extent.offset + bytes).step_by(PAGE as usize) {
+            pages.set(at, Owner::Slab(id));
         }
         id
     }
@@ -243,7 +243,7 @@ impl Slabs {
                 let at = slab.start + u64::from(block) * size;
                 at..at + size
             });
-            free.chain(std::iter::once(end..end.next_multiple_of(FRAME)))
+            free.chain(std::iter::once(end..end.next_multiple_of(PAGE)))
         })
     }
 

@@ -190,7 +190,7 @@ impl Ranges {
                 assert!(is_free || this.state == State::Used);
                 was_free = is_free;
                 if is_free {
-                    assert!(!self.frameless || !self.has_frame(node));
+                    assert!(!self.no_free_page || !self.has_page(node));
                     free += u64::from(this.size);
                     free_nodes += 1;
                     let mut listed = self.nodes.at_least(this.size);

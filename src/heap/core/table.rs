@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// How many bytes get memory at a time. A multiple of all page sizes.
+/// How many bytes get memory at a time. A multiple of all kernel page sizes.
 const READY: usize = 64 << 10;
 /// How many bytes become writable at a time: a system call that allocates no memory yet.
 const OPEN: usize = 2 << 20;

@@ -66,8 +66,8 @@ impl Model {
     }
 }
 
-fn has_frame(hole: &Range<u64>) -> bool {
-    hole.start.next_multiple_of(FRAME) + FRAME <= hole.end
+fn has_page(hole: &Range<u64>) -> bool {
+    hole.start.next_multiple_of(PAGE) + PAGE <= hole.end
 }
 
 struct Both {
@@ -152,7 +152,7 @@ impl Both {
         };
         assert_eq!((extent.offset + self.origin) % align, 0);
         let owner = Owner::Range(extent.node);
-        self.core.frames().set(extent.offset, owner);
+        self.core.pages().set(extent.offset, owner);
         assert_eq!(
             self.core.at(extent.offset),
             Some(Found::Range(extent.node, size))
@@ -169,13 +169,13 @@ impl Both {
             self.model.take(offset..offset + class.bytes());
             self.small.push((offset, class));
         }
-        // Fewer only if no frame is free: the smallest slab takes one.
+        // Fewer only if no page is free: the smallest slab takes one.
         assert!(
             filled == count
                 || !self
                     .core
                     .all_ranges()
-                    .any(|(range, used)| !used && has_frame(&range)),
+                    .any(|(range, used)| !used && has_page(&range)),
             "{class:?}: {filled} of {count}"
         );
     }
@@ -283,7 +283,7 @@ proptest! {
     fn it_agrees_with_a_plain_map(
         steps in proptest::collection::vec(step(), 1..1000),
         joins in any::<bool>(),
-        origin in (0_u64..1 << 12).prop_map(|frames| frames * FRAME),
+        origin in (0_u64..1 << 12).prop_map(|pages| pages * PAGE),
     ) {
         let mut both = Both::new(origin, joins);
         for (number, step) in steps.into_iter().enumerate() {
@@ -388,7 +388,7 @@ proptest! {
         turns in proptest::collection::vec(turn(), 1..600),
         joins in any::<bool>(),
     ) {
-        let mut both = Both::new(5 * FRAME, joins);
+        let mut both = Both::new(5 * PAGE, joins);
         let mut kept = Kept::default();
         // A heap nearly full of blocks of many sizes.
         both.add(0);
@@ -467,7 +467,7 @@ impl Numbers {
 #[test]
 fn it_agrees_with_a_plain_map_for_a_million_operations() {
     for joins in [false, true] {
-        let mut both = Both::new(5 * FRAME, joins);
+        let mut both = Both::new(5 * PAGE, joins);
         let mut numbers = Numbers(0x5eed);
         let mut done = 0_u64;
         while done < 500_000 {
@@ -569,7 +569,7 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
     assert!(core.extend(block.node, CHUNK));
     assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
     core.shrink(block.node, 1);
-    assert_eq!(core.largest_free(), CHUNK - FRAME);
+    assert_eq!(core.largest_free(), CHUNK - PAGE);
     core.ranges.check(true);
 }
 
@@ -617,9 +617,9 @@ fn near_full_the_search_is_exact() {
 }
 
 #[test]
-fn small_blocks_use_every_hole_to_the_last_frame() {
-    // Only one in four of the holes of the second size contains a frame.
-    for (class, hole) in Class::all().flat_map(|class| [(class, 3 * FRAME), (class, 2304)]) {
+fn small_blocks_use_every_hole_to_the_last_page() {
+    // Only one in four of the holes of the second size contains a page.
+    for (class, hole) in Class::all().flat_map(|class| [(class, 3 * PAGE), (class, 2304)]) {
         let mut core = Core::new(0, LIMIT).unwrap();
         core.add(0..CHUNK, true);
         // So many that the next slab would be large.
@@ -630,15 +630,15 @@ fn small_blocks_use_every_hole_to_the_last_frame() {
         for pair in holes.chunks(2) {
             core.free(pair[0].node);
         }
-        let frames = |core: &Core| {
+        let pages = |core: &Core| {
             let holes = core
                 .all_ranges()
-                .filter(|(hole, used)| !used && has_frame(hole));
+                .filter(|(hole, used)| !used && has_page(hole));
             holes.count()
         };
-        assert!(frames(&core) > 40);
+        assert!(pages(&core) > 40);
         while core.thoroughly(|core| core.fill(class, &mut out[..1])) > 0 {}
-        assert_eq!(frames(&core), 0, "{class:?}");
+        assert_eq!(pages(&core), 0, "{class:?}");
         core.ranges.check(true);
     }
 }
