@@ -24,8 +24,8 @@ use std::ptr::NonNull;
 
 use super::Heap;
 use super::classes::Class;
+use super::inner::HeapInner;
 use super::piece::{Kind, Piece};
-use super::shared::Shared;
 use crate::driver::{Access, Location};
 use crate::{Error, Result};
 
@@ -51,7 +51,7 @@ impl Heap {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn check_collections(&self) -> Result<()> {
-        let have = self.shared().host;
+        let have = self.inner().host;
         if have != Access::ReadWrite {
             return Err(Error::NotAccessible {
                 who: Location::Host,
@@ -59,7 +59,7 @@ impl Heap {
                 need: Access::ReadWrite,
             });
         }
-        if self.shared().exportable {
+        if self.inner().exportable {
             let why = "its chunks can be exported, and importers could write to a collection: use a heap \
                        without `shareable` for collections";
             return Err(Error::invalid("heap", why));
@@ -68,7 +68,7 @@ impl Heap {
     }
 
     fn pointer(&self, offset: u64, len: usize) -> NonNull<[u8]> {
-        let address = (self.shared().start + offset) as usize;
+        let address = (self.inner().start + offset) as usize;
         let first = std::ptr::with_exposed_provenance_mut(address);
         // Not null: the driver reserves no range at 0.
         let first = NonNull::new(first).unwrap_or(NonNull::dangling());
@@ -88,8 +88,8 @@ impl Heap {
             .inspect_err(|error| tracing::warn!(%error, "a collection in a heap gets no memory"))
             .ok()?;
         // The collection frees the block by its address.
-        self.shared().name(block.piece());
-        if let Some(watch) = &self.shared().watch {
+        self.inner().name(block.piece());
+        if let Some(watch) = &self.inner().watch {
             watch.is_collections(block.offset());
         }
         let block = std::mem::ManuallyDrop::new(block);
@@ -107,12 +107,12 @@ impl Heap {
     /// # Safety
     /// This heap's functions in this file returned `ptr` for `layout`, and it is no longer in use.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
-        if !self.shared().born.is_current() {
+        if !self.inner().born.is_current() {
             return; // in a forked child the lookup may block on a lock whose owner does not exist
         }
         if let Some(piece) = self.piece_of(ptr, layout) {
             // SAFETY: the caller promises that this is an unused block of this heap; `self` is a handle.
-            unsafe { self.shared().release(&piece) }
+            unsafe { self.inner().release(&piece) }
         }
     }
 
@@ -123,7 +123,7 @@ impl Heap {
         }
         let address = ptr.as_ptr().expose_provenance() as u64;
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
-        self.shared()
+        self.inner()
             .piece_at(address, bytes, align)
             .inspect_err(|error| tracing::error!(%error, "a collection's memory is not a block"))
             .ok()
@@ -145,7 +145,7 @@ impl Heap {
         if let Some(mut piece) = self.piece_of(ptr, old)
             // SAFETY: the caller's promise.
             && unsafe {
-                self.shared()
+                self.inner()
                     .resize_for_layout(&mut piece, new.size() as u64, new.align() as u64)
             }
         {
@@ -180,7 +180,7 @@ impl Heap {
     }
 }
 
-impl Shared {
+impl HeapInner {
     /// [Resizes](Self::resize) a block whose owner knows only its layout. Succeeds only if a block of the new
     /// layout has the same kind and may start at this address.
     ///

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::cache::sync::tell_refusal;
 use super::cache::{Contents, Local, Magazine, Medium, Visitor, member};
 use super::classes::Class;
-use super::core::{Core, Extent, GRANULE, NodeId};
+use super::core::{Core, Extent, GRANULE, RangeId};
+use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
-use super::shared::Shared;
 use crate::Result;
 
 /// The largest blocks that a thread caches within its budget, in bytes.
@@ -19,10 +19,10 @@ const MAX_LARGE: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) enum Load {
     Small(Box<Magazine>),
-    Ranges(Vec<NodeId>),
+    Ranges(Vec<RangeId>),
 }
 
-impl Shared {
+impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
     /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
     ///
@@ -198,7 +198,7 @@ impl Shared {
     }
 
     #[inline]
-    fn keep(&self, local: &mut Local, piece: &Piece, node: NodeId) {
+    fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
         let size = Core::range_granules(piece.bytes) as u32;
         let budget = self.budget.load(Relaxed);
         let offset = piece.offset;
@@ -249,7 +249,7 @@ impl Shared {
 
     /// Frees a block that no cache keeps.
     #[inline]
-    fn send_large(&self, local: &mut Local, size: u32, node: NodeId) {
+    fn send_large(&self, local: &mut Local, size: u32, node: RangeId) {
         let freed = self
             .core
             .try_with(&mut local.visitor, |core| self.give_range(core, node));
@@ -341,14 +341,14 @@ impl Shared {
     }
 
     #[inline]
-    fn give_range(&self, core: &mut Core, node: NodeId) {
+    fn give_range(&self, core: &mut Core, node: RangeId) {
         if !core.free(node) {
             self.note_strays(1);
         }
     }
 
     #[inline]
-    fn give_ranges(&self, core: &mut Core, nodes: &[NodeId]) {
+    fn give_ranges(&self, core: &mut Core, nodes: &[RangeId]) {
         let strays = nodes.len() - core.free_all(nodes);
         if strays > 0 {
             self.note_strays(strays);

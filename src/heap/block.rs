@@ -4,8 +4,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::inner::HeapInner;
 use super::piece::Piece;
-use super::shared::Shared;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::explain::name_missing;
@@ -21,11 +21,11 @@ use crate::{Error, Event, Result, Stream};
 /// A block may outlive all handles of its heap; the heap's memory is released with its last block.
 pub struct Block {
     /// Kept alive by the heap's handles and, after the last one, by its blocks.
-    heap: NonNull<Shared>,
+    heap: NonNull<HeapInner>,
     piece: Piece,
 }
 
-// SAFETY: `Shared` is Sync, and any thread may free a block.
+// SAFETY: `HeapInner` is Sync, and any thread may free a block.
 unsafe impl Send for Block {}
 // SAFETY: a shared reference allows only reads of the piece and views, which are Sync.
 unsafe impl Sync for Block {}
@@ -34,13 +34,13 @@ impl Block {
     /// # Safety
     /// The piece was allocated from this heap, is counted there, and has no other owner.
     #[inline]
-    pub(super) unsafe fn new(heap: &Shared, piece: Piece) -> Self {
+    pub(super) unsafe fn new(heap: &HeapInner, piece: Piece) -> Self {
         let heap = NonNull::from(heap);
         Self { heap, piece }
     }
 
     #[inline]
-    pub(super) fn heap(&self) -> &Shared {
+    pub(super) fn heap(&self) -> &HeapInner {
         // SAFETY: the heap's handles keep it alive. Closing counts the live blocks, which include this one,
         // and keeps the heap for them.
         unsafe { self.heap.as_ref() }

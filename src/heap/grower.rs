@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::core::Core;
-use super::shared::Shared;
+use super::inner::HeapInner;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -119,7 +119,7 @@ const SPARE: usize = 4096;
 
 /// Grows the heap's own table ahead of need. The kernel's page faults for it take time, so the core's lock is
 /// not held meanwhile.
-fn prepare(heap: &Shared, signal: &Signal) {
+fn prepare(heap: &HeapInner, signal: &Signal) {
     if signal.spare.load(Relaxed) < SPARE / 2 {
         let ahead = heap.core().prepare(SPARE);
         ahead.populate();
@@ -133,7 +133,7 @@ fn prepare(heap: &Shared, signal: &Signal) {
 ///
 /// # Errors
 /// [`Error::System`] if the thread cannot be started.
-pub(super) fn start(heap: &Arc<Shared>) -> Result<()> {
+pub(super) fn start(heap: &Arc<HeapInner>) -> Result<()> {
     let signal = Arc::clone(&heap.grower);
     if signal.ahead == 0 {
         return Ok(());
@@ -146,7 +146,7 @@ pub(super) fn start(heap: &Arc<Shared>) -> Result<()> {
         .map_err(|error| Error::system("starting the thread that grows a heap", &error))
 }
 
-fn run(heap: &Weak<Shared>, signal: &Signal) {
+fn run(heap: &Weak<HeapInner>, signal: &Signal) {
     let mut pause = None;
     while signal.wait(pause) == Wish::Grow {
         let Some(next) = follow(heap, signal) else {
@@ -157,7 +157,7 @@ fn run(heap: &Weak<Shared>, signal: &Signal) {
 }
 
 /// Returns whether less is free than there should be, and records what is free.
-fn is_short(heap: &Shared, signal: &Signal) -> bool {
+fn is_short(heap: &HeapInner, signal: &Signal) -> bool {
     let core = heap.core();
     let free = core.free_bytes();
     signal.free.store(free, Relaxed);
@@ -166,7 +166,7 @@ fn is_short(heap: &Shared, signal: &Signal) -> bool {
 
 /// Grows the heap while it is short of free memory, and polls for some time after. Returns how long to wait
 /// for the next wish, or `None` if the heap has ended.
-fn follow(heap: &Weak<Shared>, signal: &Signal) -> Option<Option<Duration>> {
+fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
     let mut grown = Instant::now();
     loop {
         let heap = heap.upgrade()?;
@@ -214,7 +214,7 @@ mod tests {
             .unwrap();
         let end = Instant::now() + Duration::from_secs(60);
         // The first chunk uses some.
-        while heap.shared().core().spare_nodes() < SPARE - 8 {
+        while heap.inner().core().spare_nodes() < SPARE - 8 {
             assert!(Instant::now() < end, "no spare nodes");
             thread::sleep(Duration::from_millis(1));
         }

@@ -8,8 +8,8 @@ use super::backing::{Backing, Beside, Grown, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
 use super::core::{Core, GRANULE};
+use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
-use super::shared::Shared;
 use crate::error::NoRoom;
 use crate::per_driver::lock;
 use crate::{Error, Result};
@@ -22,7 +22,7 @@ const BUDGET_SHARE: u64 = 512;
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
-impl Shared {
+impl HeapInner {
     /// Returns what `attempt` gets from the core, after making room if necessary. The caller holds a handle.
     pub(super) fn with_memory<R>(
         &self,

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
+use super::inner::HeapInner;
 use super::piece::{Key, Piece};
-use super::shared::Shared;
 use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::per_driver::lock;
@@ -51,7 +51,7 @@ use crate::{Error, Result};
 /// # Ok::<(), egmem::Error>(())
 /// ```
 pub struct Heap {
-    shared: Arc<Shared>,
+    inner: Arc<HeapInner>,
 }
 
 impl Heap {
@@ -83,19 +83,19 @@ impl Heap {
         if let Some(debug) = &options.debug {
             debug.check(backing.limit())?;
         }
-        let shared = Shared::new(driver, backing, &options)?;
-        shared.set_budget(0);
+        let inner = HeapInner::new(driver, backing, &options)?;
+        inner.set_budget(0);
         // From here on dropping `heap` releases everything.
-        let heap = Self { shared };
+        let heap = Self { inner };
         if reserve > 0 {
             heap.reserve(reserve)?;
         }
-        grower::start(&heap.shared)?;
+        grower::start(&heap.inner)?;
         Ok(heap)
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(super) fn inner(&self) -> &Arc<HeapInner> {
+        &self.inner
     }
 
     /// Allocates a block of `layout`'s size, from 1 byte to 1 TiB − 2 MiB, at an address that is a multiple
@@ -118,14 +118,14 @@ impl Heap {
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
         let (offset, key) = match bytes {
             0 => (0, Key::NONE),
-            _ => self.shared.allocate_cached(bytes, align),
+            _ => self.inner.allocate_cached(bytes, align),
         };
         let piece = match key {
             Key::NONE => self.allocate_slowly(bytes, align, std::panic::Location::caller())?,
             key => Piece { offset, bytes, key },
         };
         // SAFETY: the piece was just allocated and counted, for this block alone.
-        Ok(unsafe { Block::new(&self.shared, piece) })
+        Ok(unsafe { Block::new(&self.inner, piece) })
     }
 
     #[cold]
@@ -143,7 +143,7 @@ impl Heap {
                 "1 byte or more",
             ));
         }
-        self.shared.allocate_slowly(bytes, align, place)
+        self.inner.allocate_slowly(bytes, align, place)
     }
 
     /// Allocates like [`allocate`](Self::allocate), with every byte 0. The CPU writes the zeros, or a GPU if
@@ -155,7 +155,7 @@ impl Heap {
     pub fn allocate_zeroed(&self, layout: Layout) -> Result<Block> {
         let block = self.allocate(layout)?;
         // SAFETY: the block is new, and only this function uses it.
-        unsafe { self.shared.zero(block.piece())? };
+        unsafe { self.inner.zero(block.piece())? };
         Ok(block)
     }
 
@@ -163,14 +163,14 @@ impl Heap {
     /// take microseconds, and the time grows with their number. Threads that need more than their caches hold
     /// wait meanwhile. While the heap is growing, this waits for the driver.
     pub fn stats(&self) -> HeapStats {
-        self.shared.stats()
+        self.inner.stats()
     }
 
     /// Returns which ranges are used, cached, deferred or backed at this moment, to count or [to
     /// draw](Occupancy::to_svg). Blocks that touch form one range. Visits every block while the heap's
     /// threads wait.
     pub fn occupancy(&self) -> Occupancy {
-        self.shared.occupancy()
+        self.inner.occupancy()
     }
 
     /// Adds memory until at least `bytes` are free, in as many pieces as necessary. The soft limit does not
@@ -182,8 +182,8 @@ impl Heap {
     /// memory is created. If other threads take memory meanwhile, or the driver fails, the memory added by
     /// then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        let added = self.shared.add_memory(bytes, false);
-        self.shared.tell();
+        let added = self.inner.add_memory(bytes, false);
+        self.inner.tell();
         added
     }
 
@@ -201,8 +201,8 @@ impl Heap {
     /// # Errors
     /// As [`trim`](Self::trim).
     pub fn trim_to(&self, bytes: u64) -> Result<u64> {
-        let given = self.shared.trim(bytes);
-        self.shared.tell();
+        let given = self.inner.trim(bytes);
+        self.inner.tell();
         given
     }
 
@@ -212,7 +212,7 @@ impl Heap {
     /// # Errors
     /// The driver's errors; blocks whose work has finished are collected anyway.
     pub fn collect(&self) -> Result<usize> {
-        self.shared.collect_passed()
+        self.inner.collect_passed()
     }
 
     /// In [debug mode](super::debug), checks all guards and all freed blocks in quarantine. Each damage is
@@ -224,7 +224,7 @@ impl Heap {
     /// [`Error::HeapDamaged`] with all damage found now and since the last check; [`Error::InvalidArgument`]
     /// if the heap is not in debug mode; the driver's errors if a GPU has to read the bytes.
     pub fn check(&self) -> Result<()> {
-        self.watch()?.check(&self.shared)
+        self.watch()?.check(&self.inner)
     }
 
     /// In [debug mode](super::debug), returns the blocks in use, the oldest first, without those freed after
@@ -246,51 +246,51 @@ impl Heap {
     }
 
     fn watch(&self) -> Result<&Watch> {
-        let watch = self.shared.watch.as_ref();
+        let watch = self.inner.watch.as_ref();
         watch.ok_or_else(|| Error::invalid("heap", "it was built without `debug`"))
     }
 
     /// Returns the number of bytes that have memory now.
     pub fn backed(&self) -> u64 {
-        lock(&self.shared.backing)
+        lock(&self.inner.backing)
             .as_ref()
             .map_or(0, Backing::backed)
     }
 
     /// Returns the most bytes that can have memory.
     pub fn limit(&self) -> u64 {
-        self.shared.limit
+        self.inner.limit
     }
 
     /// Returns the heap's first address.
     pub fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.shared.start)
+        DevicePtr(self.inner.start)
     }
 
     /// Returns the heap's driver.
     pub fn driver(&self) -> &Driver {
-        &self.shared.driver
+        &self.inner.driver
     }
 }
 
 impl Clone for Heap {
     fn clone(&self) -> Self {
-        self.shared.handles.0.fetch_add(1, Relaxed);
+        self.inner.handles.0.fetch_add(1, Relaxed);
         Self {
-            shared: Arc::clone(&self.shared),
+            inner: Arc::clone(&self.inner),
         }
     }
 }
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        if !self.shared.born.is_current() {
+        if !self.inner.born.is_current() {
             // In a forked child: the memory is the parent's and stays as it is.
-            std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(Arc::clone(&self.inner));
             return;
         }
-        if self.shared.handles.0.fetch_sub(1, AcqRel) == 1 {
-            self.shared.close();
+        if self.inner.handles.0.fetch_sub(1, AcqRel) == 1 {
+            self.inner.close();
         }
     }
 }

@@ -17,6 +17,7 @@ mod deferred;
 mod grower;
 mod growth;
 mod heap;
+mod inner;
 mod lifetime;
 mod limits;
 mod membership;
@@ -29,7 +30,6 @@ mod resize;
 mod room;
 #[cfg(feature = "share")]
 mod share;
-mod shared;
 mod stats;
 mod svg;
 mod zero;

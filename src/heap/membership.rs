@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering::Release;
 use super::cache::{Biased, Local, Member, Tally, member};
 use super::classes::Class;
 use super::core::Outside;
+use super::inner::HeapInner;
 use super::piece::Piece;
-use super::shared::Shared;
 use crate::per_driver::lock;
 
 /// The threads that use a heap.
@@ -21,7 +21,7 @@ pub(super) struct Members {
     /// Counts of threads that have left or never joined.
     tally: Tally,
     /// Keeps a closed heap alive for its remaining blocks.
-    orphan: Option<Arc<Shared>>,
+    orphan: Option<Arc<HeapInner>>,
     closed: bool,
 }
 
@@ -42,7 +42,7 @@ impl Members {
     }
 }
 
-impl Shared {
+impl HeapInner {
     /// Returns a member for the calling thread, or `None` if the heap is closed.
     pub(super) fn join(&self) -> Option<Arc<Member>> {
         let mut members = lock(&self.members);

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
+use super::inner::HeapInner;
 use super::occupancy::{in_order, without};
 use super::piece::Piece;
-use super::shared::Shared;
 use super::{Chunk, Occupancy, backing};
 use crate::driver::{Location, NodeId};
 use crate::per_driver::lock;
 
-impl Shared {
+impl HeapInner {
     /// Holds all locks at once, in their order, so that every block is in exactly one place. `deferred` comes
     /// first: no other code takes a lock while it holds `deferred`.
     pub(super) fn occupancy(&self) -> Occupancy {

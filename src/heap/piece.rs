@@ -1,7 +1,7 @@
 //! Blocks, as the heap identifies them internally.
 
 use super::classes::Class;
-use super::core::{Core, Extent, NodeId};
+use super::core::{Core, Extent, RangeId};
 
 /// A block's place, size and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(super) struct Key(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Small(Class),
-    Range(NodeId),
+    Range(RangeId),
 }
 
 impl Key {
@@ -35,14 +35,14 @@ impl Key {
     }
 
     #[inline]
-    pub(super) fn range(node: NodeId) -> Self {
+    pub(super) fn range(node: RangeId) -> Self {
         Self(node.number().into())
     }
 
     #[inline]
     pub(super) fn kind(self) -> Kind {
         match self.0 & Self::SMALL {
-            0 => Kind::Range(NodeId::from_number(self.0 as u32)),
+            0 => Kind::Range(RangeId::from_number(self.0 as u32)),
             _ => Kind::Small(Class::from_index(self.0 as u32 as usize)),
         }
     }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::debug::blocks;
+use super::inner::HeapInner;
 use super::lifetime::Mapped;
 use super::piece::Piece;
-use super::shared::Shared;
 use super::{Block, Heap};
 use crate::per_driver::lock;
 use crate::{Error, Result, Stream};
@@ -28,7 +28,7 @@ impl Heap {
         stream: &Stream,
     ) -> Result<(), NotAllFreed> {
         let blocks: Vec<Block> = blocks.into_iter().collect();
-        let heap = self.shared();
+        let heap = self.inner();
         let foreign = |block: &Block| !std::ptr::eq(block.heap(), &**heap);
         if let Some(at) = blocks.iter().position(foreign) {
             let why = format!("number {at} of them, counted from 0, is another heap's");
@@ -75,11 +75,11 @@ impl Heap {
     /// The driver's errors; blocks whose work has finished are collected anyway, and the rest stay
     /// deferred.
     pub fn collect_all(&self) -> Result<usize> {
-        self.shared().wait_and_collect()
+        self.inner().wait_and_collect()
     }
 }
 
-impl Shared {
+impl HeapInner {
     /// Implements [`Heap::collect_all`].
     pub(super) fn wait_and_collect(&self) -> Result<usize> {
         // The caller has a handle, so no thread waits for this one to leave.
@@ -196,7 +196,7 @@ mod tests {
         let sim = driver.sim().unwrap();
         let asked = sim.count(Call::EventQuery);
         sim.fail(Call::EventQuery, 1, Code::NOT_READY);
-        let first = lock(&heap.shared().waiting);
+        let first = lock(&heap.inner().waiting);
         thread::scope(|scope| {
             let second = scope.spawn(|| heap.allocate(all).map(drop));
             while sim.count(Call::EventQuery) == asked {

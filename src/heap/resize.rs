@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::Block;
 use super::backing::Want;
 use super::cache::member;
-use super::core::{Core, MAX_RANGE, NodeId};
+use super::core::{Core, MAX_RANGE, RangeId};
+use super::inner::HeapInner;
 use super::piece::{Kind, Piece};
-use super::shared::Shared;
 use crate::per_driver::lock;
 
 impl Block {
@@ -44,7 +44,7 @@ impl Block {
     }
 }
 
-impl Shared {
+impl HeapInner {
     /// Resizes a block to `bytes` in place; returns `true` if it did. No other function changes a block's
     /// size.
     ///
@@ -94,7 +94,7 @@ impl Shared {
     /// or the addresses end, if the memory cannot be created or would exceed the soft limit, and in a heap
     /// without a handle.
     #[cold]
-    fn grow_behind(&self, node: NodeId, bytes: u64) -> bool {
+    fn grow_behind(&self, node: RangeId, bytes: u64) -> bool {
         // Growth elsewhere holds the lock while the driver works: most blocks need not wait for it.
         let possible = !self.exportable
             && bytes <= MAX_RANGE

@@ -5,11 +5,11 @@
 
 use super::classes::{Class, PAGE};
 use super::core::{Core, GRANULE, MAX_RANGE};
-use super::shared::Shared;
+use super::inner::HeapInner;
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
-impl Shared {
+impl HeapInner {
     /// Refuses a request that no amount of memory could satisfy.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
         if bytes > MAX_RANGE {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::{Deserialize, Serialize};
 
 use super::classes::Class;
-use super::shared::Shared;
+use super::inner::HeapInner;
 use crate::per_driver::lock;
 
 /// A heap's statistics at one moment, from [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
@@ -103,7 +103,7 @@ impl HeapStats {
     }
 }
 
-impl Shared {
+impl HeapInner {
     pub(super) fn stats(&self) -> HeapStats {
         let (tally, kept) = self.tally();
         let deferred = self.deferred_blocks();

@@ -1,12 +1,12 @@
 //! Writes zeros: when a block is allocated, and when it changes owners.
 
+use super::inner::HeapInner;
 use super::piece::Piece;
-use super::shared::Shared;
 use crate::driver::{Access, DevicePtr, Location, Relaxed};
 use crate::memory::CpuView;
 use crate::{Error, Result, Stream};
 
-impl Shared {
+impl HeapInner {
     /// Overwrites all bytes that a block takes with zeros and waits for the end. In debug mode, leaves the
     /// bytes beside the block's own.
     ///

@@ -5,7 +5,7 @@
 //! blocks here.
 
 use super::kept::Kept;
-use crate::core::{Extent, NodeId};
+use crate::core::{Extent, RangeId};
 
 /// The most blocks that a thread caches here.
 const BLOCKS: usize = 4;
@@ -37,7 +37,7 @@ impl Large {
         extent: Extent,
         most: u64,
         kept: &Kept,
-        mut leaves: impl FnMut(u32, NodeId),
+        mut leaves: impl FnMut(u32, RangeId),
     ) -> bool {
         let is_this = |&(_, kept): &(u32, Extent)| kept.node == extent.node;
         if self.blocks.iter().any(is_this) {
@@ -57,7 +57,7 @@ impl Large {
     }
 
     /// Removes all blocks.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = NodeId> {
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = RangeId> {
         self.granules = 0;
         self.blocks.drain(..).map(|(_, extent)| extent.node)
     }
@@ -96,7 +96,7 @@ mod tests {
             let mut there: Vec<(u32, u32)> = Vec::new();
             for (number, (put, size)) in (0..).zip(steps) {
                 if put {
-                    let node = NodeId::from_number(number);
+                    let node = RangeId::from_number(number);
                     let extent = Extent { offset: number.into(), node };
                     there.push((size, number));
                     let mut left = Vec::new();

@@ -7,7 +7,7 @@ use super::large::Large;
 use super::medium::Medium;
 use super::reserved::Visitor;
 use crate::classes::{CLASSES, Class};
-use crate::core::NodeId;
+use crate::core::RangeId;
 
 /// The most offsets in a magazine.
 pub(crate) const ROUNDS: usize = 64;
@@ -238,7 +238,7 @@ pub(crate) struct Local {
 pub(crate) struct Contents {
     #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
     pub(crate) small: Vec<Box<Magazine>>,
-    pub(crate) ranges: Vec<NodeId>,
+    pub(crate) ranges: Vec<RangeId>,
 }
 
 impl Local {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Kept;
-use crate::core::{Extent, NodeId};
+use crate::core::{Extent, RangeId};
 
 /// The most sizes that a cache can have blocks of at once.
 const SLOTS: usize = 512;
@@ -42,7 +42,7 @@ pub(crate) struct Medium {
     /// The slot to evict next.
     hand: usize,
     /// Blocks on their way back to the core, and their granules.
-    leaving: Vec<NodeId>,
+    leaving: Vec<RangeId>,
     leaving_granules: u64,
     /// Rises with each hit and falls with each miss; at 0 caching does not pay.
     score: u32,
@@ -208,7 +208,7 @@ impl Medium {
 
     /// Adds a block of `size` granules to those leaving, instead of caching it.
     #[inline]
-    pub(crate) fn pass_on(&mut self, size: u32, node: NodeId) {
+    pub(crate) fn pass_on(&mut self, size: u32, node: RangeId) {
         if !self.noted {
             self.note();
         }
@@ -218,7 +218,7 @@ impl Medium {
 
     /// Returns the blocks that have to return to the core.
     #[inline]
-    pub(crate) fn leaving(&self) -> &[NodeId] {
+    pub(crate) fn leaving(&self) -> &[RangeId] {
         &self.leaving
     }
 
@@ -230,7 +230,7 @@ impl Medium {
     }
 
     /// Takes the blocks that have to return to the core.
-    pub(crate) fn take_leaving(&mut self) -> Vec<NodeId> {
+    pub(crate) fn take_leaving(&mut self) -> Vec<RangeId> {
         self.leaving_granules = 0;
         std::mem::take(&mut self.leaving)
     }
@@ -275,7 +275,7 @@ impl Medium {
     }
 
     /// Takes all blocks.
-    pub(super) fn take_all(&mut self) -> Vec<NodeId> {
+    pub(super) fn take_all(&mut self) -> Vec<RangeId> {
         while let Some(next) = self.next_full() {
             self.evict(next);
         }
@@ -342,11 +342,11 @@ mod tests {
             budget in 0_u64..20_000,
         ) {
             let mut medium = Medium::new(Arc::default());
-            let mut kept: HashMap<NodeId, u32> = HashMap::new();
+            let mut kept: HashMap<RangeId, u32> = HashMap::new();
             let mut numbers = 0..;
             let mut new = || {
                 let number = numbers.next().unwrap();
-                let node = NodeId::from_number(number);
+                let node = RangeId::from_number(number);
                 Extent { offset: number.into(), node }
             };
             for (step, size) in steps {

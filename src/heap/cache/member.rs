@@ -5,14 +5,14 @@ use std::sync::{Arc, Weak};
 
 use super::{Biased, Kept, Local};
 use crate::fork::Generation;
-use crate::shared::Shared;
+use crate::inner::HeapInner;
 
 /// A thread's cache of one heap, which other threads can take.
 ///
 /// The thread owns it until the thread ends or joins another heap. So a member must not keep the heap's
 /// tables, its driver and its users' closures alive.
 pub(crate) struct Member {
-    heap: Weak<Shared>,
+    heap: Weak<HeapInner>,
     id: u64,
     born: Generation,
     pub(crate) local: Biased<Local>,
@@ -21,7 +21,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(heap: &Shared) -> Self {
+    pub(crate) fn new(heap: &HeapInner) -> Self {
         let local = Local::new();
         Self {
             heap: Weak::clone(&heap.this),
@@ -51,15 +51,15 @@ type Near = [(u64, *const Member); NEAR];
 
 /// The members of this thread. They leave their heaps when the thread ends.
 #[derive(Default)]
-struct Members(RefCell<Vec<Arc<Member>>>);
+struct Memberships(RefCell<Vec<Arc<Member>>>);
 
 thread_local! {
     /// Has no destructor, so that an access need not check whether the value still exists.
     static NEAR_MEMBERS: Cell<Near> = const { Cell::new([(0, std::ptr::null()); NEAR]) };
-    static MEMBERS: Members = Members::default();
+    static MEMBERSHIPS: Memberships = Memberships::default();
 }
 
-impl Drop for Members {
+impl Drop for Memberships {
     fn drop(&mut self) {
         NEAR_MEMBERS.set([(0, std::ptr::null()); NEAR]);
         for member in self.0.take() {
@@ -77,7 +77,7 @@ impl Drop for Members {
 /// Calls `f` with the calling thread's cache of `heap`. Returns `None` also if the heap is closed, and while
 /// the thread ends: then nothing is cached.
 #[inline]
-pub(crate) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
+pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
         unsafe { (*near.as_ptr())[heap.id as usize % NEAR] }
@@ -88,9 +88,9 @@ pub(crate) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> Option<R>) ->
     };
     // The thread that closes the heap waits only until the owner is outside: if `f` frees the last block, the
     // heap may be gone from then on. The member is not. SAFETY: the pointer in the cell comes from an Arc in
-    // `MEMBERS`, which lives until it is removed from both (`find`, the thread's end). The thread is the only
-    // owner of its member. `f` does not call this again: it is code of this module's users, which calls no
-    // user's code.
+    // `MEMBERSHIPS`, which lives until it is removed from both (`find`, the thread's end). The thread is the
+    // only owner of its member. `f` does not call this again: it is code of this module's users, which calls
+    // no user's code.
     unsafe {
         (*member).local.owner(|local| match local.closed {
             false => f(local),
@@ -102,8 +102,8 @@ pub(crate) fn with<R>(heap: &Shared, f: impl FnOnce(&mut Local) -> Option<R>) ->
 /// Finds or creates the member when it is not in the direct-mapped table.
 #[cold]
 #[inline(never)]
-fn find(heap: &Shared) -> Option<*const Member> {
-    let found = MEMBERS.try_with(|members| {
+fn find(heap: &HeapInner) -> Option<*const Member> {
+    let found = MEMBERSHIPS.try_with(|members| {
         // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
         // other user code runs in here, because dropping a member drops no heap.
         let mut members = members.0.try_borrow_mut().ok()?;

@@ -16,7 +16,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(super) use nodes::NodeId;
+pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use refusals::{Outside, Request};
@@ -35,7 +35,7 @@ pub(super) enum Found {
     /// A block of a slab.
     Small(Class),
     /// A range, and its size in bytes.
-    Range(NodeId, u64),
+    Range(RangeId, u64),
 }
 
 /// All of a heap's memory by offsets: ranges, and slabs of small blocks within them.
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
-    pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
+    pub(super) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
         let extended = self.ranges.extend(node, bytes.max(PAGE));
         self.mark_high_water();
         extended
@@ -120,25 +120,25 @@ impl Core {
 
     /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
     /// lie in between.
-    pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
+    pub(super) fn end_of_memory_behind(&self, node: RangeId) -> Option<(u64, u64)> {
         self.ranges.end_of_memory_behind(node)
     }
 
     /// Frees what a range in use has beyond `bytes`.
-    pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
+    pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         self.forget_refusals();
         self.ranges.shrink(node, bytes.max(PAGE));
     }
 
     /// Frees a range; returns whether it was in use.
     #[inline]
-    pub(super) fn free(&mut self, node: NodeId) -> bool {
+    pub(super) fn free(&mut self, node: RangeId) -> bool {
         self.ranges.free(node)
     }
 
     /// Frees many ranges; returns how many of them were in use.
     #[inline]
-    pub(super) fn free_all(&mut self, nodes: &[NodeId]) -> usize {
+    pub(super) fn free_all(&mut self, nodes: &[RangeId]) -> usize {
         // Each range's neighbours are far from the others': reads all of them first, so that the cache misses
         // overlap.
         if nodes.len() > 2 {

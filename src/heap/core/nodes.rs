@@ -6,11 +6,11 @@ use std::io;
 use super::bins::{self, GROWABLE_END, Occupied};
 use super::table::{Ahead, Table};
 
-/// The index of a node.
+/// The index of a range's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct NodeId(u32);
+pub(crate) struct RangeId(u32);
 
-impl NodeId {
+impl RangeId {
     /// The index of no range: the first node, a sentinel that can be read and written like any other.
     pub(super) const NONE: Self = Self(0);
 
@@ -34,7 +34,7 @@ impl NodeId {
 
 /// What a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum NodeState {
     /// A range in use, or the empty first or last node of a span.
     Used,
     /// A free range, in a list.
@@ -51,19 +51,19 @@ pub(super) struct Node {
     pub(super) start: u64,
     /// In granules.
     pub(super) size: u32,
-    pub(super) state: State,
+    pub(super) state: NodeState,
     /// Whether more memory may be added right behind it. For a span's first node, which is empty: whether
     /// it may be added in front.
     pub(super) growable_end: bool,
     /// The list of a free range.
     bin: u16,
     /// The range before it in memory.
-    pub(super) previous: NodeId,
+    pub(super) previous: RangeId,
     /// The range after it in memory; for a vacant node, the next vacant one.
-    pub(super) next: NodeId,
+    pub(super) next: RangeId,
     /// Its neighbours in its list.
-    before: NodeId,
-    after: NodeId,
+    before: RangeId,
+    after: RangeId,
 }
 
 const _: () = assert!(size_of::<Node>() == 32);
@@ -71,13 +71,13 @@ const _: () = assert!(size_of::<Node>() == 32);
 const VACANT: Node = Node {
     start: 0,
     size: 0,
-    state: State::Vacant,
+    state: NodeState::Vacant,
     growable_end: false,
     bin: 0,
-    previous: NodeId::NONE,
-    next: NodeId::NONE,
-    before: NodeId::NONE,
-    after: NodeId::NONE,
+    previous: RangeId::NONE,
+    next: RangeId::NONE,
+    before: RangeId::NONE,
+    after: RangeId::NONE,
 };
 
 /// How many nodes are added at once: half a kernel page of 4 KiB.
@@ -88,8 +88,8 @@ const MORE: usize = 64;
 pub(super) struct Nodes {
     nodes: Table<Node>,
     /// The first of each bin's list.
-    heads: Box<[NodeId; GROWABLE_END + 1]>,
-    vacant: NodeId,
+    heads: Box<[RangeId; GROWABLE_END + 1]>,
+    vacant: RangeId,
     occupied: Occupied,
     /// How many nodes are not vacant.
     pub(super) count: usize,
@@ -103,38 +103,44 @@ impl Nodes {
     pub(super) fn new(most: usize) -> io::Result<Self> {
         let mut nodes = Table::new(most.saturating_add(1).next_multiple_of(MORE))?;
         nodes.extend(1, |_| Node {
-            state: State::Used,
+            state: NodeState::Used,
             ..VACANT
         });
         Ok(Self {
             nodes,
-            heads: Box::new([NodeId::NONE; GROWABLE_END + 1]),
-            vacant: NodeId::NONE,
+            heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
+            vacant: RangeId::NONE,
             occupied: Occupied::new(),
             count: 0,
         })
     }
 
     #[inline]
-    pub(super) fn get(&self, node: NodeId) -> &Node {
+    pub(super) fn get(&self, node: RangeId) -> &Node {
         &self.nodes[node.index()]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, node: NodeId) -> &mut Node {
+    pub(super) fn get_mut(&mut self, node: RangeId) -> &mut Node {
         &mut self.nodes[node.index()]
     }
 
     /// Returns whether there is such a node.
     #[cfg(test)]
-    pub(super) fn has(&self, node: NodeId) -> bool {
+    pub(super) fn has(&self, node: RangeId) -> bool {
         node.index() < self.nodes.len()
     }
 
     /// Adds a node that is in use and in no list.
     #[inline(always)]
-    pub(super) fn add(&mut self, start: u64, size: u32, previous: NodeId, next: NodeId) -> NodeId {
-        if self.vacant == NodeId::NONE {
+    pub(super) fn add(
+        &mut self,
+        start: u64,
+        size: u32,
+        previous: RangeId,
+        next: RangeId,
+    ) -> RangeId {
+        if self.vacant == RangeId::NONE {
             self.add_vacant();
         }
         let id = self.vacant;
@@ -144,7 +150,7 @@ impl Nodes {
         self.vacant = node.next;
         node.start = start;
         node.size = size;
-        node.state = State::Used;
+        node.state = NodeState::Used;
         node.growable_end = false;
         node.previous = previous;
         node.next = next;
@@ -157,13 +163,13 @@ impl Nodes {
     fn add_vacant(&mut self) {
         let first = self.nodes.len();
         self.nodes.extend(MORE - first % MORE, |index| Node {
-            next: NodeId(index as u32 + 1),
+            next: RangeId(index as u32 + 1),
             ..VACANT
         });
         if let Some(last) = self.nodes.last_mut() {
-            last.next = NodeId::NONE;
+            last.next = RangeId::NONE;
         }
-        self.vacant = NodeId(first as u32);
+        self.vacant = RangeId(first as u32);
     }
 
     /// Returns how many more nodes fit before the kernel has to provide memory.
@@ -185,7 +191,7 @@ impl Nodes {
 
     /// Adds a node between `next` and the one before it.
     #[inline]
-    pub(super) fn insert_before(&mut self, next: NodeId, start: u64, size: u32) -> NodeId {
+    pub(super) fn insert_before(&mut self, next: RangeId, start: u64, size: u32) -> RangeId {
         self.insert_between(self.get(next).previous, next, start, size)
     }
 
@@ -194,11 +200,11 @@ impl Nodes {
     #[inline(always)]
     pub(super) fn insert_between(
         &mut self,
-        previous: NodeId,
-        next: NodeId,
+        previous: RangeId,
+        next: RangeId,
         start: u64,
         size: u32,
-    ) -> NodeId {
+    ) -> RangeId {
         let node = self.add(start, size, previous, next);
         // Dereferences once: otherwise the table's address is loaded again after each write to it.
         let nodes = &mut *self.nodes;
@@ -212,56 +218,57 @@ impl Nodes {
 
     /// Makes a node that is in no list vacant.
     #[inline]
-    pub(super) fn retire(&mut self, node: NodeId) {
+    pub(super) fn retire(&mut self, node: RangeId) {
         self.count -= 1;
         let vacant = std::mem::replace(&mut self.vacant, node);
         let node = self.get_mut(node);
-        node.state = State::Vacant;
+        node.state = NodeState::Vacant;
         node.next = vacant;
     }
 
     /// Puts a node in the list of its size, or in the list of growable ends.
     #[inline(always)]
-    pub(super) fn link(&mut self, node: NodeId) {
+    pub(super) fn link(&mut self, node: RangeId) {
         let nodes = &mut *self.nodes;
         let this = &nodes[node.index()];
         let bin = select_unpredictable(this.growable_end, GROWABLE_END, bins::bin_of(this.size));
         let first = std::mem::replace(&mut self.heads[bin], node);
         nodes[first.index()].before = node;
         let this = &mut nodes[node.index()];
-        this.before = NodeId::NONE;
+        this.before = RangeId::NONE;
         this.after = first;
-        this.state = State::Free;
+        this.state = NodeState::Free;
         this.bin = bin as u16;
         self.occupied.set(bin);
     }
 
     /// Takes a node out of its list: it is in use.
     #[inline(always)]
-    pub(super) fn unlink(&mut self, node: NodeId) {
+    pub(super) fn unlink(&mut self, node: RangeId) {
         let nodes = &mut *self.nodes;
         let this = &mut nodes[node.index()];
         let (before, after, bin) = (this.before, this.after, usize::from(this.bin));
-        this.state = State::Used;
+        this.state = NodeState::Used;
         // Without a branch, which would be unpredictable; so this also writes to the sentinel.
         nodes[after.index()].before = before;
         nodes[before.index()].after = after;
-        let first = before == NodeId::NONE;
+        let first = before == RangeId::NONE;
         let head = &mut self.heads[bin];
         *head = select_unpredictable(first, after, *head);
-        self.occupied.reset_if(bin, first & (after == NodeId::NONE));
+        self.occupied
+            .reset_if(bin, first & (after == RangeId::NONE));
     }
 
     /// Returns a free node of at least `size` granules, more than 0: the last freed of its own bin if that
     /// fits; otherwise one of the next bin that has any, growable ends last; otherwise the smallest that fits
     /// in its own bin or at a growable end.
     #[inline(always)]
-    pub(super) fn find(&self, size: u32) -> Option<NodeId> {
+    pub(super) fn find(&self, size: u32) -> Option<RangeId> {
         let own = bins::bin_of(size);
         let first = self.heads[own];
         // Looks both up and chooses one without a branch, which would be unpredictable.
         let next = self.occupied.next(own + 1);
-        let next = next.map_or(NodeId::NONE, |bin| self.heads[bin]);
+        let next = next.map_or(RangeId::NONE, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
         // Not if there is none, and not always at a growable end.
         match self.get(found).size >= size {
@@ -272,7 +279,7 @@ impl Nodes {
 
     #[cold]
     #[inline(never)]
-    fn find_in(&self, bin: usize, size: u32) -> Option<NodeId> {
+    fn find_in(&self, bin: usize, size: u32) -> Option<RangeId> {
         let smallest = |bin| {
             let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
             fitting.min_by_key(|&node| self.get(node).size)
@@ -281,17 +288,17 @@ impl Nodes {
     }
 
     /// Iterates over the nodes of a bin.
-    fn list(&self, bin: usize) -> impl Iterator<Item = NodeId> {
+    fn list(&self, bin: usize) -> impl Iterator<Item = RangeId> {
         let mut node = self.heads[bin];
         std::iter::from_fn(move || {
             let this = node;
             node = self.get(this).after;
-            (this != NodeId::NONE).then_some(this)
+            (this != RangeId::NONE).then_some(this)
         })
     }
 
     /// Iterates over the free nodes of at least `size` granules, by ascending bins.
-    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = NodeId> {
+    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = RangeId> {
         let mut from = bins::bin_of(size);
         let bins = std::iter::from_fn(move || {
             let bin = self.occupied.next(from)?;
@@ -325,12 +332,12 @@ mod tests {
     #[test]
     fn nodes_are_used_again() {
         let mut nodes = Nodes::new(1 << 20).unwrap();
-        let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
+        let add = |nodes: &mut Nodes| nodes.add(0, 1, RangeId::NONE, RangeId::NONE);
         let (a, b) = (add(&mut nodes), add(&mut nodes));
         assert_ne!(a, b);
         nodes.retire(a);
         nodes.retire(b);
-        assert_eq!((nodes.get(b).state, nodes.count), (State::Vacant, 0));
+        assert_eq!((nodes.get(b).state, nodes.count), (NodeState::Vacant, 0));
         assert_eq!((add(&mut nodes), add(&mut nodes)), (b, a));
         assert!(add(&mut nodes).index() > b.index());
         assert_eq!(nodes.count, 3);
@@ -339,7 +346,7 @@ mod tests {
     #[test]
     fn spare_nodes_are_counted_until_none_is_left() {
         let mut nodes = Nodes::new(1 << 20).unwrap();
-        let add = |nodes: &mut Nodes| nodes.add(0, 1, NodeId::NONE, NodeId::NONE);
+        let add = |nodes: &mut Nodes| nodes.add(0, 1, RangeId::NONE, RangeId::NONE);
         let node = add(&mut nodes);
         nodes.retire(node);
         let before = nodes.spare();
@@ -368,7 +375,7 @@ mod tests {
             let mut nodes = Nodes::new(1 << 20).unwrap();
             let mut free = Vec::new();
             for &size in &sizes {
-                let node = nodes.add(0, size, NodeId::NONE, NodeId::NONE);
+                let node = nodes.add(0, size, RangeId::NONE, RangeId::NONE);
                 nodes.link(node);
                 free.push(node);
             }
@@ -380,7 +387,7 @@ mod tests {
                 }
                 stays
             });
-            let size = |node: NodeId| nodes.get(node).size;
+            let size = |node: RangeId| nodes.get(node).size;
             let largest = free.iter().map(|&node| size(node)).max().unwrap_or(0);
             prop_assert_eq!(nodes.largest(usize::MAX), largest);
             let nearly = nodes.largest(1);
@@ -396,7 +403,7 @@ mod tests {
                 let between = between.filter(|&bin| bin > bins::bin_of(best) && bin < bins::bin_of(found));
                 prop_assert_eq!(between.count(), 0);
             }
-            let mut least: Vec<NodeId> = nodes.at_least(wanted).collect();
+            let mut least: Vec<RangeId> = nodes.at_least(wanted).collect();
             free.retain(|&node| size(node) >= wanted);
             least.sort_unstable_by_key(|node| node.0);
             free.sort_unstable_by_key(|node| node.0);

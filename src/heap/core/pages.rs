@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use super::nodes::NodeId;
+use super::nodes::RangeId;
 use super::slabs::SlabId;
 use crate::classes::PAGE;
 
@@ -26,7 +26,7 @@ type Part = [OnceLock<Box<Leaf>>; PART];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The range that begins there.
-    Range(NodeId),
+    Range(RangeId),
     /// The slab that contains the page.
     Slab(SlabId),
 }
@@ -72,7 +72,7 @@ impl PageMap {
         let page = (offset / PAGE) as usize;
         match self.leaf(page)?[page % LEAF].load(Relaxed).checked_sub(1)? {
             slab if slab & SLAB != 0 => Some(Owner::Slab(SlabId(slab & !SLAB))),
-            node => Some(Owner::Range(NodeId::from_number(node))),
+            node => Some(Owner::Range(RangeId::from_number(node))),
         }
     }
 
@@ -108,7 +108,7 @@ mod tests {
     fn what_was_named_last_is_found() {
         let pages = PageMap::new((1 << 30) + 1);
         let before = pages.metadata();
-        let range = Owner::Range(NodeId::from_number(7));
+        let range = Owner::Range(RangeId::from_number(7));
         for offset in [0, PAGE, (1 << 20) - 1, 1 << 20, (1 << 30) - 1, 1 << 30] {
             assert_eq!(pages.get(offset), None);
             pages.set(offset, Owner::Slab(SlabId(3)));

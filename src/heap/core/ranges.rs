@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use super::nodes::{NodeId, Nodes, State};
+use super::nodes::{NodeState, Nodes, RangeId};
 use crate::classes::PAGE;
 
 /// The unit of sizes and offsets here, in bytes.
@@ -39,7 +39,7 @@ fn most_nodes(limit: u64) -> usize {
 pub(crate) struct Extent {
     /// Bytes from the heap's start.
     pub(crate) offset: u64,
-    pub(crate) node: NodeId,
+    pub(crate) node: RangeId,
 }
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
@@ -47,7 +47,7 @@ pub(crate) struct Extent {
 pub(crate) struct Ranges {
     pub(super) nodes: Nodes,
     /// Spans, memory without a gap or a range limit: from the start to the first and last nodes.
-    pub(super) spans: BTreeMap<u64, (NodeId, NodeId)>,
+    pub(super) spans: BTreeMap<u64, (RangeId, RangeId)>,
     /// The address of offset 0, in granules: alignment applies to addresses.
     origin: u64,
     pub(super) free: u64,
@@ -136,7 +136,7 @@ impl Ranges {
             return Vec::new();
         }
         let all = self.nodes.at_least(PAGE_GRANULES as u32);
-        let nodes: Vec<NodeId> = all.filter(|&node| self.has_page(node)).take(most).collect();
+        let nodes: Vec<RangeId> = all.filter(|&node| self.has_page(node)).take(most).collect();
         self.no_free_page = nodes.is_empty();
         let taken = nodes.into_iter();
         taken
@@ -144,7 +144,7 @@ impl Ranges {
             .collect()
     }
 
-    pub(super) fn has_page(&self, node: NodeId) -> bool {
+    pub(super) fn has_page(&self, node: RangeId) -> bool {
         self.fits(node, PAGE_GRANULES as u32, PAGE_GRANULES)
     }
 
@@ -153,7 +153,7 @@ impl Ranges {
     fn allocate_aligned(&mut self, size: u32, align: u64, looks: usize) -> Option<Extent> {
         // A range of this size has room for the block at the first multiple of `align`, wherever that lies.
         let ample = u32::try_from(u64::from(size) + align - 1).ok();
-        let fits = |&node: &NodeId| self.fits(node, size, align);
+        let fits = |&node: &RangeId| self.fits(node, size, align);
         let near = self.nodes.find(size).filter(fits);
         let node = near
             .or_else(|| self.nodes.find(ample?))
@@ -162,17 +162,17 @@ impl Ranges {
     }
 
     /// Returns the granules in a range before its first multiple of `align`.
-    fn gap(&self, node: NodeId, align: u64) -> u64 {
+    fn gap(&self, node: RangeId, align: u64) -> u64 {
         let start = self.nodes.get(node).start + self.origin;
         start.wrapping_neg() & (align - 1)
     }
 
-    fn fits(&self, node: NodeId, size: u32, align: u64) -> bool {
+    fn fits(&self, node: RangeId, size: u32, align: u64) -> bool {
         self.gap(node, align) + u64::from(size) <= u64::from(self.nodes.get(node).size)
     }
 
     /// Takes `size` aligned granules out of a free range that has room for them.
-    fn take_aligned(&mut self, node: NodeId, size: u32, align: u64) -> Extent {
+    fn take_aligned(&mut self, node: RangeId, size: u32, align: u64) -> Extent {
         let gap = self.gap(node, align) as u32; // less than the range
         if gap == 0 {
             return self.take(node, size);
@@ -192,7 +192,7 @@ impl Ranges {
 
     /// Takes the first `size` granules of a free range.
     #[inline(always)]
-    fn take(&mut self, node: NodeId, size: u32) -> Extent {
+    fn take(&mut self, node: RangeId, size: u32) -> Extent {
         self.nodes.unlink(node);
         self.free -= u64::from(size);
         let this = self.nodes.get_mut(node);
@@ -214,9 +214,9 @@ impl Ranges {
     /// Frees a used range; returns whether it was in use. Changes nothing if it was not, which only unsafe
     /// code can cause.
     #[inline]
-    pub(super) fn free(&mut self, node: NodeId) -> bool {
+    pub(super) fn free(&mut self, node: RangeId) -> bool {
         let this = self.nodes.get(node);
-        if this.state != State::Used {
+        if this.state != NodeState::Used {
             return false;
         }
         let (own, previous, mut next) = (this.size, this.previous, this.next);
@@ -225,7 +225,7 @@ impl Ranges {
         self.given = self.given.wrapping_add(own.into());
         let mut size = own;
         let right = self.nodes.get(next);
-        if right.state == State::Free {
+        if right.state == NodeState::Free {
             size += right.size;
             growable_end = right.growable_end;
             let after = right.next;
@@ -236,7 +236,7 @@ impl Ranges {
             self.nodes.get_mut(node).next = next;
         }
         let mut node = node;
-        if self.nodes.get(previous).state == State::Free {
+        if self.nodes.get(previous).state == NodeState::Free {
             self.nodes.unlink(previous);
             self.nodes.retire(node);
             node = previous;
@@ -256,26 +256,26 @@ impl Ranges {
 
     /// Returns the size in bytes of the range in use `node`, if it begins at `offset`.
     #[cfg(test)]
-    pub(super) fn used_at(&self, node: NodeId, offset: u64) -> Option<u64> {
+    pub(super) fn used_at(&self, node: RangeId, offset: u64) -> Option<u64> {
         let this = self.nodes.has(node).then(|| self.nodes.get(node))?;
-        let in_use = this.state == State::Used && this.start << LOG_GRANULE == offset;
+        let in_use = this.state == NodeState::Used && this.start << LOG_GRANULE == offset;
         (in_use && this.size > 0).then(|| u64::from(this.size) << LOG_GRANULE)
     }
 
     /// Reads what freeing this node will read, so that the cache misses of many overlap.
     #[inline]
-    pub(super) fn touch(&self, node: NodeId) -> u32 {
+    pub(super) fn touch(&self, node: RangeId) -> u32 {
         let node = self.nodes.get(node);
         self.nodes.get(node.previous).size ^ self.nodes.get(node.next).size
     }
 
-    fn bytes_of(&self, node: NodeId) -> Range<u64> {
+    fn bytes_of(&self, node: RangeId) -> Range<u64> {
         let node = self.nodes.get(node);
         node.start << LOG_GRANULE..(node.start + u64::from(node.size)) << LOG_GRANULE
     }
 
     /// Iterates over all ranges in the order of offsets, in bytes, each with its node if it is in use.
-    pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Option<NodeId>)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Option<RangeId>)> {
         self.each_span().flatten()
     }
 
@@ -306,10 +306,10 @@ impl Ranges {
         span.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
     }
 
-    fn free_at(&self, node: NodeId) -> u64 {
+    fn free_at(&self, node: RangeId) -> u64 {
         let node = self.nodes.get(node);
         match node.state {
-            State::Free => u64::from(node.size) << LOG_GRANULE,
+            NodeState::Free => u64::from(node.size) << LOG_GRANULE,
             _ => 0,
         }
     }
@@ -319,12 +319,12 @@ impl Ranges {
 #[derive(Clone)]
 pub(super) struct SpanRanges<'a> {
     ranges: &'a Ranges,
-    node: NodeId,
-    last: NodeId,
+    node: RangeId,
+    last: RangeId,
 }
 
 impl Iterator for SpanRanges<'_> {
-    type Item = (Range<u64>, Option<NodeId>);
+    type Item = (Range<u64>, Option<RangeId>);
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.node == self.last {
@@ -332,7 +332,7 @@ impl Iterator for SpanRanges<'_> {
         }
         let this = self.node;
         self.node = self.ranges.nodes.get(this).next;
-        let used = self.ranges.nodes.get(this).state == State::Used;
+        let used = self.ranges.nodes.get(this).state == NodeState::Used;
         Some((self.ranges.bytes_of(this), used.then_some(this)))
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pages::PageMap;
 use super::ranges::Ranges;
 use super::slabs::Slabs;
-use super::{Class, Core, GRANULE, NodeId, Owner, PAGE};
+use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
@@ -140,12 +140,14 @@ impl Core {
 /// freed, as whole blocks, before there can be a free range of that size.
 fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, size: u64) -> u64 {
     let mut least = u64::MAX;
-    let in_use = |(range, node): &(Range<u64>, Option<NodeId>)| match (node, pages.get(range.start))
-    {
-        (None, _) => 0,
-        (Some(node), Some(Owner::Slab(slab))) => slabs.in_use(slab, *node).unwrap_or(len(range)),
-        (Some(_), _) => len(range),
-    };
+    let in_use =
+        |(range, node): &(Range<u64>, Option<RangeId>)| match (node, pages.get(range.start)) {
+            (None, _) => 0,
+            (Some(node), Some(Owner::Slab(slab))) => {
+                slabs.in_use(slab, *node).unwrap_or(len(range))
+            }
+            (Some(_), _) => len(range),
+        };
     for span in ranges.each_span() {
         // The ranges from `first` to the current one: their bytes, and how many of those are in use.
         let (mut bytes, mut used) = (0, 0);

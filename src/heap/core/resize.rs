@@ -1,12 +1,12 @@
 //! Resizes ranges in use in place.
 
-use super::nodes::{NodeId, State};
+use super::nodes::{NodeState, RangeId};
 use super::ranges::{GRANULE, LOG_GRANULE, MAX_RANGE, Ranges};
 
 impl Ranges {
     /// Grows a range in use to at least `bytes` in place; returns whether there is room right behind it.
     /// Never shrinks it.
-    pub(super) fn extend(&mut self, node: NodeId, bytes: u64) -> bool {
+    pub(super) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
         let this = self.nodes.get(node);
         let size = bytes.div_ceil(GRANULE);
         let Some(more) = size.checked_sub(this.size.into()).filter(|&more| more > 0) else {
@@ -14,7 +14,7 @@ impl Ranges {
         };
         let next = this.next;
         let right = *self.nodes.get(next);
-        if bytes > MAX_RANGE || right.state != State::Free || more > right.size.into() {
+        if bytes > MAX_RANGE || right.state != NodeState::Free || more > right.size.into() {
             return false;
         }
         self.nodes.unlink(next);
@@ -38,10 +38,10 @@ impl Ranges {
 
     /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
     /// lie in between.
-    pub(super) fn end_of_memory_behind(&self, node: NodeId) -> Option<(u64, u64)> {
+    pub(super) fn end_of_memory_behind(&self, node: RangeId) -> Option<(u64, u64)> {
         let this = self.nodes.get(node);
         let mut next = self.nodes.get(this.next);
-        if next.state == State::Free {
+        if next.state == NodeState::Free {
             next = self.nodes.get(next.next);
         }
         // Only the end of a span has size 0.
@@ -49,7 +49,7 @@ impl Ranges {
     }
 
     /// Frees what a range in use has beyond `bytes`, more than 0.
-    pub(super) fn shrink(&mut self, node: NodeId, bytes: u64) {
+    pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         let this = *self.nodes.get(node);
         let size = bytes.div_ceil(GRANULE);
         if let Some(rest) = u64::from(this.size)

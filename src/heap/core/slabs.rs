@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::nodes::NodeId;
+use super::nodes::RangeId;
 use super::pages::{Owner, PageMap};
 use super::ranges::{Extent, Ranges};
 use crate::classes::{CLASSES, Class, PAGE};
@@ -15,7 +15,7 @@ pub(crate) struct SlabId(pub(super) u32);
 struct Slab {
     /// Bytes from the heap's start.
     start: u64,
-    node: NodeId,
+    node: RangeId,
     class: Class,
     blocks: u32,
     free: u32,
@@ -154,7 +154,7 @@ impl Slabs {
     }
 
     /// Returns the bytes of blocks in use in the slab, if the range in use `node` is this slab.
-    pub(super) fn in_use(&self, id: SlabId, node: NodeId) -> Option<u64> {
+    pub(super) fn in_use(&self, id: SlabId, node: RangeId) -> Option<u64> {
         let slab = self.slabs.get(id.0 as usize)?;
         let same = slab.node == node && !slab.words.is_empty();
         same.then(|| u64::from(slab.blocks - slab.free) * slab.class.bytes())

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::nodes::NodeId;
 #[cfg(test)]
-use super::nodes::State;
+use super::nodes::NodeState;
+use super::nodes::RangeId;
 use super::ranges::{LOG_GRANULE, MAX_RANGE, Ranges};
 
 /// The longest span, in granules.
@@ -61,8 +61,8 @@ impl Ranges {
                 node
             }
             None => {
-                let first = self.nodes.add(part.start, 0, NodeId::NONE, NodeId::NONE);
-                let last = self.nodes.add(part.end, 0, first, NodeId::NONE);
+                let first = self.nodes.add(part.start, 0, RangeId::NONE, RangeId::NONE);
+                let last = self.nodes.add(part.end, 0, first, RangeId::NONE);
                 let begin = self.nodes.get_mut(first);
                 begin.next = last;
                 begin.growable_end = joins;
@@ -123,11 +123,11 @@ impl Ranges {
                     previous
                 } else {
                     let size = (start - from) as u32;
-                    let node = self.nodes.add(from, size, previous, NodeId::NONE);
+                    let node = self.nodes.add(from, size, previous, RangeId::NONE);
                     self.nodes.get_mut(previous).next = node;
                     node
                 };
-                let end = self.nodes.add(start, 0, before, NodeId::NONE);
+                let end = self.nodes.add(start, 0, before, RangeId::NONE);
                 let left = self.nodes.get_mut(before);
                 left.next = end;
                 left.growable_end = true;
@@ -141,7 +141,7 @@ impl Ranges {
         match (next == last, to == end) {
             (true, true) => self.nodes.retire(last),
             (_, right_over) => {
-                let first = self.nodes.add(end, 0, NodeId::NONE, next);
+                let first = self.nodes.add(end, 0, RangeId::NONE, next);
                 self.nodes.get_mut(first).growable_end = whole.growable_end;
                 self.nodes.get_mut(next).previous = first;
                 self.spans.insert(end, (first, last));
@@ -156,7 +156,7 @@ impl Ranges {
     }
 
     /// Returns the free range that contains everything from `start` to `end` granules.
-    fn free_range_around(&self, start: u64, end: u64) -> Option<NodeId> {
+    fn free_range_around(&self, start: u64, end: u64) -> Option<RangeId> {
         let size = u32::try_from(end - start).ok()?;
         self.nodes.at_least(size).find(|&node| {
             let node = self.nodes.get(node);
@@ -174,7 +174,7 @@ impl Ranges {
             let ends = [first, last].map(|node| *self.nodes.get(node));
             assert!(
                 ends.iter()
-                    .all(|end| end.size == 0 && end.state == State::Used)
+                    .all(|end| end.size == 0 && end.state == NodeState::Used)
             );
             let (mut node, mut before, mut at) = (ends[0].next, first, start);
             assert_eq!(ends[0].start, start);
@@ -185,9 +185,9 @@ impl Ranges {
                 assert_eq!(this.growable_end, joins && this.next == last, "at {at}");
                 assert!(this.size > 0);
                 total += u64::from(this.size);
-                let is_free = this.state == State::Free;
+                let is_free = this.state == NodeState::Free;
                 assert!(!(was_free && is_free), "two free ranges side by side");
-                assert!(is_free || this.state == State::Used);
+                assert!(is_free || this.state == NodeState::Used);
                 was_free = is_free;
                 if is_free {
                     assert!(!self.no_free_page || !self.has_page(node));

@@ -52,10 +52,10 @@
 //! there are no guards and no patterns: the debug mode then finds double frees and leaks, but no writes.
 
 mod bytes;
-mod inner;
 mod options;
 mod report;
 mod site;
+mod state;
 mod table;
 mod trace;
 mod watch;

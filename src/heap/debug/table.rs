@@ -38,7 +38,7 @@ impl Fit {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum RecordState {
     /// In use by the program.
     Live,
     /// Freed by the program, but GPU work may still use it.
@@ -59,7 +59,7 @@ pub(super) struct Record {
     /// Whether its guards and bytes were written, so that they can be checked.
     pub(super) written: bool,
     pub(super) number: u64,
-    pub(super) state: State,
+    pub(super) state: RecordState,
     pub(super) allocated: Origin,
     pub(super) freed: Option<Origin>,
 }
@@ -140,7 +140,7 @@ impl Table {
 
     /// Returns the blocks in use, by age.
     pub(super) fn live(&self) -> Vec<&Record> {
-        let live = |record: &&Record| record.state == State::Live;
+        let live = |record: &&Record| record.state == RecordState::Live;
         let mut live: Vec<_> = self.all().filter(live).collect();
         live.sort_unstable_by_key(|record| record.number);
         live
@@ -149,9 +149,9 @@ impl Table {
     /// Puts a block into quarantine.
     pub(super) fn quarantine(&mut self, offset: u64) {
         if let Some(record) = self.blocks.get_mut(&offset)
-            && record.state != State::Freed
+            && record.state != RecordState::Freed
         {
-            record.state = State::Freed;
+            record.state = RecordState::Freed;
             self.quarantined += record.outer.taken();
             self.quarantine.push_back(offset);
         }
@@ -178,7 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{Extent, NodeId};
+    use crate::core::{Extent, RangeId};
 
     fn record(offset: u64, bytes: u64, number: u64) -> Record {
         let fit = Fit::of(bytes, 1, 32);
@@ -186,7 +186,7 @@ mod tests {
             outer: Piece::range(
                 Extent {
                     offset,
-                    node: NodeId::from_number(0),
+                    node: RangeId::from_number(0),
                 },
                 fit.bytes,
             ),
@@ -196,7 +196,7 @@ mod tests {
             guard: 32,
             written: true,
             number,
-            state: State::Live,
+            state: RecordState::Live,
             allocated: Origin::here(None, false),
             freed: None,
         }

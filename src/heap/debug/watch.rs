@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Mutex;
 
-use super::inner::{Inner, News, wrong_free};
-use super::table::{Fit, Record, State};
+use super::state::{News, WatchState, wrong_free};
+use super::table::{Fit, Record, RecordState};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
+use crate::inner::HeapInner;
 use crate::per_driver::lock;
 use crate::piece::Piece;
-use crate::shared::Shared;
 use crate::{Error, Result};
 
 type Place = &'static Location<'static>;
@@ -20,14 +20,14 @@ type Place = &'static Location<'static>;
 /// lock held, because the callback may use the heap.
 pub(crate) struct Watch {
     options: DebugOptions,
-    inner: Mutex<Inner>,
+    state: Mutex<WatchState>,
 }
 
 impl Watch {
     pub(crate) fn new(options: DebugOptions) -> Self {
         Self {
             options,
-            inner: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 
@@ -38,7 +38,7 @@ impl Watch {
     /// Allocates a block with guards and patterns.
     pub(crate) fn allocate(
         &self,
-        heap: &Shared,
+        heap: &HeapInner,
         bytes: u64,
         align: u64,
         place: Place,
@@ -56,7 +56,7 @@ impl Watch {
             }
             error
         })?;
-        let mut inner = lock(&self.inner);
+        let mut state = lock(&self.state);
         let mut record = Record {
             outer,
             offset: outer.offset + fit.front,
@@ -64,22 +64,22 @@ impl Watch {
             align,
             guard: self.options.guard,
             written: false,
-            number: inner.table.number(),
-            state: State::Live,
+            number: state.table.number(),
+            state: RecordState::Live,
             allocated: self.origin(Some(place)),
             freed: None,
         };
-        match inner.write_new(heap, &record, &self.options) {
+        match state.write_new(heap, &record, &self.options) {
             Ok(()) => record.written = true,
-            Err(error) => inner.news.push(News::Unguarded(error, record.offset)),
+            Err(error) => state.news.push(News::Unguarded(error, record.offset)),
         }
         let piece = Piece {
             offset: record.offset,
             bytes,
             ..outer
         };
-        inner.table.insert(record);
-        drop(inner);
+        state.table.insert(record);
+        drop(state);
         self.tell();
         Ok(piece)
     }
@@ -87,104 +87,105 @@ impl Watch {
     /// Notes that a block is a collection's memory.
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(crate) fn is_collections(&self, offset: u64) {
-        if let Some(record) = lock(&self.inner).table.get_mut(offset) {
+        if let Some(record) = lock(&self.state).table.get_mut(offset) {
             record.allocated.set_in_collection();
         }
     }
 
     /// Frees a block in use; returns whether there is one at `offset`.
-    pub(crate) fn free(&self, heap: &Shared, offset: u64) -> bool {
+    pub(crate) fn free(&self, heap: &HeapInner, offset: u64) -> bool {
         let by = self.origin(None);
         self.retire(heap, offset, Seen::Freed, Some(by))
     }
 
     /// Retires a freed block whose GPU work has finished.
-    pub(crate) fn passed(&self, heap: &Shared, offset: u64) {
+    pub(crate) fn passed(&self, heap: &HeapInner, offset: u64) {
         self.retire(heap, offset, Seen::Freed, None);
     }
 
     /// Notes that a block is freed and waits for GPU work.
     pub(crate) fn defer(&self, offset: u64, place: Place) {
         let by = self.origin(Some(place));
-        if let Some(record) = lock(&self.inner).table.get_mut(offset) {
-            (record.state, record.freed) = (State::Deferred, Some(by));
+        if let Some(record) = lock(&self.state).table.get_mut(offset) {
+            (record.state, record.freed) = (RecordState::Deferred, Some(by));
         }
     }
 
     /// Undoes [`defer`](Self::defer), because the free failed.
     pub(crate) fn undo_defer(&self, offset: u64) {
-        if let Some(record) = lock(&self.inner).table.get_mut(offset) {
-            (record.state, record.freed) = (State::Live, None);
+        if let Some(record) = lock(&self.state).table.get_mut(offset) {
+            (record.state, record.freed) = (RecordState::Live, None);
         }
     }
 
     /// Checks a block and puts it into quarantine. `by` is the user's site, if a user frees it.
-    fn retire(&self, heap: &Shared, offset: u64, seen: Seen, by: Option<Origin>) -> bool {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
+    fn retire(&self, heap: &HeapInner, offset: u64, seen: Seen, by: Option<Origin>) -> bool {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         let wanted = match by {
-            Some(_) => State::Live,
-            None => State::Deferred,
+            Some(_) => RecordState::Live,
+            None => RecordState::Deferred,
         };
-        let state = inner.table.get(offset).map(|record| record.state);
+        let recorded = state.table.get(offset).map(|record| record.state);
         // A block that was freed after GPU work without `defer` counts as live until here.
-        let is_there = state == Some(wanted) || (by.is_none() && state == Some(State::Live));
+        let is_there =
+            recorded == Some(wanted) || (by.is_none() && recorded == Some(RecordState::Live));
         if is_there {
-            if let Some(record) = inner.table.get_mut(offset) {
+            if let Some(record) = state.table.get_mut(offset) {
                 record.freed = record.freed.take().or(by);
                 let mut record = record.clone();
-                inner.look_or_log(heap, &record, &self.options, seen);
+                state.look_or_log(heap, &record, &self.options, seen);
                 if record.written
-                    && let Err(error) = inner.write_freed(heap, &record, &self.options)
+                    && let Err(error) = state.write_freed(heap, &record, &self.options)
                 {
-                    inner.news.push(News::Unguarded(error, record.offset));
+                    state.news.push(News::Unguarded(error, record.offset));
                     record.written = false;
-                    inner.table.insert(record);
+                    state.table.insert(record);
                 }
             }
-            inner.table.quarantine(offset);
-            let left = inner.leave(heap, &self.options, self.options.quarantine, seen);
+            state.table.quarantine(offset);
+            let left = state.leave(heap, &self.options, self.options.quarantine, seen);
             // Under the lock, so that no thread misses blocks that are in neither place.
             give_back(heap, left);
         } else {
-            inner.freed_wrongly(heap, offset, by);
+            state.freed_wrongly(heap, offset, by);
         }
         is_there
     }
 
     /// Empties the quarantine, and keeps it empty until the result is dropped.
-    pub(crate) fn emptied(&self, heap: &Shared) -> impl Sized {
-        let mut inner = lock(&self.inner);
-        let left = inner.leave(heap, &self.options, 0, Seen::LeftQuarantine);
+    pub(crate) fn emptied(&self, heap: &HeapInner) -> impl Sized {
+        let mut state = lock(&self.state);
+        let left = state.leave(heap, &self.options, 0, Seen::LeftQuarantine);
         give_back(heap, left);
-        inner
+        state
     }
 
     /// Checks the blocks in quarantine and those in `passed` for the last time. The memory is still mapped.
-    pub(crate) fn end(&self, heap: &Shared, passed: &[Piece]) {
+    pub(crate) fn end(&self, heap: &HeapInner, passed: &[Piece]) {
         for piece in passed {
             self.retire(heap, piece.offset, Seen::Ended, None);
         }
-        let mut inner = lock(&self.inner);
-        inner.leave(heap, &self.options, 0, Seen::Ended);
-        inner.reach = None;
-        drop(inner);
+        let mut state = lock(&self.state);
+        state.leave(heap, &self.options, 0, Seen::Ended);
+        state.reach = None;
+        drop(state);
         self.tell();
     }
 
     /// Returns the block at an address that is about to be freed, for callers that know only the address.
     pub(crate) fn piece_at(
         &self,
-        heap: &Shared,
+        heap: &HeapInner,
         address: u64,
         bytes: u64,
         align: u64,
     ) -> Result<Piece> {
         let offset = address.wrapping_sub(heap.start);
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        let found = match inner.table.get(offset) {
-            Some(record) if record.state == State::Live => {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let found = match state.table.get(offset) {
+            Some(record) if record.state == RecordState::Live => {
                 let piece = Piece {
                     offset,
                     bytes: record.bytes,
@@ -193,12 +194,12 @@ impl Watch {
                 if (record.bytes, record.align) != (bytes, align) {
                     let info = record.info();
                     let by = Some(self.origin(None));
-                    inner.add(wrong_free(DamageKind::WrongLayout, address, Some(info), by));
+                    state.add(wrong_free(DamageKind::WrongLayout, address, Some(info), by));
                 }
                 Ok(piece)
             }
             _ => {
-                inner.freed_wrongly(heap, offset, Some(self.origin(None)));
+                state.freed_wrongly(heap, offset, Some(self.origin(None)));
                 let why = format!("no block in use begins at {address:#x}");
                 Err(Error::invalid("address", why))
             }
@@ -209,9 +210,9 @@ impl Watch {
     }
 
     /// Checks all blocks.
-    pub(crate) fn check(&self, heap: &Shared) -> Result<()> {
+    pub(crate) fn check(&self, heap: &HeapInner) -> Result<()> {
         let mut result = Ok(());
-        let mut guard = lock(&self.inner);
+        let mut guard = lock(&self.state);
         let all: Vec<Record> = guard.table.all().cloned().collect();
         for record in all {
             result = result.and(guard.look(heap, &record, &self.options, Seen::Checked));
@@ -219,7 +220,7 @@ impl Watch {
         drop(guard);
         self.tell();
         result?;
-        let report = std::mem::take(&mut lock(&self.inner).kept);
+        let report = std::mem::take(&mut lock(&self.state).kept);
         match report.damage.is_empty() {
             true => Ok(()),
             false => Err(Error::HeapDamaged {
@@ -231,7 +232,7 @@ impl Watch {
     /// Reports the findings. The caller holds no lock of the heap.
     pub(crate) fn tell(&self) {
         loop {
-            let news = std::mem::take(&mut lock(&self.inner).news);
+            let news = std::mem::take(&mut lock(&self.state).news);
             if news.is_empty() {
                 return;
             }
@@ -256,16 +257,16 @@ impl Watch {
 
     /// Returns the blocks in use, by age.
     pub(crate) fn live_blocks(&self) -> Vec<BlockInfo> {
-        let inner = lock(&self.inner);
-        inner.table.live().into_iter().map(Record::info).collect()
+        let state = lock(&self.state);
+        state.table.live().into_iter().map(Record::info).collect()
     }
 
     /// Returns the blocks in use, grouped by where they were allocated.
     pub(crate) fn leaks(&self) -> LeakReport {
-        let inner = lock(&self.inner);
+        let state = lock(&self.state);
         let mut report = LeakReport::default();
         let mut places: HashMap<Option<Place>, Leaks> = HashMap::new();
-        for record in inner.table.live() {
+        for record in state.table.live() {
             report.blocks += 1;
             report.bytes += record.bytes;
             let place = places
@@ -298,8 +299,8 @@ impl Watch {
 
     /// Returns the core's block for a piece.
     pub(crate) fn outer(&self, piece: &Piece) -> Piece {
-        let inner = lock(&self.inner);
-        inner
+        let state = lock(&self.state);
+        state
             .table
             .get(piece.offset)
             .map_or(*piece, |record| record.outer)
@@ -307,21 +308,21 @@ impl Watch {
 
     /// Returns the blocks in quarantine.
     pub(crate) fn quarantine(&self) -> Vec<Piece> {
-        let inner = lock(&self.inner);
-        let freed = inner
+        let state = lock(&self.state);
+        let freed = state
             .table
             .all()
-            .filter(|record| record.state == State::Freed);
+            .filter(|record| record.state == RecordState::Freed);
         freed.map(|record| record.outer).collect()
     }
 
     /// Returns the bytes in quarantine.
     pub(crate) fn quarantined(&self) -> u64 {
-        lock(&self.inner).table.quarantined()
+        lock(&self.state).table.quarantined()
     }
 }
 
-fn give_back(heap: &Shared, left: Vec<Piece>) {
+fn give_back(heap: &HeapInner, left: Vec<Piece>) {
     for outer in left {
         // SAFETY: the block was freed and has left the table, so nothing else uses it.
         unsafe { heap.take_back_scrubbed(&outer) };

@@ -7,11 +7,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::super::core::{Core, GRANULE, MAX_RANGE, Outside, Request};
+use super::super::inner::HeapInner;
 use super::super::membership::Members;
-use super::super::shared::Shared;
 use crate::per_driver::lock;
 
-impl Shared {
+impl HeapInner {
     /// Returns what `attempt` gets from the core once all caches and depots are emptied, if that can help.
     /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(

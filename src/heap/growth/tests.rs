@@ -16,27 +16,27 @@ use crate::{Heap, HeapOptions};
 /// returns what a freed block has left.
 fn is_ever_out_of_reach(
     options: impl FnOnce(HeapOptions) -> HeapOptions,
-    empty: fn(&Shared),
-    kept: fn(&Shared) -> u64,
+    empty: fn(&HeapInner),
+    kept: fn(&HeapInner) -> u64,
 ) -> bool {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = options(Heap::on(NodeId(0)).limit(64 << 20));
     let heap = heap.build(&driver).unwrap();
-    let shared: &Shared = heap.shared();
+    let inner: &HeapInner = heap.inner();
     let (turns, core_is_free) = (Barrier::new(2), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
             drop(heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap());
-            assert!(kept(shared) > 0);
+            assert!(kept(inner) > 0);
             turns.wait();
             turns.wait();
-            empty(shared);
+            empty(inner);
         });
         turns.wait();
-        let core = shared.core();
+        let core = inner.core();
         turns.wait();
         let looks = scope.spawn(|| {
-            while kept(shared) > 0 {
+            while kept(inner) > 0 {
                 thread::sleep(Duration::from_millis(1));
             }
             !core_is_free.load(SeqCst)
@@ -48,13 +48,13 @@ fn is_ever_out_of_reach(
     })
 }
 
-fn cached(heap: &Shared) -> u64 {
+fn cached(heap: &HeapInner) -> u64 {
     heap.tally().1
 }
 
 #[test]
 fn what_a_thread_gives_back_of_its_own_is_never_out_of_reach() {
-    let empty = |heap: &Shared| {
+    let empty = |heap: &HeapInner| {
         assert!(heap.after_own_cache(&|_| None::<()>).is_none());
     };
     assert!(!is_ever_out_of_reach(|heap| heap, empty, cached));
@@ -62,7 +62,7 @@ fn what_a_thread_gives_back_of_its_own_is_never_out_of_reach() {
 
 #[test]
 fn what_all_threads_give_back_is_never_out_of_reach() {
-    let empty = |heap: &Shared| {
+    let empty = |heap: &HeapInner| {
         heap.empty_all_caches();
     };
     assert!(!is_ever_out_of_reach(|heap| heap, empty, cached));
@@ -70,11 +70,11 @@ fn what_all_threads_give_back_is_never_out_of_reach() {
 
 #[test]
 fn what_leaves_quarantine_is_never_out_of_reach() {
-    let empty = |heap: &Shared| {
+    let empty = |heap: &HeapInner| {
         heap.empty_all_caches();
     };
     let debug = |heap: HeapOptions| heap.debug(DebugOptions::new());
-    let kept = |heap: &Shared| heap.watch.as_ref().unwrap().quarantined();
+    let kept = |heap: &HeapInner| heap.watch.as_ref().unwrap().quarantined();
     assert!(!is_ever_out_of_reach(debug, empty, kept));
 }
 
@@ -86,14 +86,14 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
     let block = heap.allocate(Layout::new::<[u8; 65_536]>()).unwrap();
     block.free_after(&stream).unwrap();
     stream.synchronize().unwrap();
-    let shared: &Shared = heap.shared();
+    let inner: &HeapInner = heap.inner();
     thread::scope(|scope| {
-        let core = shared.core();
-        let collects = scope.spawn(|| shared.collect_passed().unwrap());
-        while shared.deferred_blocks() > 0 {
+        let core = inner.core();
+        let collects = scope.spawn(|| inner.collect_passed().unwrap());
+        while inner.deferred_blocks() > 0 {
             thread::yield_now();
         }
-        let waits = shared.collecting.try_lock().is_err();
+        let waits = inner.collecting.try_lock().is_err();
         drop(core);
         assert_eq!((collects.join().unwrap(), waits), (1, true));
     });

@@ -23,8 +23,8 @@ fn a_heap_unmaps_nothing_while_a_thread_is_inside() {
     let unmapped = || driver.sim().unwrap().count(Call::MemUnmap);
     let heap = Heap::on(NodeId(0)).limit(8 << 20).build(&driver).unwrap();
     let block = heap.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
-    let shared = std::sync::Arc::clone(heap.shared());
-    let inside = shared.lifetime.enter().unwrap();
+    let inner = std::sync::Arc::clone(heap.inner());
+    let inside = inner.lifetime.enter().unwrap();
     thread::scope(|scope| {
         let ending = scope.spawn(|| drop((block, heap)));
         let until = Instant::now() + Duration::from_millis(100);
@@ -45,8 +45,8 @@ fn what_is_collected_by_a_thread_without_a_handle_is_entered_for() {
     let stream = Stream::new(&driver, 0).unwrap();
     let block = heap.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
     block.free_after(&stream).unwrap();
-    let shared = std::sync::Arc::clone(heap.shared());
+    let inner = std::sync::Arc::clone(heap.inner());
     drop(heap);
-    assert_eq!(shared.collect_passed().unwrap(), 0);
-    assert_eq!(shared.wait_and_collect().unwrap(), 0);
+    assert_eq!(inner.collect_passed().unwrap(), 0);
+    assert_eq!(inner.wait_and_collect().unwrap(), 0);
 }

@@ -1,18 +1,18 @@
 //! State under the debug mode's lock: the table of blocks, and the access to their bytes.
 
 use super::bytes::Reach;
-use super::table::{Record, State, Table};
+use super::table::{Record, RecordState, Table};
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
 use crate::driver::DevicePtr;
+use crate::inner::HeapInner;
 use crate::piece::Piece;
-use crate::shared::Shared;
 use crate::{Error, Result};
 
 /// How many findings are kept for the next check.
 const KEPT: usize = 1000;
 
 #[derive(Default)]
-pub(super) struct Inner {
+pub(super) struct WatchState {
     pub(super) table: Table,
     /// Created when first needed.
     pub(super) reach: Option<Reach>,
@@ -31,8 +31,8 @@ pub(super) enum News {
     Unguarded(Error, u64),
 }
 
-impl Inner {
-    pub(super) fn reach(&mut self, heap: &Shared) -> Result<&Reach> {
+impl WatchState {
+    pub(super) fn reach(&mut self, heap: &HeapInner) -> Result<&Reach> {
         let reach = match self.reach.take() {
             Some(reach) => reach,
             None => Reach::new(&heap.driver, heap.host, heap.gpu)?,
@@ -42,7 +42,7 @@ impl Inner {
 
     pub(super) fn write_new(
         &mut self,
-        heap: &Shared,
+        heap: &HeapInner,
         record: &Record,
         options: &DebugOptions,
     ) -> Result<()> {
@@ -59,7 +59,7 @@ impl Inner {
 
     pub(super) fn write_freed(
         &mut self,
-        heap: &Shared,
+        heap: &HeapInner,
         record: &Record,
         options: &DebugOptions,
     ) -> Result<()> {
@@ -71,7 +71,7 @@ impl Inner {
     /// Takes blocks out of quarantine until at most `most` bytes are in it.
     pub(super) fn leave(
         &mut self,
-        heap: &Shared,
+        heap: &HeapInner,
         options: &DebugOptions,
         most: u64,
         seen: Seen,
@@ -90,7 +90,7 @@ impl Inner {
 
     pub(super) fn look_or_log(
         &mut self,
-        heap: &Shared,
+        heap: &HeapInner,
         record: &Record,
         options: &DebugOptions,
         seen: Seen,
@@ -104,7 +104,7 @@ impl Inner {
     /// damage is found once.
     pub(super) fn look(
         &mut self,
-        heap: &Shared,
+        heap: &HeapInner,
         record: &Record,
         options: &DebugOptions,
         seen: Seen,
@@ -113,7 +113,7 @@ impl Inner {
             return Ok(());
         }
         let mut after = record.after();
-        if seen == Seen::Checked && record.state != State::Freed {
+        if seen == Seen::Checked && record.state != RecordState::Freed {
             // Excludes a word that its user may be writing to by non-atomic accesses.
             after.start = after.start.next_multiple_of(8).min(after.end);
         }
@@ -122,7 +122,7 @@ impl Inner {
             (DamageKind::Underrun, record.before(), guard),
             (DamageKind::Overrun, after, guard),
         ];
-        if record.state == State::Freed {
+        if record.state == RecordState::Freed {
             let all = record.offset..record.end();
             parts.push((DamageKind::UseAfterFree, all, options.freed));
         }
@@ -157,7 +157,7 @@ impl Inner {
     }
 
     /// Reports an invalid free.
-    pub(super) fn freed_wrongly(&mut self, heap: &Shared, offset: u64, by: Option<Origin>) {
+    pub(super) fn freed_wrongly(&mut self, heap: &HeapInner, offset: u64, by: Option<Origin>) {
         let address = heap.start.wrapping_add(offset);
         let damage = match self.table.get(offset) {
             Some(record) => wrong_free(DamageKind::DoubleFree, address, Some(record.info()), by),

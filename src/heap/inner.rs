@@ -29,7 +29,7 @@ const LARGE_SHARE: u64 = 16;
 pub(super) struct Apart<T>(pub(super) T);
 
 /// The heap's shared state; see the module.
-pub(super) struct Shared {
+pub(super) struct HeapInner {
     /// For threads and blocks that need to keep the heap alive.
     pub(super) this: Weak<Self>,
     /// Unique in this process, never reused.
@@ -102,7 +102,7 @@ pub(super) struct Shared {
     pub(super) strays: AtomicU64,
 }
 
-impl Shared {
+impl HeapInner {
     pub(super) fn new(
         driver: &Driver,
         backing: Backing,
@@ -113,7 +113,7 @@ impl Shared {
         let core = Core::new(start, backing.limit())?;
         let pages = Arc::clone(core.pages());
         let born = Generation::current();
-        let shared = |this: &Weak<Self>| Self {
+        let inner = |this: &Weak<Self>| Self {
             pages,
             this: Weak::clone(this),
             id: NEXT.fetch_add(1, Relaxed),
@@ -159,7 +159,7 @@ impl Shared {
             failed: AtomicU64::new(0),
             strays: AtomicU64::new(0),
         };
-        Ok(Arc::new_cyclic(shared))
+        Ok(Arc::new_cyclic(inner))
     }
 
     /// Enters the core, after applying the frees in the inbox. Not allowed while a driver call runs. Allowed
