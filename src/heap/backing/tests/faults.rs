@@ -10,7 +10,7 @@ const CODES: [Code; 4] = [
 ];
 
 /// Runs a heap from creation to drop; returns what it had before the step that failed.
-fn life(driver: &Driver, plan: &Plan) -> Result<()> {
+fn run_to_drop(driver: &Driver, plan: &Plan) -> Result<()> {
     let mut backing = Backing::new(driver, plan)?;
     let before = |backing: &Backing| (chunks(backing), backing.backed());
     for want in [
@@ -76,7 +76,7 @@ fn each_failing_call_is_named_and_leaves_nothing() {
     let mut injected = 0;
     for plan in plans() {
         let driver = Driver::simulated(Machine::gb200()).unwrap();
-        life(&driver, &plan).unwrap();
+        run_to_drop(&driver, &plan).unwrap();
         for (call, count) in driver.sim().unwrap().calls() {
             for (nth, code) in (1..=count).flat_map(|nth| CODES.map(|code| (nth, code))) {
                 for times in [1, 2] {
@@ -96,7 +96,7 @@ fn fails_well(plan: &Plan, call: Call, nth: u64, code: Code, times: u64) {
         sim.fail(call, nth, code);
     }
     let case = format!("{call} number {nth} failing with {code} {times} times for {plan:?}");
-    match life(&driver, plan) {
+    match run_to_drop(&driver, plan) {
         Ok(()) => assert!(
             may_be_survived(call, code, plan),
             "{case}: the fault went unnoticed"
