@@ -36,10 +36,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::protocol::{Admission, Ask, Create, Event, Gather, Join, Operation};
 use super::{Limits, PeerName, Who};
+use crate::per_driver::lock;
 use crate::share::{Description, Part};
 
 /// A connection, while its frames are short.
@@ -140,7 +141,7 @@ impl Accounts {
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<PeerName, Weak<Account>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.peers)
     }
 }
 

@@ -52,6 +52,6 @@ use egmem_core::driver::{Distrust, Mismatch, Refusal, Unreachable};
 use egmem_core::{Buffer, Machine, driver::End};
 use egmem_core::{
     Driver, DriverError, Error, Result, Stream, accessors, capability, driver, fork, memory,
-    numbers, pinned, text,
+    numbers, per_driver, pinned, text,
 };
 use egmem_share as share;

@@ -1,12 +1,13 @@
 //! A lease, as its holder sees it.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
 use super::session::Keep;
+use crate::per_driver::lock;
 use crate::share::InstanceId;
 use crate::{Error, Result};
 
@@ -83,7 +84,7 @@ impl Lease {
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, watch::Receiver<LeaseState>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn state(&self) -> LeaseState {

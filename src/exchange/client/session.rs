@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use super::greet::{Dial, Established, Terms};
 use super::lease::{Held, Lease, LeaseKey, LeaseState};
 use super::{Client, actor, text};
+use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Entry, Lost, Release};
 use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
@@ -180,7 +181,7 @@ pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Cl
 impl Session {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs under the lock while the state is half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns the server, for messages.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex as Lock, PoisonError};
+use std::sync::{Arc, Mutex as Lock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Directory, Exporter};
 use crate::limits::deadline;
+use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, List};
 use crate::share::BootId;
 use crate::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
@@ -188,11 +189,7 @@ impl Finder {
     }
 
     fn kept(&self, address: &Address) -> Kept {
-        let mut clients = self
-            .0
-            .clients
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut clients = lock(&self.0.clients);
         if clients.len() >= CLIENTS && !clients.contains_key(address) {
             // Fetched memory keeps its connection.
             clients.clear();
@@ -205,11 +202,7 @@ impl Finder {
         if let Ok(here) = BootId::current()
             && let Some(address) = exporter.address(here)
         {
-            let mut clients = self
-                .0
-                .clients
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut clients = lock(&self.0.clients);
             clients.remove(address);
         }
     }

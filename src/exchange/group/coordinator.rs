@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -19,6 +19,7 @@ use super::rounds::Rounds;
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Charge, shrink};
+use crate::per_driver::lock;
 use crate::protocol::{Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused};
 use crate::share::BootId;
 use crate::transport::HeldFd;
@@ -306,7 +307,7 @@ impl Groups {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

@@ -1,9 +1,10 @@
 //! A rank's memory: mapped, or to be mapped later.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use crate::driver::{Driver, HandleType, ShareableHandle};
+use crate::per_driver::lock;
 use crate::share::{Description, ImportOptions, ImportedBuffer};
 use crate::{Error, Result};
 
@@ -56,7 +57,7 @@ impl Slot {
             ));
         };
         let buffer = self.buffer.get_or_init(|| {
-            let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handles = lock(&self.handles);
             let handles = std::mem::take(&mut *handles);
             let via = handles
                 .first()

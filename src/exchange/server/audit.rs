@@ -8,7 +8,7 @@ mod asked;
 mod bound;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -21,6 +21,7 @@ use super::connection::{Content, Outcome};
 use super::publication::Publication;
 use crate::PeerName;
 use crate::Refusal;
+use crate::per_driver::lock;
 use crate::protocol::Answer;
 use crate::text::bounded;
 
@@ -311,10 +312,6 @@ impl Drop for Pending {
             self.inner.audit.abandoned(&self.link, asked);
         }
     }
-}
-
-fn lock(bounds: &Mutex<Bounds>) -> std::sync::MutexGuard<'_, Bounds> {
-    bounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn of_peer(peer: &PeerName, event: &'static str) -> Event {

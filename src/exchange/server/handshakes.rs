@@ -7,13 +7,14 @@
 //! wait to be accepted.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::Limits;
+use crate::per_driver::lock;
 
 /// The longest grace period of a connection.
 const LONGEST_GRACE: Duration = Duration::from_secs(1);
@@ -35,10 +36,6 @@ struct Queue {
     last: u64,
     /// Oldest first.
     waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
-}
-
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection that has not been greeted yet, until dropped.

@@ -41,7 +41,7 @@ mod tests;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
@@ -60,6 +60,7 @@ use crate::account::Accounts;
 use crate::directory::{Exporter, Registration, RegistrationState};
 use crate::group::{Groups, Keys, Rights, Rules};
 use crate::limits::{LONGEST, deadline};
+use crate::per_driver::lock;
 use crate::protocol::{Admission, Closing, Event};
 use crate::share::{BootId, InstanceId, Peers, Shared};
 use crate::transport::{FdRoom, FdTable, Listening, SharedPeers};
@@ -405,11 +406,6 @@ impl Server {
             }),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under a lock would be a defect of this crate; the state is still the best available.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns addresses of Unix sockets as text.

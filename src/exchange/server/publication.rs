@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::lock;
 use super::probe::Places;
 use crate::account::Charge;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
+use crate::per_driver::lock;
 use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};

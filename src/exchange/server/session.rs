@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
 use crate::PeerName;
 use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
+use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
 use crate::tally::Tally;
 
@@ -137,7 +138,7 @@ impl Session {
     }
 
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outbox)
     }
 
     /// Moves the session to another connection; the previous one ends. Queued notices are kept, unless the

@@ -1,10 +1,11 @@
 //! Statistics of a server.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use crate::Refusal;
+use crate::per_driver::lock;
 
 /// A server's statistics: gauges, then counts since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +83,7 @@ pub(super) fn count(counter: &AtomicU64) {
 
 impl Counters {
     pub fn refused(&self, reason: &Refusal) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = lock(&self.refusals);
         // An allocator may have reasons of its own, but only so many are counted.
         let word = match reason.word() {
             word if refusals.contains_key(word) || refusals.len() < 64 => word,
@@ -93,7 +94,7 @@ impl Counters {
 
     /// Returns the counts, with the gauges left at 0.
     pub fn read(&self) -> ServerStats {
-        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let refusals = lock(&self.refusals);
         ServerStats {
             connections: self.connections.load(Relaxed),
             handshakes: self.handshakes.load(Relaxed),

@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::FdRoom;
+use crate::per_driver::lock;
 use crate::tally::Tally;
 use crate::{Limits, PeerName};
 
@@ -40,7 +41,7 @@ impl FdTable {
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tally)
     }
 }
 

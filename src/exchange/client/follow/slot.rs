@@ -1,6 +1,6 @@
 //! The state shared by a follow's task and its caller: at most one state that waits to be returned.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -9,6 +9,7 @@ use super::Absence;
 use super::generation::Generation;
 use crate::Error;
 use crate::client::{LeaseState, RemoteBuffer};
+use crate::per_driver::lock;
 
 /// A state to be returned to the caller.
 #[derive(Debug)]
@@ -112,7 +113,7 @@ impl Slot {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Records that the caller waits for the next state.

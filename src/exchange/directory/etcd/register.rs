@@ -1,7 +1,7 @@
 //! The task that keeps an exporter and its names in etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
@@ -13,6 +13,7 @@ use super::super::keys::value;
 use super::super::{Exporter, Registration, RegistrationState};
 use super::Etcd;
 use crate::Result;
+use crate::per_driver::lock;
 use crate::share::InstanceId;
 
 /// Changes in one transaction: etcd allows 128.
@@ -35,7 +36,7 @@ struct Wanted {
 
 impl Wanted {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.names)
     }
 }
 
