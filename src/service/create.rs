@@ -11,11 +11,12 @@ use super::hygiene::Past;
 use super::named::Named;
 use super::quota::{Charge, Over};
 use super::reserve::{Chunk, Reserve};
-use super::state::{Entry, No, State, lock};
+use super::state::{Entry, No, State};
 use super::stock::HasBytes;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{Owner, PeerName, Who};
+use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::{Error, Refusal, Result};
 

@@ -12,11 +12,12 @@ use super::hygiene::Past;
 use super::named::{Named, let_go};
 use super::quota::{Charge, Use};
 use super::reserve::{Chunk, Reserve};
-use super::state::{Entry, No, State, lock};
+use super::state::{Entry, No, State};
 use super::stock::HasBytes;
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::Doubt;
+use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
 

@@ -53,14 +53,14 @@ mod writer;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[cfg(test)]
 use egmem_core::Machine;
 use egmem_core::driver::Refusal;
 use egmem_core::{
-    Driver, Error, Result, Stream, Topology, driver, memory, size, text, topology, vmm,
+    Driver, Error, Result, Stream, Topology, driver, memory, per_driver, size, text, topology, vmm,
 };
 use egmem_exchange as exchange;
 use egmem_share as share;
@@ -76,6 +76,7 @@ pub use writer::LineWriter;
 
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
+use crate::per_driver::lock;
 use crate::share::InstanceId;
 use audit::AuditFile;
 use http::Endpoint;
@@ -179,7 +180,7 @@ impl Service {
         }
         // A failure here must not keep the rights that `config` revokes.
         let reopened = self.state.audit.as_ref().map_or(Ok(()), AuditFile::reopen);
-        let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.config);
         let before = current.clone();
         let mut restart = current.take_over(config);
         // The new rights apply before a session ends: its peer may reconnect at once. The patterns of groups

@@ -8,11 +8,11 @@ use tokio::sync::watch;
 
 use super::hygiene::Past;
 use super::quota::Charge;
-use super::state::lock;
 use crate::Error;
 use crate::driver::NodeId;
 use crate::exchange::PeerName;
 use crate::exchange::server::{Holder, HolderState, Published};
+use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
 

@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use crate::per_driver::lock;
 use crate::size::Bytes;
 
 /// The limits of one peer.
@@ -96,7 +97,7 @@ struct Account {
 
 impl Account {
     fn amounts(&self) -> MutexGuard<'_, Amounts> {
-        self.amounts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.amounts)
     }
 }
 
@@ -121,7 +122,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<P>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Changes the quota. A peer that is over it keeps what it has, and gets no more.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use crate::Refusal;
 use crate::driver::NodeId;
 use crate::exchange::directory::{Registration, RegistrationState};
 use crate::exchange::{PeerName, Server, Who};
+use crate::per_driver::lock;
 use crate::share::MAX_PARTS;
 
 /// A refusal, as a code and as a message.
@@ -76,10 +77,6 @@ pub(super) struct State {
     pub unready: watch::Receiver<usize>,
     /// The most parts whose handles fit one answer.
     pub most_parts: usize,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {

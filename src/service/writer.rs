@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::per_driver::lock;
 use crate::{Error, Result};
 
 /// How many bytes may wait for a slow reader by default.
@@ -71,7 +72,7 @@ impl fmt::Debug for LineWriter {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn push(&self, line: &[u8]) {

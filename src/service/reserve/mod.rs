@@ -8,7 +8,7 @@ mod request;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use super::quota::Charge;
 use super::scrub::Scrubber;
 use super::stock::{HasBytes, Stock};
 use crate::driver::{HandleTypes, NodeId};
+use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Result};
@@ -354,7 +355,7 @@ impl<P: Send + 'static> Reserve<P> {
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.threads)
     }
 }
 
@@ -366,7 +367,7 @@ impl<P: Send + 'static> Drop for Reserve<P> {
 
 impl<P> Shared<P> {
     fn state(&self) -> MutexGuard<'_, State<P>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
