@@ -37,14 +37,14 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a rank contributes.
-pub(super) enum Gift {
+/// A rank's part in a gather.
+pub(super) enum Contribution {
     Nothing,
     Bytes(Payload),
     Memory(Option<Description>, Given),
 }
 
-impl Gift {
+impl Contribution {
     pub(super) fn shape(&self) -> Shape {
         match self {
             Self::Nothing => Shape::Barrier,
@@ -63,7 +63,7 @@ impl Gift {
 
 /// A rank that has entered.
 pub(super) struct Entered {
-    pub(super) gift: Gift,
+    pub(super) contribution: Contribution,
     /// `None` while its connection is broken.
     pub(super) waiter: Option<Waiter>,
     /// When the gather fails for all ranks, because of this rank's deadline.
@@ -202,14 +202,19 @@ impl Collective {
     /// Returns a rank whose gather has a shape other than `shape`, if there is one.
     pub(super) fn other_shape(&self, shape: Shape) -> Option<(u32, Shape)> {
         let mut entered = self.entered.iter();
-        let other = entered.find(|(_, entered)| entered.gift.shape() != shape)?;
-        Some((*other.0, other.1.gift.shape()))
+        let other = entered.find(|(_, entered)| entered.contribution.shape() != shape)?;
+        Some((*other.0, other.1.contribution.shape()))
     }
 
     /// Returns how many bytes each rank contributes.
     pub(super) fn bytes(&self) -> usize {
-        match self.entered.values().next().map(|first| &first.gift) {
-            Some(Gift::Bytes(bytes)) => bytes.expose().len(),
+        match self
+            .entered
+            .values()
+            .next()
+            .map(|first| &first.contribution)
+        {
+            Some(Contribution::Bytes(bytes)) => bytes.expose().len(),
             _ => 0,
         }
     }
@@ -218,7 +223,7 @@ impl Collective {
     pub(super) fn parts(&self) -> usize {
         self.entered
             .values()
-            .map(|entered| entered.gift.parts())
+            .map(|entered| entered.contribution.parts())
             .sum()
     }
 }

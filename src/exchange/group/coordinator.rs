@@ -352,5 +352,4 @@ fn internal() -> Answer {
 }
 
 #[cfg(test)]
-#[path = "coordinator_tests.rs"]
 mod tests;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::{Entered, Gift, Outcome, Shape};
+use super::collective::{Contribution, Entered, Outcome, Shape};
+use super::phase::given;
 use super::roster::{PageLimits, Roster};
 use super::round::{Given, Phase, Round, Rules, Stay, Told, Waiter, refused};
 use super::rounds::{Rounds, no_such_round};
-use super::settle::given;
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
@@ -135,14 +135,14 @@ impl Rounds {
             }
             return;
         }
-        let (gift, wrong) = match gift(collective.via, ask.operation, fds) {
-            Ok(gift) => (gift, None),
-            Err(wrong) => (Gift::Nothing, Some(wrong)),
+        let (contribution, wrong) = match contribution(collective.via, ask.operation, fds) {
+            Ok(contribution) => (contribution, None),
+            Err(wrong) => (Contribution::Nothing, Some(wrong)),
         };
-        let shape = gift.shape();
+        let shape = contribution.shape();
         let other = collective.other_shape(shape);
         let entered = Entered {
-            gift,
+            contribution,
             waiter: Some(waiter),
             deadline: now.saturating_add(wait),
             charge,
@@ -152,14 +152,14 @@ impl Rounds {
         let why = objection(round, rank, &self.rules, wrong, disagree);
         match why {
             Some(why) => self.fail_gather(id, why, number),
-            None => self.settle_gather(id, now),
+            None => self.decide_gather(id, now),
         }
         self.tick(now);
     }
 
     /// Decides the current gather if possible: it fails if a rank has left or is lost, and completes when all
     /// have entered.
-    pub(super) fn settle_gather(&mut self, id: u64, now: Duration) {
+    pub(super) fn decide_gather(&mut self, id: u64, now: Duration) {
         let Some(round) = self.rounds.get(&id) else {
             return;
         };
@@ -281,7 +281,11 @@ fn objection(
 }
 
 /// Returns a rank's contribution, or what is wrong with it.
-fn gift(via: Option<HandleType>, operation: Operation, fds: Vec<HeldFd>) -> Result<Gift, String> {
+fn contribution(
+    via: Option<HandleType>,
+    operation: Operation,
+    fds: Vec<HeldFd>,
+) -> Result<Contribution, String> {
     match operation {
         Operation::Memory(Brought { memory, fabric }) => {
             if let Some(Err(error)) = memory.as_ref().map(Description::check) {
@@ -289,11 +293,14 @@ fn gift(via: Option<HandleType>, operation: Operation, fds: Vec<HeldFd>) -> Resu
             }
             let parts = memory.as_ref().map_or(0, |memory| memory.parts.len());
             let via = via.unwrap_or(HandleType::Fabric);
-            Ok(Gift::Memory(memory, given(via, parts, fabric, fds)?))
+            Ok(Contribution::Memory(
+                memory,
+                given(via, parts, fabric, fds)?,
+            ))
         }
         _ if !fds.is_empty() => Err("fds without memory".into()),
-        Operation::Barrier => Ok(Gift::Nothing),
-        Operation::Bytes(bytes) => Ok(Gift::Bytes(bytes)),
+        Operation::Barrier => Ok(Contribution::Nothing),
+        Operation::Bytes(bytes) => Ok(Contribution::Bytes(bytes)),
     }
 }
 
@@ -309,13 +316,13 @@ fn result(
     let (mut memory_is_given, mut bytes_are_given, mut count) = (false, false, 0);
     for entered in all {
         let mut member = Member::default();
-        match entered.gift {
-            Gift::Nothing => {}
-            Gift::Bytes(bytes) => {
+        match entered.contribution {
+            Contribution::Nothing => {}
+            Contribution::Bytes(bytes) => {
                 bytes_are_given = true;
                 member.bytes = Some(bytes);
             }
-            Gift::Memory(memory, given) => {
+            Contribution::Memory(memory, given) => {
                 memory_is_given = true;
                 count += memory.as_ref().map_or(0, |memory| memory.parts.len());
                 let handles = match given {

@@ -48,12 +48,12 @@ mod local;
 mod member;
 mod options;
 mod outcomes;
+mod phase;
 mod present;
 mod rights;
 mod roster;
 mod round;
 mod rounds;
-mod settle;
 
 pub use admission::{Admission, GroupSecret};
 pub(crate) use coordinator::{Groups, MembersPage, Rules};

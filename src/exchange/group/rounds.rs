@@ -139,7 +139,7 @@ impl Rounds {
                 Some(Phase::Offering { .. }) => {
                     self.abandon(id, rank, now, "lost the right to join");
                 }
-                Some(Phase::Complete(_)) => self.settle_gather(id, now),
+                Some(Phase::Complete(_)) => self.decide_gather(id, now),
                 None => {}
             }
         }
@@ -315,5 +315,4 @@ pub(super) fn no_such_round() -> Refused {
 }
 
 #[cfg(test)]
-#[path = "rounds_tests/mod.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! A round after the agreement: ranks offer handles, receive members, and leave or are lost.
+//! The phases of a round after the agreement: ranks offer handles, receive members, and leave or are lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,7 +171,7 @@ impl Rounds {
                     let no = refused(Refusal::Stale, "the rank has asked again since");
                     self.told.push((before, Told::Refused(no)));
                 }
-                self.settle_gather(ask.round, now);
+                self.decide_gather(ask.round, now);
                 self.end(ask.round, now);
                 self.schedule(ask.round);
                 self.tick(now);
@@ -290,7 +290,7 @@ impl Rounds {
                             .extend(here.map(|seat| (seat.asker.session, news.clone())));
                     }
                 }
-                self.settle_gather(id, now);
+                self.decide_gather(id, now);
                 self.end(id, now);
                 self.schedule(id);
             }
