@@ -13,12 +13,12 @@ mod limits;
 mod namespace;
 mod owner;
 mod peer;
+mod peer_counts;
 pub mod protocol;
 pub mod server;
 #[cfg(test)]
 mod slow;
 mod spiffe;
-mod tally;
 mod texts;
 pub mod tls;
 mod transport;

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// A server lowers some of them at its start if its process may have too few file descriptors (the soft
 /// `RLIMIT_NOFILE`). Of N, N/8 are for connections that have not been greeted yet, at all addresses together;
 /// N/4 for greeted ones, half of that for those of one peer; and N/2 for peers' fds. The rest is left to
-/// everything else. The defaults need N = 32 768 with three addresses, including the door; under the usual
+/// everything else. The defaults need N = 32 768 with three addresses, including the fd socket; under the usual
 /// 1024 they become 42, 256 and 128.
 ///
 /// In a configuration file durations are whole milliseconds.

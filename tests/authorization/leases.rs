@@ -58,7 +58,7 @@ fn redeem_without_the_ticket() {
         panic!("{:?}", granted.handles);
     };
     let ticket = ticket.expose().to_vec();
-    let raw = &mut stage.at_door();
+    let raw = &mut stage.at_fd_socket();
     for byte in [0, ticket.len() - 1] {
         let mut nearly = ticket.clone();
         nearly[byte] ^= 1;
@@ -76,7 +76,7 @@ fn redeem_without_the_ticket() {
 }
 
 #[test]
-fn redeem_away_from_the_door() {
+fn redeem_away_from_the_fd_socket() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let granted = granted(&mut owner, HandleType::PosixFd);

@@ -1,5 +1,5 @@
 //! Sessions of others: a peer neither begins one without a certificate nor resumes one that is not its
-//! own; the door is for tickets alone.
+//! own; the fd socket is for tickets alone.
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{Ask, Empty, Greeting, Release, Request, Secret, Welcome, encode};
@@ -71,17 +71,17 @@ fn resume_of_a_session_of_others() {
 }
 
 #[test]
-fn other_requests_at_the_door() {
+fn other_requests_at_the_fd_socket() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let lease = granted(&mut owner, HandleType::Fabric).lease;
-    let raw = &mut stage.at_door();
+    let raw = &mut stage.at_fd_socket();
     raw.ping();
     let of = |name, lease, group| requests::all(&requests::Target { name, lease, group });
     let exist = of(HIDDEN, lease, "job/hidden");
     let absent = of(ABSENT, u64::MAX, "job/absent");
     for (exists, absent) in exist.into_iter().zip(absent) {
-        // What the door is for.
+        // What the fd socket is for.
         if !matches!(exists, Ask::Redeem(_)) {
             stage.nothing_comes_of(raw, exists, absent, "unsupported");
         }

@@ -135,8 +135,8 @@ impl Stage {
         raw
     }
 
-    /// A connection to the door, greeted.
-    pub fn at_door(&self) -> Raw {
+    /// A connection to the fd socket, greeted.
+    pub fn at_fd_socket(&self) -> Raw {
         let mut raw = Raw::unix(&self.path("door.sock")).unwrap();
         raw.welcome(None);
         raw

@@ -97,7 +97,7 @@ async fn an_import_that_fails_says_where_to_look() {
     let (own, other) = (fabric(), no_fabric());
     let server = Server::options().listen(Address::loopback(0)).door(None);
     let server = server.start().await.unwrap();
-    // It says that it can, and cannot; and there is no other way without a door.
+    // It says that it can, and cannot; and there is no other way without an fd socket.
     let client = within(options(&server).fabric(true).connect(&other))
         .await
         .unwrap();
@@ -115,22 +115,18 @@ async fn an_import_that_fails_says_where_to_look() {
 }
 
 #[tokio::test]
-async fn where_the_door_is_shut_fabric_handles_are_tried() {
+async fn without_the_fd_socket_fabric_handles_are_tried() {
     let (own, other) = (fabric(), fabric());
     let folder = tempfile::tempdir().unwrap();
-    let door = folder.path().join("door");
-    let options_with_door = Server::options().listen(Address::loopback(0));
-    let server = options_with_door
-        .door(Some(door.clone()))
-        .start()
-        .await
-        .unwrap();
+    let fd_socket = folder.path().join("door");
+    let options = Server::options().listen(Address::loopback(0));
+    let server = options.door(Some(fd_socket.clone())).start().await.unwrap();
     let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
     let client = client(&server, &other).await;
     let remote = within(client.fetch("x").go()).await.unwrap();
     assert_eq!(remote.via(), HandleType::PosixFd);
     drop(remote);
-    std::fs::remove_file(&door).unwrap();
+    std::fs::remove_file(&fd_socket).unwrap();
     let remote = within(client.fetch("x").go()).await.unwrap();
     assert_eq!(remote.via(), HandleType::Fabric);
     verify(&own, &published, &remote);

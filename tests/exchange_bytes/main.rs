@@ -5,7 +5,7 @@
 mod clients;
 mod conversations;
 mod counting;
-mod door;
+mod fd_socket;
 mod host;
 mod limits;
 mod messages;

@@ -32,10 +32,10 @@ fn both_ends_verify_each_others_bytes() {
     let pki = Pki::new(folder.path(), "ca");
     let (owner_files, peer_files) = (pki.issue("owner"), pki.issue("peer"));
     for driver in drivers() {
-        let door = folder.path().join(format!("{driver}.sock"));
+        let fd_socket = folder.path().join(format!("{driver}.sock"));
         let setup = Setup::owner(ANY_PORT, Some(&owner_files))
             .on(driver)
-            .door(door);
+            .fd_socket(fd_socket);
         let (mut owner, ready) = Role::start(&setup);
         let (address, _) = parts(&ready);
         let (mut peer, _) = Role::start(&Setup::peer(&address, Some(&peer_files)).on(driver));

@@ -52,8 +52,8 @@ pub struct Setup {
     pub address: String,
     /// Certificates; none: plain.
     pub files: Option<Files>,
-    /// The owner's Unix socket for fds.
-    pub door: Option<PathBuf>,
+    /// The owner's fd socket.
+    pub fd_socket: Option<PathBuf>,
     /// The place for temporary files; none: one of its own.
     pub place: Option<PathBuf>,
     pub heartbeat: Duration,
@@ -72,7 +72,7 @@ impl Setup {
             driver: "gh200".into(),
             address: address.into(),
             files: files.cloned(),
-            door: None,
+            fd_socket: None,
             place: None,
             heartbeat: heartbeat(),
             lease: lease(),
@@ -99,8 +99,8 @@ impl Setup {
         self
     }
 
-    pub fn door(mut self, path: impl Into<PathBuf>) -> Self {
-        self.door = Some(path.into());
+    pub fn fd_socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.fd_socket = Some(path.into());
         self
     }
 }

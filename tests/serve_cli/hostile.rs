@@ -159,9 +159,9 @@ fn refusals_of_a_hostile_server_are_escaped() {
 fn socket_paths_of_a_hostile_server_are_not_connected_to() {
     let long = format!("/{}", "x".repeat(200));
     for path in ["relative/socket", "/run/a\u{1b}", "/run/a\0b", "", &long] {
-        for door in [true, false] {
+        for fd_socket in [true, false] {
             let mut welcome = welcome();
-            match door {
+            match fd_socket {
                 true => welcome.door = Some(path.into()),
                 false => welcome.local = Some(path.into()),
             }

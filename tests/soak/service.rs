@@ -141,7 +141,7 @@ impl Service {
         self.folder.join("sock")
     }
 
-    pub fn door(&self) -> PathBuf {
+    pub fn fd_socket(&self) -> PathBuf {
         self.folder.join("door")
     }
 

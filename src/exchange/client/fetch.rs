@@ -178,7 +178,7 @@ impl FetchOptions {
         let terms = session.terms();
         let same_machine = terms.boot == session.dial.boot;
         let can = |via| match via {
-            HandleType::PosixFd => terms.unix || (same_machine && terms.door.is_some()),
+            HandleType::PosixFd => terms.unix || (same_machine && terms.fd_socket.is_some()),
             HandleType::Fabric => session.dial.no_fabric.is_none(),
         };
         let wanted = match &self.via {

@@ -66,7 +66,7 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     /// The largest frame that the server reads.
     pub(super) frame: usize,
-    pub(super) door: Option<PathBuf>,
+    pub(super) fd_socket: Option<PathBuf>,
     pub(super) local: Option<PathBuf>,
     /// Whether the connection is a Unix socket, which passes fds.
     pub(super) unix: bool,
@@ -165,7 +165,7 @@ pub(super) async fn establish(
                 heartbeat,
                 lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
                 frame: welcome.frame_bytes as usize,
-                door: welcome.door.map(PathBuf::from),
+                fd_socket: welcome.door.map(PathBuf::from),
                 local: welcome.local.map(PathBuf::from),
                 unix: connection.local,
                 server: connection.peer,

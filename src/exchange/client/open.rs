@@ -1,4 +1,4 @@
-//! Redeems tickets at a server's door, and runs blocking work.
+//! Redeems tickets at a server's fd socket, and runs blocking work.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);
-    let door = terms.door.clone().ok_or_else(|| Error::Protocol {
+    let fd_socket = terms.fd_socket.clone().ok_or_else(|| Error::Protocol {
         peer: terms.peer.clone(),
         detail: "a ticket, and no door to redeem it at".into(),
     })?;
-    if !door.is_absolute() {
+    if !fd_socket.is_absolute() {
         return Err(Error::Protocol {
             peer: terms.peer.clone(),
             detail: "a door without an absolute path".into(),
         });
     }
     let mut options = session.dial.options.clone();
-    options.address = Address::Unix(door);
+    options.address = Address::Unix(fd_socket);
     options.security = Security::Plain;
     let dial = Dial {
         options,
@@ -36,21 +36,22 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
     };
     let what = format!("redeeming a ticket at {}", dial.options.address);
     let work = async {
-        let mut door = greet::establish(&dial, None, deadline).await?;
-        if door.terms.instance != terms.instance {
+        let mut connection = greet::establish(&dial, None, deadline).await?;
+        if connection.terms.instance != terms.instance {
             return Err(Error::Stale {
                 what: format!("a ticket from {}", terms.peer),
                 why: "another server is at its door".into(),
             });
         }
-        let peer = &door.terms.peer;
+        let peer = &connection.terms.peer;
         let ask = Some(Ask::Redeem(Redeem { ticket }));
-        door.writer
+        connection
+            .writer
             .write(&encode(&Request { id: 1, ask }), &[])
             .await?;
         let limit = dial.options.limits.frame_bytes;
         loop {
-            let frame = door.reader.read(limit).await?;
+            let frame = connection.reader.read(limit).await?;
             let mut frame = frame.ok_or_else(|| Error::PeerLost {
                 peer: peer.clone(),
                 why: "it closed its door".into(),

@@ -102,7 +102,7 @@ impl ClientOptions {
         self
     }
 
-    /// Sets which users' servers may be used over Unix sockets, including the door for fds: by default the
+    /// Sets which users' servers may be used over Unix sockets, including the fd socket: by default the
     /// same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;

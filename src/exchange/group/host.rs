@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Admission;
 use super::options::GroupOptions;
 use crate::Result;
-use crate::server::door::DoorPath;
+use crate::server::fd_socket::FdSocketPath;
 use crate::share::InstanceId;
 use crate::{Address, PeerName, Server, Who};
 
@@ -32,7 +32,7 @@ pub(super) struct Hosted {
 struct Running {
     server: Server,
     /// After the server, because dropping it removes the directory.
-    _path: Option<DoorPath>,
+    _path: Option<FdSocketPath>,
 }
 
 impl Hosted {
@@ -48,7 +48,7 @@ impl Hosted {
             .groups(options.name.clone(), who(options))
             .door(None);
         if !options.address.is_unix() {
-            let own = DoorPath::private(InstanceId::random()?, &options.peers)?;
+            let own = FdSocketPath::private(InstanceId::random()?, &options.peers)?;
             server = server.listen(Address::Unix(own.path().to_owned()));
             path = Some(own);
         }

@@ -2,11 +2,11 @@
 
 mod at_most;
 mod codec;
-mod inert;
 mod message;
 mod name;
 mod oneof;
 mod payload;
+mod sanitize;
 mod scan;
 mod secret;
 #[cfg(test)]

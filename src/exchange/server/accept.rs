@@ -124,7 +124,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
             if let Error::NotTrusted { .. } = &error {
                 inner
                     .audit
-                    .turned_away("handshake", None, None, "not_trusted");
+                    .refused_without_session("handshake", None, None, "not_trusted");
             }
             tracing::info!(%error, "no session");
         }
@@ -240,7 +240,7 @@ pub(super) async fn refuse(
     let (peer, pid) = (&connection.peer, connection.pid);
     inner
         .audit
-        .turned_away("session", Some(peer), pid, reason.word());
+        .refused_without_session("session", Some(peer), pid, reason.word());
     let refused = Refused {
         reason: reason.word().into(),
         detail: detail.clone(),
@@ -270,7 +270,7 @@ impl Inner {
             heartbeat_ms: millis(self.heartbeat),
             lease_ms: millis(self.lease),
             frame_bytes: self.limits.frame_bytes,
-            door: self.door.clone(),
+            door: self.fd_socket.clone(),
             local: self.local.clone(),
         })
     }

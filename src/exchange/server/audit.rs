@@ -132,7 +132,7 @@ impl Audit {
         });
     }
 
-    /// Reports that a process got the fds of a lease at the door.
+    /// Reports that a process got the fds of a lease at the fd socket.
     pub fn redeemed(&self, by: &PeerName, pid: Option<u32>, lease: u64, publication: &Publication) {
         self.done(Event {
             pid,
@@ -178,8 +178,8 @@ impl Audit {
         }
     }
 
-    /// Reports the refusal of a request at the door, or of a session.
-    pub fn turned_away(
+    /// Reports the refusal of a request at the fd socket, or of a session.
+    pub fn refused_without_session(
         &self,
         request: &'static str,
         peer: Option<&PeerName>,

@@ -196,7 +196,7 @@ impl Inner {
                     }
                     None => return Ok((Choice::Ask(Need::Fds), None)),
                 },
-                HandleType::PosixFd if self.door.is_some() => {
+                HandleType::PosixFd if self.fd_socket.is_some() => {
                     return Ok((Choice::Ticket, no_fabric));
                 }
                 HandleType::PosixFd => {

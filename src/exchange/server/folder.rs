@@ -1,4 +1,4 @@
-//! Folders of doors, `egmem-<instance>`: each is locked while its server lives, so that the next server
+//! Folders of fd sockets, `egmem-<instance>`: each is locked while its server lives, so that the next server
 //! recognises and removes those of killed servers.
 
 use std::fs::{self, DirBuilder, File};
@@ -15,8 +15,8 @@ use crate::share::socket::nobody_listens;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
 
-/// The socket in the folder.
-pub(super) const DOOR: &str = "door";
+/// The file name of the fd socket in the folder.
+pub(super) const FD_SOCKET: &str = "door";
 /// The locked file in it. Its content names the machine and its boot, on which the lock counts.
 const LOCK: &str = "lock";
 /// Its name until it is locked: an unlocked [`LOCK`] means that its server is dead.
@@ -28,7 +28,7 @@ fn name(instance: InstanceId) -> String {
     format!("egmem-{instance}")
 }
 
-/// A folder for a door, removed with its contents when dropped. A forked child leaves it.
+/// A folder for an fd socket, removed with its contents when dropped. A forked child leaves it.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -94,7 +94,7 @@ impl Drop for Folder {
             return;
         }
         // The socket's own file is gone already, unless it was never bound.
-        let _ = fs::remove_file(self.path.join(DOOR));
+        let _ = fs::remove_file(self.path.join(FD_SOCKET));
         if self.lock.is_some() {
             let _ = fs::remove_file(self.path.join(LOCK));
         }
@@ -156,14 +156,14 @@ fn remove_dead(place: BorrowedFd<'_>, found: &str, path: &Path) -> rustix::io::R
         Err(Errno::WOULDBLOCK) => return Ok(false),
         result => result?,
     }
-    match rustix::fs::statat(&folder, DOOR, AtFlags::SYMLINK_NOFOLLOW) {
+    match rustix::fs::statat(&folder, FD_SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
         // It was killed before it listened.
         Err(Errno::NOENT) => {}
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
-            if !nobody_listens(&path.join(DOOR)) {
+            if !nobody_listens(&path.join(FD_SOCKET)) {
                 return Ok(false);
             }
-            rustix::fs::unlinkat(&folder, DOOR, AtFlags::empty())?;
+            rustix::fs::unlinkat(&folder, FD_SOCKET, AtFlags::empty())?;
         }
         Ok(_) => return Ok(false),
         Err(error) => return Err(error),

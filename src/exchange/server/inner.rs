@@ -37,13 +37,13 @@ pub(super) struct Inner {
     /// The accounts of peers, and of connections that have not been greeted.
     pub(super) accounts: Arc<Accounts>,
     pub(super) unknown: Arc<Account>,
-    /// One for each address, the door last.
+    /// One for each address, the fd socket last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     pub(super) ticket: Duration,
     /// Where tickets are redeemed.
-    pub(super) door: Option<String>,
+    pub(super) fd_socket: Option<String>,
     /// The Unix socket that serves the whole protocol.
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
@@ -104,8 +104,8 @@ impl Inner {
             let mut state = self.state();
             state.closing = true;
             let published = state.publications.keys();
-            // Memory in doubt has no name any more, but has holders.
-            let mut ids: Vec<u64> = published.chain(state.doubts.keys()).copied().collect();
+            // Memory of an unconfirmed release has no name any more, but has holders.
+            let mut ids: Vec<u64> = published.chain(state.unconfirmed.keys()).copied().collect();
             ids.sort_unstable();
             for id in ids {
                 let (mut holders, more) = state.leases.holders(id);
@@ -198,7 +198,7 @@ impl Inner {
                 registered.publication.changed.notify_waiters();
                 registered.publication.name.to_string()
             }
-            None => state.doubted_name(lease.publication),
+            None => state.unconfirmed_name(lease.publication),
         };
         let peer = lease.holder.peer.clone();
         let held = now.saturating_duration_since(lease.holder.since);
@@ -230,10 +230,10 @@ impl Inner {
     /// Reports the end of a lease.
     pub(super) fn audit_lease(&self, state: &State, event: &'static str, lease: &Lease) {
         let found = state.publications.get(&lease.publication);
-        let doubted = state.doubts.get(&lease.publication);
+        let unconfirmed = state.unconfirmed.get(&lease.publication);
         let name = match found {
             Some(found) => Some(&*found.publication.name),
-            None => doubted.map(|doubted| &*doubted.name),
+            None => unconfirmed.map(|unconfirmed| &*unconfirmed.name),
         };
         let of = LeaseOf {
             lease: lease.holder.lease,
@@ -271,7 +271,7 @@ impl Inner {
                     registered.publication.left_by_dead.store(true, Relaxed);
                     registered.publication.name.to_string()
                 }
-                None => state.doubted_name(lease.publication),
+                None => state.unconfirmed_name(lease.publication),
             };
             if lease.holder.state != HolderState::Expired {
                 self.audit_lease(&state, "expired", lease);

@@ -42,7 +42,7 @@ pub struct Holder {
     pub since: Instant,
     /// Its state.
     pub state: HolderState,
-    /// Over a Unix socket, or with fds from the server's door: the process.
+    /// Over a Unix socket, or with fds from the server's fd socket: the process.
     pub process: Option<HolderProcess>,
 }
 
@@ -510,12 +510,11 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
     }
 }
 
-mod doubts;
 mod expired;
 mod followed;
+mod unconfirmed;
 
 use followed::Followed;
 
 #[cfg(test)]
-#[path = "leases_tests.rs"]
 mod tests;

@@ -11,9 +11,8 @@ pub mod audit;
 mod connection;
 mod credentials;
 mod dismiss;
-pub(super) mod door;
-mod doubt;
 mod events;
+pub(super) mod fd_socket;
 mod fetch;
 mod folder;
 mod handshakes;
@@ -35,6 +34,7 @@ mod stats;
 mod tasks;
 mod tickets;
 mod token;
+mod unconfirmed;
 
 #[cfg(test)]
 mod tests;
@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 
-pub use doubt::Doubt;
+pub use unconfirmed::Doubt;
 
 pub use allocate::{Allocate, Allocation};
 pub use events::ServerEvent;
@@ -63,7 +63,7 @@ use crate::limits::{LONGEST, deadline};
 use crate::per_driver::lock;
 use crate::protocol::{Admission, Closing, Event};
 use crate::share::{BootId, InstanceId, Peers, Shared};
-use crate::transport::{FdRoom, FdTable, Listening, SharedPeers};
+use crate::transport::{FdBudget, FdTable, Listening, SharedPeers};
 use crate::{Address, PeerName, Security, Who};
 use crate::{Error, Refusal, Result};
 use audit::Audit;
@@ -147,16 +147,17 @@ impl Server {
                 .and_then(path_text),
             Address::Tcp { .. } => None,
         });
-        let door_path = door::DoorPath::prepare(&options.door, instance, &options.peers)?;
-        let door = match &door_path {
-            Some(door) => {
-                let address = Address::Unix(door.path().to_owned());
+        let fd_socket_path =
+            fd_socket::FdSocketPath::prepare(&options.fd_socket, instance, &options.peers)?;
+        let fd_socket = match &fd_socket_path {
+            Some(fd_socket) => {
+                let address = Address::Unix(fd_socket.path().to_owned());
                 Some(options.bind(&address, &peers).await?)
             }
             None => None,
         };
-        let places = listening.len() + usize::from(door.is_some());
-        FdRoom::of_process().cap(&mut options.limits, places);
+        let places = listening.len() + usize::from(fd_socket.is_some());
+        FdBudget::of_process().cap(&mut options.limits, places);
         let boot = BootId::current()?;
         let rules = Rules::new(&options.limits, options.lease.min(LONGEST));
         let exporter = Exporter {
@@ -202,7 +203,9 @@ impl Server {
             heartbeat: options.heartbeat.min(LONGEST),
             lease: options.lease.min(LONGEST),
             ticket: options.ticket.min(LONGEST),
-            door: door_path.as_ref().and_then(|door| path_text(door.path())),
+            fd_socket: fd_socket_path
+                .as_ref()
+                .and_then(|fd_socket| path_text(fd_socket.path())),
             local,
             allocator: Mutex::new(options.allocator),
             state: Mutex::new(State::new(Arc::clone(&audit))),
@@ -210,7 +213,7 @@ impl Server {
             counters: stats::Counters::default(),
             events: broadcast::channel(EVENTS).0,
             tasks: tasks::Tasks::default(),
-            pidfds: Semaphore::new(FdRoom::of_process().processes),
+            pidfds: Semaphore::new(FdBudget::of_process().processes),
             janitor: Notify::new(),
             released: Notify::new(),
             ended: watch::channel(false).0,
@@ -219,8 +222,8 @@ impl Server {
             let run = accept::run(Arc::clone(&inner), one, number);
             inner.tasks.spawn(run);
         }
-        if let (Some(door), Some(path)) = (door, door_path) {
-            let run = door::run(Arc::clone(&inner), door, places - 1, path);
+        if let (Some(fd_socket), Some(path)) = (fd_socket, fd_socket_path) {
+            let run = fd_socket::run(Arc::clone(&inner), fd_socket, places - 1, path);
             inner.tasks.spawn(run);
         }
         inner.tasks.spawn(janitor::run(Arc::clone(&inner)));

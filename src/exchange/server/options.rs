@@ -14,9 +14,9 @@ use crate::transport;
 use crate::{Address, Limits, Security, Who};
 use crate::{Error, Result};
 
-/// Where the door is.
+/// Where the fd socket is.
 #[derive(Clone, Debug)]
-pub(super) enum DoorAt {
+pub(super) enum FdSocketAt {
     /// In a private directory of its own.
     Anywhere,
     At(PathBuf),
@@ -33,7 +33,7 @@ pub struct ServerOptions {
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     pub(super) ticket: Duration,
-    pub(super) door: DoorAt,
+    pub(super) fd_socket: FdSocketAt,
     pub(super) peers: Peers,
     pub(super) groups: Vec<(String, Who)>,
     pub(super) directory: Option<Directory>,
@@ -50,7 +50,7 @@ impl fmt::Debug for ServerOptions {
             .field("limits", &self.limits)
             .field("heartbeat", &self.heartbeat)
             .field("lease", &self.lease)
-            .field("door", &self.door)
+            .field("door", &self.fd_socket)
             .field("peers", &self.peers)
             .finish_non_exhaustive()
     }
@@ -65,7 +65,7 @@ impl ServerOptions {
             heartbeat: Duration::from_secs(5),
             lease: Duration::from_secs(30),
             ticket: Duration::from_secs(10),
-            door: DoorAt::Anywhere,
+            fd_socket: FdSocketAt::Anywhere,
             peers: Peers::same_user(),
             groups: Vec::new(),
             directory: None,
@@ -107,7 +107,7 @@ impl ServerOptions {
         self
     }
 
-    /// Sets how long a ticket for the door is valid: 10 s by default.
+    /// Sets how long a ticket for the fd socket is valid: 10 s by default.
     pub fn ticket(mut self, ticket: Duration) -> Self {
         self.ticket = ticket;
         self
@@ -120,11 +120,11 @@ impl ServerOptions {
     /// files. The server removes it at its end; if the server is killed, the next server of the same user
     /// that creates one there does, before the machine restarts.
     pub fn door(mut self, path: Option<PathBuf>) -> Self {
-        self.door = path.map_or(DoorAt::Nowhere, DoorAt::At);
+        self.fd_socket = path.map_or(FdSocketAt::Nowhere, FdSocketAt::At);
         self
     }
 
-    /// Sets which users' processes may connect to Unix sockets, the door and those listened at: by default
+    /// Sets which users' processes may connect to Unix sockets, the fd socket and those listened at: by default
     /// the same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
@@ -215,11 +215,11 @@ impl ServerOptions {
                 ));
             }
         }
-        self.check_door()
+        self.check_fd_socket()
     }
 
-    fn check_door(&self) -> Result<()> {
-        let DoorAt::At(path) = &self.door else {
+    fn check_fd_socket(&self) -> Result<()> {
+        let FdSocketAt::At(path) = &self.fd_socket else {
             return Ok(());
         };
         // The address's own rules for paths: not empty, no NUL, at most 107 bytes.

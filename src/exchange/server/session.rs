@@ -8,9 +8,9 @@ use tokio::sync::Notify;
 
 use crate::PeerName;
 use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
+use crate::peer_counts::PeerCounts;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
-use crate::tally::Tally;
 
 /// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
@@ -240,14 +240,14 @@ impl Session {
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     sessions: HashMap<u64, Arc<Session>>,
-    tally: Tally,
+    counts: PeerCounts,
 }
 
 impl Sessions {
     pub fn insert(&mut self, session: Arc<Session>) {
-        self.tally.add(&session.peer, 1);
+        self.counts.add(&session.peer, 1);
         if let Some(before) = self.sessions.insert(session.id, session) {
-            self.tally.take(&before.peer, 1);
+            self.counts.take(&before.peer, 1);
         }
     }
 
@@ -257,7 +257,7 @@ impl Sessions {
 
     pub fn remove(&mut self, id: u64) {
         if let Some(session) = self.sessions.remove(&id) {
-            self.tally.take(&session.peer, 1);
+            self.counts.take(&session.peer, 1);
             shrink(&mut self.sessions);
         }
     }
@@ -268,7 +268,7 @@ impl Sessions {
 
     /// Returns how many a peer has.
     pub fn of(&self, peer: &PeerName) -> usize {
-        self.tally.of(peer)
+        self.counts.of(peer)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Session>> {

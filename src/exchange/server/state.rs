@@ -19,8 +19,8 @@ use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Charge, ENTRY, LEASE, Over, shrink};
 use crate::numbers::Numbers;
+use crate::peer_counts::PeerCounts;
 use crate::protocol::{self, Ended, Event, Refused, Withdrawing};
-use crate::tally::Tally;
 
 /// A refusal: the reason for programs and for people.
 pub(super) type No = (Refusal, String);
@@ -38,7 +38,7 @@ struct Watcher {
 
 /// A publication that has ended, and whose holders are still tracked.
 #[derive(Debug)]
-pub(super) struct Doubted {
+pub(super) struct Unconfirmed {
     /// Its former name.
     pub name: Arc<str>,
     /// Woken when a holder is gone.
@@ -57,11 +57,11 @@ pub(super) struct State {
     /// Tickets by lease.
     pub tickets: Tickets<Arc<Publication>>,
     /// Greeted connections.
-    pub connections: Tally,
+    pub connections: PeerCounts,
     watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
-    pub doubts: HashMap<u64, Doubted>,
+    pub unconfirmed: HashMap<u64, Unconfirmed>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     pub audit: Arc<Audit>,
@@ -184,10 +184,10 @@ impl State {
     }
 
     /// Returns the name that a publication had, while its holders are tracked.
-    pub fn doubted_name(&self, id: u64) -> String {
-        let doubted = self.doubts.get(&id);
-        doubted
-            .map(|doubted| doubted.name.to_string())
+    pub fn unconfirmed_name(&self, id: u64) -> String {
+        let unconfirmed = self.unconfirmed.get(&id);
+        unconfirmed
+            .map(|unconfirmed| unconfirmed.name.to_string())
             .unwrap_or_default()
     }
 
@@ -258,8 +258,8 @@ impl State {
     pub fn returned(&mut self, lease: &Lease) {
         self.tickets.forget(lease.holder.lease);
         self.recalls.remove(lease.holder.lease);
-        if let Some(doubted) = self.doubts.get(&lease.publication) {
-            doubted.changed.notify_one();
+        if let Some(unconfirmed) = self.unconfirmed.get(&lease.publication) {
+            unconfirmed.changed.notify_one();
         }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
             if let Some(place) = lease.probe {

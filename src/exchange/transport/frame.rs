@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::held::{FdShare, HeldFd};
+use super::fd_table::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
 use crate::account::{Account, Charge, Over};
 use crate::limits::deadline;

@@ -1,22 +1,22 @@
 //! Connections: TCP, TLS over TCP, Unix sockets. All of them carry frames.
 
+mod fd_budget;
+mod fd_table;
 mod frame;
-mod held;
 mod listen;
 mod net;
-mod room;
 mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use fd_budget::FdBudget;
+pub(crate) use fd_table::{FdShare, FdTable, HeldFd, Reserved};
 #[cfg(fuzzing)]
 pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
-pub(crate) use held::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;
 pub(crate) use net::check_literal;
-pub(crate) use room::FdRoom;
 
 use std::io;
 use std::net::IpAddr;

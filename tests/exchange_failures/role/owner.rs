@@ -26,7 +26,7 @@ pub async fn owner(
         .heartbeat(setup.heartbeat)
         .lease(setup.lease)
         .limits(limits(setup));
-    let server = match &setup.door {
+    let server = match &setup.fd_socket {
         Some(path) => options.door(Some(path.clone())),
         // With few fds each address counts.
         None if setup.fds.is_some() => options.door(None),

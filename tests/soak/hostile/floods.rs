@@ -19,7 +19,7 @@ pub fn silent_connections(hostile: &mut Hostile<'_>, target: &Target) -> io::Res
         .map(|at| match at % 3 {
             0 => Raw::tcp(&target.tcp),
             1 => Raw::unix(&target.unix),
-            _ => Raw::unix(&target.door),
+            _ => Raw::unix(&target.fd_socket),
         })
         .collect();
     let pause = Duration::from_millis(hostile.rng.u64(..1000));

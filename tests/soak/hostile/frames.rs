@@ -12,7 +12,7 @@ use crate::raw::{Raw, framed, hello};
 fn anywhere(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<Raw> {
     match hostile.rng.u32(..4) {
         0 => Raw::tcp(&target.tcp),
-        1 => Raw::unix(&target.door),
+        1 => Raw::unix(&target.fd_socket),
         2 => hostile.connect(target),
         _ => hostile.session(target),
     }

@@ -23,7 +23,7 @@ use crate::tls::tls_config;
 pub struct Target {
     pub tcp: String,
     pub unix: PathBuf,
-    pub door: PathBuf,
+    pub fd_socket: PathBuf,
     pub metrics: String,
 }
 
@@ -32,7 +32,7 @@ impl Target {
         Self {
             tcp: service.tcp.clone(),
             unix: service.unix(),
-            door: service.door(),
+            fd_socket: service.fd_socket(),
             metrics: service.metrics_address(),
         }
     }
@@ -86,7 +86,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("metrics", floods::metrics),
     ("wrong certificate", rights::wrong_certificates),
     ("rights", rights::without_rights),
-    ("door", rights::door),
+    ("fd socket", rights::fd_socket),
     ("quota", rights::quota),
     ("other groups", rights::groups),
     ("abandoned leases", rights::abandon_leases),

@@ -68,9 +68,9 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
     Ok(())
 }
 
-/// The door answers pings and tickets alone.
-pub fn door(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
-    let mut raw = Raw::unix(&target.door)?;
+/// The fd socket answers pings and tickets alone.
+pub fn fd_socket(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = Raw::unix(&target.fd_socket)?;
     raw.greet()?;
     let ticket: Vec<u8> = (0..32).map(|_| hostile.rng.u8(..)).collect();
     let ticket = Secret::new(&ticket).expect("short");
@@ -84,7 +84,7 @@ pub fn door(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     }
     let answer = raw.ask(2, "list", json!({}))?;
     if refusal(&answer).is_none() {
-        hostile.journal.violation("the door lists names");
+        hostile.journal.violation("the fd socket lists names");
     }
     Ok(())
 }

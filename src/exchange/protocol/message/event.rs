@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Refused, Reply};
-use crate::protocol::inert;
+use crate::protocol::sanitize;
 
 /// A message to a client after the greeting: a reply has an `id`, a notice has none.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ pub struct Ended {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gone {
     /// The name.
-    #[serde(deserialize_with = "inert::name")]
+    #[serde(deserialize_with = "sanitize::name")]
     pub name: String,
 }
 
@@ -75,7 +75,7 @@ pub struct Closing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// The group.
-    #[serde(deserialize_with = "inert::name")]
+    #[serde(deserialize_with = "sanitize::name")]
     pub group: String,
     /// The round from [`Agreed`](super::Agreed).
     pub round: u64,

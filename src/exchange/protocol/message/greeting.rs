@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::Secret;
 use crate::protocol::at_most::{leases, some_leases};
-use crate::protocol::inert;
+use crate::protocol::sanitize;
 use crate::share::{BootId, InstanceId};
 
 /// The newest version of the protocol that this crate supports.
@@ -79,7 +79,7 @@ pub struct Welcome {
     )]
     pub ended: Vec<u64>,
     /// The name by which the server knows the client.
-    #[serde(deserialize_with = "inert::words")]
+    #[serde(deserialize_with = "sanitize::words")]
     pub peer: String,
     /// The client pings at least this often, in milliseconds.
     pub heartbeat_ms: u64,
@@ -89,7 +89,7 @@ pub struct Welcome {
     pub frame_bytes: u32,
     /// The Unix socket where tickets are redeemed, for clients on the same machine.
     #[serde(
-        deserialize_with = "inert::path",
+        deserialize_with = "sanitize::path",
         default,
         skip_serializing_if = "Option::is_none"
     )]
@@ -97,7 +97,7 @@ pub struct Welcome {
     /// A Unix socket that serves the whole protocol, for clients on the same machine: ranks of a group that
     /// share fds join there.
     #[serde(
-        deserialize_with = "inert::path",
+        deserialize_with = "sanitize::path",
         default,
         skip_serializing_if = "Option::is_none"
     )]
@@ -108,9 +108,9 @@ pub struct Welcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
     /// The reason, for programs.
-    #[serde(deserialize_with = "inert::words")]
+    #[serde(deserialize_with = "sanitize::words")]
     pub reason: String,
     /// The reason, for people.
-    #[serde(deserialize_with = "inert::words", default)]
+    #[serde(deserialize_with = "sanitize::words", default)]
     pub detail: String,
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Empty, Refused};
 use crate::Owner;
 use crate::driver::HandleType;
-use crate::protocol::inert;
+use crate::protocol::sanitize;
 use crate::protocol::{Payload, Secret};
 use crate::share::Description;
 
@@ -58,7 +58,7 @@ pub struct Names {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The name.
-    #[serde(deserialize_with = "inert::name")]
+    #[serde(deserialize_with = "sanitize::name")]
     pub name: String,
     /// The memory.
     pub memory: Description,
@@ -85,7 +85,7 @@ pub struct Granted {
     pub probe: Option<u64>,
     /// Why it is not a fabric handle, if one was requested; for people.
     #[serde(
-        deserialize_with = "inert::maybe_words",
+        deserialize_with = "sanitize::maybe_words",
         default,
         skip_serializing_if = "Option::is_none"
     )]
@@ -103,7 +103,7 @@ pub enum Handles {
     Fabric(Vec<Secret>),
     /// File descriptors, which come with the frame.
     Fds(Fds),
-    /// The fds are at the server's door, for this ticket.
+    /// The fds are at the server's fd socket, for this ticket.
     Ticket(Secret),
 }
 
@@ -151,10 +151,10 @@ pub struct Members {
 pub struct Incomplete {
     /// The reason: `timed_out` if ranks are missing, `closing` if ranks were lost, `no_common_handle`,
     /// `ranks_disagree`, or another word of [`crate::Refusal`].
-    #[serde(deserialize_with = "inert::words")]
+    #[serde(deserialize_with = "sanitize::words")]
     pub reason: String,
     /// The reason, for people.
-    #[serde(deserialize_with = "inert::words", default)]
+    #[serde(deserialize_with = "sanitize::words", default)]
     pub detail: String,
     /// The ranks that are missing, in order.
     #[serde(default)]
@@ -163,7 +163,7 @@ pub struct Incomplete {
     pub size: u32,
     /// Without a common handle type: which ranks cannot use which type, and why, for people. If ranks
     /// disagree: what they ask for.
-    #[serde(deserialize_with = "inert::all_words", default)]
+    #[serde(deserialize_with = "sanitize::all_words", default)]
     pub reasons: Vec<String>,
 }
 
@@ -171,7 +171,7 @@ pub struct Incomplete {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Member {
     /// Its peer name.
-    #[serde(deserialize_with = "inert::words")]
+    #[serde(deserialize_with = "sanitize::words")]
     pub peer: String,
     /// Its memory, if it contributed any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -30,8 +30,8 @@ pub enum Ask {
     Wait(Wait),
     /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
     Fetch(Fetch),
-    /// At the door, after a normal hello: requests the fds for a ticket, answered by
-    /// [`Answer::Fds`](super::Answer::Fds). The door answers nothing else except pings, and its welcome's
+    /// At the fd socket, after a normal hello: requests the fds for a ticket, answered by
+    /// [`Answer::Fds`](super::Answer::Fds). The fd socket answers nothing else except pings, and its welcome's
     /// session is empty.
     Redeem(Redeem),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).

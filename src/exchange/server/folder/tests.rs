@@ -15,7 +15,7 @@ fn folder(place: &Path) -> Folder {
 /// Leaves a folder as a kill does: the kernel closes the lock and the socket, the files stay.
 fn killed(place: &Path) -> PathBuf {
     let folder = folder(place);
-    drop(UnixListener::bind(folder.path.join(DOOR)).unwrap());
+    drop(UnixListener::bind(folder.path.join(FD_SOCKET)).unwrap());
     forget(folder)
 }
 
@@ -36,10 +36,10 @@ fn of_the_dead_and_the_living_only_the_dead_ones_go() {
     ];
     let early = folder(place.path());
     let living = folder(place.path());
-    let _door = UnixListener::bind(living.path().join(DOOR)).unwrap();
+    let _fd_socket = UnixListener::bind(living.path().join(FD_SOCKET)).unwrap();
     assert_eq!(sweep(place.path()), 2);
     assert!(dead.iter().all(|path| !path.exists()));
-    assert!(living.path().join(DOOR).exists() && early.path().exists());
+    assert!(living.path().join(FD_SOCKET).exists() && early.path().exists());
     assert_eq!(sweep(place.path()), 0);
     drop((early, living));
     assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
@@ -66,12 +66,12 @@ fn what_is_not_as_a_server_leaves_it_stays() {
     let linked_lock = killed(place.path());
     fs::rename(linked_lock.join(LOCK), elsewhere.path().join(LOCK)).unwrap();
     symlink(elsewhere.path().join(LOCK), linked_lock.join(LOCK)).unwrap();
-    let linked_door = killed(place.path());
-    fs::remove_file(linked_door.join(DOOR)).unwrap();
-    symlink(aside.join(DOOR), linked_door.join(DOOR)).unwrap();
+    let linked_fd_socket = killed(place.path());
+    fs::remove_file(linked_fd_socket.join(FD_SOCKET)).unwrap();
+    symlink(aside.join(FD_SOCKET), linked_fd_socket.join(FD_SOCKET)).unwrap();
     let no_socket = killed(place.path());
-    fs::remove_file(no_socket.join(DOOR)).unwrap();
-    fs::write(no_socket.join(DOOR), "").unwrap();
+    fs::remove_file(no_socket.join(FD_SOCKET)).unwrap();
+    fs::write(no_socket.join(FD_SOCKET), "").unwrap();
     let of_before = killed(place.path());
     let boot = BootId::from_bytes([7; 16]).to_string();
     fs::write(of_before.join(LOCK), boot).unwrap();
@@ -79,8 +79,8 @@ fn what_is_not_as_a_server_leaves_it_stays() {
     fs::set_permissions(&others_write, fs::Permissions::from_mode(0o770)).unwrap();
     // A process listens, though none holds the lock.
     let heard = killed(place.path());
-    fs::remove_file(heard.join(DOOR)).unwrap();
-    let _door = UnixListener::bind(heard.join(DOOR)).unwrap();
+    fs::remove_file(heard.join(FD_SOCKET)).unwrap();
+    let _fd_socket = UnixListener::bind(heard.join(FD_SOCKET)).unwrap();
     fs::write(
         Folder::path_in(place.path(), InstanceId::from_bytes([8; 16])),
         "",
@@ -90,7 +90,7 @@ fn what_is_not_as_a_server_leaves_it_stays() {
     let before = fs::read_dir(&place).unwrap().count();
     assert_eq!(sweep(place.path()), 0);
     assert_eq!(fs::read_dir(&place).unwrap().count(), before);
-    assert!(aside.join(DOOR).exists() && with_more.join("precious").exists());
+    assert!(aside.join(FD_SOCKET).exists() && with_more.join("precious").exists());
     assert_eq!(sweep(&place.path().join("nowhere")), 0);
 }
 
@@ -101,7 +101,7 @@ fn another_users_folder_stays() {
     let dead = killed(place.path());
     if std::os::unix::fs::chown(&dead, Some(65_534), None).is_ok() {
         assert_eq!(sweep(place.path()), 0);
-        assert!(dead.join(DOOR).exists());
+        assert!(dead.join(FD_SOCKET).exists());
         std::os::unix::fs::chown(&dead, Some(rustix::process::geteuid().as_raw()), None).unwrap();
     }
     assert_eq!(sweep(place.path()), 1);

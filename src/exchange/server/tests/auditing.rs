@@ -140,17 +140,17 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
     let Handles::Ticket(ticket) = &granted.handles else {
         panic!()
     };
-    let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
-    let mut door = Raw::open_at(&door, &Security::Plain, &hello()).await;
+    let fd_socket = Address::Unix(raw.welcome().door.clone().unwrap().into());
+    let mut fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
     let redeem = Ask::Redeem(Redeem {
         ticket: ticket.clone(),
     });
-    door.ask(redeem.clone()).await;
+    fd_socket.ask(redeem.clone()).await;
     until("redeemed", || !book.all("redeemed").is_empty()).await;
     let redeemed = book.all("redeemed").remove(0);
     assert_eq!(redeemed.pid, Some(std::process::id()));
     assert_eq!(redeemed.lease, Some(granted.lease));
-    assert_eq!(door.refusal(redeem).await, Refusal::NotFound);
+    assert_eq!(fd_socket.refusal(redeem).await, Refusal::NotFound);
     let refused = book.all("refused").remove(0);
     assert_eq!(
         (refused.request, refused.pid),
@@ -166,7 +166,7 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
         (Some(granted.lease), Some("a"))
     );
     book.holds_none_of(&[ticket.expose(), raw.welcome().session.expose()]);
-    drop((raw, door, published));
+    drop((raw, fd_socket, published));
     close(server, &driver).await;
 }
 

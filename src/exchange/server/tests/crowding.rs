@@ -235,21 +235,21 @@ async fn fds_come_with_offers_of_those_who_have_joined_alone() {
     let (answer, pipe) = raw.ask_with_fds(Ask::Ping(Empty {}), 1).await;
     assert_eq!(reason(answer), Refusal::Invalid.word());
     closed(pipe).await;
-    // At the door, and in a hello, they violate the protocol.
-    let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
+    // At the fd socket, and in a hello, they violate the protocol.
+    let fd_socket = Address::Unix(raw.welcome().door.clone().unwrap().into());
     let null = std::fs::File::open("/dev/null").unwrap();
     let ping = encode(&Request {
         id: 1,
         ask: Some(Ask::Ping(Empty {})),
     });
-    let mut at_door = Raw::open_at(&door, &Security::Plain, &hello()).await;
-    (at_door
+    let mut at_fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
+    (at_fd_socket
         .connection
         .writer
         .write(&ping, &[null.as_fd()])
         .await)
         .unwrap();
-    at_door.hung_up().await;
+    at_fd_socket.hung_up().await;
     let mut early = Raw::connect(&address, &Security::Plain).await;
     (early
         .connection

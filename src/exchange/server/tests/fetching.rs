@@ -124,7 +124,7 @@ async fn what_cannot_be_is_refused_with_the_reason() {
             },
             Refusal::WrongOwner,
         ),
-        // There is no door.
+        // There is no fd socket.
         (
             Fetch {
                 accept: vec![HandleType::PosixFd],

@@ -247,13 +247,13 @@ async fn over_tls_lists_go_by_certificates() {
     assert!(bad.names("").await.is_empty());
     let (granted, _) = good.fetch(fetch_fds("a")).await.unwrap();
     assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
-    // The ticket is for the certificate's owner; at the door the peer is a user.
+    // The ticket is for the certificate's owner; at the fd socket the peer is a user.
     let Handles::Ticket(ticket) = granted.handles else {
         panic!()
     };
-    let door = Address::Unix(good.welcome().door.clone().unwrap().into());
-    let mut door = Raw::open_at(&door, &Security::Plain, &hello()).await;
-    let (answer, fds) = door.ask(Ask::Redeem(Redeem { ticket })).await;
+    let fd_socket = Address::Unix(good.welcome().door.clone().unwrap().into());
+    let mut fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
+    let (answer, fds) = fd_socket.ask(Ask::Redeem(Redeem { ticket })).await;
     assert_eq!((answer, fds.len()), (Answer::Fds(Fds { count: 1 }), 1));
     drop(fds);
     good.release(granted.lease).await;
@@ -269,6 +269,6 @@ async fn over_tls_lists_go_by_certificates() {
     plain.write_all(&framed(&encode(&hello()))).await.unwrap();
     hung_up(&mut plain).await;
     until("it is counted", || server.stats().failed_handshakes == 1).await;
-    drop((published, good, bad, thief, door));
+    drop((published, good, bad, thief, fd_socket));
     close(server, &driver).await;
 }

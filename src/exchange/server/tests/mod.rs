@@ -2,8 +2,7 @@
 
 mod auditing;
 mod crowding;
-mod door;
-mod doubts;
+mod fd_socket;
 mod fetching;
 mod hostile;
 mod leasing;
@@ -11,6 +10,7 @@ mod naming;
 mod recalling;
 #[cfg(feature = "certs")]
 mod trust;
+mod unconfirmed;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::FdRoom;
+use super::FdBudget;
+use crate::peer_counts::PeerCounts;
 use crate::per_driver::lock;
-use crate::tally::Tally;
 use crate::{Limits, PeerName};
 
 /// A server's fds for peers: those received from them, and those being sent to them.
@@ -14,7 +14,7 @@ use crate::{Limits, PeerName};
 pub(crate) struct FdTable {
     per_connection: usize,
     per_peer: usize,
-    tally: Mutex<Tally>,
+    counts: Mutex<PeerCounts>,
 }
 
 impl FdTable {
@@ -22,7 +22,7 @@ impl FdTable {
         Arc::new(Self {
             per_connection: limits.fds_per_connection,
             per_peer: limits.fds_per_peer,
-            tally: Mutex::default(),
+            counts: Mutex::default(),
         })
     }
 
@@ -37,11 +37,11 @@ impl FdTable {
 
     /// Returns the number of fds.
     pub fn count(&self) -> usize {
-        self.tally().all()
+        self.counts().all()
     }
 
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        lock(&self.tally)
+    fn counts(&self) -> MutexGuard<'_, PeerCounts> {
+        lock(&self.counts)
     }
 }
 
@@ -58,22 +58,22 @@ impl FdShare {
     /// Reserves room for `count` more, or returns the limit that this would exceed.
     pub fn reserve(self: &Arc<Self>, count: usize) -> Result<Reserved, String> {
         let table = &self.table;
-        let mut tally = table.tally();
+        let mut counts = table.counts();
         let own = self.own.load(Relaxed);
         let refused = |limit: usize, whose: &str| Err(format!("{limit} fds of {whose} at once"));
         if own.saturating_add(count) > table.per_connection {
             return refused(table.per_connection, "this connection");
         }
-        if tally.of(&self.peer).saturating_add(count) > table.per_peer {
+        if counts.of(&self.peer).saturating_add(count) > table.per_peer {
             return refused(table.per_peer, "this peer");
         }
         // Without fds for connections and files, a server can serve no peer.
-        let most = FdRoom::of_process().held;
-        if tally.all().saturating_add(count) > most {
+        let most = FdBudget::of_process().held;
+        if counts.all().saturating_add(count) > most {
             return refused(most, "all peers");
         }
         self.own.store(own + count, Relaxed);
-        tally.add(&self.peer, count);
+        counts.add(&self.peer, count);
         let share = Arc::clone(self);
         Ok(Reserved { share, count })
     }
@@ -101,9 +101,9 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let mut tally = self.share.table.tally();
+        let mut counts = self.share.table.counts();
         self.share.own.fetch_sub(self.count, Relaxed);
-        tally.take(&self.share.peer, self.count);
+        counts.take(&self.share.peer, self.count);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The door: a Unix socket, in a directory of its own, where tickets are redeemed for fds.
+//! The fd socket: a Unix socket, in a directory of its own, where tickets are redeemed for fds.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,9 +10,9 @@ use tokio::time::timeout;
 use super::accept;
 use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
 use super::connection::{Outcome, answer};
-use super::folder::{self, DOOR, Folder};
+use super::folder::{self, FD_SOCKET, Folder};
 use super::handshakes::GiveWay;
-use super::options::DoorAt;
+use super::options::FdSocketAt;
 use super::process::Known;
 use super::state::No;
 use super::stats::count;
@@ -27,29 +27,29 @@ use crate::{PeerName, limits};
 /// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, including a final NUL).
 const MAX_PATH: usize = 107;
 
-/// The door's path; dropping it removes what was created for it.
+/// The fd socket's path; dropping it removes what was created for it.
 #[derive(Debug)]
-pub(crate) struct DoorPath {
+pub(crate) struct FdSocketPath {
     pub path: PathBuf,
     _folder: Option<Folder>,
 }
 
-impl DoorPath {
-    /// Returns the door's path; creates a directory for it if the options name none.
+impl FdSocketPath {
+    /// Returns the fd socket's path; creates a directory for it if the options name none.
     pub(super) fn prepare(
-        at: &DoorAt,
+        at: &FdSocketAt,
         instance: InstanceId,
         peers: &Peers,
     ) -> Result<Option<Self>> {
         match at {
-            DoorAt::Nowhere => Ok(None),
-            DoorAt::At(path) => Ok(Some(Self {
+            FdSocketAt::Nowhere => Ok(None),
+            FdSocketAt::At(path) => Ok(Some(Self {
                 // An absolute path, because clients have other working directories.
                 path: std::path::absolute(path)
                     .map_err(|e| Error::system(format!("finding {}", path.display()), &e))?,
                 _folder: None,
             })),
-            DoorAt::Anywhere => Self::private(instance, peers).map(Some),
+            FdSocketAt::Anywhere => Self::private(instance, peers).map(Some),
         }
     }
 
@@ -66,7 +66,7 @@ impl DoorPath {
         ];
         let mut last = Error::invalid("door", "no directory can hold its socket: set its path");
         for place in places.into_iter().flatten() {
-            let path = Folder::path_in(&place, instance).join(DOOR);
+            let path = Folder::path_in(&place, instance).join(FD_SOCKET);
             if !path.is_absolute() || path.as_os_str().len() > MAX_PATH {
                 continue;
             }
@@ -98,8 +98,13 @@ impl DoorPath {
     }
 }
 
-/// Serves the door until the server ends.
-pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize, path: DoorPath) {
+/// Serves the fd socket until the server ends.
+pub(super) async fn run(
+    inner: Arc<Inner>,
+    listening: Listening,
+    number: usize,
+    path: FdSocketPath,
+) {
     while let Some((newcomer, give_way)) = accept::next(&inner, &listening, number).await {
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
         inner.tasks.spawn(serve);
@@ -109,7 +114,7 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize, 
     drop(path);
 }
 
-/// Serves one connection at the door.
+/// Serves one connection at the fd socket.
 async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
     let Newcomer {
         incoming,
@@ -179,18 +184,18 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
         drop(frame);
         let account = of_peer.account();
         let at = (&share, account);
-        let outcome = at_the_door(inner, &connection.peer, process.as_ref(), at, request.ask).await;
+        let outcome = outcome_of(inner, &connection.peer, process.as_ref(), at, request.ask).await;
         if let Err((reason, _)) = &outcome {
             let (peer, pid) = (&connection.peer, connection.pid);
             inner
                 .audit
-                .turned_away("redeem", Some(peer), pid, reason.word());
+                .refused_without_session("redeem", Some(peer), pid, reason.word());
         }
         answer(inner, &mut connection.writer, request.id, outcome).await?;
     }
 }
 
-async fn at_the_door(
+async fn outcome_of(
     inner: &Inner,
     peer: &PeerName,
     process: Option<&Known>,
@@ -214,18 +219,18 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_private_and_goes_with_the_door() {
+    fn the_directory_is_private_and_goes_with_the_fd_socket() {
         let instance = InstanceId::random().unwrap();
-        let door = DoorPath::prepare(&DoorAt::Anywhere, instance, &Peers::same_user());
-        let door = door.unwrap().unwrap();
-        let directory = door.path().parent().unwrap().to_owned();
+        let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &Peers::same_user());
+        let fd_socket = fd_socket.unwrap().unwrap();
+        let directory = fd_socket.path().parent().unwrap().to_owned();
         assert_eq!(mode(&directory), 0o700);
-        fs::write(door.path(), "").unwrap();
+        fs::write(fd_socket.path(), "").unwrap();
         // The path is taken: another path, or none, but never the same.
-        if let Ok(again) = DoorPath::private(instance, &Peers::same_user()) {
-            assert_ne!(again.path(), door.path());
+        if let Ok(again) = FdSocketPath::private(instance, &Peers::same_user()) {
+            assert_ne!(again.path(), fd_socket.path());
         }
-        drop(door);
+        drop(fd_socket);
         assert!(!directory.exists());
     }
 
@@ -233,8 +238,8 @@ mod tests {
     fn others_can_reach_it_where_they_are_let_in() {
         let instance = InstanceId::random().unwrap();
         let peers = Peers::same_user().any_user();
-        let door = DoorPath::prepare(&DoorAt::Anywhere, instance, &peers);
-        let door = door.unwrap().unwrap();
-        assert_eq!(mode(door.path().parent().unwrap()), 0o711);
+        let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &peers);
+        let fd_socket = fd_socket.unwrap().unwrap();
+        assert_eq!(mode(fd_socket.path().parent().unwrap()), 0o711);
     }
 }

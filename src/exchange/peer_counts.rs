@@ -7,12 +7,12 @@ use super::account::shrink;
 
 /// Counts for each peer and in all; peers with a count of 0 are not stored.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct PeerCounts {
     peers: HashMap<PeerName, usize>,
     all: usize,
 }
 
-impl Tally {
+impl PeerCounts {
     /// Returns the count of all peers.
     pub fn all(&self) -> usize {
         self.all
@@ -53,15 +53,24 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_who_has_none() {
         let (one, other) = (PeerName::User(1), PeerName::User(2));
-        let mut tally = Tally::default();
-        tally.add(&one, 2);
-        tally.add(&other, 0);
-        tally.add(&one, 1);
-        assert_eq!((tally.of(&one), tally.of(&other), tally.all()), (3, 0, 3));
-        tally.take(&other, 1);
-        tally.take(&one, 2);
-        assert_eq!((tally.of(&one), tally.all(), tally.peers.len()), (1, 1, 1));
-        tally.take(&one, 9);
-        assert_eq!((tally.of(&one), tally.all(), tally.peers.len()), (0, 0, 0));
+        let mut counts = PeerCounts::default();
+        counts.add(&one, 2);
+        counts.add(&other, 0);
+        counts.add(&one, 1);
+        assert_eq!(
+            (counts.of(&one), counts.of(&other), counts.all()),
+            (3, 0, 3)
+        );
+        counts.take(&other, 1);
+        counts.take(&one, 2);
+        assert_eq!(
+            (counts.of(&one), counts.all(), counts.peers.len()),
+            (1, 1, 1)
+        );
+        counts.take(&one, 9);
+        assert_eq!(
+            (counts.of(&one), counts.all(), counts.peers.len()),
+            (0, 0, 0)
+        );
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::publish::Published;
-use super::state::Doubted;
+use super::state::Unconfirmed;
 use super::{Inner, process};
 
 /// How often to check whether the holders' processes still run.
@@ -27,11 +27,11 @@ impl Published {
         let (inner, publication) = self.parts();
         let changed = Arc::new(Notify::new());
         let mut state = inner.state();
-        let doubted = Doubted {
+        let unconfirmed = Unconfirmed {
             name: self.name().into(),
             changed: Arc::clone(&changed),
         };
-        state.doubts.insert(publication, doubted);
+        state.unconfirmed.insert(publication, unconfirmed);
         let published = state.take_away(publication);
         drop(state);
         if published.is_some() {
@@ -87,8 +87,10 @@ impl Doubt {
 impl Drop for Doubt {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        let doubted = state.doubts.remove(&self.publication);
-        let name = doubted.map(|doubted| doubted.name).unwrap_or_default();
+        let unconfirmed = state.unconfirmed.remove(&self.publication);
+        let name = unconfirmed
+            .map(|unconfirmed| unconfirmed.name)
+            .unwrap_or_default();
         let detail = "the exporter has withdrawn it";
         state.end_leases(self.publication, &name, None, detail);
     }

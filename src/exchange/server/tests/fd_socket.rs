@@ -4,9 +4,9 @@ use super::*;
 use crate::driver::ShareableHandle;
 use crate::share::ImportOptions;
 
-async fn at_the_door(raw: &Raw) -> Raw {
-    let door = raw.welcome().door.as_ref().unwrap();
-    let address = Address::Unix(door.into());
+async fn connect_to_fd_socket(raw: &Raw) -> Raw {
+    let fd_socket = raw.welcome().door.as_ref().unwrap();
+    let address = Address::Unix(fd_socket.into());
     Raw::open_at(&address, &Security::Plain, &hello()).await
 }
 
@@ -37,12 +37,12 @@ async fn a_ticket_is_redeemed_for_fds_once() {
     assert!(fds.is_empty());
     let ticket = ticket(&granted);
 
-    let mut door = at_the_door(&raw).await;
-    assert_eq!(door.welcome().instance, server.instance());
-    assert!(door.welcome().session.expose().is_empty());
+    let mut fd_socket = connect_to_fd_socket(&raw).await;
+    assert_eq!(fd_socket.welcome().instance, server.instance());
+    assert!(fd_socket.welcome().session.expose().is_empty());
     let wrong = Secret::new(&[0; 40]).unwrap();
-    assert_eq!(door.refusal(redeem(&wrong)).await, Refusal::NotFound);
-    let (answer, fds) = door.ask(redeem(&ticket)).await;
+    assert_eq!(fd_socket.refusal(redeem(&wrong)).await, Refusal::NotFound);
+    let (answer, fds) = fd_socket.ask(redeem(&ticket)).await;
     assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
     let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
     let imported = ImportOptions::new()
@@ -51,13 +51,13 @@ async fn a_ticket_is_redeemed_for_fds_once() {
     imported.put_word(8, 9).unwrap();
     assert_eq!(published.shared().unwrap().word(8).unwrap(), 9);
     drop(imported);
-    assert_eq!(door.refusal(redeem(&ticket)).await, Refusal::NotFound);
-    // The door answers no other request, to any peer.
+    assert_eq!(fd_socket.refusal(redeem(&ticket)).await, Refusal::NotFound);
+    // The fd socket answers no other request, to any peer.
     let list = Ask::List(List::default());
-    assert_eq!(door.refusal(list).await, Refusal::Unsupported);
+    assert_eq!(fd_socket.refusal(list).await, Refusal::Unsupported);
     let ask = Ask::Fetch(fetch("a"));
-    assert_eq!(door.refusal(ask).await, Refusal::Unsupported);
-    let (answer, _) = door.ask(Ask::Ping(Empty {})).await;
+    assert_eq!(fd_socket.refusal(ask).await, Refusal::Unsupported);
+    let (answer, _) = fd_socket.ask(Ask::Ping(Empty {})).await;
     assert_eq!(answer, Answer::Done(Empty {}));
     assert_eq!(server.stats().redeemed, 1);
 
@@ -73,7 +73,7 @@ async fn a_ticket_that_a_byte_limit_refuses_can_be_redeemed_later() {
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
-    let mut door = at_the_door(&raw).await;
+    let mut fd_socket = connect_to_fd_socket(&raw).await;
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
     let user = PeerName::User(rustix::process::geteuid().as_raw());
     let account = server.handle.inner.accounts.of(&user);
@@ -83,10 +83,10 @@ async fn a_ticket_that_a_byte_limit_refuses_can_be_redeemed_later() {
         charges.extend(account.charge(1 << shift));
     }
     let ask = || redeem(&ticket(&granted));
-    assert_eq!(door.refusal(ask()).await, Refusal::Limit);
+    assert_eq!(fd_socket.refusal(ask()).await, Refusal::Limit);
     assert_eq!(server.stats().redeemed, 0);
     drop((charges, account));
-    let (answer, fds) = door.ask(ask()).await;
+    let (answer, fds) = fd_socket.ask(ask()).await;
     assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
     raw.release(granted.lease).await;
     drop((published, fds));
@@ -99,18 +99,18 @@ async fn a_ticket_ends_with_its_time_and_with_its_lease() {
     let server = loopback().ticket(short()).start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
-    let mut door = at_the_door(&raw).await;
+    let mut fd_socket = connect_to_fd_socket(&raw).await;
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
     tokio::time::sleep(short() + short()).await;
     assert_eq!(
-        door.refusal(redeem(&ticket(&granted))).await,
+        fd_socket.refusal(redeem(&ticket(&granted))).await,
         Refusal::NotFound
     );
     raw.release(granted.lease).await;
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
     raw.release(granted.lease).await;
     assert_eq!(
-        door.refusal(redeem(&ticket(&granted))).await,
+        fd_socket.refusal(redeem(&ticket(&granted))).await,
         Refusal::NotFound
     );
     drop(published);
@@ -141,8 +141,8 @@ async fn other_users_are_not_let_in() {
     let server = loopback().peers(Peers::user(own + 1)).start();
     let server = server.await.unwrap();
     let raw = Raw::open(&server).await;
-    let door = Address::Unix(raw.welcome().door.clone().unwrap().into());
-    let mut refused = Raw::connect(&door, &Security::Plain).await;
+    let fd_socket = Address::Unix(raw.welcome().door.clone().unwrap().into());
+    let mut refused = Raw::connect(&fd_socket, &Security::Plain).await;
     let _ = (refused.connection.writer)
         .write(&encode(&hello()), &[])
         .await;

@@ -1,4 +1,4 @@
-//! Peers at the door, and peers that only say hello.
+//! Peers at the fd socket, and peers that only say hello.
 
 use egmem::exchange::protocol::*;
 
@@ -10,7 +10,7 @@ use crate::setting::{CONNECTION, Setting, Transport};
 const EACH: usize = 64 << 10;
 
 #[test]
-fn what_is_kept_for_a_message_is_bounded_at_the_door() {
+fn what_is_kept_for_a_message_is_bounded_at_the_fd_socket() {
     let mut setting = Setting::new(Transport::Tcp);
     setting.via = socket(&setting.host.folder, "door");
     let (bytes, count) = requests(EACH, |_| Ask::Ping(Empty {}));

@@ -14,7 +14,7 @@ async fn server_at_unix() -> (tempfile::TempDir, Server) {
 }
 
 #[tokio::test]
-async fn a_silent_holder_expires_and_stays_doubted() {
+async fn a_silent_holder_expires_and_its_release_stays_unconfirmed() {
     let driver = driver();
     let (_directory, server) = server_at_unix().await;
     let mut events = server.events();
@@ -51,24 +51,28 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     until("it is silent", || server.stats().expired == 1).await;
     raw.hung_up().await;
-    let doubt = published.leave();
+    let unconfirmed = published.leave();
     drop(published);
     // The server no longer has the memory, and the name is free.
     gone(&driver);
     let again = server.publish("a", memory(&driver)).now().unwrap();
     {
-        let resolved = std::pin::pin!(doubt.resolved());
+        let resolved = std::pin::pin!(unconfirmed.resolved());
         let waited = tokio::time::timeout(Duration::ZERO, resolved).await;
         waited.expect_err("it has said nothing, and its process runs");
     }
-    let hear = async { tokio::time::timeout(LONG, doubt.resolved()).await.unwrap() };
+    let hear = async {
+        tokio::time::timeout(LONG, unconfirmed.resolved())
+            .await
+            .unwrap()
+    };
     let say = async {
         let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
         raw.release(granted.lease).await;
     };
     let (heard, ()) = tokio::join!(hear, say);
     assert!(heard);
-    drop((again, doubt));
+    drop((again, unconfirmed));
     close(server, &driver).await;
 }
 
@@ -104,7 +108,7 @@ async fn leases_end_with_their_processes_however_many_there_were() {
 /// Only a machine that restarts has certainly unmapped everything.
 #[cfg(feature = "certs")]
 #[tokio::test]
-async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
+async fn an_unconfirmed_release_ends_when_the_holders_machine_has_started_anew() {
     let driver = driver();
     let authority = crate::certs::Authority::create("test", 1).unwrap();
     let options = loopback().security(tls(&authority, "server.test"));
@@ -124,10 +128,10 @@ async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
     until("it is noticed", || server.stats().connections == 0).await;
     (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
     assert_eq!(server.stats().expired, 1);
-    let doubt = published.leave();
+    let unconfirmed = published.leave();
     drop(published);
     let unresolved = async |why| {
-        let waited = tokio::time::timeout(Duration::ZERO, doubt.resolved()).await;
+        let waited = tokio::time::timeout(Duration::ZERO, unconfirmed.resolved()).await;
         waited.expect_err(why);
     };
     unresolved("nobody came").await;
@@ -137,9 +141,9 @@ async fn a_doubt_ends_when_the_holders_machine_has_started_anew() {
     let after = Raw::open_at(&address, &node, &boot(2)).await;
     unresolved("the same machine is there still").await;
     drop(before);
-    let resolved = tokio::time::timeout(LONG, doubt.resolved()).await;
+    let resolved = tokio::time::timeout(LONG, unconfirmed.resolved()).await;
     assert!(resolved.unwrap());
-    drop((doubt, other, after));
+    drop((unconfirmed, other, after));
     close(server, &driver).await;
 }
 
@@ -151,7 +155,7 @@ async fn a_holder_goes_silent_after_the_name() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    let doubt = published.leave();
+    let unconfirmed = published.leave();
     drop(published);
     loop {
         let event = tokio::time::timeout(LONG, events.recv()).await.unwrap();
@@ -161,7 +165,7 @@ async fn a_holder_goes_silent_after_the_name() {
         }
     }
     assert_eq!(server.stats().expired, 1);
-    drop((doubt, raw));
+    drop((unconfirmed, raw));
     close(server, &driver).await;
 }
 
@@ -173,17 +177,20 @@ async fn nobody_listens_any_more_when_the_server_has_ended() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     raw.fetch(fetch("a")).await.unwrap();
-    let doubt = published.leave();
+    let unconfirmed = published.leave();
     drop(published);
     // It holds it, and the server waits for that to change.
     assert_eq!(server.stats().leases, 1);
-    let (heard, ended) = tokio::join!(doubt.resolved(), server.close(Duration::ZERO));
+    let (heard, ended) = tokio::join!(unconfirmed.resolved(), server.close(Duration::ZERO));
     assert!(!heard);
     let Err(Error::StillHeld { holders, .. }) = ended else {
         panic!("{ended:?}")
     };
     assert_eq!(holders.len(), 1, "{holders:?}");
-    assert!(!doubt.resolved().await, "that it is forgotten says nothing");
-    drop((doubt, raw));
+    assert!(
+        !unconfirmed.resolved().await,
+        "that it is forgotten says nothing"
+    );
+    drop((unconfirmed, raw));
     close(server, &driver).await;
 }

@@ -27,7 +27,7 @@ fn a_lease_lives_while_its_session_does() {
 }
 
 #[test]
-fn a_silent_holder_is_doubted_until_it_speaks() {
+fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, peer(1));
@@ -67,7 +67,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 }
 
 #[test]
-fn whose_ticket_was_never_redeemed_is_not_doubted() {
+fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, peer(1));

@@ -8,7 +8,7 @@ use crate::Limits;
 /// connections, an eighth for those that are not. The last eighth is for pidfds, at most a quarter of it, and
 /// everything else: sockets, files, memory, the directory, and the rest of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FdRoom {
+pub(crate) struct FdBudget {
     /// Fds received from peers and kept, and those being sent to them.
     pub held: usize,
     /// Greeted connections.
@@ -21,7 +21,7 @@ pub(crate) struct FdRoom {
     pub processes: usize,
 }
 
-impl FdRoom {
+impl FdBudget {
     /// Returns the shares of the current limit.
     pub fn of_process() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
@@ -69,23 +69,23 @@ mod tests {
 
     #[test]
     fn under_the_usual_limit() {
-        let room = FdRoom {
+        let room = FdBudget {
             held: 512,
             greeted: 256,
             greeted_per_peer: 128,
             handshakes: 128,
             processes: 32,
         };
-        assert_eq!(FdRoom::of(1024), room);
+        assert_eq!(FdBudget::of(1024), room);
     }
 
     #[test]
     fn limits_are_lowered_and_never_raised() {
         let mut limits = Limits::default();
-        FdRoom::of(usize::MAX).cap(&mut limits, 3);
+        FdBudget::of(usize::MAX).cap(&mut limits, 3);
         assert_eq!(limits, Limits::default());
         limits.connections = 7;
-        FdRoom::of(1024).cap(&mut limits, 3);
+        FdBudget::of(1024).cap(&mut limits, 3);
         let lowered = Limits {
             handshakes: 42,
             connections: 7,
@@ -98,7 +98,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_eighth_is_left_and_everyone_has_some(limit in 8..=usize::MAX) {
-            let room = FdRoom::of(limit);
+            let room = FdBudget::of(limit);
             let taken = room.held + room.greeted + room.handshakes;
             prop_assert!(limit - taken >= limit / 8);
             prop_assert!(room.handshakes > 0 && room.greeted_per_peer <= room.greeted);
