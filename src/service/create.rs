@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::ending::{chunks_of, give_back};
-use super::hygiene::Past;
+use super::free_chunks::HasBytes;
 use super::named::Named;
 use super::quota::{Charge, Over};
 use super::reserve::{Chunk, Reserve};
+use super::reuse_policy::Past;
 use super::state::{Entry, No, State};
-use super::stock::HasBytes;
+use super::teardown::{chunks_of, give_back};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{Owner, PeerName, Who};

@@ -36,20 +36,20 @@
 mod audit;
 mod config;
 mod create;
-mod ending;
+mod free_chunks;
 mod http;
-mod hygiene;
+mod line_writer;
 mod metrics;
 mod named;
 mod quota;
 mod report;
 mod reserve;
+mod reuse_policy;
 mod scrub;
 mod start;
 mod state;
-mod stock;
+mod teardown;
 mod units;
-mod writer;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,9 +70,9 @@ pub use config::{
     LeaseConfig, LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
     ServiceConfig, TlsConfig,
 };
-pub use hygiene::Reuse;
+pub use line_writer::LineWriter;
+pub use reuse_policy::Reuse;
 pub use scrub::Scrubber;
-pub use writer::LineWriter;
 
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};

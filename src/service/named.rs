@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::hygiene::Past;
 use super::quota::Charge;
+use super::reuse_policy::Past;
 use crate::Error;
 use crate::driver::NodeId;
 use crate::exchange::PeerName;

@@ -2,8 +2,8 @@
 //! for any peer again.
 //!
 //! A [`Charge`] follows its memory: to a name, to a chunk that waits to be zeroed or is kept for the peer, to
-//! the doubt about a silent holder. The memory is released before its charge is dropped, so a peer never has
-//! more pinned than it is charged with.
+//! a release that a silent holder has not confirmed. The memory is released before its charge is dropped, so
+//! a peer never has more pinned than it is charged with.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -32,7 +32,7 @@ pub(crate) enum Use {
     /// A name: published, being created, or being withdrawn.
     Named,
     /// A deleted name that a silent holder may still have mapped.
-    Doubtful,
+    Unconfirmed,
     /// Waiting to be zeroed.
     Dirty,
     /// Zeroed, and kept for the peer that had it.
@@ -42,11 +42,11 @@ pub(crate) enum Use {
 /// The charges of one peer, or of all peers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amounts {
-    /// Names, including those in doubt.
+    /// Names, including deleted ones whose release is unconfirmed.
     pub names: u64,
     /// Bytes, by their [`Use`].
     pub named: u64,
-    pub doubtful: u64,
+    pub unconfirmed: u64,
     pub dirty: u64,
     pub kept: u64,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Amounts {
 impl Amounts {
     /// Returns the bytes that only the peer or time can free.
     const fn committed(&self) -> u64 {
-        self.named.saturating_add(self.doubtful)
+        self.named.saturating_add(self.unconfirmed)
     }
 
     /// Returns the bytes that the service frees as soon as the peer needs others.
@@ -70,15 +70,15 @@ impl Amounts {
     fn of(&mut self, what: Use) -> &mut u64 {
         match what {
             Use::Named => &mut self.named,
-            Use::Doubtful => &mut self.doubtful,
+            Use::Unconfirmed => &mut self.unconfirmed,
             Use::Dirty => &mut self.dirty,
             Use::Kept => &mut self.kept,
         }
     }
 
-    /// Describes the bytes in doubt, for a message.
-    fn doubt(&self) -> String {
-        match self.doubtful {
+    /// Describes the bytes of unconfirmed releases, for a message.
+    fn unconfirmed_note(&self) -> String {
+        match self.unconfirmed {
             0 => String::new(),
             bytes => format!(
                 "; {} of what counts was deleted, but a holder that fell silent may still have it mapped",
@@ -151,7 +151,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
             return Err(Over(format!(
                 "{} names, and no more are allowed{}",
                 have.names,
-                have.doubt()
+                have.unconfirmed_note()
             )));
         }
         let fits = |bytes: u64| {
@@ -164,7 +164,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
                 Bytes(have.committed()),
                 Bytes(quota.bytes),
                 Bytes(bytes),
-                have.doubt()
+                have.unconfirmed_note()
             )));
         }
         let bytes = match bytes.checked_add(optional) {
@@ -201,7 +201,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
             let mut one = *account.amounts();
             owners += usize::from(one.names > 0);
             sum.names = sum.names.saturating_add(one.names);
-            for what in [Use::Named, Use::Doubtful, Use::Dirty, Use::Kept] {
+            for what in [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept] {
                 let more = *one.of(what);
                 let all = sum.of(what);
                 *all = all.saturating_add(more);
@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    const USES: [Use; 4] = [Use::Named, Use::Doubtful, Use::Dirty, Use::Kept];
+    const USES: [Use; 4] = [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept];
 
     /// A charge, and what the test knows of it.
     struct Known {
@@ -338,9 +338,9 @@ mod tests {
                         all.push(Known { peer, charge: part, has_name: false });
                     }
                     (what, Some(at)) => {
-                        // A charge loses its name when the memory no longer has one, except in doubt.
+                        // A charge loses its name with the memory, but not if the release is unconfirmed.
                         let to = USES[usize::from(what - 4)];
-                        if all[at].charge.what == Use::Named && (to == Use::Doubtful || !all[at].has_name) {
+                        if all[at].charge.what == Use::Named && (to == Use::Unconfirmed || !all[at].has_name) {
                             all[at].charge.turn(to);
                         }
                     }
@@ -360,20 +360,20 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_in_doubt() {
+    fn a_refusal_says_what_is_unconfirmed() {
         let ledger = Ledger::new(Quota {
             bytes: 4 << 20,
             names: 2,
         });
-        let mut doubtful = ledger.charge(&"a", 3 << 20, 0).unwrap();
-        doubtful.turn(Use::Doubtful);
+        let mut unconfirmed = ledger.charge(&"a", 3 << 20, 0).unwrap();
+        unconfirmed.turn(Use::Unconfirmed);
         let Over(why) = ledger.charge(&"a", 2 << 20, 0).unwrap_err();
         assert!(why.contains("; 3 MiB of what counts"), "{why}");
         let _other = ledger.charge(&"b", 4 << 20, 0).unwrap();
         let _small = ledger.charge(&"a", 1, 0).unwrap();
         let Over(why) = ledger.charge(&"a", 1, 0).unwrap_err();
         assert!(why.contains("2 names") && why.contains("3 MiB"), "{why}");
-        drop(doubtful);
+        drop(unconfirmed);
         ledger.charge(&"a", (4 << 20) - 1, 0).unwrap();
     }
 

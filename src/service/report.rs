@@ -75,7 +75,7 @@ impl State {
             (
                 "doubtful_bytes",
                 "Bytes of deleted names that a silent holder may still have mapped",
-                charged.doubtful,
+                charged.unconfirmed,
             ),
         ]);
         Snapshot {
@@ -152,7 +152,7 @@ impl State {
             ],
             charged: vec![
                 ("named", charged.named),
-                ("doubtful", charged.doubtful),
+                ("doubtful", charged.unconfirmed),
                 ("dirty", charged.dirty),
                 ("kept", charged.kept),
             ],

@@ -50,7 +50,7 @@ pub(super) struct Asked {
     pub created: AtomicU64,
     pub deleted: AtomicU64,
     pub refused: AtomicU64,
-    /// Bytes in doubt that no longer count after too long a silence.
+    /// Bytes of unconfirmed releases that no longer count after too long a silence.
     pub forgiven_bytes: AtomicU64,
 }
 
@@ -144,7 +144,7 @@ impl State {
         *lock(&self.create) = create;
     }
 
-    /// Returns how long memory in doubt counts.
+    /// Returns how long the memory of an unconfirmed release counts.
     pub fn forgive_after(&self) -> Duration {
         let create = lock(&self.create);
         create

@@ -2,7 +2,6 @@
 //! when they go, and what is given back.
 #![cfg(feature = "service")]
 
-mod doubt;
 mod groups;
 mod memory;
 mod names;
@@ -14,6 +13,7 @@ mod quota;
 mod slow;
 mod starting;
 mod trust;
+mod unconfirmed;
 
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 //! Each node has two threads. One creates chunks until the reserve is full, the other zeroes returned memory.
 //! Requests take chunks and create only what is missing.
 
-mod keeper;
 mod request;
+mod threads;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,10 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::hygiene::{Past, Reuse};
+use super::free_chunks::{FreeChunks, HasBytes};
 use super::quota::Charge;
+use super::reuse_policy::{Past, Reuse};
 use super::scrub::Scrubber;
-use super::stock::{HasBytes, Stock};
 use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
@@ -95,7 +95,7 @@ pub(crate) struct Levels {
 
 #[derive(Debug)]
 struct State<P> {
-    stock: Stock<P, Chunk<P>>,
+    free_chunks: FreeChunks<P, Chunk<P>>,
     dirty: VecDeque<(Chunk<P>, Option<P>)>,
     /// Bytes of `dirty` and of the chunk being zeroed, by future owner.
     dirty_for_anyone: u64,
@@ -129,7 +129,7 @@ impl<P> State<P> {
     where
         P: Clone + Eq,
     {
-        self.stock.warm() + self.dirty_for_anyone + self.filling
+        self.free_chunks.warm() + self.dirty_for_anyone + self.filling
     }
 
     /// Returns the bytes for single peers that exist, or will exist once zeroed.
@@ -137,7 +137,7 @@ impl<P> State<P> {
     where
         P: Clone + Eq,
     {
-        self.stock.kept() + self.dirty_for_owners
+        self.free_chunks.kept() + self.dirty_for_owners
     }
 }
 
@@ -185,7 +185,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             driver: driver.clone(),
             granule,
             state: Mutex::new(State {
-                stock: Stock::default(),
+                free_chunks: FreeChunks::default(),
                 dirty: VecDeque::new(),
                 dirty_for_anyone: 0,
                 dirty_for_owners: 0,
@@ -255,7 +255,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         let (taken, missing) =
             self.shared
                 .state()
-                .stock
+                .free_chunks
                 .take_own(peer, padded, crate::share::MAX_PARTS);
         let counter = &self.shared.counters.taken_warm_bytes;
         counter.fetch_add(padded - missing, Relaxed);
@@ -268,14 +268,14 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.evict_charged(charge, bytes)
     }
 
-    /// Creates one granule in addition to what was taken. `None` if there is no room for it: nothing in stock
+    /// Creates one granule in addition to what was taken. `None` if there is no room for it: no free chunk
     /// is evicted for it. Blocks while it is created.
     pub fn extra(&self) -> Option<Chunk<P>> {
         self.shared.extra()
     }
 
-    /// Takes back the granule from [`extra`](Self::extra): it is never kept, because stock in such small
-    /// pieces would make later requests slow.
+    /// Takes back the granule from [`extra`](Self::extra): it is never kept, because free chunks of that
+    /// size would make later requests slow.
     pub fn discard_extra(&self, chunk: Chunk<P>) {
         let bytes = chunk.bytes();
         let counters = &self.shared.counters;
@@ -328,8 +328,8 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         let state = self.shared.state();
         Levels {
             target: self.shared.plan.target,
-            warm: state.stock.warm(),
-            kept: state.stock.kept(),
+            warm: state.free_chunks.warm(),
+            kept: state.free_chunks.kept(),
             dirty: state.dirty_for_anyone + state.dirty_for_owners,
             pinned: state.pinned,
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::{Chunk, Plan, Shared, State};
-use crate::hygiene::{Discard, Past, Verdict};
+use crate::free_chunks::HasBytes;
 use crate::quota::{Charge, Use};
+use crate::reuse_policy::{Discard, Past, Verdict};
 use crate::share::MAX_PARTS;
-use crate::stock::HasBytes;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Error, Refusal, Result};
@@ -28,7 +28,7 @@ impl<P: Clone + Eq> Shared<P> {
             }
             state.taken = Some(Instant::now());
             state
-                .stock
+                .free_chunks
                 .take(peer, padded, MAX_PARTS.saturating_sub(taken.len()))
         };
         taken.extend(warm);
@@ -89,7 +89,7 @@ impl<P: Clone + Eq> Shared<P> {
         }
     }
 
-    /// Creates one chunk of at most `missing` bytes; evicts stock if that helps.
+    /// Creates one chunk of at most `missing` bytes; evicts free chunks if that helps.
     fn make_for(&self, peer: Option<&P>, missing: u64) -> Result<Chunk<P>> {
         let mut bytes = missing.min(self.plan.chunk);
         loop {
@@ -101,7 +101,7 @@ impl<P: Clone + Eq> Shared<P> {
                 let need = state.pinned.saturating_add(bytes);
                 let evicted = match need.checked_sub(self.plan.cap) {
                     None | Some(0) => Vec::new(),
-                    Some(over) => state.stock.evict(peer, over),
+                    Some(over) => state.free_chunks.evict(peer, over),
                 };
                 state.pinned -= total(&evicted);
                 if state.pinned.saturating_add(bytes) > self.plan.cap {
@@ -125,8 +125,8 @@ impl<P: Clone + Eq> Shared<P> {
             if !is_shortage(&error) {
                 return Err(error);
             }
-            // Stock is useless while a request cannot be served.
-            let evicted = state.stock.evict(peer, bytes);
+            // Free chunks are useless while a request cannot be served.
+            let evicted = state.free_chunks.evict(peer, bytes);
             state.pinned -= total(&evicted);
             drop(state);
             if !evicted.is_empty() {
@@ -206,7 +206,7 @@ impl<P: Clone + Eq> Shared<P> {
             }
             state.dirty = left;
             let more = bytes.saturating_sub(total(&evicted));
-            let kept = state.stock.evict_some(more, same);
+            let kept = state.free_chunks.evict_some(more, same);
             evicted.extend(kept);
             state.pinned -= total(&evicted);
         }
@@ -267,7 +267,7 @@ impl<P: Clone + Eq> Shared<P> {
         }
         if owner.is_none() && chunk.past == Past::Fresh {
             chunk.charge = None;
-            state.stock.put(chunk, None);
+            state.free_chunks.put(chunk, None);
             return Ok(());
         }
         chunk.turn(Use::Dirty);

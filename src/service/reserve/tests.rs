@@ -147,7 +147,7 @@ fn a_failure_that_is_no_shortage_is_told_and_tried_again() {
 }
 
 #[test]
-fn the_cap_and_the_headroom_hold_and_the_stock_gives_way_to_requests() {
+fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
     let driver = driver();
     let cap = Plan {
         cap: 40 * MIB,
@@ -354,7 +354,7 @@ fn it_ends_in_the_middle_of_its_work() {
 }
 
 #[test]
-fn an_extra_granule_takes_nothing_from_the_stock_and_is_not_kept() {
+fn an_extra_granule_evicts_no_free_chunk_and_is_not_kept() {
     let driver = driver();
     let cap = Plan {
         cap: 36 * MIB,

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::request::{is_shortage, total};
 use super::{Chunk, Shared, State};
+use crate::free_chunks::HasBytes;
 use crate::quota::Use;
 use crate::scrub::scrub;
-use crate::stock::HasBytes;
 use crate::{Error, Result};
 
 /// Longer than any wait: each ends with a wakeup.
@@ -20,10 +20,10 @@ impl<P: Clone + Eq> Shared<P> {
         let mut state = self.state();
         loop {
             if state.stop {
-                let stock = state.stock.drain();
-                state.pinned -= total(&stock);
+                let chunks = state.free_chunks.drain();
+                state.pinned -= total(&chunks);
                 drop(state);
-                drop(stock);
+                drop(chunks);
                 return;
             }
             // Memory that is being zeroed will be ready without asking the driver.
@@ -66,7 +66,7 @@ impl<P: Clone + Eq> Shared<P> {
             state = self.state();
             state.filling = 0;
             match made {
-                Ok(memory) => state.stock.put(Chunk::fresh(memory), None),
+                Ok(memory) => state.free_chunks.put(Chunk::fresh(memory), None),
                 Err(error) => {
                     state.pinned -= bytes;
                     if is_shortage(&error) && bytes > self.plan.min_chunk {
@@ -120,7 +120,7 @@ impl<P: Clone + Eq> Shared<P> {
             state = self.state();
             *state.dirty(owner.as_ref()) -= bytes;
             if state.stop {
-                // The stock has been given back already: no request would take this.
+                // The free chunks have been given back already: no request would take this one.
                 state.pinned -= bytes;
                 drop(state);
                 drop(chunk);
@@ -136,7 +136,7 @@ impl<P: Clone + Eq> Shared<P> {
                         Some(_) => chunk.turn(Use::Kept),
                         None => chunk.charge = None,
                     }
-                    state.stock.put(chunk, owner);
+                    state.free_chunks.put(chunk, owner);
                 }
                 Err(error) => {
                     let node = self.plan.node;

@@ -15,18 +15,18 @@ struct Kept<P, C> {
 
 /// Chunks for any peer, and chunks kept for the one peer that has used them.
 #[derive(Debug)]
-pub(crate) struct Stock<P, C> {
+pub(crate) struct FreeChunks<P, C> {
     /// In order of arrival.
     kept: Vec<Kept<P, C>>,
 }
 
-impl<P, C> Default for Stock<P, C> {
+impl<P, C> Default for FreeChunks<P, C> {
     fn default() -> Self {
         Self { kept: Vec::new() }
     }
 }
 
-impl<P: Clone + Eq, C: HasBytes> Stock<P, C> {
+impl<P: Clone + Eq, C: HasBytes> FreeChunks<P, C> {
     /// Adds a chunk: for `owner` only, or for any peer.
     pub fn put(&mut self, chunk: C, owner: Option<P>) {
         self.kept.push(Kept { chunk, owner });
@@ -161,20 +161,20 @@ mod tests {
             chunks in proptest::collection::vec((1_u64..20, prop::option::of(0_u8..3)), 0..30),
             asks in proptest::collection::vec((prop::option::of(0_u8..3), 0_u64..60, 0_usize..9, any::<bool>()), 0..12),
         ) {
-            let mut stock = Stock::default();
+            let mut free = FreeChunks::default();
             for (id, &(bytes, owner)) in chunks.iter().enumerate() {
-                stock.put(Chunk(id, bytes), owner);
+                free.put(Chunk(id, bytes), owner);
             }
             let mut gone = Vec::new();
             for (peer, bytes, count, evict) in asks {
-                let before = stock.warm() + stock.kept();
+                let before = free.warm() + free.kept();
                 let out = if evict {
-                    let out = stock.evict(peer.as_ref(), bytes);
+                    let out = free.evict(peer.as_ref(), bytes);
                     let sum: u64 = out.iter().map(HasBytes::bytes).sum();
-                    prop_assert!(sum >= bytes || stock.len() == 0);
+                    prop_assert!(sum >= bytes || free.len() == 0);
                     out
                 } else {
-                    let (out, missing) = stock.take(peer.as_ref(), bytes, count);
+                    let (out, missing) = free.take(peer.as_ref(), bytes, count);
                     let sum: u64 = out.iter().map(HasBytes::bytes).sum();
                     prop_assert_eq!(sum + missing, bytes);
                     prop_assert!(out.len() <= count);
@@ -185,10 +185,10 @@ mod tests {
                     out
                 };
                 let sum: u64 = out.iter().map(HasBytes::bytes).sum();
-                prop_assert_eq!(stock.warm() + stock.kept() + sum, before);
+                prop_assert_eq!(free.warm() + free.kept() + sum, before);
                 gone.extend(out);
             }
-            gone.extend(stock.drain());
+            gone.extend(free.drain());
             gone.sort_by_key(|chunk| chunk.0);
             let all: Vec<_> = chunks.iter().enumerate().map(|(id, &(bytes, _))| Chunk(id, bytes)).collect();
             prop_assert_eq!(gone, all, "every chunk is somewhere, once");
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn the_largest_are_taken_first_and_other_peers_are_evicted_first() {
-        let mut stock = Stock::default();
+        let mut free = FreeChunks::default();
         for (id, (bytes, owner)) in [
             (4, None),
             (8, None),
@@ -208,18 +208,18 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            stock.put(Chunk(id, bytes), owner);
+            free.put(Chunk(id, bytes), owner);
         }
-        let (taken, missing) = stock.take(Some(&'a'), 21, 9);
+        let (taken, missing) = free.take(Some(&'a'), 21, 9);
         assert_eq!(
             taken.iter().map(HasBytes::bytes).collect::<Vec<_>>(),
             [8, 8, 2]
         );
         assert_eq!(missing, 3);
-        assert_eq!((stock.warm(), stock.kept()), (4, 8));
-        assert_eq!(stock.take_own(&'a', 9, 9), (Vec::new(), 9));
-        assert_eq!(stock.evict_some(9, |chunk| chunk.1 > 8), []);
-        assert_eq!(stock.evict(Some(&'a'), 1), [Chunk(3, 8)]);
-        assert_eq!(stock.evict(None, 1), [Chunk(0, 4)]);
+        assert_eq!((free.warm(), free.kept()), (4, 8));
+        assert_eq!(free.take_own(&'a', 9, 9), (Vec::new(), 9));
+        assert_eq!(free.evict_some(9, |chunk| chunk.1 > 8), []);
+        assert_eq!(free.evict(Some(&'a'), 1), [Chunk(3, 8)]);
+        assert_eq!(free.evict(None, 1), [Chunk(0, 4)]);
     }
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::hygiene::Past;
+use super::free_chunks::HasBytes;
 use super::named::{Named, let_go};
 use super::quota::{Charge, Use};
 use super::reserve::{Chunk, Reserve};
+use super::reuse_policy::Past;
 use super::state::{Entry, No, State};
-use super::stock::HasBytes;
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::Doubt;
@@ -85,7 +85,7 @@ impl State {
     /// Returns the memory of a name that has ended to the reserve or the driver.
     async fn take_back(self: &Arc<Self>, named: &Arc<Named>, clean: bool) {
         let published = lock(&named.published).take();
-        let doubt = match &published {
+        let release = match &published {
             Some(published) if !clean => Some(published.leave()),
             _ => None,
         };
@@ -95,13 +95,13 @@ impl State {
             pasts.iter_mut().for_each(Past::taint);
         }
         let mut charge = lock(&named.charge).take();
-        let doubted = doubt.map(|doubt| {
+        let unconfirmed = release.map(|release| {
             // It goes back to the driver, but counts until its holders have confirmed.
             let mut charge = charge.take();
             charge
                 .iter_mut()
-                .for_each(|charge| charge.turn(Use::Doubtful));
-            (doubt, charge)
+                .for_each(|charge| charge.turn(Use::Unconfirmed));
+            (release, charge)
         });
         let mut stuck = None;
         match (self.nodes.get(&named.node), shared) {
@@ -116,15 +116,15 @@ impl State {
             (None, _) => {}
         }
         lock(&self.table).names.remove(&named.name);
-        if stuck.is_some() || doubted.is_some() {
+        if stuck.is_some() || unconfirmed.is_some() {
             let (state, named) = (Arc::clone(self), Arc::clone(named));
             tokio::spawn(async move {
                 if let Some(shared) = stuck {
                     state.outlast(&named, shared).await;
                 }
                 drop(charge);
-                if let Some((doubt, charge)) = doubted {
-                    state.in_doubt(&named, doubt, charge).await;
+                if let Some((release, charge)) = unconfirmed {
+                    state.charge_until_confirmed(&named, release, charge).await;
                 }
             });
         }
@@ -155,14 +155,19 @@ impl State {
 
     /// Keeps charging the memory of a deleted name until no holder can have it mapped any more, or for as
     /// long as the configuration says.
-    async fn in_doubt(&self, named: &Named, doubt: Doubt, charge: Option<Charge>) {
+    async fn charge_until_confirmed(
+        &self,
+        named: &Named,
+        unconfirmed: Doubt,
+        charge: Option<Charge>,
+    ) {
         let (Some(owner), Some(charge)) = (&named.owner, charge) else {
             return;
         };
         let (name, bytes) = (&named.name, charge.bytes());
         tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
         tokio::select! {
-            resolved = doubt.resolved() => {
+            resolved = unconfirmed.resolved() => {
                 drop(charge);
                 if resolved {
                     tracing::info!(name, %owner, bytes, "no holder has it mapped any more");
@@ -179,7 +184,7 @@ impl State {
         }
     }
 
-    /// Waits until a doubt that begins now expires; a reload may change the time meanwhile.
+    /// Waits until an unconfirmed release that begins now expires; a reload may change the time meanwhile.
     async fn forgiven(&self) -> Duration {
         let begun = Instant::now();
         loop {

@@ -132,7 +132,7 @@ impl Holder {
     async fn start(address: &Address, tls: Option<&Path>) -> Self {
         let mut command = program::this_program();
         command
-            .args(["--exact", "doubt::holder", "--nocapture"])
+            .args(["--exact", "unconfirmed::holder", "--nocapture"])
             .env("EGMEM_SERVICE_ADDRESS", address.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -261,9 +261,9 @@ async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
     nothing_held(&driver);
 }
 
-/// Over TCP the server learns of the process at the door, where it redeems its ticket.
+/// Over TCP the server learns of the process at the fd socket, where it redeems its ticket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nor_does_a_process_count_that_got_its_fds_at_the_door() {
+async fn nor_does_a_process_count_that_got_its_fds_at_the_fd_socket() {
     let peers = Peers::new();
     let (cert, key) = peers.certificate("a.test");
     std::fs::write(peers.folder.path().join("holder.pem"), cert).unwrap();
@@ -294,7 +294,7 @@ async fn it_counts_no_longer_than_the_configuration_says() {
     a.delete("one", PATIENCE).await.unwrap();
     assert_eq!(metric(&service, "egmem_doubtful_bytes"), 10 * MIB);
     assert_eq!(metric(&service, "egmem_forgiven_bytes_total"), 0);
-    // What is in doubt already goes by a new configuration too.
+    // A new configuration applies to existing unconfirmed releases too.
     let text = std::fs::read_to_string(folder.path().join("egmem.toml")).unwrap();
     let config = ServiceConfig::from_toml(&text.replace("1h", "1ms")).unwrap();
     assert!(service.reload(config).unwrap().is_empty());
