@@ -8,7 +8,7 @@ PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-share -p
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
 LOW=("${BASE[@]}" -p egmem-share)
-MEMBERS=(-p egmem-chart -p egmem-replay -p egmem-trace)
+MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
 
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.

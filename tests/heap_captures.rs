@@ -1,7 +1,7 @@
 //! A heap beside another thread's capture of a stream into a graph. In a program of its own: what other
 //! tests do at the same time would end the capture, and fail for it.
 
-#[path = "../examples/measure-heap/cuda.rs"]
+#[path = "../benches/measure/src/measure-heap/cuda.rs"]
 mod cuda;
 
 use std::alloc::Layout;

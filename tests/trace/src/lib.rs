@@ -3,7 +3,7 @@
 //! [`generate`] makes a [`Sequence`] of valid and invalid calls from a seed, [`run`] runs it on a
 //! driver and records every answer, [`compare`] tells where two records of it differ. Recorded on
 //! a real GPU and replayed on the simulator, they show where the two behave differently; the
-//! example `record-trace` does the recording.
+//! program `record-trace` does the recording.
 //!
 //! Nothing in a sequence faults, whatever the driver answers: the runner knows what it mapped and
 //! granted, and leaves out what would touch other memory. Calls that CUDA leaves undefined (a

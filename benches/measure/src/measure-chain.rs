@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cc -O2 -shared -fPIC -o /tmp/libegmchain.so benches/c/chain.c -ldl
-//! cargo run --release --example measure-chain -- --c-lib /tmp/libegmchain.so
+//! cargo run --release -p egmem-measure --bin measure-chain -- --c-lib /tmp/libegmchain.so
 //! ```
 
 use std::ffi::{c_char, c_int};

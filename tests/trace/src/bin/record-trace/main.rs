@@ -1,8 +1,8 @@
 //! Records how this machine's driver answers random sequences of calls, or replays a recording.
 //!
 //! ```text
-//! cargo run --release --example record-trace -- --seqs 1000 --jobs 3 --seconds 120 --out h200.jsonl
-//! cargo run --release --example record-trace -- --replay h200.jsonl --sim h200x8
+//! cargo run --release -p egmem-trace --bin record-trace -- --seqs 1000 --jobs 3 --seconds 120 --out h200.jsonl
+//! cargo run --release -p egmem-trace --bin record-trace -- --replay h200.jsonl --sim h200x8
 //! ```
 //!
 //! With `--heap` the calls are not random, but those that heaps at work make of the driver.
@@ -12,7 +12,6 @@
 //! packed ones too.
 
 mod child;
-#[cfg(feature = "share")]
 mod heap;
 mod record;
 mod replay;
@@ -52,7 +51,6 @@ struct Args {
     times: bool,
     /// Record what heaps ask for: each sequence is a heap's, until it has made so many calls, and its
     /// end. One GPU.
-    #[cfg(feature = "share")]
     #[arg(long, conflicts_with = "replay")]
     heap: bool,
     /// The file to write.
@@ -101,7 +99,6 @@ fn open(args: &Args) -> Result<Driver> {
 }
 
 fn sequence(args: &Args, seed: u64) -> Result<Sequence> {
-    #[cfg(feature = "share")]
     if args.heap {
         return Ok(heap::sequence(seed, args.len)?);
     }

@@ -275,7 +275,6 @@ fn spawn(args: &Args, seed: u64, count: u64) -> Result<Child> {
         .args(["--devices", &args.devices.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    #[cfg(feature = "share")]
     if args.heap {
         command.arg("--heap");
     }

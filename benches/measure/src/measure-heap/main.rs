@@ -3,7 +3,7 @@
 //! thread's stream capture.
 //!
 //! ```sh
-//! cargo run --release --example measure-heap -- --out heap-results
+//! cargo run --release -p egmem-measure --bin measure-heap -- --out heap-results
 //! ```
 //!
 //! Without a GPU all of it runs once, in small, on the simulator, and no time is printed or written.

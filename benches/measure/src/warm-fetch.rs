@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo build --release --features cli --bins
-//! cargo run --release --features cli --example warm-fetch
+//! cargo run --release -p egmem-measure --bin warm-fetch
 //! ```
 //!
 //! Each way ends with the memory mapped and granted to the host and one GPU. At most three times the
@@ -11,7 +11,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -313,10 +313,10 @@ fn program(args: &Args) -> PathBuf {
     if let Some(program) = std::env::var_os("EGMEM_TEST_PROGRAM") {
         return program.into();
     }
-    // target/release/examples/warm-fetch → target/release/egmem
-    let here = std::env::current_exe().unwrap_or_default();
-    let folder = here.parent().and_then(Path::parent);
-    folder.unwrap_or(Path::new(".")).join("egmem")
+    // Beside this program.
+    std::env::current_exe()
+        .unwrap_or_default()
+        .with_file_name("egmem")
 }
 
 fn report(
