@@ -46,6 +46,6 @@ pub use stats::{ClassStats, DriverCounts, HeapStats};
 #[cfg(test)]
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
-    Error, Event, Memory, Result, Stream, accessors, buffer, driver, error, explain, fork, guard,
-    memory, per_driver, pinned, size, stream, teardown, text, topology, vmm,
+    Error, Event, Memory, Result, Stream, accessors, buffer, capability, driver, error, explain,
+    fork, guard, memory, per_driver, pinned, size, stream, teardown, text, topology, vmm,
 };

@@ -130,9 +130,8 @@ impl HeapOptions {
     }
 
     /// Makes chunks shareable as widely as this machine allows:
-    /// [`best_handle_types`](egmem_share::best_handle_types). Collections need a heap without this:
+    /// [`best_handle_types`](crate::capability::shareable::best_handle_types). Collections need a heap without this:
     /// `Heap::check_collections`.
-    #[cfg(feature = "share")]
     pub const fn shareable(mut self) -> Self {
         self.plan.shareable = true;
         self

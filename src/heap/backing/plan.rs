@@ -1,6 +1,7 @@
 //! The requirements of a heap's memory, checked before any is created.
 
 use crate::buffer::access_list;
+use crate::capability::shareable::best_handle_types;
 use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::size::Granularity;
@@ -34,7 +35,6 @@ pub(crate) struct Plan {
     /// How chunks may be shared. If they can be, no block lies in two chunks.
     pub handle_types: HandleTypes,
     /// Whether to share chunks as widely as the machine allows.
-    #[cfg(feature = "share")]
     pub shareable: bool,
     /// Whether to ask the driver for more memory than a node has free.
     pub overcommit: bool,
@@ -56,7 +56,6 @@ impl Plan {
             host: None,
             gpus: None,
             handle_types: HandleTypes::NONE,
-            #[cfg(feature = "share")]
             shareable: false,
             overcommit: false,
             chunk: None,
@@ -147,16 +146,10 @@ impl Plan {
         })
     }
 
-    #[cfg(not(feature = "share"))]
-    const fn handle_types_at(&self, _: &Driver, _: Location) -> Result<HandleTypes> {
-        Ok(self.handle_types)
-    }
-
-    #[cfg(feature = "share")]
     fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
         let mut types = self.handle_types;
         if self.shareable {
-            types |= egmem_share::best_handle_types(driver, location)?.handle_types;
+            types |= best_handle_types(driver, location)?.handle_types;
         }
         Ok(types)
     }
