@@ -132,7 +132,6 @@ async fn silent_connections_keep_nobody_out() {
     crowd(loopback(), &Security::Plain).await;
 }
 
-#[cfg(feature = "certs")]
 #[tokio::test]
 async fn silent_connections_keep_nobody_out_that_has_a_certificate() {
     let authority = crate::certs::Authority::create("test", 1).unwrap();

@@ -226,7 +226,6 @@ async fn two_hundred_at_once() {
     close(server, &driver).await;
 }
 
-#[cfg(feature = "certs")]
 #[tokio::test]
 async fn over_tls_lists_go_by_certificates() {
     use crate::Who;

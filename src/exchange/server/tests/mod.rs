@@ -8,7 +8,6 @@ mod hostile;
 mod leasing;
 mod naming;
 mod recalling;
-#[cfg(feature = "certs")]
 mod trust;
 mod unconfirmed;
 
@@ -262,7 +261,6 @@ impl Raw {
 }
 
 /// Returns TLS with this name, for a server named `server.test`.
-#[cfg(feature = "certs")]
 fn tls(authority: &crate::certs::Authority, name: &str) -> Security {
     use crate::{Tls, TlsPem};
     let request = crate::certs::CertRequest::new(name);

@@ -106,7 +106,6 @@ async fn leases_end_with_their_processes_however_many_there_were() {
 }
 
 /// Only a machine that restarts has certainly unmapped everything.
-#[cfg(feature = "certs")]
 #[tokio::test]
 async fn an_unconfirmed_release_ends_when_the_holders_machine_has_started_anew() {
     let driver = driver();
