@@ -219,7 +219,7 @@ async fn request(
         )),
         Step::Later(job) => match link.session.account().charge(kept) {
             Ok(charge) => {
-                let running = inner.tasks.enter();
+                let running = inner.tasks.token();
                 jobs.spawn(async move {
                     let outcome = job.await;
                     pending.answered(&outcome);

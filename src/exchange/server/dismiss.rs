@@ -38,7 +38,8 @@ impl Inner {
             });
             failed.collect::<Vec<_>>()
         };
-        for (session, credential, why) in self.tasks.blocking(work).await.unwrap_or_default() {
+        for (session, credential, why) in self.tasks.spawn_blocking(work).await.unwrap_or_default()
+        {
             let state = self.state();
             // A connection with another certificate may have resumed it meanwhile.
             if state.credentials.is(session, &credential) {

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
+use tokio_util::task::TaskTracker;
 
 use super::audit::{Audit, LeaseOf};
 use super::handshakes::Handshakes;
 use super::leases::{EndedSession, Lease};
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
-use super::{process, publication, publish, stats, tasks};
+use super::{process, publication, publish, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
 use crate::directory::Registration;
@@ -54,7 +55,8 @@ pub(super) struct Inner {
     pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
     pub(super) events: broadcast::Sender<ServerEvent>,
-    pub(super) tasks: tasks::Tasks,
+    /// Running tasks and blocking calls. The server's end waits for the last one.
+    pub(super) tasks: TaskTracker,
     /// Limits the pidfds of followed processes; the others are polled.
     pub(super) pidfds: Semaphore,
     /// Woken when there may be an earlier deadline than before, or a process to wait for.
@@ -146,7 +148,7 @@ impl Inner {
             bytes: state.publications.values().map(padded).sum(),
             fds: self.fds.count() as u64,
             peer_bytes: self.accounts.bytes() as u64,
-            tasks: self.tasks.count() as u64,
+            tasks: self.tasks.len() as u64,
             ..self.counters.read()
         }
     }

@@ -31,7 +31,6 @@ mod requests;
 mod session;
 mod state;
 mod stats;
-mod tasks;
 mod tickets;
 mod token;
 mod unconfirmed;
@@ -45,6 +44,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
+use tokio_util::task::TaskTracker;
 
 pub use unconfirmed::Doubt;
 
@@ -212,7 +212,7 @@ impl Server {
             audit: Arc::clone(&audit),
             counters: stats::Counters::default(),
             events: broadcast::channel(EVENTS).0,
-            tasks: tasks::Tasks::default(),
+            tasks: TaskTracker::new(),
             pidfds: Semaphore::new(FdBudget::of_process().processes),
             janitor: Notify::new(),
             released: Notify::new(),
@@ -385,9 +385,13 @@ impl Server {
         // Lets writes and driver calls in progress finish, and the last messages be sent.
         let writing = inner.limits.write.saturating_mul(2);
         let grace = writing.saturating_add(inner.limits.request);
-        if !inner.tasks.idle(grace).await {
+        inner.tasks.close();
+        if tokio::time::timeout(grace, inner.tasks.wait())
+            .await
+            .is_err()
+        {
             return Err(Error::TimedOut {
-                what: format!("ending {} tasks of the server", inner.tasks.count()),
+                what: format!("ending {} tasks of the server", inner.tasks.len()),
                 after: grace,
             });
         }

@@ -294,11 +294,11 @@ impl Inner {
             drop(charge);
             result
         };
-        let work = self.tasks.blocking(call);
+        let work = self.tasks.spawn_blocking(call);
         match tokio::time::timeout(self.limits.request, work).await {
-            Ok(Some(Ok(result))) => Ok(result),
-            Ok(Some(Err(error))) => Err((Refusal::Internal, error.to_string())),
-            Ok(None) => Err((Refusal::Internal, "a driver call panicked".into())),
+            Ok(Ok(Ok(result))) => Ok(result),
+            Ok(Ok(Err(error))) => Err((Refusal::Internal, error.to_string())),
+            Ok(Err(_)) => Err((Refusal::Internal, "a driver call panicked".into())),
             Err(_) => Err((Refusal::TimedOut, "a driver call does not return".into())),
         }
     }
