@@ -98,7 +98,7 @@ impl State {
                 ),
                 (
                     "forgiven_bytes",
-                    "Bytes in doubt that no longer count after too long a silence",
+                    "Bytes of unconfirmed releases that no longer count after too long a silence",
                     asked.forgiven_bytes.load(Relaxed),
                 ),
                 (

@@ -14,7 +14,7 @@ use crate::output::print;
 /// The default exit status.
 const EXIT: &str = "Exit status: 0 done, 1 failed, 2 for wrong usage.";
 const LOG: &str = "Environment: RUST_LOG selects what is logged in place of -v, by target and level: \
-                   RUST_LOG=warn,egmem::exchange=debug.";
+                   RUST_LOG=warn,egmem_exchange=debug.";
 
 /// Adds to every command's help the exit status, unless the command has its own text, and the environment.
 pub fn complete(command: Command) -> Command {

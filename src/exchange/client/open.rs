@@ -19,12 +19,12 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
     let deadline = limits::deadline(patience);
     let fd_socket = terms.fd_socket.clone().ok_or_else(|| Error::Protocol {
         peer: terms.peer.clone(),
-        detail: "a ticket, and no door to redeem it at".into(),
+        detail: "a ticket, and no fd socket to redeem it at".into(),
     })?;
     if !fd_socket.is_absolute() {
         return Err(Error::Protocol {
             peer: terms.peer.clone(),
-            detail: "a door without an absolute path".into(),
+            detail: "an fd socket without an absolute path".into(),
         });
     }
     let mut options = session.dial.options.clone();
@@ -40,7 +40,7 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
         if connection.terms.instance != terms.instance {
             return Err(Error::Stale {
                 what: format!("a ticket from {}", terms.peer),
-                why: "another server is at its door".into(),
+                why: "another server is at its fd socket".into(),
             });
         }
         let peer = &connection.terms.peer;
@@ -54,7 +54,7 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
             let frame = connection.reader.read(limit).await?;
             let mut frame = frame.ok_or_else(|| Error::PeerLost {
                 peer: peer.clone(),
-                why: "it closed its door".into(),
+                why: "it closed its fd socket".into(),
             })?;
             match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
                 FromServer::Notice(_) => {}

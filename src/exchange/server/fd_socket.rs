@@ -130,7 +130,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
         served = converse(&inner, incoming, shaking) => served,
     };
     if let Err(error) = served {
-        tracing::info!(%error, "at the door");
+        tracing::info!(%error, "at the fd socket");
     }
     drop(open);
 }

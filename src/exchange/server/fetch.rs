@@ -200,7 +200,7 @@ impl Inner {
                     return Ok((Choice::Ticket, no_fabric));
                 }
                 HandleType::PosixFd => {
-                    reasons.push("the server has no door for POSIX fds".to_owned());
+                    reasons.push("the server has no socket for POSIX fds".to_owned());
                 }
             }
         }
