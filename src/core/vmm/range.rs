@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, Memory, check_range};
+use crate::memory::{CpuView, check_range};
 use crate::{Error, Result};
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
@@ -30,6 +30,11 @@ pub struct MappedRange<P = PhysicalMemory> {
     // In this order: unmapped first, then released. Adjacent, in the order of addresses; at least one.
     mappings: Vec<Mapping>,
     parts: Vec<P>,
+    start: DevicePtr,
+    /// The sum of the mappings' sizes.
+    padded: u64,
+    /// The least that the host may do with a mapping.
+    host: Access,
 }
 
 impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
@@ -56,10 +61,10 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
             return Err(Error::invalid("parts", "the list is empty"));
         }
         let mut sizes = parts.iter().map(|part| part.as_ref().size().padded());
-        let total = sizes
+        let padded = sizes
             .try_fold(0_u64, u64::checked_add)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
-        let reservation = Arc::new(Reservation::options().reserve(driver, total)?);
+        let reservation = Arc::new(Reservation::options().reserve(driver, padded)?);
         let mut mappings = Vec::with_capacity(parts.len());
         let mut offset = 0;
         for part in &parts {
@@ -68,7 +73,13 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
             offset += mapping.size().padded();
             mappings.push(mapping);
         }
-        Ok(Self { mappings, parts })
+        Ok(Self {
+            start: reservation.start(),
+            padded,
+            host: least(&mappings),
+            mappings,
+            parts,
+        })
     }
 }
 
@@ -90,16 +101,13 @@ impl<P> MappedRange<P> {
     }
 
     /// Returns the first address.
-    pub fn start(&self) -> DevicePtr {
-        self.first().device_ptr()
+    pub const fn start(&self) -> DevicePtr {
+        self.start
     }
 
     /// Returns the size in bytes, in whole granules.
-    pub fn padded(&self) -> u64 {
-        self.mappings
-            .iter()
-            .map(|mapping| mapping.size().padded())
-            .sum()
+    pub const fn padded(&self) -> u64 {
+        self.padded
     }
 
     /// Changes the access of locations, part by part. See [`Mapping::set_access`].
@@ -107,9 +115,10 @@ impl<P> MappedRange<P> {
     /// # Errors
     /// As [`Mapping::set_access`]; the parts before the failing one are changed then.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.mappings
-            .iter_mut()
-            .try_for_each(|mapping| mapping.set_access(access))
+        let mut mappings = self.mappings.iter_mut();
+        let result = mappings.try_for_each(|mapping| mapping.set_access(access));
+        self.host = least(&self.mappings);
+        result
     }
 
     /// Returns the CPU's view of the first `len` bytes, which may include padding.
@@ -117,16 +126,15 @@ impl<P> MappedRange<P> {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read all parts; [`Error::OutOfRange`].
     pub fn cpu(&self, len: u64) -> Result<CpuView<'_>> {
-        check_range(0, len, self.padded())?;
-        let hosts = self.mappings.iter().map(Mapping::host);
-        let have = hosts.min().unwrap_or(Access::None);
+        check_range(0, len, self.padded)?;
+        let have = self.host;
         if have == Access::None {
             let (who, need) = (Location::Host, Access::Read);
             return Err(Error::NotAccessible { who, have, need });
         }
         // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches the bytes through atomic views only.
-        Ok(unsafe { CpuView::new(self.start(), len, have == Access::ReadWrite) })
+        Ok(unsafe { CpuView::new(self.start, len, have == Access::ReadWrite) })
     }
 
     /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
@@ -157,6 +165,12 @@ impl<P> MappedRange<P> {
             start < end && offset < next
         })
     }
+}
+
+/// Returns the least that the host may do with any of the mappings.
+fn least(mappings: &[Mapping]) -> Access {
+    let hosts = mappings.iter().map(Mapping::host);
+    hosts.min().unwrap_or(Access::None)
 }
 
 #[cfg(test)]
@@ -208,10 +222,22 @@ mod tests {
             let read_only = least == Access::Read;
             assert_eq!(range.is_read_only_for_cpu(offset, len), read_only);
         }
+        let mut range = range;
         let view = range.cpu(6 * MIB).unwrap();
         assert!(view.put(0, 1_u8).is_err() && view.get::<u8>(6 * MIB - 1) == Ok(0));
         let error = range.cpu(6 * MIB + 1).unwrap_err();
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+
+        range.set_access(&[rw(Location::Host)]).unwrap();
+        range.cpu(6 * MIB).unwrap().put(0, 1_u8).unwrap();
+        // The second part stays as it was: the CPU's access is still the least.
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::MemSetAccess, 2, crate::driver::Code::UNKNOWN);
+        let none = [AccessDesc::new(Location::Host, Access::None)];
+        range.set_access(&none).unwrap_err();
+        assert_eq!(range.mappings()[2].host(), Access::ReadWrite);
+        let error = range.cpu(1).unwrap_err();
+        assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
     }
 
     #[test]
