@@ -1,8 +1,8 @@
 //! Records how this machine's driver answers random sequences of calls, or replays a recording.
 //!
 //! ```text
-//! cargo run --release -p egmem-trace --bin record-trace -- --seqs 1000 --jobs 3 --seconds 120 --out h200.jsonl
-//! cargo run --release -p egmem-trace --bin record-trace -- --replay h200.jsonl --sim h200x8
+//! cargo run --release -p egmem-measure --bin record-trace -- --seqs 1000 --jobs 3 --seconds 120 --out h200.jsonl
+//! cargo run --release -p egmem-measure --bin record-trace -- --replay h200.jsonl --sim h200x8
 //! ```
 //!
 //! With `--heap` the calls are not random, but those that heaps at work make of the driver.
