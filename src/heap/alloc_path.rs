@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Local, Magazine, Medium, Visitor, member};
+use super::cache::{Contents, Load, Local, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
@@ -14,13 +14,6 @@ use crate::Result;
 const MAX_MEDIUM: u64 = 1 << 20;
 /// The largest blocks that a thread caches beyond its budget, while several threads use the core, in bytes.
 const MAX_LARGE: u64 = 4 << 20;
-
-/// Blocks that are being returned to the core.
-#[derive(Debug)]
-pub(super) enum Load {
-    Small(Box<Magazine>),
-    Ranges(Vec<RangeId>),
-}
 
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
@@ -138,7 +131,9 @@ impl HeapInner {
         place: &'static std::panic::Location<'static>,
     ) -> Result<Piece> {
         let piece = match &self.watch {
-            Some(watch) => watch.allocate(self, bytes, align, place)?,
+            Some(watch) => watch.allocate(bytes, align, place, |bytes, align| {
+                self.take_new(bytes, align)
+            })?,
             None => self.take_new(bytes, align)?,
         };
         let counted = member::with(self, |local| {

@@ -1,14 +1,15 @@
 //! Background growth: a thread adds memory before an allocation has to wait for it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::core::Core;
 use super::inner::HeapInner;
-use crate::per_driver::lock;
 use crate::{Error, Result};
+
+pub(super) use self::signal::Signal;
+use self::signal::Wish;
 
 /// How long the thread waits after a refusal before it retries.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -18,101 +19,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(1);
 /// After this long without growth the thread sleeps until it is woken.
 const QUIET: Duration = Duration::from_millis(500);
-
-/// How allocating threads wake the background thread.
-pub(super) struct Signal {
-    /// How many bytes to keep free; 0: there is no thread.
-    ahead: u64,
-    /// Whether the thread is awake already, in which case the lock is not needed.
-    awake: AtomicBool,
-    /// The free bytes and spare nodes when memory was last taken. The thread reads them without blocking
-    /// allocations.
-    free: AtomicU64,
-    spare: AtomicUsize,
-    wish: Mutex<Wish>,
-    changed: Condvar,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    Rest,
-    Grow,
-    End,
-}
-
-impl Signal {
-    pub(super) fn new(ahead: u64) -> Self {
-        Self {
-            ahead,
-            awake: AtomicBool::new(true),
-            free: AtomicU64::new(0),
-            spare: AtomicUsize::new(0),
-            wish: Mutex::new(Wish::Grow),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Records how much is free after an allocation, and wakes the thread if that is too little.
-    #[inline]
-    pub(super) fn look(&self, core: &Core) {
-        if self.ahead > 0 {
-            let free = core.free_bytes();
-            self.free.store(free, Relaxed);
-            self.spare.store(core.spare_nodes(), Relaxed);
-            if free < self.ahead && !self.awake.swap(true, Relaxed) {
-                self.set(Wish::Grow);
-            }
-        }
-    }
-
-    /// Stops the thread.
-    pub(super) fn stop(&self) {
-        self.set(Wish::End);
-    }
-
-    fn set(&self, wish: Wish) {
-        let mut current = lock(&self.wish);
-        if *current != Wish::End {
-            *current = wish;
-        }
-        self.changed.notify_all();
-    }
-
-    /// Waits for `pause` or until the thread is to stop; returns `true` if it is to stop.
-    fn ends_within(&self, pause: Duration) -> bool {
-        let wish = lock(&self.wish);
-        let waited = self
-            .changed
-            .wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
-        let wish = match waited {
-            Ok((wish, _)) => wish,
-            Err(poisoned) => poisoned.into_inner().0,
-        };
-        *wish == Wish::End
-    }
-
-    /// Waits for `pause` if there is one, then until the wish is not to rest.
-    fn wait(&self, pause: Option<Duration>) -> Wish {
-        if pause.is_some_and(|pause| self.ends_within(pause)) {
-            return Wish::End;
-        }
-        let mut wish = lock(&self.wish);
-        loop {
-            match *wish {
-                Wish::Rest => {}
-                Wish::Grow => {
-                    *wish = Wish::Rest;
-                    return Wish::Grow;
-                }
-                Wish::End => return Wish::End,
-            }
-            wish = match self.changed.wait(wish) {
-                Ok(wish) => wish,
-                Err(poisoned) => poisoned.into_inner(),
-            };
-        }
-    }
-}
 
 /// How many nodes to keep spare; more are prepared when half of them are used.
 const SPARE: usize = 4096;
@@ -196,6 +102,7 @@ fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
     }
 }
 
+mod signal;
 #[cfg(test)]
 mod tests {
     use super::*;

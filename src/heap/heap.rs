@@ -9,10 +9,9 @@ use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::inner::HeapInner;
 use super::piece::{Key, Piece};
-use super::{Block, HeapOptions, HeapStats, Occupancy, grower};
-use crate::driver::{DevicePtr, Driver, Location};
+use super::{Block, HeapStats, Occupancy};
+use crate::driver::{DevicePtr, Driver};
 use crate::per_driver::lock;
-use crate::topology::Share;
 use crate::{Error, Result};
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones
@@ -55,43 +54,9 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Returns options for a heap at `location`: a node's id, or any [`Location`].
-    pub fn on(location: impl Into<Location>) -> HeapOptions {
-        HeapOptions::on(vec![location.into()])
-    }
-
-    /// Returns options for a heap whose chunks are spread over several nodes, such as
-    /// [`PlacementRequest::place`](crate::topology::PlacementRequest::place) returns. A node gets at most its
-    /// share, rounded down to 2 MiB; once a share is used up, chunks go to the other nodes. The sum of the
-    /// shares is the heap's limit; [`limit`](HeapOptions::limit) can only lower it.
-    pub fn spread(shares: &[Share]) -> HeapOptions {
-        let nodes = shares.iter().map(|share| share.node.into()).collect();
-        let bytes = shares.iter().map(|share| share.bytes);
-        let mut options = HeapOptions::on(nodes).limit(bytes.clone().fold(0, u64::saturating_add));
-        options.plan.shares = bytes.collect();
-        options
-    }
-
-    pub(super) fn new(driver: &Driver, options: HeapOptions) -> Result<Self> {
-        let backing = Backing::new(driver, &options.plan)?;
-        let reserve = options.reserve;
-        if reserve > backing.limit() {
-            let limit = backing.limit();
-            let why = format!("{reserve} bytes from the start are more than the limit, {limit}");
-            return Err(Error::invalid("reserve", why));
-        }
-        if let Some(debug) = &options.debug {
-            debug.check(backing.limit())?;
-        }
-        let inner = HeapInner::new(driver, backing, &options)?;
-        inner.set_budget(0);
-        // From here on dropping `heap` releases everything.
-        let heap = Self { inner };
-        if reserve > 0 {
-            heap.reserve(reserve)?;
-        }
-        grower::start(&heap.inner)?;
-        Ok(heap)
+    /// Creates the first handle of a heap.
+    pub(super) fn from_inner(inner: Arc<HeapInner>) -> Self {
+        Self { inner }
     }
 
     pub(super) fn inner(&self) -> &Arc<HeapInner> {
@@ -111,7 +76,7 @@ impl Heap {
     /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
     /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
     /// nodes' free memory before any memory is created, unless the heap may
-    /// [overcommit](HeapOptions::overcommit); smaller requests release what was created if they fail.
+    /// [overcommit](super::HeapOptions::overcommit); smaller requests release what was created if they fail.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {
@@ -178,9 +143,9 @@ impl Heap {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate) for a heap that has to grow. A request beyond the limit, or beyond the
-    /// host nodes' free memory unless the heap may [overcommit](HeapOptions::overcommit), fails before any
-    /// memory is created. If other threads take memory meanwhile, or the driver fails, the memory added by
-    /// then stays.
+    /// host nodes' free memory unless the heap may [overcommit](super::HeapOptions::overcommit), fails before
+    /// any memory is created. If other threads take memory meanwhile, or the driver fails, the memory added
+    /// by then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         let added = self.inner.add_memory(bytes, false);
         self.inner.tell();
@@ -224,7 +189,7 @@ impl Heap {
     /// [`Error::HeapDamaged`] with all damage found now and since the last check; [`Error::InvalidArgument`]
     /// if the heap is not in debug mode; the driver's errors if a GPU has to read the bytes.
     pub fn check(&self) -> Result<()> {
-        self.watch()?.check(&self.inner)
+        self.watch()?.check()
     }
 
     /// In [debug mode](super::debug), returns the blocks in use, the oldest first, without those freed after

@@ -3,16 +3,16 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::alloc_path::Load;
 use super::backing::{Backing, Plan};
-use super::cache::{Depot, Inbox, Inside, Magazine, Reserved, Visitor, member};
+use super::cache::{Depot, Inbox, Inside, Load, Magazine, Members, Reserved, Visitor, member};
 use super::classes::{CLASSES, Class};
 use super::core::{Core, Extent, GRANULE, Owner, PageMap};
+use super::debug::{HeapMemory, Watch};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::lifetime::Lifetime;
 use super::limits::SoftLimit;
-use super::membership::Members;
+use super::options::HeapOptions;
 use super::piece::{Kind, Piece};
 use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
@@ -49,7 +49,7 @@ pub(super) struct HeapInner {
     pub(super) driver: Driver,
     pub(super) scrub: bool,
     /// State of the debug mode.
-    pub(super) watch: Option<super::debug::Watch>,
+    pub(super) watch: Option<Watch>,
     /// The process that created the heap. A forked child frees nothing.
     pub(super) born: Generation,
     /// The process in which freeing a block needs no scrubbing, checking or lookup.
@@ -106,20 +106,31 @@ impl HeapInner {
     pub(super) fn new(
         driver: &Driver,
         backing: Backing,
-        options: &super::HeapOptions,
+        options: &HeapOptions,
     ) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let start = backing.start().0;
         let core = Core::new(start, backing.limit())?;
         let pages = Arc::clone(core.pages());
         let born = Generation::current();
+        let host = backing.host_access();
+        let gpu = gpu_that_writes(driver, &options.plan);
+        let watch = |debug| {
+            let memory = HeapMemory {
+                start,
+                driver: driver.clone(),
+                host,
+                gpu,
+            };
+            Watch::new(debug, memory)
+        };
         let inner = |this: &Weak<Self>| Self {
             pages,
             this: Weak::clone(this),
             id: NEXT.fetch_add(1, Relaxed),
             start,
             limit: backing.limit(),
-            host: backing.host_access(),
+            host,
             exportable: backing.is_exportable(),
             location: match options.plan.nodes[..] {
                 [node] => Some(node),
@@ -127,13 +138,13 @@ impl HeapInner {
             },
             driver: driver.clone(),
             scrub: options.scrub_on_free,
-            watch: options.debug.clone().map(super::debug::Watch::new),
+            watch: options.debug.clone().map(watch),
             born,
             plain_in: match options.scrub_on_free || options.debug.is_some() {
                 true => Generation::NEVER,
                 false => born,
             },
-            gpu: gpu_that_writes(driver, &options.plan),
+            gpu,
             soft_limit: options.soft_limit.clone(),
             thread_cache: options.thread_cache,
             budget: AtomicU64::new(0),
@@ -224,7 +235,7 @@ impl HeapInner {
     #[inline]
     pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
         if let Some(watch) = &self.watch {
-            return watch.piece_at(self, address, bytes, align);
+            return watch.piece_at(address, bytes, align);
         }
         let offset = address.wrapping_sub(self.start);
         if let Some(class) = Class::of(bytes, align) {

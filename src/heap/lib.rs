@@ -9,6 +9,7 @@ mod alloc_api;
 mod alloc_path;
 mod backing;
 mod block;
+mod builder;
 mod cache;
 mod classes;
 mod core;

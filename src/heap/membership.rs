@@ -3,60 +3,32 @@
 //!
 //! `lifetime` keeps the memory mapped for code that has neither a block nor a handle.
 
-use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Local, Member, Tally, member};
-use super::classes::Class;
-use super::core::Outside;
+use super::cache::{Biased, Home, Member, Tally, member};
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::per_driver::lock;
 
-/// The threads that use a heap.
-#[derive(Default)]
-pub(super) struct Members {
-    list: Vec<Arc<Member>>,
-    /// Counts of threads that have left or never joined.
-    tally: Tally,
-    /// Keeps a closed heap alive for its remaining blocks.
-    orphan: Option<Arc<HeapInner>>,
-    closed: bool,
-}
-
-impl Members {
-    /// Bounds what all threads' caches may hold, without taking them: each thread may have `larger` bytes of
-    /// larger blocks within its budget, and `large` bytes beyond it.
-    pub(super) fn kept(&self, larger: u64, large: u64, class: Option<Class>) -> Outside {
-        let kept = self.list.iter().map(|member| &*member.kept);
-        Outside {
-            bytes: kept.clone().map(|kept| kept.bytes(larger, large)).sum(),
-            of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
-        }
+impl Home for HeapInner {
+    #[inline]
+    fn id(&self) -> u64 {
+        self.id
     }
 
-    /// Takes the caches of all threads.
-    pub(super) fn hold_all(&self) -> Vec<impl DerefMut<Target = Local>> {
-        Biased::hold_all(self.list.iter().map(|member| &member.local))
-    }
-}
-
-impl HeapInner {
-    /// Returns a member for the calling thread, or `None` if the heap is closed.
-    pub(super) fn join(&self) -> Option<Arc<Member>> {
+    fn join(&self) -> Option<Arc<Member>> {
         let mut members = lock(&self.members);
         // Debug mode caches nothing, so every block takes the slow path.
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(self));
+        let member = Arc::new(Member::new(self.this.clone(), self.id, self.born));
         members.list.push(Arc::clone(&member));
         Some(member)
     }
 
-    /// Returns the cache of the calling thread, which ends, to the core.
-    pub(super) fn leave(&self, member: &Arc<Member>) {
+    fn leave(&self, member: &Arc<Member>) {
         let mut members = lock(&self.members);
         let Some(at) = members.list.iter().position(|m| Arc::ptr_eq(m, member)) else {
             return; // closed: closing has emptied the cache
@@ -70,7 +42,9 @@ impl HeapInner {
         let contents = local.empty();
         self.take_back_all(&mut self.core(), contents);
     }
+}
 
+impl HeapInner {
     /// Returns what users hold, and the bytes that threads cache.
     pub(super) fn tally(&self) -> (Tally, u64) {
         let members = lock(&self.members);
@@ -111,7 +85,7 @@ impl HeapInner {
 
     /// Counts a block that waits for GPU work as freed.
     pub(super) fn note_freed_later(self: &Arc<Self>, bytes: u64) {
-        let counted = member::with(self, |local| {
+        let counted = member::with(&**self, |local| {
             local.tally.free(bytes);
             Some(())
         });
@@ -153,7 +127,7 @@ impl HeapInner {
         drop(held);
         let ends = members.tally.is_even();
         if !ends {
-            members.orphan = Some(Arc::clone(self));
+            members.orphan = Some(self.clone());
         }
         drop(members);
         if ends {
@@ -188,7 +162,7 @@ impl HeapInner {
             }
         };
         if let Some(watch) = &self.watch {
-            watch.end(self, &passed);
+            watch.end(&passed, &|left| self.take_back_left(&left));
         }
         self.tell();
         drop(backing);

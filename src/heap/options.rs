@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Heap;
 use super::backing::Plan;
 use super::debug::DebugOptions;
 use super::limits::{Pressure, Relief, SoftLimit};
-use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location};
-use crate::{Error, Result};
+use crate::driver::{Access, AccessDesc, HandleTypes, Location};
 
 /// The default limit of a thread's cache, in bytes.
 const THREAD_CACHE: u64 = 4 << 20;
@@ -67,8 +65,8 @@ impl HeapOptions {
     }
 
     /// Sets the most memory the heap may have, in bytes: at least 2 MiB, rounded down to a multiple of 2 MiB.
-    /// The heap reserves as many addresses at once. The default is the nodes' memory; for [`Heap::spread`] it
-    /// is the sum of the shares, which is also the maximum.
+    /// The heap reserves as many addresses at once. The default is the nodes' memory; for
+    /// [`Heap::spread`](super::Heap::spread) it is the sum of the shares, which is also the maximum.
     pub const fn limit(mut self, bytes: u64) -> Self {
         self.plan.limit = Some(bytes);
         self
@@ -92,8 +90,8 @@ impl HeapOptions {
     /// allocation need not wait for the driver. By default 0: memory is added when it is needed.
     ///
     /// The thread stops at the limit and at the [soft limit](Self::soft_limit). After an error from the
-    /// driver it resumes at the latest with the next allocation. It also adds back what [`Heap::trim`] gives
-    /// back, at the latest then.
+    /// driver it resumes at the latest with the next allocation. It also adds back what
+    /// [`Heap::trim`](super::Heap::trim) gives back, at the latest then.
     pub const fn grow_ahead(mut self, bytes: u64) -> Self {
         self.grow_ahead = bytes;
         self
@@ -107,8 +105,9 @@ impl HeapOptions {
     /// at once. Locks of the allocating code are still held: a `relieve` that takes the same lock (a cache's
     /// mutex, under which the cache allocates) deadlocks. Use `try_lock` there, and otherwise answer
     /// [`Relief::Grow`] or [`Relief::Refuse`]. Background growth stops at `bytes` and never calls `relieve`;
-    /// [`Heap::reserve`] ignores the soft limit. A `relieve` that owns handles or blocks of this heap keeps
-    /// the heap from ending: give it a [`Weak`](std::sync::Weak) reference to what it frees.
+    /// [`Heap::reserve`](super::Heap::reserve) ignores the soft limit. A `relieve` that owns handles or
+    /// blocks of this heap keeps the heap from ending: give it a [`Weak`](std::sync::Weak) reference to what
+    /// it frees.
     pub fn soft_limit(
         mut self,
         bytes: u64,
@@ -130,8 +129,8 @@ impl HeapOptions {
     }
 
     /// Makes chunks shareable as widely as this machine allows:
-    /// [`best_handle_types`](crate::capability::shareable::best_handle_types). Collections need a heap without this:
-    /// `Heap::check_collections`.
+    /// [`best_handle_types`](crate::capability::shareable::best_handle_types). Collections need a heap
+    /// without this: `Heap::check_collections`.
     pub const fn shareable(mut self) -> Self {
         self.plan.shareable = true;
         self
@@ -173,33 +172,14 @@ impl HeapOptions {
     }
 
     /// Sets whether an allocation that would fail for lack of memory first waits for the GPU work that blocks
-    /// were [freed after](super::Block::free_after), and collects those blocks, as [`Heap::collect_all`]
-    /// does; see there for what such a wait may depend on. By default an allocation collects only blocks
-    /// whose work has finished, and fails if they do not suffice.
+    /// were [freed after](super::Block::free_after), and collects those blocks, as
+    /// [`Heap::collect_all`](super::Heap::collect_all) does; see there for what such a wait may depend on. By
+    /// default an allocation collects only blocks whose work has finished, and fails if they do not suffice.
     ///
-    /// [`Heap::reserve`] and background growth never wait.
+    /// [`Heap::reserve`](super::Heap::reserve) and background growth never wait.
     pub const fn wait_for_gpu(mut self, on: bool) -> Self {
         self.wait_for_gpu = on;
         self
-    }
-
-    /// Reserves the addresses and adds the memory that the heap is to have from the start.
-    ///
-    /// Source: `cuMemAddressReserve`; for memory `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for no node, a limit or shares below 2 MiB or beyond the address space,
-    /// chunks of 0 bytes, more reserved than the limit, or debug guards that leave no room for a block;
-    /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
-    /// [`Error::OutOfAddresses`] for a limit that the address space has no room for; the driver's errors.
-    /// With memory from the start, also the errors of [`Heap::reserve`]. [`Error::System`] if the kernel has
-    /// no addresses for the table of blocks, a 32nd of the limit, or if the thread for [growth
-    /// ahead](Self::grow_ahead) cannot be started.
-    pub fn build(self, driver: &Driver) -> Result<Heap> {
-        if self.plan.nodes.is_empty() {
-            return Err(Error::invalid("nodes", "the list is empty"));
-        }
-        Heap::new(driver, self)
     }
 }
 

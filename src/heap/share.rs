@@ -1,51 +1,16 @@
 //! Shares blocks with other processes, as windows on their chunks.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
+
+use egmem_share::Shared;
 
 use super::Block;
-use super::backing::Chunk;
 use crate::per_driver::lock;
-use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
-use egmem_share::{Exports, Holds, Shared};
 
-/// The chunks of a heap that have shared blocks, so that each chunk is exported once.
-#[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<HashMap<u64, Weak<SharedChunk>>>);
+pub(super) use self::chunks::Shares;
 
-/// Keeps a chunk's memory, so that it is not given back meanwhile.
-#[derive(Debug)]
-struct SharedChunk {
-    // In this order: the exports are dropped before the memory.
-    exports: Exports,
-    memory: Arc<PhysicalMemory>,
-}
-
-impl Holds for SharedChunk {
-    fn physical(&self) -> &PhysicalMemory {
-        &self.memory
-    }
-    fn exports(&self) -> &Exports {
-        &self.exports
-    }
-}
-
-impl Shares {
-    fn hold(&self, chunk: &Chunk) -> Arc<SharedChunk> {
-        let mut chunks = lock(&self.0);
-        if let Some(held) = chunks.get(&chunk.order()).and_then(Weak::upgrade) {
-            return held;
-        }
-        chunks.retain(|_, chunk| chunk.strong_count() > 0);
-        let held = Arc::new(SharedChunk {
-            exports: Exports::default(),
-            memory: Arc::clone(chunk.memory()),
-        });
-        chunks.insert(chunk.order(), Arc::downgrade(&held));
-        held
-    }
-}
+mod chunks;
 
 impl Block {
     /// Prepares the block to be sent over a [`Channel`](egmem_share::Channel), published on the exchange or

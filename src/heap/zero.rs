@@ -1,5 +1,6 @@
 //! Writes zeros: when a block is allocated, and when it changes owners.
 
+use super::debug::Left;
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::driver::{Access, DevicePtr, Location, Relaxed};
@@ -76,7 +77,7 @@ impl HeapInner {
             let Some(this) = self.this.upgrade() else {
                 return; // unreachable: the block keeps the heap alive
             };
-            if watch.free(self, piece.offset) {
+            if watch.free(piece.offset, &|left| self.take_back_left(&left)) {
                 this.count_freed(piece.bytes);
             }
             watch.tell();
@@ -97,7 +98,7 @@ impl HeapInner {
     /// The piece has no owner any more.
     pub(super) unsafe fn take_back_passed(&self, piece: &Piece) {
         match &self.watch {
-            Some(watch) => watch.passed(self, piece.offset),
+            Some(watch) => watch.passed(piece.offset, &|left| self.take_back_left(&left)),
             // SAFETY: the caller's promise.
             None => unsafe { self.take_back_scrubbed(piece) },
         }
@@ -107,11 +108,17 @@ impl HeapInner {
     ///
     /// # Safety
     /// The piece has no owner any more.
-    pub(super) unsafe fn take_back_scrubbed(&self, piece: &Piece) {
+    unsafe fn take_back_scrubbed(&self, piece: &Piece) {
         // SAFETY: the caller's promise.
         if unsafe { self.may_be_used_again(piece) } {
             self.take_back(*piece);
         }
+    }
+
+    /// Returns a block that has left the debug mode's quarantine directly to the core.
+    pub(super) fn take_back_left(&self, left: &Left) {
+        // SAFETY: the block was freed and has left the table, so nothing else uses it.
+        unsafe { self.take_back_scrubbed(left.piece()) };
     }
 
     /// Scrubs the block if the heap scrubs; returns whether it may be given to another owner.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Magazine;
+use super::magazine::Magazine;
 use crate::classes::{CLASSES, Class};
 
 /// An upper bound of a cache's contents: one bit for each size class that may have blocks, one for larger

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Kept;
+use super::kept::Kept;
 use crate::core::{Extent, RangeId};
 
 /// The most sizes that a cache can have blocks of at once.

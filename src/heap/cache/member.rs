@@ -3,16 +3,29 @@
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 
-use super::{Biased, Kept, Local};
+use super::biased::Biased;
+use super::kept::Kept;
+use super::local::Local;
 use crate::fork::Generation;
-use crate::inner::HeapInner;
+
+/// The heap that threads are members of.
+pub(crate) trait Home: Send + Sync {
+    /// Returns the heap's number: unique in this process, never reused, at least 1.
+    fn id(&self) -> u64;
+
+    /// Returns a member for the calling thread, or `None` if the heap is closed or caches nothing.
+    fn join(&self) -> Option<Arc<Member>>;
+
+    /// Returns the cache of the calling thread, which ends, to the core.
+    fn leave(&self, member: &Arc<Member>);
+}
 
 /// A thread's cache of one heap, which other threads can take.
 ///
 /// The thread owns it until the thread ends or joins another heap. So a member must not keep the heap's
 /// tables, its driver and its users' closures alive.
 pub(crate) struct Member {
-    heap: Weak<HeapInner>,
+    heap: Weak<dyn Home>,
     id: u64,
     born: Generation,
     pub(crate) local: Biased<Local>,
@@ -21,12 +34,13 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(heap: &HeapInner) -> Self {
+    /// Creates a member of the heap with the number `id`, which the process `born` created.
+    pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
         let local = Local::new();
         Self {
-            heap: Weak::clone(&heap.this),
-            id: heap.id,
-            born: heap.born,
+            heap,
+            id,
+            born,
             kept: Arc::clone(&local.kept),
             local: Biased::new(local),
         }
@@ -77,12 +91,13 @@ impl Drop for Memberships {
 /// Calls `f` with the calling thread's cache of `heap`. Returns `None` also if the heap is closed, and while
 /// the thread ends: then nothing is cached.
 #[inline]
-pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
+pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>) -> Option<R> {
+    let id = heap.id();
     let near = NEAR_MEMBERS.with(|near| {
         // SAFETY: only this thread accesses the cell, and nothing runs between the read and its use.
-        unsafe { (*near.as_ptr())[heap.id as usize % NEAR] }
+        unsafe { (*near.as_ptr())[id as usize % NEAR] }
     });
-    let member = match near.0 == heap.id {
+    let member = match near.0 == id {
         true => near.1,
         false => find(heap)?,
     };
@@ -102,12 +117,13 @@ pub(crate) fn with<R>(heap: &HeapInner, f: impl FnOnce(&mut Local) -> Option<R>)
 /// Finds or creates the member when it is not in the direct-mapped table.
 #[cold]
 #[inline(never)]
-fn find(heap: &HeapInner) -> Option<*const Member> {
+fn find(heap: &impl Home) -> Option<*const Member> {
+    let id = heap.id();
     let found = MEMBERSHIPS.try_with(|members| {
         // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
         // other user code runs in here, because dropping a member drops no heap.
         let mut members = members.0.try_borrow_mut().ok()?;
-        if let Some(member) = members.iter().find(|member| member.id == heap.id) {
+        if let Some(member) = members.iter().find(|member| member.id == id) {
             return Some(Arc::as_ptr(member));
         }
         members.retain(|member| {
@@ -123,7 +139,7 @@ fn find(heap: &HeapInner) -> Option<*const Member> {
     });
     let member = found.ok().flatten()?;
     let mut near = NEAR_MEMBERS.get();
-    near[heap.id as usize % NEAR] = (heap.id, member);
+    near[id as usize % NEAR] = (id, member);
     NEAR_MEMBERS.set(near);
     Some(member)
 }

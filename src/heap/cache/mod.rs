@@ -14,9 +14,12 @@ mod depot;
 mod inbox;
 mod kept;
 mod large;
+mod load;
 mod local;
+mod magazine;
 mod medium;
 pub(crate) mod member;
+mod members;
 mod reserved;
 pub(crate) mod sync;
 
@@ -24,9 +27,11 @@ pub(crate) use self::{
     biased::Biased,
     depot::Depot,
     inbox::Inbox,
-    kept::Kept,
-    local::{Contents, Local, Magazine, Tally},
+    load::{Contents, Load},
+    local::{Local, Tally},
+    magazine::Magazine,
     medium::Medium,
-    member::Member,
+    member::{Home, Member},
+    members::Members,
     reserved::{Inside, Reserved, Visitor},
 };

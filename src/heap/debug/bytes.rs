@@ -10,6 +10,16 @@ const STEP: u64 = 64 << 10;
 /// How many wrong bytes a report contains.
 const SHOWN: usize = 32;
 
+/// Where a heap's memory is, and who may write it.
+pub(crate) struct HeapMemory {
+    /// The address of offset 0.
+    pub(crate) start: u64,
+    pub(crate) driver: Driver,
+    pub(crate) host: Access,
+    /// A GPU that may write the memory, if any.
+    pub(crate) gpu: Option<i32>,
+}
+
 /// How the debug mode accesses the bytes.
 pub(super) enum Reach {
     Cpu,
@@ -34,13 +44,14 @@ pub(super) struct Wrong {
 }
 
 impl Reach {
-    pub(super) fn new(driver: &Driver, host: Access, gpu: Option<i32>) -> Result<Self> {
-        if host == Access::ReadWrite {
+    pub(super) fn new(memory: &HeapMemory) -> Result<Self> {
+        if memory.host == Access::ReadWrite {
             return Ok(Self::Cpu);
         }
-        let Some(gpu) = gpu else {
+        let Some(gpu) = memory.gpu else {
             return Ok(Self::None);
         };
+        let driver = &memory.driver;
         // Another thread may be capturing its streams.
         let _relaxed = Relaxed::new(driver);
         Ok(Self::Gpu(Gpu {

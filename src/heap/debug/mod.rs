@@ -66,5 +66,6 @@ pub use report::{LeakReport, Leaks};
 pub use crate::error::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 
 pub(super) use crate::error::blocks;
+pub(super) use bytes::HeapMemory;
 pub(super) use site::Origin;
-pub(super) use watch::Watch;
+pub(super) use watch::{Left, Watch};

@@ -1,18 +1,17 @@
 //! State under the debug mode's lock: the table of blocks, and the access to their bytes.
 
-use super::bytes::Reach;
+use super::bytes::{HeapMemory, Reach};
 use super::table::{Record, RecordState, Table};
 use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
 use crate::driver::DevicePtr;
-use crate::inner::HeapInner;
 use crate::piece::Piece;
 use crate::{Error, Result};
 
 /// How many findings are kept for the next check.
 const KEPT: usize = 1000;
 
-#[derive(Default)]
 pub(super) struct WatchState {
+    pub(super) memory: HeapMemory,
     pub(super) table: Table,
     /// Created when first needed.
     pub(super) reach: Option<Reach>,
@@ -32,23 +31,29 @@ pub(super) enum News {
 }
 
 impl WatchState {
-    pub(super) fn reach(&mut self, heap: &HeapInner) -> Result<&Reach> {
+    pub(super) fn new(memory: HeapMemory) -> Self {
+        Self {
+            memory,
+            table: Table::default(),
+            reach: None,
+            news: Vec::new(),
+            kept: DamageReport::default(),
+        }
+    }
+
+    fn reach(&mut self) -> Result<&Reach> {
         let reach = match self.reach.take() {
             Some(reach) => reach,
-            None => Reach::new(&heap.driver, heap.host, heap.gpu)?,
+            None => Reach::new(&self.memory)?,
         };
         Ok(self.reach.insert(reach))
     }
 
-    pub(super) fn write_new(
-        &mut self,
-        heap: &HeapInner,
-        record: &Record,
-        options: &DebugOptions,
-    ) -> Result<()> {
-        let reach = self.reach(heap)?;
+    pub(super) fn write_new(&mut self, record: &Record, options: &DebugOptions) -> Result<()> {
+        let heap_start = self.memory.start;
+        let reach = self.reach()?;
         let fill = |range: std::ops::Range<u64>, byte| {
-            let start = DevicePtr(heap.start + range.start);
+            let start = DevicePtr(heap_start + range.start);
             // SAFETY: the block is new and not handed out yet.
             unsafe { reach.fill(start, range.end - range.start, byte) }
         };
@@ -57,45 +62,28 @@ impl WatchState {
         fill(record.after(), DebugOptions::GUARD_BYTE)
     }
 
-    pub(super) fn write_freed(
-        &mut self,
-        heap: &HeapInner,
-        record: &Record,
-        options: &DebugOptions,
-    ) -> Result<()> {
-        let start = DevicePtr(heap.start + record.offset);
+    pub(super) fn write_freed(&mut self, record: &Record, options: &DebugOptions) -> Result<()> {
+        let start = DevicePtr(self.memory.start + record.offset);
         // SAFETY: the block is freed and not handed out again yet.
-        unsafe { self.reach(heap)?.fill(start, record.bytes, options.freed) }
+        unsafe { self.reach()?.fill(start, record.bytes, options.freed) }
     }
 
     /// Takes blocks out of quarantine until at most `most` bytes are in it.
-    pub(super) fn leave(
-        &mut self,
-        heap: &HeapInner,
-        options: &DebugOptions,
-        most: u64,
-        seen: Seen,
-    ) -> Vec<Piece> {
+    pub(super) fn leave(&mut self, options: &DebugOptions, most: u64, seen: Seen) -> Vec<Piece> {
         let seen = match seen {
             Seen::Freed => Seen::LeftQuarantine,
             other => other,
         };
         let mut left = Vec::new();
         while let Some(record) = self.table.leave(most) {
-            self.look_or_log(heap, &record, options, seen);
+            self.look_or_log(&record, options, seen);
             left.push(record.outer);
         }
         left
     }
 
-    pub(super) fn look_or_log(
-        &mut self,
-        heap: &HeapInner,
-        record: &Record,
-        options: &DebugOptions,
-        seen: Seen,
-    ) {
-        if let Err(error) = self.look(heap, record, options, seen) {
+    pub(super) fn look_or_log(&mut self, record: &Record, options: &DebugOptions, seen: Seen) {
+        if let Err(error) = self.look(record, options, seen) {
             self.news.push(News::Unseen(error, record.offset));
         }
     }
@@ -104,7 +92,6 @@ impl WatchState {
     /// damage is found once.
     pub(super) fn look(
         &mut self,
-        heap: &HeapInner,
         record: &Record,
         options: &DebugOptions,
         seen: Seen,
@@ -127,9 +114,9 @@ impl WatchState {
             parts.push((DamageKind::UseAfterFree, all, options.freed));
         }
         for (kind, range, expected) in parts {
-            let start = DevicePtr(heap.start + range.start);
+            let start = DevicePtr(self.memory.start + range.start);
             let bytes = range.end - range.start;
-            let reach = self.reach(heap)?;
+            let reach = self.reach()?;
             // SAFETY: the block has not been returned to the core, and only damage can write to these words.
             let Some(wrong) = (unsafe { reach.wrong(start, bytes, expected)? }) else {
                 continue;
@@ -157,8 +144,8 @@ impl WatchState {
     }
 
     /// Reports an invalid free.
-    pub(super) fn freed_wrongly(&mut self, heap: &HeapInner, offset: u64, by: Option<Origin>) {
-        let address = heap.start.wrapping_add(offset);
+    pub(super) fn freed_wrongly(&mut self, offset: u64, by: Option<Origin>) {
+        let address = self.memory.start.wrapping_add(offset);
         let damage = match self.table.get(offset) {
             Some(record) => wrong_free(DamageKind::DoubleFree, address, Some(record.info()), by),
             None => {

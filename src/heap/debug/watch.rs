@@ -4,15 +4,24 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Mutex;
 
+use super::bytes::HeapMemory;
 use super::state::{News, WatchState, wrong_free};
 use super::table::{Fit, Record, RecordState};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
-use crate::inner::HeapInner;
 use crate::per_driver::lock;
 use crate::piece::Piece;
 use crate::{Error, Result};
 
 type Place = &'static Location<'static>;
+
+/// A block that has left quarantine. It is in no table any more, and nothing uses it.
+pub(crate) struct Left(Piece);
+
+impl Left {
+    pub(crate) fn piece(&self) -> &Piece {
+        &self.0
+    }
+}
 
 /// The state that only a heap in debug mode has.
 ///
@@ -24,10 +33,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(options: DebugOptions) -> Self {
+    pub(crate) fn new(options: DebugOptions, memory: HeapMemory) -> Self {
         Self {
             options,
-            state: Mutex::default(),
+            state: Mutex::new(WatchState::new(memory)),
         }
     }
 
@@ -35,16 +44,17 @@ impl Watch {
         Origin::here(place, self.options.backtraces)
     }
 
-    /// Allocates a block with guards and patterns.
+    /// Allocates a block with guards and patterns. `take` allocates the core's block for it, of some bytes at
+    /// a multiple of an alignment.
     pub(crate) fn allocate(
         &self,
-        heap: &HeapInner,
         bytes: u64,
         align: u64,
         place: Place,
+        take: impl FnOnce(u64, u64) -> Result<Piece>,
     ) -> Result<Piece> {
         let fit = Fit::of(bytes, align, self.options.guard);
-        let taken = heap.take_new(fit.bytes, align);
+        let taken = take(fit.bytes, align);
         // Reports on the blocks that left quarantine for it.
         self.tell();
         let outer = taken.map_err(|mut error| {
@@ -69,7 +79,7 @@ impl Watch {
             allocated: self.origin(Some(place)),
             freed: None,
         };
-        match state.write_new(heap, &record, &self.options) {
+        match state.write_new(&record, &self.options) {
             Ok(()) => record.written = true,
             Err(error) => state.news.push(News::Unguarded(error, record.offset)),
         }
@@ -92,15 +102,16 @@ impl Watch {
         }
     }
 
-    /// Frees a block in use; returns whether there is one at `offset`.
-    pub(crate) fn free(&self, heap: &HeapInner, offset: u64) -> bool {
+    /// Frees a block in use; returns whether there is one at `offset`. `give_back` gets the blocks that leave
+    /// quarantine.
+    pub(crate) fn free(&self, offset: u64, give_back: &dyn Fn(Left)) -> bool {
         let by = self.origin(None);
-        self.retire(heap, offset, Seen::Freed, Some(by))
+        self.retire(offset, Seen::Freed, Some(by), give_back)
     }
 
-    /// Retires a freed block whose GPU work has finished.
-    pub(crate) fn passed(&self, heap: &HeapInner, offset: u64) {
-        self.retire(heap, offset, Seen::Freed, None);
+    /// Retires a freed block whose GPU work has finished. `give_back` gets the blocks that leave quarantine.
+    pub(crate) fn passed(&self, offset: u64, give_back: &dyn Fn(Left)) {
+        self.retire(offset, Seen::Freed, None, give_back);
     }
 
     /// Notes that a block is freed and waits for GPU work.
@@ -119,7 +130,13 @@ impl Watch {
     }
 
     /// Checks a block and puts it into quarantine. `by` is the user's site, if a user frees it.
-    fn retire(&self, heap: &HeapInner, offset: u64, seen: Seen, by: Option<Origin>) -> bool {
+    fn retire(
+        &self,
+        offset: u64,
+        seen: Seen,
+        by: Option<Origin>,
+        give_back: &dyn Fn(Left),
+    ) -> bool {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let wanted = match by {
@@ -134,9 +151,9 @@ impl Watch {
             if let Some(record) = state.table.get_mut(offset) {
                 record.freed = record.freed.take().or(by);
                 let mut record = record.clone();
-                state.look_or_log(heap, &record, &self.options, seen);
+                state.look_or_log(&record, &self.options, seen);
                 if record.written
-                    && let Err(error) = state.write_freed(heap, &record, &self.options)
+                    && let Err(error) = state.write_freed(&record, &self.options)
                 {
                     state.news.push(News::Unguarded(error, record.offset));
                     record.written = false;
@@ -144,46 +161,40 @@ impl Watch {
                 }
             }
             state.table.quarantine(offset);
-            let left = state.leave(heap, &self.options, self.options.quarantine, seen);
+            let left = state.leave(&self.options, self.options.quarantine, seen);
             // Under the lock, so that no thread misses blocks that are in neither place.
-            give_back(heap, left);
+            left.into_iter().map(Left).for_each(give_back);
         } else {
-            state.freed_wrongly(heap, offset, by);
+            state.freed_wrongly(offset, by);
         }
         is_there
     }
 
     /// Empties the quarantine, and keeps it empty until the result is dropped.
-    pub(crate) fn emptied(&self, heap: &HeapInner) -> impl Sized {
+    pub(crate) fn emptied<'a>(&'a self, give_back: &dyn Fn(Left)) -> impl Sized + use<'a> {
         let mut state = lock(&self.state);
-        let left = state.leave(heap, &self.options, 0, Seen::LeftQuarantine);
-        give_back(heap, left);
+        let left = state.leave(&self.options, 0, Seen::LeftQuarantine);
+        left.into_iter().map(Left).for_each(give_back);
         state
     }
 
     /// Checks the blocks in quarantine and those in `passed` for the last time. The memory is still mapped.
-    pub(crate) fn end(&self, heap: &HeapInner, passed: &[Piece]) {
+    pub(crate) fn end(&self, passed: &[Piece], give_back: &dyn Fn(Left)) {
         for piece in passed {
-            self.retire(heap, piece.offset, Seen::Ended, None);
+            self.retire(piece.offset, Seen::Ended, None, give_back);
         }
         let mut state = lock(&self.state);
-        state.leave(heap, &self.options, 0, Seen::Ended);
+        state.leave(&self.options, 0, Seen::Ended);
         state.reach = None;
         drop(state);
         self.tell();
     }
 
     /// Returns the block at an address that is about to be freed, for callers that know only the address.
-    pub(crate) fn piece_at(
-        &self,
-        heap: &HeapInner,
-        address: u64,
-        bytes: u64,
-        align: u64,
-    ) -> Result<Piece> {
-        let offset = address.wrapping_sub(heap.start);
+    pub(crate) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
+        let offset = address.wrapping_sub(state.memory.start);
         let found = match state.table.get(offset) {
             Some(record) if record.state == RecordState::Live => {
                 let piece = Piece {
@@ -199,7 +210,7 @@ impl Watch {
                 Ok(piece)
             }
             _ => {
-                state.freed_wrongly(heap, offset, Some(self.origin(None)));
+                state.freed_wrongly(offset, Some(self.origin(None)));
                 let why = format!("no block in use begins at {address:#x}");
                 Err(Error::invalid("address", why))
             }
@@ -210,12 +221,12 @@ impl Watch {
     }
 
     /// Checks all blocks.
-    pub(crate) fn check(&self, heap: &HeapInner) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let mut result = Ok(());
         let mut guard = lock(&self.state);
         let all: Vec<Record> = guard.table.all().cloned().collect();
         for record in all {
-            result = result.and(guard.look(heap, &record, &self.options, Seen::Checked));
+            result = result.and(guard.look(&record, &self.options, Seen::Checked));
         }
         drop(guard);
         self.tell();
@@ -319,12 +330,5 @@ impl Watch {
     /// Returns the bytes in quarantine.
     pub(crate) fn quarantined(&self) -> u64 {
         lock(&self.state).table.quarantined()
-    }
-}
-
-fn give_back(heap: &HeapInner, left: Vec<Piece>) {
-    for outer in left {
-        // SAFETY: the block was freed and has left the table, so nothing else uses it.
-        unsafe { heap.take_back_scrubbed(&outer) };
     }
 }

@@ -6,9 +6,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::super::cache::Members;
 use super::super::core::{Core, GRANULE, MAX_RANGE, Outside, Request};
 use super::super::inner::HeapInner;
-use super::super::membership::Members;
 use crate::per_driver::lock;
 
 impl HeapInner {
@@ -78,7 +78,8 @@ impl HeapInner {
         let contents: Vec<_> = held.iter_mut().map(|local| local.empty()).collect();
         // All caches are held until the core has their contents and this attempt has run: other threads wait,
         // and cannot miss blocks that are in no place.
-        let _quarantine = self.watch.as_ref().map(|watch| watch.emptied(self));
+        let quarantine = self.watch.as_ref();
+        let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
         let mut core = self.core();
         for contents in contents {
             self.take_back_all(&mut core, contents);
