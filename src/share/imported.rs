@@ -21,20 +21,12 @@ pub(super) fn map(
     access: &[AccessDesc],
     optional_host: bool,
 ) -> Result<Mapped> {
-    MappedRange::map_granting(driver, parts, |mapping| {
-        grant(mapping, access, optional_host)
-    })
-}
-
-/// Grants access. The CPU may be unable to reach memory of another node, which the GPUs can still use.
-fn grant(mapping: &mut Mapping, access: &[AccessDesc], optional_host: bool) -> Result<()> {
-    let result = mapping.set_access(access);
+    // The CPU may be unable to reach memory of another node, which the GPUs can still use.
     let gpus = match access {
-        [host, gpus @ ..] if optional_host && host.location.is_host() && !gpus.is_empty() => gpus,
-        _ => return result,
+        [host, gpus @ ..] if optional_host && host.location.is_host() => gpus,
+        _ => &[],
     };
-    // If the second try fails too, the first error says more.
-    result.or_else(|error| mapping.set_access(gpus).map_err(|_| error))
+    MappedRange::map_or(driver, parts, access, gpus)
 }
 
 /// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are the same
@@ -165,11 +157,12 @@ impl_cpu_memory!(ImportedBuffer);
 // SAFETY: the mapping below it lives as long, and answers.
 unsafe impl AccessChecks for ImportedBuffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        self.0.mapped.gpu_access(gpu, self.start() + offset, len)
+        let offset = self.start().saturating_add(offset);
+        self.0.mapped.gpu_access(gpu, offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        let offset = self.start() + offset;
+        let offset = self.start().saturating_add(offset);
         self.0.mapped.is_read_only_for_cpu(offset, len)
     }
 }

@@ -1,15 +1,22 @@
-//! What safe calls that touch memory from a GPU find out first.
+//! The checks of memory before safe calls use it from a GPU or in a system call.
 
 use super::{Engine, GrantUse};
 use crate::Result;
 use crate::driver::{Access, StreamHandle};
 
-/// What safe calls ask of memory before a GPU or a system call touches it.
+/// The checks of a memory before safe calls use it from a GPU or in a system call. Types of this crate implement it;
+/// another implementor takes their place in every safe call, such as [`Stream::copy`](crate::Stream::copy).
 ///
 /// # Safety
-/// Safe calls trust the answers: one that allows more than the driver does faults, and the process loses its
-/// GPU. While the value lives, and with it what [`hold_grants`](Self::hold_grants) returned, [`Memory`](super::Memory)'s
-/// range must stay mapped and its grants may only grow.
+/// Safe calls rely on all of these, and each failure can corrupt memory or lose the GPU:
+/// - The answers of this trait allow no more than the driver does. The default answers are those of memory that the
+///   CPU may write wherever it may read it, whose grants change only through `&mut`, and which is usable on every
+///   stream at once.
+/// - The answers of [`Memory`](super::Memory) are true, the same each time, and unchanged when the value moves.
+/// - The range is mapped while the value lives, and for ever if it is forgotten. Its grants only grow while a shared
+///   borrow of it, or what [`hold_grants`](Self::hold_grants) returned, lives.
+/// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no reference to them
+///   while a GPU may use them.
 pub unsafe trait AccessChecks {
     /// Returns what `engine` of GPU `gpu` may do with `len` bytes from `offset` on: the least over the range.
     ///

@@ -41,35 +41,43 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
     /// Maps `parts` in this order and grants all of them alike. If a step fails, those before it are undone.
     ///
     /// # Errors
-    /// Those of [`map_granting`](Self::map_granting) and of [`Mapping::set_access`].
-    pub fn map(driver: &Driver, parts: Vec<P>, access: &[AccessDesc]) -> Result<Self> {
-        Self::map_granting(driver, parts, |mapping| mapping.set_access(access))
-    }
-
-    /// As [`map`](Self::map), where `grant` is called with each new mapping to set its access.
-    ///
-    /// # Errors
     /// [`Error::InvalidArgument`] for no part, for parts of several drivers and for a sum of sizes beyond 64
     /// bits; those of [`ReservationOptions::reserve`](super::ReservationOptions::reserve),
-    /// [`Reservation::map`] and `grant`.
-    pub fn map_granting(
+    /// [`Reservation::map`] and [`Mapping::set_access`].
+    pub fn map(driver: &Driver, parts: Vec<P>, access: &[AccessDesc]) -> Result<Self> {
+        Self::map_or(driver, parts, access, &[])
+    }
+
+    /// As [`map`](Self::map); a part to which the driver refuses `access` is granted `instead`, unless that
+    /// is empty.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map). If both are refused, the error is that of `access`.
+    pub fn map_or(
         driver: &Driver,
         parts: Vec<P>,
-        mut grant: impl FnMut(&mut Mapping) -> Result<()>,
+        access: &[AccessDesc],
+        instead: &[AccessDesc],
     ) -> Result<Self> {
-        if parts.is_empty() {
+        // Asked once: `as_ref` is the user's code, and may return another memory the next time.
+        let memories: Vec<&PhysicalMemory> = parts.iter().map(AsRef::as_ref).collect();
+        if memories.is_empty() {
             return Err(Error::invalid("parts", "the list is empty"));
         }
-        let mut sizes = parts.iter().map(|part| part.as_ref().size().padded());
+        let mut sizes = memories.iter().map(|memory| memory.size().padded());
         let padded = sizes
             .try_fold(0_u64, u64::checked_add)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
         let reservation = Arc::new(Reservation::options().reserve(driver, padded)?);
-        let mut mappings = Vec::with_capacity(parts.len());
+        let mut mappings = Vec::with_capacity(memories.len());
         let mut offset = 0;
-        for part in &parts {
-            let mut mapping = reservation.map(offset, part.as_ref())?;
-            grant(&mut mapping)?;
+        for memory in memories {
+            let mut mapping = reservation.map(offset, memory)?;
+            if let Err(error) = mapping.set_access(access) {
+                if instead.is_empty() || mapping.set_access(instead).is_err() {
+                    return Err(error);
+                }
+            }
             offset += mapping.size().padded();
             mappings.push(mapping);
         }
@@ -96,7 +104,7 @@ impl<P> MappedRange<P> {
 
     /// Returns the first mapping.
     pub fn first(&self) -> &Mapping {
-        // Never empty: `map_granting` refuses that.
+        // Never empty: `map_or` refuses that.
         &self.mappings[0]
     }
 
@@ -141,8 +149,9 @@ impl<P> MappedRange<P> {
     /// driver reports it.
     ///
     /// # Errors
-    /// As [`Mapping::access`].
+    /// As [`Mapping::access`]; [`Error::OutOfRange`].
     pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
+        check_range(offset, len, self.padded)?;
         self.holding(offset, len)
             .try_fold(Access::ReadWrite, |least, mapping| {
                 Ok(least.min(mapping.access(Location::Device(gpu))?))
@@ -198,19 +207,11 @@ mod tests {
     fn the_least_access_of_the_parts_counts() {
         let driver = Driver::simulated(Machine::gh200x4()).unwrap();
         let all = [rw(Location::Host), rw(Location::Device(1))];
-        let mut turn = 0;
-        let range = MappedRange::map_granting(&driver, parts(&driver, 3), |mapping| {
-            turn += 1;
-            mapping.set_access(&all)?;
-            match turn {
-                2 => mapping.set_access(&[
-                    AccessDesc::new(Location::Host, Access::Read),
-                    AccessDesc::new(Location::Device(1), Access::Read),
-                ]),
-                _ => Ok(()),
-            }
-        });
-        let range = range.unwrap();
+        let reading =
+            [Location::Host, Location::Device(1)].map(|who| AccessDesc::new(who, Access::Read));
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::MemSetAccess, 2, crate::driver::Code::NOT_SUPPORTED);
+        let range = MappedRange::map_or(&driver, parts(&driver, 3), &all, &reading).unwrap();
         assert_eq!(range.padded(), 6 * MIB);
         for (offset, len, least) in [
             (0, 2 * MIB, Access::ReadWrite),
@@ -222,6 +223,10 @@ mod tests {
             let read_only = least == Access::Read;
             assert_eq!(range.is_read_only_for_cpu(offset, len), read_only);
         }
+        for (offset, len) in [(6 * MIB, 1), (0, 6 * MIB + 1), (u64::MAX, 2)] {
+            let error = range.gpu_access(1, offset, len).unwrap_err();
+            assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        }
         let mut range = range;
         let view = range.cpu(6 * MIB).unwrap();
         assert!(view.put(0, 1_u8).is_err() && view.get::<u8>(6 * MIB - 1) == Ok(0));
@@ -231,13 +236,36 @@ mod tests {
         range.set_access(&[rw(Location::Host)]).unwrap();
         range.cpu(6 * MIB).unwrap().put(0, 1_u8).unwrap();
         // The second part stays as it was: the CPU's access is still the least.
-        let sim = driver.sim().unwrap();
         sim.fail(Call::MemSetAccess, 2, crate::driver::Code::UNKNOWN);
         let none = [AccessDesc::new(Location::Host, Access::None)];
         range.set_access(&none).unwrap_err();
         assert_eq!(range.mappings()[2].host(), Access::ReadWrite);
         let error = range.cpu(1).unwrap_err();
         assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+    }
+
+    /// Another memory each time it is asked.
+    struct Alternating(std::cell::Cell<bool>, [PhysicalMemory; 2]);
+
+    impl AsRef<PhysicalMemory> for Alternating {
+        fn as_ref(&self) -> &PhysicalMemory {
+            &self.1[usize::from(self.0.replace(!self.0.get()))]
+        }
+    }
+
+    #[test]
+    fn a_part_that_changes_its_memory_maps_what_is_counted() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = |bytes| PhysicalMemory::options(Location::HostNuma(0)).create(&driver, bytes);
+        let sizes = [4 * MIB, 2 * MIB].map(|bytes| memory(bytes).unwrap());
+        let part = Alternating(false.into(), sizes);
+        let range = MappedRange::map(&driver, vec![part], &[rw(Location::Host)]).unwrap();
+        let mapped: u64 = range
+            .mappings()
+            .iter()
+            .map(|mapping| mapping.size().padded())
+            .sum();
+        assert_eq!(range.padded(), mapped);
     }
 
     #[test]
