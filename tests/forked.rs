@@ -5,6 +5,7 @@
 
 use std::alloc::Layout;
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use std::{
 
 use egmem::driver::NodeId;
 use egmem::heap::DebugOptions;
-use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Stream};
+use egmem::vmm::PhysicalMemory;
+use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Pool, Stream};
 #[cfg(feature = "async")]
 use egmem::{
     Transfer,
@@ -61,9 +63,13 @@ fn in_a_child(work: impl FnOnce(), end: unsafe extern "C" fn(libc::c_int) -> !) 
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
     if child == 0 {
-        work();
+        // A thread of a test that panics would end alone, and the process with status 0.
+        let status = match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(()) => 0,
+            Err(_) => 1,
+        };
         // SAFETY: ends this process, which has one thread.
-        unsafe { end(0) }
+        unsafe { end(status) }
     }
     let (begun, mut status) = (Instant::now(), 0);
     loop {
@@ -194,6 +200,41 @@ fn a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent() {
             }
         },
     );
+}
+
+/// The driver is never asked: in a child its locks may be held for ever.
+#[test]
+fn a_forked_child_is_told_that_what_it_gives_back_is_its_parents() {
+    let name = "a_forked_child_is_told_that_what_it_gives_back_is_its_parents";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = || {
+            PhysicalMemory::options(NodeId(0))
+                .create(&driver, 2 << 20)
+                .unwrap()
+        };
+        let mut pool = Some(Pool::options(NodeId(0)).create(&driver).unwrap());
+        let mut memories = Some([memory(), memory()]);
+        let mut mapping = Some(memory().map().unwrap());
+        in_a_child(
+            || {
+                let told = |error: &Error| assert!(error.to_string().contains("forked"), "{error}");
+                let [released, kept] = memories.take().unwrap();
+                told(&released.release().unwrap_err());
+                told(&kept.try_release().unwrap_err().1);
+                let failed = mapping.take().unwrap().unmap().unwrap_err();
+                told(&failed.1);
+                drop(failed);
+                told(&pool.take().unwrap().destroy().unwrap_err());
+            },
+            libc::_exit,
+        );
+        for memory in memories.unwrap() {
+            memory.release().unwrap();
+        }
+        mapping.unwrap().unmap().unwrap();
+        assert!(matches!(pool.unwrap().destroy(), Ok(Ok(()))));
+    });
 }
 
 #[cfg(feature = "share")]

@@ -1,13 +1,13 @@
 //! State of this process for each driver.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Driver;
-use crate::driver::Backend;
+use crate::driver::WeakDriver;
 
 /// Values by driver. The references are weak, so that the registry keeps no driver alive; a dead driver's
 /// address is not reused before its entry is removed.
-pub struct PerDriver<T>(Mutex<Vec<(Weak<dyn Backend>, T)>>);
+pub struct PerDriver<T>(Mutex<Vec<(WeakDriver, T)>>);
 
 impl<T: Clone + Default> PerDriver<T> {
     /// Creates an empty registry.
@@ -19,8 +19,8 @@ impl<T: Clone + Default> PerDriver<T> {
     pub fn of(&self, driver: &Driver) -> T {
         let key = driver.downgrade();
         let mut registry = lock(&self.0);
-        registry.retain(|(driver, _)| driver.strong_count() > 0);
-        if let Some((_, value)) = registry.iter().find(|(driver, _)| driver.ptr_eq(&key)) {
+        registry.retain(|(driver, _)| driver.is_alive());
+        if let Some((_, value)) = registry.iter().find(|(driver, _)| driver.same(&key)) {
             return value.clone();
         }
         let value = T::default();

@@ -7,7 +7,15 @@ use crate::{Error, Result};
 ///
 /// A refused call has had no effect, except that INVALID_VALUE and similar codes mean that the object does
 /// not (or no longer) exist; a second try could then hit another object with the same number.
-pub fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
+///
+/// # Errors
+/// The driver's error; [`Error::InvalidArgument`] in a forked child, which releases nothing.
+pub fn give_back(
+    driver: &Driver,
+    what: &'static str,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    driver.expect_this_process(what)?;
     match call() {
         Err(Error::Driver(first)) if may_pass(Some(first.code)) => {
             tracing::warn!(%first, "trying once more");
@@ -20,7 +28,7 @@ pub fn give_back(mut call: impl FnMut() -> Result<()>) -> Result<()> {
 /// As [`give_back`], for `Drop`: logs what cannot be released. A forked child releases nothing.
 pub fn give_back_or_log(driver: &Driver, what: &'static str, call: impl FnMut() -> Result<()>) {
     if driver.is_of_this_process() {
-        log_lost(what, give_back(call));
+        log_lost(what, give_back(driver, what, call));
     }
 }
 
@@ -55,8 +63,9 @@ mod tests {
     use crate::driver::Call;
 
     fn tries(code: Code) -> (u32, bool) {
+        let driver = Driver::simulated(crate::Machine::gh200()).unwrap();
         let mut count = 0;
-        let result = give_back(|| {
+        let result = give_back(&driver, "memory", || {
             count += 1;
             if count == 1 {
                 Err(Error::driver(Call::MemRelease, code))

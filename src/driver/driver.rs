@@ -99,8 +99,8 @@ impl Driver {
     }
 
     /// Returns a reference that does not keep the driver alive.
-    pub fn downgrade(&self) -> Weak<dyn Backend> {
-        Arc::downgrade(&self.backend)
+    pub fn downgrade(&self) -> WeakDriver {
+        WeakDriver(Arc::downgrade(&self.backend))
     }
 
     /// Checks that `other` is the same driver: handles mean nothing to another driver.
@@ -110,6 +110,22 @@ impl Driver {
         } else {
             Err(Error::invalid(what, "it belongs to another driver"))
         }
+    }
+}
+
+/// Tells whether a driver still exists and which one it is, without keeping it alive.
+#[derive(Clone, Debug)]
+pub struct WeakDriver(Weak<dyn Backend>);
+
+impl WeakDriver {
+    /// Returns whether any clone of the driver exists.
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// Returns whether both are of the same driver. A driver's identity is not used again while either lives.
+    pub fn same(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
     }
 }
 

@@ -1,4 +1,4 @@
-//! egmem's driver seam: what is above it is written once, for CUDA and for the simulator.
+//! egmem's driver seam: the crates above it run unchanged on CUDA and on the simulator.
 //!
 //! - [`Driver`] is the driver in use. It dereferences to [`Backend`], the driver's calls one by one.
 //! - [`sim`] is the simulated driver, of a [`Machine`].
@@ -32,7 +32,7 @@ pub use backend::{Backend, PoolCalls};
 pub use call::Call;
 pub use capture::{CaptureMode, Relaxed};
 pub use code::Code;
-pub use driver::Driver;
+pub use driver::{Driver, WeakDriver};
 pub use error::{
     Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
 };

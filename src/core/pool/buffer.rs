@@ -114,7 +114,7 @@ impl PoolBuffer {
             let result = stream.wait_for(user).or_else(|_| user.synchronize());
             ordered = ordered.and(result);
         }
-        let freed = give_back(|| {
+        let freed = give_back(&self.pool.driver, "a pool's memory", || {
             // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
             unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
         });

@@ -343,7 +343,7 @@ impl ImportedPoolBuffer {
         };
         let freed = {
             let mut live = live();
-            let freed = give_back(|| {
+            let freed = give_back(&self.pool.driver, "a pool's memory", || {
                 // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
                 // the free comes after the stream's work.
                 unsafe {
@@ -357,7 +357,7 @@ impl ImportedPoolBuffer {
             }
             freed
         }
-        .and_then(|()| give_back(|| self.stream.synchronize()));
+        .and_then(|()| give_back(&self.pool.driver, "a stream", || self.stream.synchronize()));
         if freed.is_err() {
             // It may still be in use: the exporter must not be told otherwise.
             std::mem::forget(tether);

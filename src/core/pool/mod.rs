@@ -243,7 +243,9 @@ impl Pool {
             Ok(inner) => {
                 let inner = std::mem::ManuallyDrop::new(inner);
                 // SAFETY: this is the last reference; allocations hold one each.
-                let result = give_back(|| unsafe { inner.calls()?.pool_destroy(inner.handle) });
+                let result = give_back(&inner.driver, "a memory pool", || unsafe {
+                    inner.calls()?.pool_destroy(inner.handle)
+                });
                 // SAFETY: `inner` is never used or dropped again, so each field is read out once.
                 unsafe {
                     drop(std::ptr::read(&inner.driver));

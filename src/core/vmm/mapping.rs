@@ -323,7 +323,7 @@ impl Mapping {
     /// The driver's error, and the mapping.
     pub fn unmap(self) -> Result<(), Box<(Self, Error)>> {
         let this = ManuallyDrop::new(self);
-        match give_back(|| this.unmap_once()) {
+        match give_back(this.driver(), "a mapping", || this.unmap_once()) {
             Ok(()) => {
                 // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
                 unsafe {

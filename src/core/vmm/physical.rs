@@ -266,7 +266,7 @@ impl PhysicalMemory {
     /// The driver's error.
     pub fn release(self) -> Result<()> {
         let this = ManuallyDrop::new(self);
-        let result = give_back(|| this.release_once());
+        let result = give_back(&this.driver, "memory", || this.release_once());
         Self::drop_fields(this);
         result
     }
@@ -278,7 +278,7 @@ impl PhysicalMemory {
     /// The driver's error, and the memory if it still exists.
     pub fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
         let this = ManuallyDrop::new(self);
-        let result = give_back(|| this.release_once());
+        let result = give_back(&this.driver, "memory", || this.release_once());
         match result {
             Err(error) if may_pass(error.code()) => {
                 let kept = Some(ManuallyDrop::into_inner(this));
