@@ -1,5 +1,7 @@
 //! Captures of streams into CUDA graphs, and how to leave them undisturbed.
 
+use std::marker::PhantomData;
+
 use crate::Driver;
 
 /// How the calling thread's calls interact with captures: `CUstreamCaptureMode`.
@@ -15,7 +17,12 @@ impl CaptureMode {
     pub const RELAXED: Self = Self(2);
 }
 
-/// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped.
+/// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped, on that thread.
+///
+/// ```compile_fail
+/// fn sent<T: Send>() {}
+/// sent::<egmem_driver::Relaxed<'static>>();
+/// ```
 ///
 /// Querying an event is one of the calls that a capture forbids: in the default mode it fails while any
 /// thread of the process captures in that mode, and invalidates that capture. A library that queries its own
@@ -25,6 +32,8 @@ impl CaptureMode {
 pub struct Relaxed<'a> {
     driver: &'a Driver,
     before: Option<CaptureMode>,
+    /// Stays on its thread.
+    _not_send: PhantomData<*const ()>,
 }
 
 impl<'a> Relaxed<'a> {
@@ -35,7 +44,11 @@ impl<'a> Relaxed<'a> {
             .thread_exchange_capture_mode(CaptureMode::RELAXED)
             .inspect_err(|error| tracing::debug!(%error, "the capture mode cannot be relaxed: a capture may fail"))
             .ok();
-        Self { driver, before }
+        Self {
+            driver,
+            before,
+            _not_send: PhantomData,
+        }
     }
 }
 

@@ -16,7 +16,7 @@ pub struct Event {
     driver: Driver,
     handle: EventHandle,
     /// How many uses need the mark to stay where it is. Locked while it moves.
-    held: Mutex<u32>,
+    held: Mutex<u64>,
 }
 
 impl Event {
