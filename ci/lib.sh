@@ -3,7 +3,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # The published packages; those of them that the least features build; and those that are not published. Only
-# commands that name the last build them, so that no feature that one asks for is on in the others' builds.
+# commands that name the last build them: cargo would turn on the features that they need in the others too.
 PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-share -p egmem-exchange -p egmem-service)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
@@ -93,8 +93,9 @@ SLOW_CASES=32
 
 # select_tests [slowly|threads]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what
 # the programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), these are left out:
-# - most tests of the exchange and of the service, and these crates' unit tests (LOW): they are safe Rust, which has
-#   no data races, and nothing in them depends on the processor. `exchange` and `exchange_leaks` stay;
+# - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there, and
+#   their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
+#   `exchange_leaks` stay, for what their threads do with the crates below;
 # - tests whose processes must meet deadlines: tests with one process run the same code there;
 # - tests of a driver that hangs: ThreadSanitizer delivers a signal only when its thread leaves code that
 #   was built without it, and the stub never does;
