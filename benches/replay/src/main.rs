@@ -40,7 +40,7 @@ use self::trace::Trace;
 /// What the help ends with.
 const END: &str = "Exit status: 0 replayed, 1 failed, 2 for wrong usage or a log that cannot be read.\n\
                    Environment: RUST_LOG selects what is logged in place of -v, by target and level: \
-                   RUST_LOG=warn,egmem::heap=debug.";
+                   RUST_LOG=warn,egmem_heap=debug.";
 
 /// Replay a log of allocations on the heap and other allocators: time, space, pictures
 #[derive(Parser, Debug)]

@@ -1,8 +1,8 @@
 //! The audit log: one event for each session, grant, refusal, release, revocation, creation, deletion, and group
 //! that a rank joins or leaves.
 //!
-//! docs/service.md has the fields. None
-//! of them is a handle, a ticket, a session's token or a key: [`Event`] has no field that could hold one.
+//! docs/service.md has the fields. None of them is a handle, a ticket, a session's token or a key: [`Event`] has no
+//! field that could hold one.
 
 mod asked;
 mod bound;
