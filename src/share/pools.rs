@@ -245,6 +245,9 @@ impl Channel {
 
     /// Waits for an allocation of `pool`, which came from this channel. It will be freed on `stream`.
     ///
+    /// The other process is trusted to keep the allocation until then, as a [`LentPoolBuffer`] does: nothing can be
+    /// asked of the driver to check that. Receive pools only from programs that are trusted with this process's memory.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, or an impossible size; the driver's
     /// INVALID_VALUE for data that is not an allocation of the pool; those of [`receive`](Self::receive).
@@ -256,8 +259,8 @@ impl Channel {
         match self.receive_body()? {
             (Body::PoolBuffer { bytes, pointer }, mut fds) => {
                 let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
-                // SAFETY: the exporter sent the pointer from a `LentPoolBuffer`, which keeps the allocation while
-                // the pipe's other end is open.
+                // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
+                // process sent one is trusted, as documented above: the driver cannot tell.
                 unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }
             }
             (other, _) => Err(self.unexpected(&other)),
