@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use egmem::driver::NodeId;
 use egmem::exchange::Address;
-use egmem::exchange::group::{Admission, Group, Map};
+use egmem::exchange::group::{self, Admission, Group, Map};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -53,14 +53,14 @@ async fn meet(groups: Vec<Group>, barriers: u32) -> Result<Vec<Group>, Box<dyn s
                     .iter()
                     .map(|number| <[u8; 4]>::try_from(&number[..]).unwrap_or_default()))
             );
-            egmem::Result::Ok(group)
+            group::Result::Ok(group)
         });
     }
     let groups: Vec<Group> = meeting
         .join_all()
         .await
         .into_iter()
-        .collect::<egmem::Result<_>>()?;
+        .collect::<group::Result<_>>()?;
     let rate = f64::from(barriers) / begun.elapsed().as_secs_f64();
     println!("{barriers} barriers, {rate:.0} a second");
     Ok(groups)

@@ -1,8 +1,8 @@
 //! Peers without the right, or not admitted by the ranks, that try to join groups.
 
-use egmem::exchange::group::{Admission, GroupOptions, Host};
+use egmem::Refusal;
+use egmem::exchange::group::{Admission, Error, GroupOptions, Host};
 use egmem::exchange::{Address, Server, Who};
-use egmem::{Error, Refusal};
 
 use super::refused::assert_refused;
 use super::slow::ms;
@@ -30,7 +30,7 @@ async fn a_server_gives_no_peer_the_right_to_join_by_default() {
     let server = server.start().await.unwrap();
     let address = &server.addresses()[0];
     let error = rank(0, address, secret(7)).join(&fabric()).await;
-    assert_refused(&error.unwrap_err(), Refusal::Forbidden);
+    assert_refused(error.unwrap_err().exchange().unwrap(), Refusal::Forbidden);
     assert_eq!(server.stats().groups, 0);
     server
         .set_groups([("job".to_owned(), Who::anyone())])
@@ -88,8 +88,8 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
     let list = Who::list(["node.example"]).unwrap();
     let join = Group::options("job", 0, 2, free_address(), Admission::Peers(list));
     let error = join.join(&fabric()).await.unwrap_err();
-    assert_refused(&error, Refusal::Forbidden);
-    let Error::Refused { detail, .. } = &error else {
+    assert_refused(error.exchange().unwrap(), Refusal::Forbidden);
+    let Error::Exchange(egmem::Error::Refused { detail, .. }) = &error else {
         panic!("{error}");
     };
     assert!(detail.contains("uid:"), "{detail}");
@@ -101,5 +101,5 @@ async fn over_plain_tcp_the_same_peer_is_nobody_in_particular() {
     let server = server.groups("job", Who::anyone()).start().await.unwrap();
     let join = rank(0, &server.addresses()[0], Admission::SamePeer);
     let error = join.join(&fabric()).await.unwrap_err();
-    assert_refused(&error, Refusal::Forbidden);
+    assert_refused(error.exchange().unwrap(), Refusal::Forbidden);
 }

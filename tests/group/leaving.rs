@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use egmem::exchange::group::{Group, Host};
+use egmem::Driver;
+use egmem::exchange::group::{Error, Group, Host};
 use egmem::exchange::{Address, Server, Who};
-use egmem::{Driver, Error};
 
 use super::{LONG, all, buffer, fabric, free_address, options, server, until};
 
@@ -23,7 +23,7 @@ async fn who_does_not_leave_is_named_and_who_drops_has_left() {
     drop(third);
     until("the third has left", || server.stats().connections == 2).await;
     let error = second.leave(Duration::from_millis(300)).await.unwrap_err();
-    let Error::StillHeld { holders, .. } = &error else {
+    let Error::Exchange(egmem::Error::StillHeld { holders, .. }) = &error else {
         panic!("{error}");
     };
     assert_eq!(holders, &["rank 0"]);
@@ -151,7 +151,10 @@ fn a_rank_without_async_that_leaves_where_it_may_not_lingers_too() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _context = runtime.enter();
         let error = first.leave(LONG).unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Exchange(egmem::Error::InvalidArgument { .. })),
+            "{error}"
+        );
     });
 }
 

@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use egmem::driver::{HandleType, NodeId};
-use egmem::exchange::group::{Admission, Group, GroupOptions, GroupSecret, Host, Map};
+use egmem::exchange::group::{Admission, Error, Group, GroupOptions, GroupSecret, Host, Map};
 use egmem::exchange::{Address, Server, Who};
 use egmem::share::Shared;
-use egmem::{Buffer, Driver, Error, Machine};
+use egmem::{Buffer, Driver, Machine};
 use slow::ms;
 use tokio::task::JoinSet;
 

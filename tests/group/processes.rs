@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use egmem::driver::HandleType;
-use egmem::exchange::group::{Group, Map};
+use egmem::exchange::group::{self, Group, Map};
 use egmem::exchange::protocol::{
     Admission, Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, Secret, VERSION,
     decode, encode,
@@ -138,7 +138,9 @@ async fn child_rank() {
             }
             println!("rank says left");
         }
-        Err(error @ Error::PeerLost { .. }) => println!("rank says {error}"),
+        Err(error @ group::Error::Exchange(Error::PeerLost { .. })) => {
+            println!("rank says {error}")
+        }
         Err(error) => panic!("{error}"),
     }
 }
@@ -253,7 +255,7 @@ async fn child_that_gathers() {
 }
 
 /// Bytes and memory of all ranks are what these gave in this round.
-async fn gather(group: &Group, driver: &Driver, round: u64) -> Result<(), Error> {
+async fn gather(group: &Group, driver: &Driver, round: u64) -> group::Result<()> {
     let mark = |rank: u32| 1000 * round + u64::from(rank);
     let own = group.own_rank();
     let bytes = group.gather(&mark(own).to_be_bytes(), LONG).await?;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use egmem::driver::{HandleType, HandleTypes, NodeId};
-use egmem::exchange::group::Host;
+use egmem::exchange::group::{Error, Host};
 use egmem::exchange::{Address, Server, Who};
-use egmem::{Buffer, Error, Refusal};
+use egmem::{Buffer, Refusal};
 
 use super::refused::assert_refused;
 use super::slow::ms;
@@ -99,7 +99,7 @@ async fn ranks_that_exclude_each_other_all_hear_why() {
         }
     })
     .await;
-    let Error::NoCommonHandle { reasons } = &results[0] else {
+    let Error::Exchange(egmem::Error::NoCommonHandle { reasons }) = &results[0] else {
         panic!("{}", results[0]);
     };
     assert!(
@@ -128,10 +128,13 @@ async fn wrong_ranks_and_sizes_are_refused() {
     });
     until("rank 0 has come", || server.stats().groups == 1).await;
     let error = elsewhere(1, 3).join(&driver).await.unwrap_err();
-    assert_refused(&error, Refusal::Invalid);
+    assert_refused(error.exchange().unwrap(), Refusal::Invalid);
     for (rank, size) in [(2, 2), (0, 0)] {
         let error = elsewhere(rank, size).join(&driver).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Exchange(egmem::Error::InvalidArgument { .. })),
+            "{error}"
+        );
     }
     // The same rank again takes the place of the first.
     let again = elsewhere(0, 2).deadline(ms(5000));
@@ -141,7 +144,7 @@ async fn wrong_ranks_and_sizes_are_refused() {
         "{again}"
     );
     let first = waiting.await.unwrap();
-    assert_refused(&first, Refusal::Exists);
+    assert_refused(first.exchange().unwrap(), Refusal::Exists);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,5 +160,5 @@ async fn strangers_are_refused() {
         .join(&fabric())
         .await
         .unwrap_err();
-    assert_refused(&error, Refusal::Forbidden);
+    assert_refused(error.exchange().unwrap(), Refusal::Forbidden);
 }

@@ -1,6 +1,6 @@
 //! Groups at a service: the configuration gives the right to join, and a reload changes it.
 
-use egmem::exchange::group::{Admission, Group, GroupSecret, Host};
+use egmem::exchange::group::{self, Admission, Group, GroupSecret, Host};
 
 use super::*;
 
@@ -10,10 +10,10 @@ fn driver() -> Driver {
 }
 
 /// A group of one rank, by a peer of that name.
-async fn join(peers: &Peers, service: &Service, peer: &str, group: &str) -> Result<()> {
+async fn join(peers: &Peers, service: &Service, peer: &str, name: &str) -> group::Result<()> {
     let secret = GroupSecret::new([7; 32])?;
     let address = service.addresses()[0].clone();
-    let options = Group::options(group, 0, 1, address, Admission::Secret(secret))
+    let options = Group::options(name, 0, 1, address, Admission::Secret(secret))
         .host(Host::Elsewhere)
         .security(peers.tls(peer))
         .deadline(PATIENCE);
@@ -21,13 +21,13 @@ async fn join(peers: &Peers, service: &Service, peer: &str, group: &str) -> Resu
     group.leave(PATIENCE).await.map(drop)
 }
 
-fn forbidden(joined: Result<()>) -> bool {
+fn forbidden(joined: group::Result<()>) -> bool {
     matches!(
         joined,
-        Err(Error::Refused {
+        Err(group::Error::Exchange(Error::Refused {
             reason: Refusal::Forbidden,
             ..
-        })
+        }))
     )
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::driver::NodeId;
-use egmem::exchange::group::{Admission, Group, GroupOptions, GroupSecret, Host};
+use egmem::exchange::group::{self, Admission, Group, GroupOptions, GroupSecret, Host};
 use egmem::{Buffer, Error, Result};
 use fastrand::Rng;
 
@@ -76,7 +76,7 @@ impl Rank {
             .memory(memory))
     }
 
-    async fn round(&mut self) -> Result<()> {
+    async fn round(&mut self) -> group::Result<()> {
         // Now and then a rank does not come, or gives up.
         if self.rng.u32(..10) == 0 {
             tokio::time::sleep(PATIENCE).await;

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use egmem::exchange::{Address, Limits, Security, Tls, TlsFiles};
-use egmem::{Driver, Error, Machine, Refusal, Result};
+use egmem::exchange::{Address, Limits, Security, Tls, TlsFiles, group};
+use egmem::{Driver, Error, Machine, Refusal};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -113,7 +113,7 @@ pub fn play(setup: &Setup) {
     });
 }
 
-fn security(setup: &Setup) -> Result<Security> {
+fn security(setup: &Setup) -> egmem::Result<Security> {
     let Some(files) = &setup.files else {
         return Ok(Security::Plain);
     };
@@ -188,8 +188,8 @@ impl Tally {
 
     /// Counts an attempt: what came of it, or by which error it failed. Errors that no good client
     /// may ever see are violations.
-    pub fn note<T>(&self, what: &str, result: Result<T>) -> Option<T> {
-        match result {
+    pub fn note<T>(&self, what: &str, result: Result<T, impl Into<group::Error>>) -> Option<T> {
+        match result.map_err(Into::into) {
             Ok(value) => {
                 self.count(what);
                 Some(value)
@@ -212,16 +212,22 @@ impl Tally {
 }
 
 /// An error's kind in a word or two.
-fn kind(error: &Error) -> String {
-    if let Error::Refused { reason, .. } = error {
-        return format!("refused, {reason:?}");
-    }
-    let debug = format!("{error:?}");
+fn kind(error: &group::Error) -> String {
+    let debug = match error {
+        group::Error::Exchange(Error::Refused { reason, .. }) => {
+            return format!("refused, {reason:?}");
+        }
+        group::Error::Exchange(error) => format!("{error:?}"),
+        error => format!("{error:?}"),
+    };
     let end = debug.find(|c: char| !c.is_alphanumeric());
     debug[..end.unwrap_or(debug.len())].to_owned()
 }
 
-fn is_violation(error: &Error) -> bool {
+fn is_violation(error: &group::Error) -> bool {
+    let Some(error) = error.exchange() else {
+        return false;
+    };
     match error {
         Error::Protocol { .. } | Error::DataPlane { .. } | Error::WrongBytes { .. } => true,
         Error::Refused { reason, .. } => matches!(

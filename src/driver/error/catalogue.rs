@@ -1,59 +1,33 @@
-//! Every error with an example: the test compares their texts with tests/data/errors.txt.
+//! Every error with an example: the test compares their texts with tests/data/errors/driver.txt.
 
-use std::fmt::Write;
 use std::io::ErrorKind;
-use std::path::Path;
 use std::time::Duration;
 
 use super::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 use super::{Distrust, DriverError, End, Error, Mismatch, NoRoom, Refusal, Unreachable};
 use crate::{Access, Call, Code, CudaVersion, Location, NodeId};
 
-const LISTING: &str = "tests/data/errors.txt";
-/// Where set, the test writes the listing instead of comparing it.
-const UPDATE: &str = "EGMEM_UPDATE_ERRORS";
+#[macro_use]
+#[path = "listing.rs"]
+mod listing;
 
-/// An enum's variants by name. A variant that the invocation does not list fails to compile.
-macro_rules! variants {
-    ($name:ident: $enum:ident { $($variant:ident),* $(,)? }) => {
-        impl $name {
-            const ALL: &'static [&'static str] = &[$(stringify!($variant)),*];
+use listing::{Example, compare};
 
-            fn of(value: &$enum) -> &'static str {
-                match value { $($enum::$variant { .. } => stringify!($variant),)* }
-            }
-        }
-    };
-}
-
-struct Errors;
 variants!(Errors: Error {
     NoDriver, DriverTooOld, MissingLibrary, MissingSymbol, Driver, NoImexChannel, PlatformUnsupported,
     TooManyReferences, OutOfMemory, NodeTooFull, NodesTooFull, NodeUnknown, NoSuchNode, NoSuchGpu,
     InvalidArgument, OutOfRange, NotAccessible, ContextLost, WrongBytes, ProbeDied, System, Topology,
     NotTrusted, Insecure, Tls, Refused, Mismatched, Unreachable, PeerLost, Protocol, TimedOut, StillHeld, Stale, Import,
-    DataPlane, NoCommonHandle, RanksMissing, RanksDisagree, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
+    DataPlane, NoCommonHandle, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
 });
-
-struct Refusals;
 variants!(Refusals: Refusal {
     NotFound, Forbidden, ReadOnly, Configured, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
     NoCommonHandle, RanksDisagree, Expired, Stale, NoMemory, TimedOut, Internal, Other,
 });
-
-struct NoRooms;
 variants!(NoRooms: NoRoom { Limit, Fragments, Alignment, Share, SoftLimit });
-
-struct Mismatches;
 variants!(Mismatches: Mismatch { Owner, Size, Node });
-
-struct Distrusts;
 variants!(Distrusts: Distrust { User, Name, Validity, Revoked, Authority, RevocationList, Certificate, ByPeer });
-
-struct Unreachables;
 variants!(Unreachables: Unreachable { NobodyListens, NoSocket, Denied, UnknownHost, Network });
-
-struct Ends;
 variants!(Ends: End { Here, There, Between });
 
 fn failed(call: Call, code: Code) -> DriverError {
@@ -377,23 +351,6 @@ fn of_peers() -> Vec<Error> {
         Error::NoCommonHandle {
             reasons: vec!["rank 1 has no IMEX channel".into()],
         },
-        Error::RanksMissing {
-            group: "job-7".into(),
-            missing: vec![1],
-            size: 2,
-        },
-        Error::RanksMissing {
-            group: "job-7".into(),
-            missing: vec![1, 3],
-            size: 4,
-        },
-        Error::RanksDisagree {
-            group: "job-7".into(),
-            reasons: vec![
-                "rank 0: a barrier".into(),
-                "rank 1: a gather of 16 bytes".into(),
-            ],
-        },
         Error::Directory {
             directory: "etcd at 10.0.3.9:2379".into(),
             detail: "it does not answer".into(),
@@ -444,11 +401,8 @@ fn refusals() -> Vec<Refusal> {
     reasons
 }
 
-fn listing() -> String {
-    let mut text = String::from(
-        "Every error of egmem by variant, each with an example's message and remedy. The test\n\
-         error::catalogue compares this file with the code; EGMEM_UPDATE_ERRORS=1 rewrites it.\n",
-    );
+#[test]
+fn the_listing_shows_every_error_as_it_reads() {
     let mut errors = [of_the_machine(), of_memory(), of_peers()].concat();
     errors.extend(refusals().into_iter().map(|reason| Error::Refused {
         peer: "node-a (10.0.3.7:7740)".into(),
@@ -456,47 +410,17 @@ fn listing() -> String {
         reason,
         detail: String::new(),
     }));
-    for variant in Errors::ALL {
-        let examples = || errors.iter().filter(|error| Errors::of(error) == *variant);
-        assert!(
-            examples().next().is_some(),
-            "no example of Error::{variant}"
-        );
-        writeln!(text, "\n{variant}").unwrap();
-        for error in examples() {
-            if let Error::Refused { reason, .. } = error {
-                writeln!(text, "  [{}]", reason.word()).unwrap();
-            }
-            for line in error.to_string().lines() {
-                writeln!(text, "  {line}").unwrap();
-            }
-            writeln!(text, "  -> {}", error.remedy()).unwrap();
-        }
-    }
-    text
-}
-
-#[test]
-fn the_listing_shows_every_error_as_it_reads() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(LISTING);
-    let found = listing();
-    if std::env::var_os(UPDATE).is_some() {
-        return std::fs::write(&path, found).unwrap();
-    }
-    if !path.parent().is_some_and(Path::is_dir) {
-        return eprintln!("SKIPPED: {LISTING} is not part of the package");
-    }
-    let listed = std::fs::read_to_string(&path).unwrap_or_default();
-    let (listed, found): (Vec<_>, Vec<_>) = (listed.lines().collect(), found.lines().collect());
-    let same = listed.iter().zip(&found).take_while(|(a, b)| a == b);
-    let line = same.count();
-    assert!(
-        listed == found,
-        "{LISTING}, line {}: it has {:?}, the code says {:?}; after review, set {UPDATE}=1 to rewrite it",
-        line + 1,
-        listed.get(line),
-        found.get(line)
-    );
+    let examples: Vec<_> = errors
+        .iter()
+        .map(|error| Example {
+            variant: Errors::of(error),
+            reason: match error {
+                Error::Refused { reason, .. } => Some(reason.word().into()),
+                _ => None,
+            },
+            text: error.to_string(),
+            remedy: error.remedy(),
+        })
+        .collect();
+    compare("driver", "egmem::Error", Errors::ALL, &examples);
 }

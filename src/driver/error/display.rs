@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::Error;
 use super::room::asked;
-use super::words::{list, ranks};
+use super::words::list;
 use crate::size::Bytes;
 use crate::text::Escaping;
 
@@ -171,14 +171,6 @@ impl Error {
             Self::NoCommonHandle { reasons } => {
                 write!(f, "no handle type works for all: {}", reasons.join("; "))
             }
-            Self::RanksMissing {
-                group,
-                missing,
-                size,
-            } => write!(f, "group {group}: {} missing", ranks(missing, *size)),
-            Self::RanksDisagree { group, reasons } => {
-                write!(f, "group {group}: ranks disagree: {}", reasons.join("; "))
-            }
             Self::HeapDamaged { report } => write!(f, "{report}"),
             Self::HeapFull {
                 requested,
@@ -292,15 +284,6 @@ mod tests {
                 detail: s(),
             },
             Error::NoCommonHandle { reasons: list() },
-            Error::RanksMissing {
-                group: s(),
-                missing: vec![1],
-                size: 2,
-            },
-            Error::RanksDisagree {
-                group: s(),
-                reasons: list(),
-            },
             Error::Directory {
                 directory: s(),
                 detail: s(),

@@ -320,23 +320,6 @@ pub enum Error {
         /// Each participant's reasons.
         reasons: Vec<String>,
     },
-    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
-    /// or were lost.
-    RanksMissing {
-        /// The group.
-        group: String,
-        /// The missing ranks.
-        missing: Vec<u32>,
-        /// The number of ranks in the group.
-        size: u32,
-    },
-    /// Ranks of a group have called different operations, or with different sizes, as their same call.
-    RanksDisagree {
-        /// The group.
-        group: String,
-        /// What two of the ranks have called.
-        reasons: Vec<String>,
-    },
     /// A heap in debug mode has found damage.
     HeapDamaged {
         /// The findings.

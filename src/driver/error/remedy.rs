@@ -96,12 +96,6 @@ impl Error {
             Self::NoCommonHandle { .. } => {
                 "give every node an IMEX channel of one domain, or keep to the processes of one machine"
             }
-            Self::RanksMissing { .. } => {
-                "check that each missing rank has started, with the same group, size and address, and has not ended"
-            }
-            Self::RanksDisagree { .. } => {
-                "call the same operations in the same order, with the same number of bytes, in every rank"
-            }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::OutOfAddresses { .. } => {
                 "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"

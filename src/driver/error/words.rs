@@ -13,24 +13,6 @@ pub(super) fn list(nodes: &[NodeId]) -> String {
         .join(", ")
 }
 
-/// Formats missing ranks: `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
-pub(super) fn ranks(missing: &[u32], size: u32) -> String {
-    const SHOWN: usize = 16;
-    let mut text = missing
-        .iter()
-        .take(SHOWN)
-        .map(u32::to_string)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if missing.len() > SHOWN {
-        text += &format!(" and {} more", missing.len() - SHOWN);
-    }
-    match missing {
-        [_] => format!("rank {text} of {size} is"),
-        _ => format!("ranks {text} of {size} are"),
-    }
-}
-
 /// An error with its remedy, for display: `{error}; {remedy}`.
 #[derive(Debug)]
 pub struct Explained<'a>(pub &'a Error);

@@ -24,9 +24,9 @@ impl Group {
     /// Joins, as [`GroupOptions::join`] does.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
-    /// [`Error::System`](crate::Error::System) if no thread can be started.
-    pub fn join(options: GroupOptions, driver: &Driver) -> Result<Self> {
+    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
+    /// [`System`](crate::Error::System) if no thread can be started.
+    pub fn join(options: GroupOptions, driver: &Driver) -> group::Result<Self> {
         let background = Background::start("egmem-group")?;
         let group = background.wait(options.join(driver))??;
         Ok(Self {
@@ -39,7 +39,7 @@ impl Group {
     /// [`group::Group::changed`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
     pub fn changed(&mut self, patience: Duration) -> Result<Option<GroupState>> {
         match &mut self.group {
             Some(group) => self.background.wait_for(patience, group.changed()),
@@ -50,18 +50,18 @@ impl Group {
     /// See [`group::Group::barrier`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
     /// no call.
-    pub fn barrier(&self, within: Duration) -> Result<()> {
+    pub fn barrier(&self, within: Duration) -> group::Result<()> {
         self.background.wait(group::Group::barrier(self, within))?
     }
 
     /// See [`group::Group::gather`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
     /// no call.
-    pub fn gather(&self, bytes: &[u8], within: Duration) -> Result<Vec<Vec<u8>>> {
+    pub fn gather(&self, bytes: &[u8], within: Duration) -> group::Result<Vec<Vec<u8>>> {
         let gather = group::Group::gather(self, bytes, within);
         self.background.wait(gather)?
     }
@@ -69,13 +69,13 @@ impl Group {
     /// See [`group::Group::gather_memory`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
     /// no call.
     pub fn gather_memory(
         &self,
         memory: Option<Shared>,
         within: Duration,
-    ) -> Result<GatheredMemory> {
+    ) -> group::Result<GatheredMemory> {
         let gather = group::Group::gather_memory(self, memory, within);
         self.background.wait(gather)?
     }
@@ -83,9 +83,9 @@ impl Group {
     /// See [`group::Group::leave`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime: the rank
+    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime: the rank
     /// has then left like one that is dropped.
-    pub fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
+    pub fn leave(mut self, within: Duration) -> group::Result<Option<Shared>> {
         // Before the group is taken: `drop` knows how to linger.
         outside_async()?;
         match self.group.take() {

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 ///
 /// The group's server keeps ranks with different admissions apart: each waits in a group of its own
 /// until its deadline and is told that the other ranks are missing
-/// ([`Error::RanksMissing`]). It learns nothing about the other group.
+/// ([`Error::RanksMissing`](super::Error::RanksMissing)). It learns nothing about the other group.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Admission {

@@ -1,8 +1,9 @@
 //! Turns the server's answer to all ranks into an error.
 
+use super::error::Error;
 use super::handles::tidy;
+use crate::Refusal;
 use crate::protocol::Incomplete;
-use crate::{Error, Refusal};
 
 /// Returns the error for a failed join or gather of a group of `size` ranks. `what` describes the operation
 /// for people; `peer` is the server.
@@ -22,19 +23,19 @@ pub(super) fn incomplete(
                 size,
             }
         }
-        Refusal::NoCommonHandle => Error::NoCommonHandle {
+        Refusal::NoCommonHandle => Error::Exchange(crate::Error::NoCommonHandle {
             reasons: reasons(why),
-        },
+        }),
         Refusal::RanksDisagree => Error::RanksDisagree {
             group: group.into(),
             reasons: reasons(why),
         },
-        reason => Error::Refused {
+        reason => Error::Exchange(crate::Error::Refused {
             peer,
             what,
             reason,
             detail: tidy(&why.detail),
-        },
+        }),
     }
 }
 

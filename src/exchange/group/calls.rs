@@ -7,12 +7,12 @@ use tokio::sync::MutexGuard;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::answers::incomplete;
+use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
 use super::group::{Group, server_lost};
 use super::handles::{blocking, enough_fds, export, take};
 use super::member::Slot;
 use super::options::Map;
-use crate::Client;
 use crate::client::Answered;
 use crate::driver::HandleType;
 use crate::limits::deadline;
@@ -20,7 +20,7 @@ use crate::protocol::{
     Answer, Ask, Brought, Gather, Incomplete, MAX_GATHER, Member, Members, Operation, Payload,
 };
 use crate::share::{Description, Shared};
-use crate::{Error, Result};
+use crate::{Client, Error as ExchangeError};
 
 /// How long after its deadline a rank still waits for the result of a gather from the server.
 const SLACK: Duration = Duration::from_secs(5);
@@ -41,17 +41,17 @@ impl Group {
     /// The server keeps the errors of the last eight failures since the last success. A rank that enters an
     /// earlier call gets the error of the oldest of those.
     ///
-    /// Only a rank that gets no answer from the server does not know the result. It gets [`Error::PeerLost`],
-    /// [`Error::TimedOut`] or the reason why its session ended, although the call may have succeeded for the
+    /// Only a rank that gets no answer from the server does not know the result. It gets [`PeerLost`](ExchangeError::PeerLost),
+    /// [`TimedOut`](ExchangeError::TimedOut) or the reason why its session ended, although the call may have succeeded for the
     /// other ranks: it has if all ranks, including this one, had entered. If a rank is lost after the call
     /// succeeded, the remaining ranks still get success. The server never reports success to one rank and
     /// failure to another.
     ///
     /// # Errors
     /// [`Error::RanksMissing`] with the ranks that have not called in time, or that have left or were lost;
-    /// [`Error::RanksDisagree`] if ranks call different operations; [`Error::Refused`] if the server is too
+    /// [`Error::RanksDisagree`] if ranks call different operations; [`Refused`](ExchangeError::Refused) if the server is too
     /// old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a limit for the
-    /// peer of any rank (`limit`), which fails the call for all ranks; [`Error::PeerLost`] if the server is
+    /// peer of any rank (`limit`), which fails the call for all ranks; [`PeerLost`](ExchangeError::PeerLost) if the server is
     /// lost.
     ///
     /// # Cancel safety
@@ -71,9 +71,9 @@ impl Group {
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more bytes than [`MAX_GATHER`], which does not count as a call; those
+    /// [`InvalidArgument`](ExchangeError::InvalidArgument) for more bytes than [`MAX_GATHER`], which does not count as a call; those
     /// of [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means that the numbers of bytes
-    /// differ, and [`Error::Refused`] with `limit` that all ranks together send more than [`MAX_GATHER_TOTAL`].
+    /// differ, and [`Refused`](ExchangeError::Refused) with `limit` that all ranks together send more than [`MAX_GATHER_TOTAL`].
     ///
     /// [`MAX_GATHER_TOTAL`]: super::MAX_GATHER_TOTAL
     ///
@@ -82,7 +82,7 @@ impl Group {
     pub async fn gather(&self, bytes: &[u8], within: Duration) -> Result<Vec<Vec<u8>>> {
         let Some(payload) = Payload::new(bytes) else {
             let why = format!("{} bytes, more than {MAX_GATHER}", bytes.len());
-            return Err(Error::invalid("bytes of a gather", why));
+            return Err(ExchangeError::invalid("bytes of a gather", why).into());
         };
         let (mut turn, call) = self.turn(within, Own::Bytes(payload)).await?;
         let all = self.unless_lost(call.gather(bytes.len())).await?;
@@ -107,8 +107,8 @@ impl Group {
     ///
     /// # Errors
     /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which do not count as
-    /// a call; [`Error::LimitReached`] if this process may not open as many file descriptors as all ranks'
-    /// memory has parts; [`Error::Import`] with [`Map::All`].
+    /// a call; [`LimitReached`](ExchangeError::LimitReached) if this process may not open as many file descriptors as all ranks'
+    /// memory has parts; [`Import`](ExchangeError::Import) with [`Map::All`].
     ///
     /// # Cancel safety
     /// As [`barrier`](Self::barrier). Received handles are closed and mappings are unmapped.
@@ -158,7 +158,7 @@ impl Group {
         }
         // Still holding this call's turn: a later call tells the others that all memory is mapped.
         let own = self.own_rank();
-        blocking(move || gathered.map_others(own).map(|()| gathered)).await?
+        Ok(blocking(move || gathered.map_others(own).map(|()| gathered)).await??)
     }
 
     /// Makes a call with the rank's next number, when it is its turn. The number is used up even if the call
@@ -167,10 +167,10 @@ impl Group {
         let until = deadline(within);
         let Some(client) = self.client.clone() else {
             let why = "the rank has left the group";
-            return Err(Error::invalid("group", why));
+            return Err(ExchangeError::invalid("group", why).into());
         };
         let turn = timeout_at(until, self.calls.lock()).await;
-        let mut turn = turn.map_err(|_| Error::TimedOut {
+        let mut turn = turn.map_err(|_| ExchangeError::TimedOut {
             what: format!("an earlier gather of group '{}'", self.name()),
             after: within,
         })?;
@@ -192,7 +192,7 @@ impl Group {
         tokio::select! {
             biased;
             result = call => result,
-            error = server_lost(self.state.clone()) => Err(error),
+            error = server_lost(self.state.clone()) => Err(error.into()),
         }
     }
 }
@@ -351,12 +351,14 @@ impl Call {
             let patience = last.saturating_duration_since(Instant::now());
             match self.client.exchange(ask, fds, patience).await {
                 // The client is reconnecting.
-                Err(Error::PeerLost { .. }) if Instant::now() + PAUSE < last => sleep(PAUSE).await,
+                Err(ExchangeError::PeerLost { .. }) if Instant::now() + PAUSE < last => {
+                    sleep(PAUSE).await
+                }
                 Ok(Answered {
                     answer: Answer::Incomplete(why),
                     ..
                 }) => return Err(self.failed(&why)),
-                answered => return answered,
+                answered => return Ok(answered?),
             }
         }
     }
@@ -390,9 +392,9 @@ impl Call {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Protocol {
+        Error::Exchange(ExchangeError::Protocol {
             peer: self.client.peer(),
             detail: detail.into(),
-        }
+        })
     }
 }

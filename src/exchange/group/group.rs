@@ -272,7 +272,7 @@ impl Group {
     /// # Cancel safety
     ///
     /// If the future is dropped early, the rank leaves as a dropped group does.
-    pub async fn leave(mut self, within: Duration) -> Result<Option<Shared>> {
+    pub async fn leave(mut self, within: Duration) -> super::Result<Option<Shared>> {
         // The last owner unmaps, on a blocking thread.
         let members = std::mem::replace(&mut self.members, Arc::new([]));
         let unmapping = tokio::task::spawn_blocking(move || drop(members));
@@ -309,12 +309,13 @@ impl Group {
                         peer: ranks.collect::<Vec<_>>().join(", "),
                         why: format!("before leaving group '{}'", self.name),
                     },
-                })
+                }
+                .into())
             }
-            _ => Err(Error::Protocol {
+            _ => Err(super::Error::Exchange(Error::Protocol {
                 peer,
                 detail: "unexpected answer to a rank that leaves".into(),
-            }),
+            })),
         }
     }
 }

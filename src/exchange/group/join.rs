@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::answers::incomplete;
+use super::error::{Error, Result};
 use super::group::{Group, Parts};
 use super::handles::{blocking, enough_fds, export, take};
 use super::host::Hosted;
@@ -18,8 +19,7 @@ use crate::driver::{Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
 use crate::share::{BootId, best_handle_types};
-use crate::{Address, Client};
-use crate::{Error, Result};
+use crate::{Address, Client, Error as ExchangeError};
 
 /// How long after its deadline a rank still waits for the server to name the missing ranks.
 const SLACK: Duration = Duration::from_secs(5);
@@ -39,13 +39,13 @@ pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group
     check_name(&options.name)?;
     if options.rank >= options.size {
         let why = format!("it is {} of {}", options.rank, options.size);
-        return Err(Error::invalid_of("rank", why, ranks(options.size)));
+        return Err(ExchangeError::invalid_of("rank", why, ranks(options.size)).into());
     }
     if let Host::Rank(host) = options.host
         && host >= options.size
     {
         let why = format!("it is rank {host} of {}", options.size);
-        return Err(Error::invalid_of("host", why, ranks(options.size)));
+        return Err(ExchangeError::invalid_of("host", why, ranks(options.size)).into());
     }
     let until = deadline(options.deadline);
     let hosted = match options.host {
@@ -103,13 +103,15 @@ async fn connect(
         // The rank that should have started the server has not come.
         (
             Host::Rank(host),
-            Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. },
+            ExchangeError::PeerLost { .. }
+            | ExchangeError::Unreachable { .. }
+            | ExchangeError::TimedOut { .. },
         ) => Error::RanksMissing {
             group: options.name.clone(),
             missing: vec![host],
             size: options.size,
         },
-        _ => error,
+        _ => error.into(),
     })?;
     if client.passes_fds() || client.boot() != BootId::current()? {
         return Ok(client);
@@ -252,8 +254,8 @@ impl Joining<'_> {
                 Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
                 Ok(_) => return Err(self.broken("unexpected answer, not an agreement")),
                 // The client is reconnecting.
-                Err(Error::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
-                Err(error) => return Err(error),
+                Err(ExchangeError::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -279,7 +281,7 @@ impl Joining<'_> {
             let patience = self.left().saturating_add(self.options.limits.request);
             let answered = match self.client.exchange(ask, fds, patience).await {
                 // The client is reconnecting; handles offered before are not requested twice.
-                Err(Error::PeerLost { .. }) if self.left() > PAUSE => {
+                Err(ExchangeError::PeerLost { .. }) if self.left() > PAUSE => {
                     sleep(PAUSE).await;
                     continue;
                 }
@@ -319,10 +321,10 @@ impl Joining<'_> {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Protocol {
+        Error::Exchange(ExchangeError::Protocol {
             peer: self.client.peer(),
             detail: detail.into(),
-        }
+        })
     }
 
     /// Turns the server's answer to all ranks into an error.

@@ -6,7 +6,7 @@
 //!
 //! The ranks meet at a server, which rank 0 starts or which runs already. The server makes all decisions, so
 //! all ranks get the same one. It chooses fabric handles if every rank supports them, else POSIX fds if all
-//! ranks are on the server's machine; otherwise all ranks get [`Error::NoCommonHandle`] with each rank's
+//! ranks are on the server's machine; otherwise all ranks get [`NoCommonHandle`] with each rank's
 //! reason. If a rank is missing, or is lost before all have exchanged their handles, all get
 //! [`Error::RanksMissing`].
 //!
@@ -21,13 +21,15 @@
 //! If a rank crashed and joins again, a new round begins, and all other ranks join again too. This does not
 //! disturb a group that is complete.
 //!
+//! What waits for other ranks fails with a group's [`Error`], which carries the exchange's error for all that is not
+//! about ranks.
+//!
 //! POSIX fds need Unix sockets. If rank 0 starts a server with a TCP address, the server also listens at a
 //! Unix socket in its own directory, and ranks of the same machine switch to it automatically. Every rank
 //! gets a file descriptor for every part of every rank's memory, and so does the server: `RLIMIT_NOFILE` must
 //! allow for that.
 //!
-//! [`Error::NoCommonHandle`]: crate::Error::NoCommonHandle
-//! [`Error::RanksMissing`]: crate::Error::RanksMissing
+//! [`NoCommonHandle`]: crate::Error::NoCommonHandle
 
 mod admission;
 mod agree;
@@ -36,6 +38,7 @@ mod calls;
 mod collective;
 mod coordinator;
 mod enter;
+mod error;
 mod gather;
 mod gathered;
 #[allow(clippy::module_inception, reason = "it holds the type of that name")]
@@ -57,6 +60,7 @@ mod rounds;
 
 pub use admission::{Admission, GroupSecret};
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
+pub use error::{Error, Result};
 pub use gathered::GatheredMemory;
 pub use group::{Group, GroupState};
 pub(crate) use identity::Keys;

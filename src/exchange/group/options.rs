@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{Admission, Group, join};
-use crate::Result;
 use crate::driver::{Access, Driver};
 use crate::share::{ImportOptions, Peers, Shared};
 use crate::{Address, Limits, Security, Who};
@@ -184,22 +183,22 @@ impl GroupOptions {
     /// (about 250 bytes per member); nothing else does.
     ///
     /// # Errors
-    /// For all ranks that have come: [`Error::RanksMissing`](crate::Error::RanksMissing) with the ranks that
-    /// have not come in time or were lost meanwhile, [`Error::NoCommonHandle`](crate::Error::NoCommonHandle)
+    /// For all ranks that have come: [`Error::RanksMissing`](super::Error::RanksMissing) with the ranks that
+    /// have not come in time or were lost meanwhile, [`NoCommonHandle`](crate::Error::NoCommonHandle)
     /// with the reasons.
     ///
-    /// For this rank only: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank that does not
-    /// exist; [`Error::Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
+    /// For this rank only: [`InvalidArgument`](crate::Error::InvalidArgument) for a rank that does not
+    /// exist; [`Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
     /// right to groups of this name, or the admission does not admit this rank itself; also if the rank is
     /// taken, the size differs from the others', or a limit is reached;
-    /// [`Error::LimitReached`](crate::Error::LimitReached) if this process may not open as many file
+    /// [`LimitReached`](crate::Error::LimitReached) if this process may not open as many file
     /// descriptors as all ranks' memory has parts (`RLIMIT_NOFILE`); those of connecting and, with
     /// [`Map::All`], of importing.
     ///
     /// # Cancel safety
     /// If the future is dropped early, this rank leaves: the others' join fails, unless they already have
     /// everything they need.
-    pub async fn join(self, driver: &Driver) -> Result<Group> {
+    pub async fn join(self, driver: &Driver) -> super::Result<Group> {
         join::join(self, driver).await
     }
 }

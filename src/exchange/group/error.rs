@@ -1,0 +1,112 @@
+//! What joining a group and its calls may fail with.
+
+#[cfg(test)]
+mod catalogue;
+
+use std::fmt::{self, Write};
+
+use crate::DriverError;
+use crate::text::Escaping;
+
+/// A result with the groups' [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What joining a group and its barriers and gathers may fail with; [`Error::remedy`] says what to do.
+///
+/// Its text has no control characters.
+// The texts of the variants are below, in `describe`, which escapes all of them.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What any use of the exchange may meet.
+    #[error(transparent)]
+    Exchange(#[from] crate::Error),
+    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
+    /// or were lost.
+    RanksMissing {
+        /// The group.
+        group: String,
+        /// The missing ranks.
+        missing: Vec<u32>,
+        /// The number of ranks in the group.
+        size: u32,
+    },
+    /// Ranks of a group have called different operations, or with different sizes, as their same call.
+    RanksDisagree {
+        /// The group.
+        group: String,
+        /// What two of the ranks have called.
+        reasons: Vec<String>,
+    },
+}
+
+impl Error {
+    /// Returns what to do about it, in a sentence.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Exchange(error) => error.remedy(),
+            Self::RanksMissing { .. } => {
+                "check that each missing rank has started, with the same group, size and address, and has not ended"
+            }
+            Self::RanksDisagree { .. } => {
+                "call the same operations in the same order, with the same number of bytes, in every rank"
+            }
+        }
+    }
+
+    /// Returns the exchange's error inside, if there is one.
+    pub const fn exchange(&self) -> Option<&crate::Error> {
+        match self {
+            Self::Exchange(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the failed driver call behind the error, if any.
+    pub const fn driver_error(&self) -> Option<DriverError> {
+        match self {
+            Self::Exchange(error) => error.driver_error(),
+            _ => None,
+        }
+    }
+
+    fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
+        match self {
+            // The error inside escapes its own text.
+            Self::Exchange(error) => write!(f.0, "{error}"),
+            Self::RanksMissing {
+                group,
+                missing,
+                size,
+            } => write!(f, "group {group}: {} missing", ranks(missing, *size)),
+            Self::RanksDisagree { group, reasons } => {
+                write!(f, "group {group}: ranks disagree: {}", reasons.join("; "))
+            }
+        }
+    }
+}
+
+/// One line without control characters: a group's name and the reasons may come from a peer.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(&mut Escaping(f))
+    }
+}
+
+/// Formats missing ranks: `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
+fn ranks(missing: &[u32], size: u32) -> String {
+    const SHOWN: usize = 16;
+    let mut text = missing
+        .iter()
+        .take(SHOWN)
+        .map(u32::to_string)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if missing.len() > SHOWN {
+        text += &format!(" and {} more", missing.len() - SHOWN);
+    }
+    match missing {
+        [_] => format!("rank {text} of {size} is"),
+        _ => format!("ranks {text} of {size} are"),
+    }
+}
