@@ -2,6 +2,7 @@
 
 mod event;
 mod marks;
+mod order;
 mod over;
 #[cfg(feature = "async")]
 mod poller;
@@ -107,33 +108,6 @@ impl Stream {
         unsafe { is_capturing(self.driver(), self.handle()) }
     }
 
-    /// Makes work submitted to this stream from now on wait for `event`.
-    ///
-    /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's event.
-    pub fn wait(&self, event: &Event) -> Result<()> {
-        self.driver().expect_same(event.driver(), "event")?;
-        // SAFETY: the borrows keep both handles alive.
-        unsafe {
-            self.driver()
-                .stream_wait_event(self.handle(), event.handle())
-        }
-    }
-
-    /// Makes work submitted to this stream from now on wait for everything submitted to `other` so far.
-    ///
-    /// # Errors
-    /// As [`wait`](Self::wait).
-    pub fn wait_for(&self, other: &Self) -> Result<()> {
-        self.driver().expect_same(other.driver(), "stream")?;
-        if self.handle() == other.handle() {
-            return Ok(());
-        }
-        let event = Event::new(other.driver(), other.device(), false)?;
-        event.record(other)?;
-        self.wait(&event)
-    }
-
     /// Waits for the end of the work that the caller has just submitted to the stream. The borrow of its
     /// memory may end only then, because safe code may reuse the bytes at once. See `over::wait`.
     ///
@@ -229,6 +203,10 @@ impl Stream {
             self.driver()
                 .memset_d8_async(dst, byte, bytes, self.handle())
         }
+    }
+
+    fn marks(&self) -> &Marks {
+        &self.0.marks
     }
 
     /// Returns the GPU's ordinal.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::{Support, Trial};
+use super::support::{Support, Trial};
 use crate::Driver;
 use crate::per_driver::{PerDriver, lock};
 

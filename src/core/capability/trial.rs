@@ -1,14 +1,17 @@
 //! Runs one trial: the whole chain in the smallest size, with everything freed on every path.
 
-use super::{Capabilities, Path, Trial};
+use super::support::{Path, Support, Trial};
 use crate::driver::{Access, AccessDesc, HandleType, HandleTypes, Location};
 use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Pool, Result, Stream};
 
-/// Runs the trial.
-pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> {
-    let driver = capabilities.driver();
+/// Runs the trial. `ask` returns the answer to another one.
+pub(super) fn attempt(
+    driver: &Driver,
+    trial: &Trial,
+    ask: impl FnOnce(Trial) -> Support,
+) -> Result<()> {
     check_gpu(driver, trial)?;
     let tried = match trial.path {
         Path::Vmm => vmm(driver, trial),
@@ -20,7 +23,7 @@ pub(super) fn attempt(capabilities: &Capabilities, trial: &Trial) -> Result<()> 
                     path: Path::Vmm,
                     ..*trial
                 };
-                capabilities.trial(vmm).require()?;
+                ask(vmm).require()?;
             }
             pool(driver, trial)
         }

@@ -1,8 +1,17 @@
 //! The checks of memory before safe calls use it from a GPU or in a system call.
 
-use super::{Engine, GrantUse};
+use super::GrantUse;
 use crate::Result;
 use crate::driver::{Access, StreamHandle};
+
+/// The part of a GPU that accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Copies and fills. They reach every GPU's memory from `cuMemAlloc`, with or without peer access.
+    Copy,
+    /// Kernels. They reach another GPU's memory only with a grant of it to their own GPU.
+    Kernel,
+}
 
 /// The checks of a memory before safe calls use it from a GPU or in a system call. Types of this crate implement it;
 /// another implementor takes their place in every safe call, such as [`Stream::copy`](crate::Stream::copy).

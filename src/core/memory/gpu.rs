@@ -1,17 +1,8 @@
 //! Checks GPUs' access to memory before a safe call submits work.
 
-use super::Memory;
+use super::{Engine, Memory};
 use crate::driver::{Access, Location};
 use crate::{Error, Result};
-
-/// The part of a GPU that accesses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// Copies and fills. They reach every GPU's memory from `cuMemAlloc`, with or without peer access.
-    Copy,
-    /// Kernels. They reach another GPU's memory only with a grant of it to their own GPU.
-    Kernel,
-}
 
 /// Refuses a range that `engine` of GPU `gpu` has no access `need` to: the GPU would lose its context.
 ///

@@ -9,7 +9,7 @@ mod reach;
 mod view;
 mod words;
 
-pub use checks::AccessChecks;
+pub use checks::{AccessChecks, Engine};
 pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::{Error, Result};
 
-pub use gpu::{Engine, expect_gpu_access, expect_no_cpu_fault};
+pub use gpu::{expect_gpu_access, expect_no_cpu_fault};
 pub use grants::{GrantUse, GrantUses};
 
 /// Memory with an address in CUDA's unified address space.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Inner, Pool};
+use super::handle::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::explain::explain_pool;
+use crate::guard::check_free;
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
 use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
@@ -21,6 +23,34 @@ pub struct PoolBuffer {
     len: u64,
     stream: Stream,
     users: Vec<Stream>,
+}
+
+impl Pool {
+    /// Allocates `bytes`, usable by work submitted to `stream` from now on.
+    ///
+    /// Source: `cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes or another driver's stream; [`Error::NodeTooFull`];
+    /// [`Error::OutOfMemory`], also beyond the pool's largest size.
+    pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
+        self.0.driver.expect_same(stream.driver(), "stream")?;
+        if bytes == 0 {
+            return Err(Error::invalid_of(
+                "size",
+                "0 bytes cannot be allocated",
+                "1 byte or more",
+            ));
+        }
+        if !self.0.overcommit {
+            check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
+        }
+        let calls = self.0.calls()?;
+        // SAFETY: `self` and `stream` keep their handles alive.
+        let start = unsafe { calls.alloc_from_pool_async(self.0.handle, bytes, stream.handle()) }
+            .map_err(|error| explain_pool(&self.0.driver, error, &self.0.props, bytes))?;
+        Ok(PoolBuffer::new(Arc::clone(&self.0), start, bytes, stream))
+    }
 }
 
 impl PoolBuffer {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Inner, Pool};
+use super::handle::{Inner, Pool};
 use crate::Result;
 use crate::driver::{
     Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps,
@@ -36,6 +36,13 @@ impl Default for Reuse {
     }
 }
 
+impl Pool {
+    /// Returns options for a pool at `location`: a node's id, or any [`Location`].
+    pub fn options(location: impl Into<Location>) -> PoolOptions {
+        PoolOptions::at(location.into())
+    }
+}
+
 /// Options of a pool; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
@@ -49,7 +56,7 @@ pub struct PoolOptions {
 }
 
 impl PoolOptions {
-    pub(super) const fn at(location: Location) -> Self {
+    const fn at(location: Location) -> Self {
         Self {
             props: PoolProps {
                 location,

@@ -3,20 +3,19 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use super::Stream;
+use crate::Result;
 use crate::driver::{Driver, EventHandle};
 use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
-use crate::{Error, Result};
 
 /// A point in a stream's work, destroyed when dropped.
 #[derive(Debug)]
 pub struct Event {
-    driver: Driver,
-    handle: EventHandle,
+    pub(super) driver: Driver,
+    pub(super) handle: EventHandle,
     /// How many uses need the mark to stay where it is. Locked while it moves.
-    held: Mutex<u64>,
+    pub(super) held: Mutex<u64>,
 }
 
 impl Event {
@@ -25,7 +24,7 @@ impl Event {
     /// Source: `cuEventCreate`.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`], or the driver's error.
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's error.
     pub fn new(driver: &Driver, device: i32, timing: bool) -> Result<Self> {
         Ok(Self {
             handle: driver
@@ -36,28 +35,10 @@ impl Event {
         })
     }
 
-    /// Marks the end of everything submitted to `stream` so far.
-    ///
-    /// # Errors
-    /// The driver's errors; [`Error::InvalidArgument`] for another driver's stream, and while a heap's memory
-    /// waits for the event's present mark.
-    pub fn record(&self, stream: &Stream) -> Result<()> {
-        self.driver.expect_same(stream.driver(), "stream")?;
-        let held = lock(&self.held);
-        if *held > 0 {
-            return Err(Error::invalid(
-                "event",
-                "memory will be reused after the work that it marks: record another event",
-            ));
-        }
-        // SAFETY: the borrows keep both handles alive.
-        unsafe { self.driver.event_record(self.handle, stream.handle()) }
-    }
-
     /// Waits until the marked work is done; at once if the event was never recorded.
     ///
     /// # Errors
-    /// As [`Stream::synchronize`].
+    /// As [`Stream::synchronize`](super::Stream::synchronize).
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_synchronize(self.handle) }
@@ -66,7 +47,7 @@ impl Event {
     /// Returns whether the marked work is done.
     ///
     /// # Errors
-    /// As [`Stream::synchronize`].
+    /// As [`Stream::synchronize`](super::Stream::synchronize).
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_query(self.handle) }

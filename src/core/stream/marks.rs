@@ -4,15 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::ThreadId;
 
-use super::{Event, Stream};
+use super::event::Event;
 use crate::Result;
 use crate::per_driver::lock;
 
 /// How many events a stream keeps for later marks; the rest are destroyed.
 const SPARES: usize = 64;
-
-/// `CU_STREAM_PER_THREAD`: one handle for another stream in each thread.
-const PER_THREAD: u64 = 2;
 
 /// The events of one stream.
 #[derive(Debug)]
@@ -55,45 +52,41 @@ impl Marks {
             }),
         }
     }
-}
 
-impl Stream {
-    /// Returns an event for [`mark`](Self::mark): a spare one, or a new one.
-    ///
-    /// # Errors
-    /// The driver's errors.
-    pub(super) fn spare_event(&self) -> Result<Event> {
-        let spare = lock(&self.0.marks.state).spares.pop();
-        match spare {
-            Some(event) => Ok(event),
-            None => Event::new(self.driver(), self.device(), false),
-        }
+    /// Returns a spare event, if there is one.
+    pub(super) fn spare(&self) -> Option<Event> {
+        lock(&self.state).spares.pop()
     }
 
-    /// Records an event behind everything submitted to the stream so far.
+    /// Numbers the mark that `record` sets: `event` behind everything submitted to the stream so far. If
+    /// `per_thread`, each thread has a stream of its own behind the same handle.
     ///
     /// # Errors
-    /// The driver's errors.
-    pub(super) fn mark(&self, event: Event) -> Result<Mark> {
-        let per_thread = self.handle().raw == PER_THREAD;
+    /// Those of `record`.
+    pub(super) fn mark(
+        &self,
+        event: Event,
+        per_thread: bool,
+        record: impl FnOnce(&Event) -> Result<()>,
+    ) -> Result<Mark> {
         let thread = per_thread.then(|| std::thread::current().id());
         // Held while the event is recorded, so that the numbers are in the stream's order.
-        let mut state = lock(&self.0.marks.state);
-        event.record(self)?;
+        let mut state = lock(&self.state);
+        record(&event)?;
         state.recorded += 1;
         Ok(Mark {
             event: Arc::new(event),
-            place: (Order(self.0.marks.stream, thread), state.recorded),
+            place: (Order(self.stream, thread), state.recorded),
         })
     }
 
     /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
-    pub(super) fn keep_event(&self, mark: Mark) {
+    pub(super) fn keep(&self, mark: Mark) {
         let Ok(event) = Arc::try_unwrap(mark.event) else {
             return;
         };
         // Does not wait for the lock: a thread that records waits for the GPU if the stream is full.
-        let mut state = match self.0.marks.state.try_lock() {
+        let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,

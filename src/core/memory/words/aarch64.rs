@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-use super::{WORD, portable};
+use super::portable::{self, WORD};
 
 /// The bytes of a round; stores are fast if the destination is a multiple of this.
 const LINE: usize = 64;

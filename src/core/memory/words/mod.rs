@@ -44,10 +44,7 @@ use portable::{fill_words, load_words, store_words};
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64::{fill_words, load_words, store_words};
 
-use portable::{load_part, store_part};
-
-/// The bytes of a word.
-const WORD: usize = 8;
+use portable::{WORD, load_part, store_part};
 
 /// Returns the bytes before the first multiple of 8, of `len` at `at`.
 fn head(at: *const u8, len: usize) -> usize {

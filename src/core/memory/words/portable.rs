@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::WORD;
+/// The bytes of a word.
+pub(super) const WORD: usize = 8;
 
 /// # Safety
 /// `at` is a multiple of 8, and the 8 bytes there are mapped for the caller's accesses.

@@ -7,7 +7,7 @@ mod moves;
 
 use std::sync::OnceLock;
 
-use super::{WORD, portable};
+use super::portable::{self, WORD};
 use moves::{BLOCK, ROUND};
 
 /// From how many bytes on the assembly is faster than a loop, including its start.

@@ -5,7 +5,7 @@
 
 use std::arch::asm;
 
-use super::super::WORD;
+use super::super::portable::WORD;
 
 /// The bytes that [`load_pairs`] and [`store_pairs`] move at a time.
 pub(super) const ROUND: usize = 128;

@@ -1,0 +1,121 @@
+//! What can be tried, and the answer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{Code, HandleTypes, Location};
+use crate::{Error, Result};
+
+/// A way to allocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// Virtual memory management: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
+    Vmm,
+    /// Stream-ordered: `cuMemPoolCreate`, `cuMemAllocFromPoolAsync`.
+    Pool,
+}
+
+impl Path {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Vmm, Self::Pool];
+}
+
+impl std::fmt::Display for Path {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Vmm => "VMM",
+            Self::Pool => "pool",
+        })
+    }
+}
+
+/// The sets of handle types to try.
+pub const HANDLE_TYPES: [HandleTypes; 4] = [
+    HandleTypes::NONE,
+    HandleTypes::POSIX_FD,
+    HandleTypes::FABRIC,
+    HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits()),
+];
+
+/// One combination to try: memory at a location, for a GPU (and the CPU, for the CPU's memory), on a path,
+/// with handle types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Trial {
+    /// Where the memory lies.
+    pub location: Location,
+    /// The ordinal of the GPU that reads and writes it.
+    pub gpu: i32,
+    /// How it is allocated.
+    pub path: Path,
+    /// How it can be shared.
+    pub handle_types: HandleTypes,
+}
+
+impl std::fmt::Display for Trial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            location,
+            gpu,
+            path,
+            handle_types,
+        } = self;
+        write!(
+            f,
+            "{path} memory on {location} for GPU {gpu} (handle types: {handle_types})"
+        )
+    }
+}
+
+/// The result of a trial.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Support {
+    /// It worked.
+    Yes,
+    /// It does not work here, with the reason.
+    No(Error),
+    /// The trial was inconclusive, with the reason: there was no memory for it, or the GPU's context is lost.
+    /// The next request tries again.
+    Unknown(Error),
+}
+
+impl Support {
+    /// Returns whether it worked.
+    pub const fn is_yes(&self) -> bool {
+        matches!(self, Self::Yes)
+    }
+
+    /// Returns the reason, if it did not work.
+    pub const fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Yes => None,
+            Self::No(error) | Self::Unknown(error) => Some(error),
+        }
+    }
+
+    /// Returns `Ok` if it worked, for use with `?`.
+    ///
+    /// # Errors
+    /// The reason, if it did not.
+    pub fn require(self) -> Result<()> {
+        match self {
+            Self::Yes => Ok(()),
+            Self::No(error) | Self::Unknown(error) => Err(error),
+        }
+    }
+
+    pub(super) fn of(result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Yes,
+            Err(error) if is_passing(&error) => Self::Unknown(error),
+            Err(error) => Self::No(error),
+        }
+    }
+}
+
+/// Returns whether an error says nothing about the machine's abilities.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::ContextLost { .. } => true,
+        other => other.code() == Some(Code::OUT_OF_MEMORY),
+    }
+}
