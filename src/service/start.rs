@@ -9,7 +9,9 @@ use tokio::sync::watch;
 
 use super::Service;
 use super::audit::AuditFile;
-use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig};
+#[cfg(feature = "etcd")]
+use super::config::etcd_options;
+use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig, server_options};
 use super::create::{Abandoned, Wanted};
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
@@ -19,13 +21,13 @@ use crate::driver::{Location, NodeId};
 use crate::exchange::Address;
 use crate::exchange::directory::Registration;
 #[cfg(feature = "etcd")]
-use crate::exchange::directory::{Directory, EtcdOptions, Exporter};
+use crate::exchange::directory::{Directory, Exporter};
 use crate::exchange::protocol::Create;
-use crate::exchange::server::{Allocate, Allocation, ServerOptions};
+use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{PeerName, Security, Server, Tls, TlsFiles};
 #[cfg(feature = "etcd")]
 use crate::share::BootId;
-use crate::share::{Peers, best_handle_types};
+use crate::share::best_handle_types;
 use crate::{Driver, Error, Refusal, Result, Topology};
 
 /// Counts down when a reserve has been filled for the first time.
@@ -83,101 +85,80 @@ async fn blocking<T: Send + 'static>(
         .unwrap_or_else(|error| Err(Error::failed(what, error.to_string())))
 }
 
-pub(super) async fn start(config: ServiceConfig, driver: &Driver) -> Result<Service> {
-    config.check()?;
-    let (security, tls) = security(&config)?;
-    let audit = match &config.audit {
-        Some(audit) => Some(AuditFile::open(&audit.file)?),
-        None => None,
-    };
-    // One for the names.
-    let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
-    let (plans, driver) = (config.clone(), driver.clone());
-    let countdown = Arc::clone(&unready);
-    let (nodes, homes) = blocking("starting the reserves", move || {
-        let topology = Topology::discover(&driver)?;
-        let homes = homes(&plans, &topology)?;
-        Ok((reserves(&plans, &driver, &topology, &countdown)?, homes))
-    })
-    .await?;
-    let state = Arc::new(State::new(
-        nodes,
-        config.create.clone(),
-        config
-            .buffers
-            .iter()
-            .map(|buffer| buffer.name.clone())
-            .collect(),
-        unready.subscribe(),
-        config.limits.frame_fds as usize,
-        audit,
-    ));
+impl Service {
+    /// Starts a service. When this returns, its buffers exist and it listens; its reserves may still be
+    /// filling ([`ready`](Self::ready) waits for them).
+    ///
+    /// It needs a tokio runtime with timers and I/O; driver calls run in separate threads.
+    ///
+    /// # Errors
+    /// Those of [`ServiceConfig::check`]; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what the machine
+    /// does not have; those of creating a buffer; those of
+    /// [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading certificates.
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, everything created is released.
+    pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
+        config.check()?;
+        let (security, tls) = security(&config)?;
+        let audit = match &config.audit {
+            Some(audit) => Some(AuditFile::open(&audit.file)?),
+            None => None,
+        };
+        // One for the names.
+        let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
+        let (plans, driver) = (config.clone(), driver.clone());
+        let countdown = Arc::clone(&unready);
+        let (nodes, homes) = blocking("starting the reserves", move || {
+            let topology = Topology::discover(&driver)?;
+            let homes = homes(&plans, &topology)?;
+            Ok((reserves(&plans, &driver, &topology, &countdown)?, homes))
+        })
+        .await?;
+        let state = Arc::new(State::new(
+            nodes,
+            config.create.clone(),
+            config
+                .buffers
+                .iter()
+                .map(|buffer| buffer.name.clone())
+                .collect(),
+            unready.subscribe(),
+            config.limits.frame_fds as usize,
+            audit,
+        ));
 
-    let endpoint = match &config.metrics {
-        Some(metrics) => {
-            let pages = Arc::clone(&state);
-            Some(Endpoint::start(&metrics.address, metrics.anywhere, pages).await?)
+        let endpoint = match &config.metrics {
+            Some(metrics) => {
+                let pages = Arc::clone(&state);
+                Some(Endpoint::start(&metrics.address, metrics.anywhere, pages).await?)
+            }
+            None => None,
+        };
+        let mut options =
+            server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
+        if let Some(audit) = &state.audit {
+            options = options.audit(audit.sink());
         }
-        None => None,
-    };
-    let mut options =
-        server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
-    if let Some(audit) = &state.audit {
-        options = options.audit(audit.sink());
-    }
-    let server = options.start().await?;
-    state.set_server(server.clone());
-    // From here on dropping `service` ends it: state and server refer to each other.
-    let service = Service {
-        state: Arc::clone(&state),
-        server,
-        tls,
-        endpoint,
-        config: Mutex::new(config.clone()),
-    };
-    if let Some(directory) = &config.directory {
-        state.set_directory(register(directory, &service.server).await?);
-    }
-    for (buffer, node) in config.buffers.into_iter().zip(homes) {
-        let state = Arc::clone(&state);
-        blocking("making a buffer", move || publish(&state, &buffer, node)).await?;
-    }
-    unready.send_modify(|count| *count -= 1);
-    Ok(service)
-}
-
-/// Returns the options of the exchange's server. [`ServiceConfig::check`] checks the same options.
-pub(super) fn server_options(config: &ServiceConfig, security: Security) -> ServerOptions {
-    let mut options = Server::options()
-        .security(security)
-        .limits(config.limits.clone())
-        .heartbeat(config.lease.heartbeat)
-        .lease(config.lease.expiry)
-        .peers(peers(config));
-    for (pattern, who) in config.group_rights() {
-        options = options.groups(pattern, who);
-    }
-    for address in &config.listen {
-        options = options.listen(address.clone());
-    }
-    match &config.local.door {
-        Some(door) => options.door(Some(door.clone())),
-        None => options,
-    }
-}
-
-/// Returns the options to reach etcd, without the user. [`ServiceConfig::check`] checks the same options.
-#[cfg(feature = "etcd")]
-pub(super) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
-    let mut options = EtcdOptions::new(config.endpoints.clone())
-        .prefix(config.prefix.as_str())
-        .lease(config.lease);
-    if let Some(ca) = &config.ca {
-        options = options.ca(ca);
-    }
-    match (&config.cert, &config.key) {
-        (Some(cert), Some(key)) => options.identity(cert, key),
-        _ => options,
+        let server = options.start().await?;
+        state.set_server(server.clone());
+        // From here on dropping `service` ends it: state and server refer to each other.
+        let service = Service {
+            state: Arc::clone(&state),
+            server,
+            tls,
+            endpoint,
+            config: Mutex::new(config.clone()),
+        };
+        if let Some(directory) = &config.directory {
+            state.set_directory(register(directory, &service.server).await?);
+        }
+        for (buffer, node) in config.buffers.into_iter().zip(homes) {
+            let state = Arc::clone(&state);
+            blocking("making a buffer", move || publish(&state, &buffer, node)).await?;
+        }
+        unready.send_modify(|count| *count -= 1);
+        Ok(service)
     }
 }
 
@@ -227,18 +208,6 @@ fn files_of(tls: &TlsConfig) -> TlsFiles {
         cert: tls.cert.clone(),
         key: tls.key.clone(),
         crl: tls.crl.clone(),
-    }
-}
-
-pub(super) fn peers(config: &ServiceConfig) -> Peers {
-    let peers = Peers::same_user();
-    match config.local.any_user {
-        true => peers.any_user(),
-        false => config
-            .local
-            .users
-            .iter()
-            .fold(peers, |peers, &uid| peers.and_user(uid)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
+use super::tables::{BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
 use crate::driver::Access;
 use crate::exchange::group::Rights;
 use crate::exchange::protocol::check_name;
@@ -244,7 +244,7 @@ impl DirectoryConfig {
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
         #[cfg(feature = "etcd")]
-        return crate::start::etcd_options(self).check();
+        return super::options::etcd_options(self).check();
         #[cfg(not(feature = "etcd"))]
         Err(Error::PlatformUnsupported {
             what: "`directory`, because this program was built without the feature etcd",

@@ -1,6 +1,6 @@
 //! Default values of a configuration.
 
-use super::*;
+use std::time::Duration;
 
 pub fn yes() -> bool {
     true
@@ -51,41 +51,4 @@ pub fn prefix() -> String {
 }
 pub fn directory_lease() -> Duration {
     Duration::from_secs(10)
-}
-
-impl Default for NodeConfig {
-    fn default() -> Self {
-        Self {
-            max_bytes: None,
-            headroom: headroom(),
-            quiet: quiet(),
-            retry: retry(),
-        }
-    }
-}
-
-impl Default for ReuseConfig {
-    fn default() -> Self {
-        Self {
-            policy: Reuse::default(),
-            keep: keep(),
-            scrub: Scrubber::default(),
-            threads: threads(),
-        }
-    }
-}
-
-impl Default for LeaseConfig {
-    fn default() -> Self {
-        Self {
-            heartbeat: heartbeat(),
-            expiry: expiry(),
-        }
-    }
-}
-
-impl Default for DrainConfig {
-    fn default() -> Self {
-        Self { deadline: drain() }
-    }
 }

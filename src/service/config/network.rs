@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use super::check::wrong;
-use super::{MetricsConfig, ServiceConfig};
+use super::options::server_options;
+use super::tables::{MetricsConfig, ServiceConfig};
 use crate::Result;
 use crate::exchange::{Address, Security};
-use crate::{http, start};
+use crate::http;
 
 impl ServiceConfig {
     /// Checks what the exchange's server, the metrics endpoint and the directory would refuse.
@@ -21,7 +22,7 @@ impl ServiceConfig {
             true => Security::Plain,
             false => Security::PlainAnywhere,
         };
-        start::server_options(self, security).check()?;
+        server_options(self, security).check()?;
         for address in &self.listen {
             if plain && is_other_name(address) {
                 return Err(wrong(format!(

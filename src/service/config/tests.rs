@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use super::*;
-use crate::Error;
+use crate::{Error, Reuse};
 
 const LEAST: &str = "listen = [\"unix:/run/egmem/egmem.sock\"]\n";
 

@@ -1,0 +1,58 @@
+//! The exchange's options that a configuration stands for.
+
+#[cfg(feature = "etcd")]
+use super::tables::DirectoryConfig;
+use super::tables::ServiceConfig;
+#[cfg(feature = "etcd")]
+use crate::exchange::directory::EtcdOptions;
+use crate::exchange::server::ServerOptions;
+use crate::exchange::{Security, Server};
+use crate::share::Peers;
+
+/// Returns the options of the exchange's server. [`ServiceConfig::check`] checks the same options.
+pub(crate) fn server_options(config: &ServiceConfig, security: Security) -> ServerOptions {
+    let mut options = Server::options()
+        .security(security)
+        .limits(config.limits.clone())
+        .heartbeat(config.lease.heartbeat)
+        .lease(config.lease.expiry)
+        .peers(peers(config));
+    for (pattern, who) in config.group_rights() {
+        options = options.groups(pattern, who);
+    }
+    for address in &config.listen {
+        options = options.listen(address.clone());
+    }
+    match &config.local.door {
+        Some(door) => options.door(Some(door.clone())),
+        None => options,
+    }
+}
+
+/// Returns the local users that may connect.
+pub(crate) fn peers(config: &ServiceConfig) -> Peers {
+    let peers = Peers::same_user();
+    match config.local.any_user {
+        true => peers.any_user(),
+        false => config
+            .local
+            .users
+            .iter()
+            .fold(peers, |peers, &uid| peers.and_user(uid)),
+    }
+}
+
+/// Returns the options to reach etcd, without the user. [`ServiceConfig::check`] checks the same options.
+#[cfg(feature = "etcd")]
+pub(crate) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
+    let mut options = EtcdOptions::new(config.endpoints.clone())
+        .prefix(config.prefix.as_str())
+        .lease(config.lease);
+    if let Some(ca) = &config.ca {
+        options = options.ca(ca);
+    }
+    match (&config.cert, &config.key) {
+        (Some(cert), Some(key)) => options.identity(cert, key),
+        _ => options,
+    }
+}
