@@ -150,7 +150,7 @@ fn method(to: *const u8, from: *const u8, bytes: usize) -> Method {
 /// processors (docs/performance.md).
 fn string_from() -> usize {
     match is_intel() {
-        true => 8 << 10,
+        true => 2 << 10,
         false => 512,
     }
 }
