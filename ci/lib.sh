@@ -11,7 +11,8 @@ LOW=("${BASE[@]}" -p egmem-share)
 MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
 
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
-# compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with.
+# compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn
+# the simulator on, whatever the set: the root package's development dependencies ask for it.
 FULL=(--features "async,interop,cli,cudart,etcd")
 PORTABLE=(--features "async,interop,cli,cudart")
 BARE=(--no-default-features)

@@ -48,6 +48,7 @@
 //! | `allocator-api2` | yes | a heap as the allocator of collections, with allocator-api2's trait |
 //! | `nightly` | no | the same with std's trait; needs a nightly compiler |
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
+//! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `cudart` | no | pools through the runtime API as well |
@@ -55,7 +56,7 @@
 //! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
-//! | `cli` | no | the command line `egmem` |
+//! | `cli` | no | the command line `egmem`, with `service`, `certs` and `simulator` |
 //!
 //! # Non-goals
 //! Managed (unified) memory, multicast objects, Windows, and kernels for any purpose except proving memory.
@@ -64,6 +65,9 @@
 /// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.
 #[cfg(feature = "allocator-api2")]
 pub use allocator_api2;
+#[cfg(feature = "simulator")]
+#[doc(inline)]
+pub use egmem_core::Machine;
 #[doc(inline)]
 pub use egmem_core::error::{
     Distrust, DriverError, End, Explained, Mismatch, NoRoom, Refusal, Unreachable,
@@ -73,7 +77,7 @@ pub use egmem_core::error::{
 pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
-    Buffer, BufferOptions, Driver, Error, Event, Machine, Memory, Pool, PoolBuffer, Result, Stream,
+    Buffer, BufferOptions, Driver, Error, Event, Memory, Pool, PoolBuffer, Result, Stream,
     Topology, Transfer, capability, doctor, driver, host, kernels, memory, pinned, pool, proof,
     size, stream, text, topology, vmm,
 };

@@ -1,9 +1,13 @@
 //! Topology through the public API: every preset, machines with gaps, drawings, JSON.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use egmem::capability::ImexChannel;
 use egmem::driver::sim::{AttributeAnswer, GpuSpec, NodeSpec, PeerAccess, Refusal};
-use egmem::driver::{Call, Code, DeviceAttribute, Location, NodeId};
+use egmem::driver::{
+    Backend, Call, Code, DeviceAttribute, Location, NodeId, PoolCalls, SimulatedHost,
+};
 use egmem::topology::{GpuUuid, LinkKind, Locality, Placement, Topology, TopologySource, free_now};
 use egmem::vmm::PhysicalMemory;
 use egmem::{Driver, Error, Machine};
@@ -333,4 +337,49 @@ fn drawings_are_written_for_every_preset() {
             std::fs::write(path, svg).unwrap();
         }
     }
+}
+
+/// Simulates a host without GPUs.
+#[derive(Debug)]
+struct HostAlone(SimulatedHost);
+
+// SAFETY: it maps no memory.
+unsafe impl Backend for HostAlone {
+    fn name(&self) -> &'static str {
+        "host-alone"
+    }
+    fn simulated_host(&self) -> Option<SimulatedHost> {
+        Some(self.0.clone())
+    }
+    fn driver_pools(&self) -> &dyn PoolCalls {
+        self
+    }
+    fn device_count(&self) -> egmem::Result<i32> {
+        Ok(0)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl PoolCalls for HostAlone {
+    fn api(&self) -> &'static str {
+        "host-alone"
+    }
+}
+
+#[test]
+fn a_backend_of_ones_own_describes_the_host_that_it_simulates() {
+    let mut host = Machine::gb200().host();
+    host.nodes[1].free = GIB;
+    let driver = Driver::from_backend(Arc::new(HostAlone(host.clone())));
+    assert!(driver.is_simulated());
+    assert!(driver.sim().is_none()); // it has no controls of the simulator
+
+    let topology = Topology::discover(&driver).unwrap();
+    assert_eq!(topology.source(), TopologySource::Simulated);
+    assert_eq!(topology.machine(), Some("gb200"));
+    let free: Vec<_> = topology.nodes().iter().map(|n| n.memory_free).collect();
+    assert_eq!(free, [Some(host.nodes[0].memory), Some(GIB)]);
+    assert_eq!(free_now(&driver, host.nodes[1].id), Some(GIB));
+    let present = host.imex_channel;
+    assert_eq!(ImexChannel::of(&driver), ImexChannel::Simulated { present });
 }

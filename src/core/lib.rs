@@ -28,7 +28,9 @@ pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};
 pub use topology::Topology;
 
+#[cfg(feature = "simulator")]
+pub use egmem_driver::Machine;
 pub use egmem_driver::{
-    self as driver, Driver, DriverError, Error, Explained, Machine, Result, error, fork, kernels,
-    numbers, size, text,
+    self as driver, Driver, DriverError, Error, Explained, Result, error, fork, kernels, numbers,
+    size, text,
 };

@@ -1,12 +1,12 @@
 //! The seam: one object-safe trait, one method per driver call.
 
+use std::any::Any;
 use std::ffi::CStr;
 use std::fmt::Debug;
 
 use super::attributes::*;
-use super::sim::Sim;
 use super::types::*;
-use super::{Call, CaptureMode, Code};
+use super::{Call, CaptureMode, Code, SimulatedHost};
 use crate::{Error, Result};
 
 fn absent<T>(call: Call) -> Result<T> {
@@ -30,12 +30,13 @@ fn absent<T>(call: Call) -> Result<T> {
 /// nothing written through the fd lies in memory that safe code holds references to. The driver looks
 /// addresses up, so the methods that only query one are safe.
 #[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.
-pub unsafe trait Backend: Debug + Send + Sync + 'static {
+pub unsafe trait Backend: Any + Debug + Send + Sync {
     /// Returns `"cuda"`, `"simulated"`, or the name of your own.
     fn name(&self) -> &'static str;
 
-    /// Returns the simulator's controls, if this is the simulator.
-    fn sim(&self) -> Option<&Sim> {
+    /// Returns the simulated machine's host. `None`: the driver drives this machine, whose kernel describes
+    /// the host.
+    fn simulated_host(&self) -> Option<SimulatedHost> {
         None
     }
 

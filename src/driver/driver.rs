@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use crate::fork::Generation;
-use crate::{Backend, Error, PoolApi, PoolCalls, Result, cuda, sim};
+use crate::{Backend, Error, PoolApi, PoolCalls, Result, cuda};
 
 /// A driver: CUDA's, or a simulated one. Cheap to clone; clones are the same driver.
 ///
@@ -30,19 +30,6 @@ impl Driver {
         cuda::open().map(Self::from_backend)
     }
 
-    /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
-    ///
-    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between inaccessible
-    /// addresses, and the next reservation of the same size reuses a freed one at once, so that accesses
-    /// beyond an end, and many after a free, fault. The default is `packed`: reservations without gaps.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if the description contradicts itself, and for another value of
-    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`] if the operating system has no memory for it.
-    pub fn simulated(machine: sim::Machine) -> Result<Self> {
-        sim::open(machine).map(Self::from_backend)
-    }
-
     /// Creates a driver from a backend of your own.
     pub fn from_backend(backend: Arc<dyn Backend>) -> Self {
         Self {
@@ -51,9 +38,9 @@ impl Driver {
         }
     }
 
-    /// Returns whether this is the simulator: times measured on it mean nothing.
+    /// Returns whether the machine is simulated: times measured on it mean nothing.
     pub fn is_simulated(&self) -> bool {
-        self.sim().is_some()
+        self.simulated_host().is_some()
     }
 
     /// Returns the pool calls of one API.

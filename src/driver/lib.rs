@@ -1,7 +1,10 @@
 //! egmem's driver seam: the crates above it run unchanged on CUDA and on the simulator.
 //!
 //! - [`Driver`] is the driver in use. It dereferences to [`Backend`], the driver's calls one by one.
-//! - [`sim`] is the simulated driver, of a [`Machine`].
+#![cfg_attr(
+    feature = "simulator",
+    doc = "- [`sim`] is the simulated driver, of a [`Machine`] (feature `simulator`, on by default)."
+)]
 //! - [`Error`] is what any of egmem's calls may fail with.
 //!
 //! Programs depend on the crate `egmem`, which re-exports what they need.
@@ -21,7 +24,9 @@ mod interop;
 pub mod kernels;
 pub mod numbers;
 mod random;
+#[cfg(feature = "simulator")]
 pub mod sim;
+mod simulated_host;
 pub mod size;
 pub mod text;
 mod types;
@@ -37,5 +42,7 @@ pub use error::{
     Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
 };
 pub use random::random;
+#[cfg(feature = "simulator")]
 pub use sim::Machine;
+pub use simulated_host::{SimulatedHost, SimulatedNode};
 pub use types::*;

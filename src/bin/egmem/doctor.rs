@@ -43,7 +43,10 @@ impl Doctor {
         let machine = self.source.machine()?;
         let patience = Duration::from_secs_f64(self.timeout);
         let mut children = Children::new(self.probe_command(verbose)?, patience);
-        let report = Report::gather(&mut children, machine.as_ref());
+        let report = match machine {
+            Some(machine) => Report::gather_simulated(&mut children, &machine),
+            None => Report::gather(&mut children),
+        };
         if self.json {
             print_json(&report)?;
         } else {

@@ -44,9 +44,9 @@ pub enum ImexChannel {
 impl ImexChannel {
     /// Returns the channel for `driver`.
     pub fn of(driver: &Driver) -> Self {
-        match driver.sim() {
-            Some(sim) => Self::Simulated {
-                present: sim.machine().imex_channel,
+        match driver.simulated_host() {
+            Some(host) => Self::Simulated {
+                present: host.imex_channel,
             },
             None => Self::find(),
         }

@@ -198,7 +198,7 @@ mod tests {
     fn healthy(machine: Machine) -> Report {
         let driver = Driver::simulated(machine.clone()).unwrap();
         let mut prober = InProcess(Capabilities::of(&driver));
-        let mut report = Report::gather(&mut prober, Some(&machine));
+        let mut report = Report::gather_simulated(&mut prober, &machine);
         assert!(report.works);
         report.simulated = None;
         report.host = HostFacts {

@@ -7,6 +7,8 @@
 mod advice;
 mod prober;
 mod reason;
+#[cfg(feature = "simulator")]
+mod simulated;
 
 use std::fs;
 
@@ -19,7 +21,7 @@ pub use reason::Reason;
 use crate::capability::{self, HANDLE_TYPES, Hint, ImexChannel, Path, Trial};
 use crate::driver::{CudaVersion, Location};
 use crate::host::HostFacts;
-use crate::{Driver, Machine, Topology};
+use crate::{Driver, Result, Topology};
 
 /// Everything that `egmem doctor` shows.
 #[derive(Clone, Debug, Serialize)]
@@ -71,25 +73,24 @@ pub struct GpuHints {
 }
 
 impl Report {
-    /// Collects everything about this machine, or about `simulated`. `prober` opens the driver before this
-    /// process does, so that a crash of the driver ends only the prober's process.
-    pub fn gather(prober: &mut dyn Prober, simulated: Option<&Machine>) -> Self {
-        let open = || match simulated {
-            Some(machine) => Driver::simulated(machine.clone()),
-            None => Driver::open(),
-        };
+    /// Collects everything about this machine. `prober` opens the driver before this process does, so that a
+    /// crash of the driver ends only the prober's process.
+    pub fn gather(prober: &mut dyn Prober) -> Self {
+        let mut report = Self::without_advice(prober, Driver::open);
+        report.advice = advice::advise(&report);
+        report
+    }
+
+    fn without_advice(prober: &mut dyn Prober, open: impl FnOnce() -> Result<Driver>) -> Self {
         let driver = prober.open().and_then(|()| {
             let driver = open()?;
             Ok((Topology::discover(&driver)?, driver))
         });
         let host = HostFacts::read();
-        let mut report = match driver {
+        match driver {
             Ok((topology, driver)) => Self::with_driver(&driver, topology, host, prober),
-            Err(problem) => Self::without_driver(problem, simulated, host),
-        };
-        report.simulated = simulated.map(|machine| machine.name.clone());
-        report.advice = advice::advise(&report);
-        report
+            Err(problem) => Self::without_driver(problem, host),
+        }
     }
 
     fn with_driver(
@@ -133,24 +134,18 @@ impl Report {
         }
     }
 
-    fn without_driver(problem: Reason, simulated: Option<&Machine>, host: HostFacts) -> Self {
-        let driver = DriverFacts::of_this_machine(simulated.is_some());
+    fn without_driver(problem: Reason, host: HostFacts) -> Self {
         Self {
             simulated: None,
             works: false,
             working_gpus: Vec::new(),
             driver: DriverFacts {
                 problem: Some(problem),
-                ..driver
+                ..DriverFacts::of_this_machine(false)
             },
             topology: Topology::of_host(),
             hints: Vec::new(),
-            imex: match simulated {
-                Some(machine) => ImexChannel::Simulated {
-                    present: machine.imex_channel,
-                },
-                None => ImexChannel::find(),
-            },
+            imex: ImexChannel::find(),
             host,
             capabilities: Vec::new(),
             advice: Vec::new(),

@@ -75,7 +75,7 @@ impl Topology {
     /// example because the control group allows none of the CPUs.
     pub fn bind_thread(&self, node: NodeId) -> Result<ThreadBinding> {
         let cpus = &self.node(node)?.cpus;
-        if !matches!(self.live, Live::Kernel) {
+        if !matches!(self.live, Some(Live::Kernel)) {
             let why = "its CPUs are those of a simulated or distant machine";
             return Err(Error::invalid("node", format!("NUMA node {node}: {why}")));
         }
@@ -93,7 +93,7 @@ impl Topology {
     /// # Errors
     /// As for [`Topology::bind_thread`].
     pub fn bind_thread_if_real(&self, node: NodeId) -> Result<Option<ThreadBinding>> {
-        if matches!(self.live, Live::Kernel) {
+        if matches!(self.live, Some(Live::Kernel)) {
             self.bind_thread(node).map(Some)
         } else {
             self.node(node).map(|_| None)
@@ -110,8 +110,8 @@ impl Topology {
     pub fn usable_cpus(&self, node: NodeId) -> Result<CpuSet> {
         let cpus = &self.node(node)?.cpus;
         Ok(match self.live {
-            Live::Kernel => affinity().unwrap_or_default().intersection(cpus),
-            Live::Simulator(_) | Live::Nobody => CpuSet::default(),
+            Some(Live::Kernel) => affinity().unwrap_or_default().intersection(cpus),
+            Some(Live::Simulator(_)) | None => CpuSet::default(),
         })
     }
 }

@@ -1,15 +1,11 @@
-//! Sources of a topology: the driver with hwloc or the kernel, or an XML text.
+//! Sources of a topology: the driver with hwloc, the kernel or a simulated host.
 
 use std::collections::BTreeSet;
 
-#[cfg(feature = "hwloc")]
-use super::hwloc;
 use super::kernel::Kernel;
-use super::{Gpu, Live, Locality, NumaNode, Topology, TopologySource};
-#[cfg(feature = "hwloc")]
-use crate::Error;
+use super::{Gpu, Live, NumaNode, Topology, TopologySource};
 use crate::Result;
-use crate::driver::{Driver, NodeId};
+use crate::driver::{Driver, NodeId, SimulatedHost, SimulatedNode};
 
 impl Topology {
     /// Discovers the topology of the machine of `driver`.
@@ -27,13 +23,10 @@ impl Topology {
         let gpus = (0..count)
             .map(|ordinal| Gpu::of_driver(driver, ordinal, count))
             .collect::<Result<Vec<_>>>()?;
-        if let Some(sim) = driver.sim() {
-            let mut topology =
-                Self::on_machine(sim.machine(), gpus, Live::Simulator(driver.clone()))?;
-            topology.refresh_free();
-            return Ok(topology);
+        match driver.simulated_host() {
+            Some(host) => Self::on_host(host, gpus, Some(Live::Simulator(driver.clone()))),
+            None => Ok(Self::here(gpus)),
         }
-        Ok(Self::here(gpus))
     }
 
     /// Returns this machine's host nodes without GPUs, for machines without a driver.
@@ -41,11 +34,20 @@ impl Topology {
         Self::here(Vec::new())
     }
 
+    /// Returns the topology of a simulated host with these GPUs.
+    pub(super) fn on_host(host: SimulatedHost, gpus: Vec<Gpu>, live: Option<Live>) -> Result<Self> {
+        let nodes: Vec<NumaNode> = host.nodes.iter().map(node).collect::<Result<_>>()?;
+        #[cfg(feature = "hwloc")]
+        let gpus = super::hwloc::locate_by_xml(host.topology_xml.as_deref(), &nodes, gpus)?;
+        let (source, name) = (TopologySource::Simulated, Some(host.machine));
+        Ok(Self::new(source, name, gpus, nodes, live))
+    }
+
     /// Returns this machine's topology with these GPUs.
     fn here(gpus: Vec<Gpu>) -> Self {
         let kernel = Kernel::here();
         #[cfg(feature = "hwloc")]
-        match hwloc::Machine::here() {
+        match super::hwloc::Machine::here() {
             Ok(machine) => return Self::with_hwloc(&machine, &kernel, gpus),
             Err(error) => tracing::warn!(%error, "the topology is read without hwloc"),
         }
@@ -64,86 +66,21 @@ impl Topology {
             TopologySource::Kernel
         };
         for gpu in &mut gpus {
-            locate(gpu, &nodes, |bus_id| kernel.pci_node(bus_id));
+            gpu.locate(&nodes, |bus_id| kernel.pci_node(bus_id));
         }
-        Self::new(source, None, gpus, nodes, Live::Kernel)
-    }
-
-    /// As [`Self::of_this_machine`], but hwloc takes precedence over the kernel.
-    #[cfg(feature = "hwloc")]
-    pub(super) fn with_hwloc(
-        machine: &hwloc::Machine,
-        kernel: &Kernel,
-        mut gpus: Vec<Gpu>,
-    ) -> Self {
-        let mut gpu_memory: BTreeSet<NodeId> = kernel.gpu_memory_nodes();
-        gpu_memory.extend(gpus.iter().filter_map(|gpu| gpu.memory_node));
-        let mut nodes = machine.nodes(&gpu_memory);
-        let of_kernel = kernel.nodes(&gpu_memory);
-        for node in &mut nodes {
-            let same = of_kernel.iter().find(|other| other.id == node.id);
-            node.memory_free = same.and_then(|same| same.memory_free);
-            node.memory_total = same
-                .map_or(0, |same| same.memory_total)
-                .max(node.memory_total);
-        }
-        if nodes.is_empty() {
-            return Self::of_this_machine(kernel, gpus);
-        }
-        for gpu in &mut gpus {
-            locate(gpu, &nodes, |bus_id| {
-                machine
-                    .pci_node(bus_id, &nodes)
-                    .or_else(|| kernel.pci_node(bus_id))
-            });
-        }
-        Self::new(TopologySource::Hwloc, None, gpus, nodes, Live::Kernel)
-    }
-
-    /// Reads a topology from an XML text of hwloc, as `lstopo machine.xml` writes it: of this machine or of
-    /// any other.
-    ///
-    /// Its GPUs are NVIDIA's display and 3D controllers on the PCI bus. Name, UUID and memory are known if
-    /// hwloc was built with its CUDA, NVML or OpenCL part; the memory also from the NUMA node that a coherent
-    /// GPU's memory forms, and otherwise 0. All GPUs count as peers of each other, because the XML does not
-    /// say.
-    ///
-    /// # Errors
-    /// [`Error::Topology`] if hwloc cannot parse it or finds no memory in it.
-    #[cfg(feature = "hwloc")]
-    pub fn from_xml(xml: &str) -> Result<Self> {
-        let machine = hwloc::Machine::from_xml(xml)?;
-        let nodes = machine.nodes(&BTreeSet::new());
-        if nodes.is_empty() {
-            return Err(Error::Topology {
-                detail: "the XML has no NUMA node with memory or CPUs".into(),
-            });
-        }
-        let gpus = machine.gpus(&nodes);
-        Ok(Self::new(
-            TopologySource::Xml,
-            None,
-            gpus,
-            nodes,
-            Live::Nobody,
-        ))
+        Self::new(source, None, gpus, nodes, Some(Live::Kernel))
     }
 }
 
-/// Finds the host node of a GPU whose driver does not know it, through PCI locality. A node that is not a
-/// host node (a GPU's memory, or one that this machine lacks) does not count.
-pub(super) fn locate(
-    gpu: &mut Gpu,
-    nodes: &[NumaNode],
-    pci_node: impl FnOnce(&str) -> Option<NodeId>,
-) {
-    if gpu.host_numa.is_some() {
-        return;
-    }
-    if let Some(id) = pci_node(&gpu.pci_bus_id)
-        && nodes.iter().any(|node| node.id == id)
-    {
-        gpu.host_numa = Some(id);
-        gpu.host_numa_source = Locality::Pci;
-    }
+fn node(host: &SimulatedNode) -> Result<NumaNode> {
+    let distances = host.distances.iter();
+    Ok(NumaNode {
+        cpus: host.cpus.parse()?,
+        memory_total: host.memory,
+        memory_free: Some(host.free),
+        distances: distances
+            .map(|(to, distance)| (NodeId(*to), *distance))
+            .collect(),
+        ..NumaNode::new(host.id)
+    })
 }

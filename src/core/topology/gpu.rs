@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::sim::{GpuSpec, Machine};
+use super::NumaNode;
 use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
 use crate::{Error, Result};
 
@@ -59,27 +59,21 @@ impl Gpu {
         })
     }
 
-    /// Returns GPU `ordinal` of a machine description.
-    pub(super) fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
-        let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
-        let host_numa = known_node(spec.host_numa);
-        let others = (0..).zip(&machine.gpus).map(|(other, _)| other);
-        Self {
-            ordinal,
-            name: spec.name.clone(),
-            pci_bus_id: machine.pci_bus_id(ordinal).unwrap_or_default(),
-            uuid: machine.uuid(ordinal).map(GpuUuid),
-            memory: spec.memory,
-            compute_capability: Some(spec.compute_capability),
-            host_numa,
-            host_numa_source: Locality::of_driver(host_numa),
-            memory_node: known_node(spec.numa_id),
-            coherent: spec.coherent,
-            link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
-            peers: others
-                .filter(|other| machine.peers(ordinal, *other))
-                .collect(),
-            choices: Vec::new(),
+    /// Finds the host node through PCI locality, if the driver does not know it. A node that is not a host node
+    /// (a GPU's memory, or one that this machine lacks) does not count.
+    pub(super) fn locate(
+        &mut self,
+        nodes: &[NumaNode],
+        pci_node: impl FnOnce(&str) -> Option<NodeId>,
+    ) {
+        if self.host_numa.is_some() {
+            return;
+        }
+        if let Some(id) = pci_node(&self.pci_bus_id)
+            && nodes.iter().any(|node| node.id == id)
+        {
+            self.host_numa = Some(id);
+            self.host_numa_source = Locality::Pci;
         }
     }
 
@@ -157,7 +151,7 @@ pub enum Locality {
 }
 
 impl Locality {
-    fn of_driver(told: Option<NodeId>) -> Self {
+    pub(super) fn of_driver(told: Option<NodeId>) -> Self {
         match told {
             Some(_) => Self::Driver,
             None => Self::Unknown,
@@ -192,7 +186,7 @@ impl LinkKind {
     /// Derives the link, for which CUDA has no attribute. NVLink-C2C means a discrete GPU of Hopper or later
     /// that uses the host's page tables: POWER9 machines did the same with Volta over NVLink 2. An integrated
     /// GPU shares the CPU's memory and has no link.
-    fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
+    pub(super) fn guess(coherent: Option<bool>, integrated: bool, major: Option<i32>) -> Self {
         match (coherent, integrated) {
             (None, _) | (_, true) => Self::Unknown,
             (Some(false), false) => Self::Pcie,

@@ -4,6 +4,8 @@
 //! not needed (`HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES`, an environment variable that versions before 2.11 read at
 //! discovery): setting it here would race with other threads that read the environment.
 
+mod topology;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 
@@ -12,6 +14,8 @@ use hwlocality::object::TopologyObject;
 use hwlocality::object::attributes::{ObjectAttributes, PCIDeviceAttributes};
 use hwlocality::object::types::ObjectType;
 use hwlocality::topology::builder::{BuildFlags, TypeFilter};
+
+pub(super) use topology::locate_by_xml;
 
 use super::{CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode};
 use crate::driver::NodeId;

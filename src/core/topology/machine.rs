@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Gpu, Live, NumaNode, Topology, TopologySource};
+use super::{Gpu, GpuUuid, LinkKind, Locality, NumaNode, Topology};
 use crate::Result;
 use crate::driver::NodeId;
 use crate::driver::sim::{GpuSpec, Machine, NodeSpec, PeerAccess};
@@ -16,20 +16,7 @@ impl Topology {
     pub fn of_machine(machine: &Machine) -> Result<Self> {
         let gpus = (0..).zip(&machine.gpus);
         let gpus = gpus.map(|(ordinal, spec)| Gpu::of_spec(machine, spec, ordinal));
-        Self::on_machine(machine, gpus.collect(), Live::Nobody)
-    }
-
-    pub(super) fn on_machine(machine: &Machine, mut gpus: Vec<Gpu>, live: Live) -> Result<Self> {
-        let nodes: Vec<NumaNode> = machine.nodes.iter().map(node).collect::<Result<_>>()?;
-        locate_by_xml(machine, &nodes, &mut gpus)?;
-        let name = Some(machine.name.clone());
-        Ok(Self::new(
-            TopologySource::Simulated,
-            name,
-            gpus,
-            nodes,
-            live,
-        ))
+        Self::on_host(machine.host(), gpus.collect(), None)
     }
 
     /// Returns a description of the machine for the simulator:
@@ -113,38 +100,28 @@ impl Topology {
     }
 }
 
-fn node(spec: &NodeSpec) -> Result<NumaNode> {
-    let host_distances = spec
-        .distances
-        .iter()
-        .map(|(to, distance)| (NodeId(*to), *distance));
-    Ok(NumaNode {
-        cpus: spec.cpus.parse()?,
-        memory_total: spec.memory,
-        memory_free: Some(spec.memory),
-        distances: host_distances.collect(),
-        ..NumaNode::new(NodeId(spec.id))
-    })
-}
-
-/// Stands for hwloc for GPUs whose host node the simulated driver does not know.
-#[cfg(feature = "hwloc")]
-fn locate_by_xml(machine: &Machine, nodes: &[NumaNode], gpus: &mut [Gpu]) -> Result<()> {
-    let Some(path) = &machine.topology_xml else {
-        return Ok(());
-    };
-    let xml = std::fs::read_to_string(path).map_err(|error| crate::Error::Topology {
-        detail: format!("{}: {error}", path.display()),
-    })?;
-    let hwloc = super::hwloc::Machine::from_xml(&xml)?;
-    for gpu in gpus {
-        super::discover::locate(gpu, nodes, |bus_id| hwloc.pci_node(bus_id, nodes));
+impl Gpu {
+    /// Returns GPU `ordinal` of a machine description.
+    fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
+        let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
+        let host_numa = known_node(spec.host_numa);
+        let others = (0..).zip(&machine.gpus).map(|(other, _)| other);
+        Self {
+            ordinal,
+            name: spec.name.clone(),
+            pci_bus_id: machine.pci_bus_id(ordinal).unwrap_or_default(),
+            uuid: machine.uuid(ordinal).map(GpuUuid),
+            memory: spec.memory,
+            compute_capability: Some(spec.compute_capability),
+            host_numa,
+            host_numa_source: Locality::of_driver(host_numa),
+            memory_node: known_node(spec.numa_id),
+            coherent: spec.coherent,
+            link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
+            peers: others
+                .filter(|other| machine.peers(ordinal, *other))
+                .collect(),
+            choices: Vec::new(),
+        }
     }
-    Ok(())
-}
-
-/// Without hwloc the XML is not read.
-#[cfg(not(feature = "hwloc"))]
-fn locate_by_xml(_: &Machine, _: &[NumaNode], _: &mut [Gpu]) -> Result<()> {
-    Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! # On the simulator
 //! The simulated driver reports the GPUs through the same calls as the real one. The host nodes come from the
-//! simulated [`Machine`](crate::Machine) and not from the kernel: this machine may not have their CPUs, so no
+//! simulated machine and not from the kernel: this machine may not have their CPUs, so no
 //! thread is ever bound to them. Free memory is the simulated node's capacity less the bytes allocated there.
 
 mod affinity;
@@ -13,6 +13,7 @@ mod gpu;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 pub(crate) mod kernel;
+#[cfg(feature = "simulator")]
 mod machine;
 mod node;
 mod place;
@@ -46,18 +47,16 @@ pub struct Topology {
     gpus: Vec<Gpu>,
     nodes: Vec<NumaNode>,
     #[serde(skip)]
-    live: Live,
+    live: Option<Live>,
 }
 
-/// The source of values that change.
+/// The source of values that change. A topology of a machine elsewhere has none.
 #[derive(Clone, Debug)]
 enum Live {
     /// This machine's kernel.
     Kernel,
     /// The simulator.
     Simulator(Driver),
-    /// None: the topology describes a machine elsewhere.
-    Nobody,
 }
 
 impl Topology {
@@ -66,7 +65,7 @@ impl Topology {
         machine: Option<String>,
         mut gpus: Vec<Gpu>,
         mut nodes: Vec<NumaNode>,
-        live: Live,
+        live: Option<Live>,
     ) -> Self {
         nodes.sort_by_key(|node| node.id);
         let choices: Vec<NodeId> = nodes.iter().map(|node| node.id).collect();
@@ -161,9 +160,9 @@ impl Topology {
 
     fn live_free(&self, node: &NumaNode) -> Option<u64> {
         match &self.live {
-            Live::Kernel => Kernel::here().free_memory(node.id),
-            Live::Simulator(driver) => free_now(driver, node.id),
-            Live::Nobody => node.memory_free,
+            Some(Live::Kernel) => Kernel::here().free_memory(node.id),
+            Some(Live::Simulator(driver)) => free_now(driver, node.id),
+            None => node.memory_free,
         }
     }
 }
@@ -172,11 +171,11 @@ impl Topology {
 ///
 /// `None` if unknown, or if there is no such node.
 pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
-    match driver.sim() {
-        Some(sim) => sim
-            .machine()
-            .node(node)
-            .map(|_| sim.free_bytes(node.into())),
+    match driver.simulated_host() {
+        Some(host) => {
+            let found = host.nodes.iter().find(|of_host| of_host.id == node);
+            found.map(|of_host| of_host.free)
+        }
         None => Kernel::here().free_memory(node),
     }
 }

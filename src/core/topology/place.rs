@@ -210,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::topology::{CpuSet, Live, TopologySource};
+    use crate::topology::{CpuSet, TopologySource};
 
     fn topology(nodes: &[(Option<u64>, bool)]) -> Topology {
         let nodes = nodes.iter().enumerate().map(|(id, (free, cpus))| NumaNode {
@@ -228,7 +228,7 @@ mod tests {
             None,
             Vec::new(),
             nodes.collect(),
-            Live::Nobody,
+            None,
         )
     }
 

@@ -13,13 +13,13 @@ use crate::{
     AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion, DeviceAttribute,
     DevicePtr, EventHandle, FunctionHandle, GranularityKind, HandleType, LaunchDims, Location,
     ModuleHandle, PhysicalHandle, PointerAttribute, PoolApi, PoolCalls, ShareableHandle,
-    StreamHandle,
+    SimulatedHost, StreamHandle,
 };
 
 /// The simulated driver.
 #[derive(Debug)]
 pub(super) struct Simulator {
-    sim: Sim,
+    pub(super) sim: Sim,
     driver_pools: Face,
     runtime_pools: Face,
 }
@@ -45,8 +45,14 @@ unsafe impl Backend for Simulator {
         "simulated"
     }
 
-    fn sim(&self) -> Option<&Sim> {
-        Some(&self.sim)
+    fn simulated_host(&self) -> Option<SimulatedHost> {
+        let shared = self.shared();
+        let mut host = shared.machine.host();
+        let state = shared.lock();
+        for node in &mut host.nodes {
+            node.free = state.capacity.free(node.id.into());
+        }
+        Some(host)
     }
 
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::size::Bytes;
-use crate::{CudaVersion, NodeId};
+use crate::{CudaVersion, NodeId, SimulatedHost, SimulatedNode};
 
 /// A machine to simulate: its NUMA nodes, GPUs and driver.
 ///
@@ -230,6 +230,23 @@ impl Default for GpuSpec {
 }
 
 impl Machine {
+    /// Returns the machine's host, with all memory free.
+    pub fn host(&self) -> SimulatedHost {
+        let node = |spec: &NodeSpec| SimulatedNode {
+            id: NodeId(spec.id),
+            cpus: spec.cpus.clone(),
+            memory: spec.memory,
+            free: spec.memory,
+            distances: spec.distances.clone(),
+        };
+        SimulatedHost {
+            machine: self.name.clone(),
+            nodes: self.nodes.iter().map(node).collect(),
+            imex_channel: self.imex_channel,
+            topology_xml: self.topology_xml.clone(),
+        }
+    }
+
     /// Returns the host node with this id.
     pub fn node(&self, id: NodeId) -> Option<&NodeSpec> {
         self.nodes.iter().find(|node| node.id == id.0)

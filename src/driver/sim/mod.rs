@@ -29,6 +29,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,8 +37,9 @@ pub use fault::FaultId;
 pub use held::Held;
 pub use machine::{AttributeAnswer, GpuSpec, Machine, NodeSpec, PeerAccess, Refusal};
 
-use super::{Backend, Call, Code, Location};
+use super::{Call, Code, Driver, Location};
 use crate::{DriverError, Error, Result};
+use backend::Simulator;
 use fault::Faults;
 use state::{Answer, Fail, State};
 
@@ -156,6 +158,35 @@ impl Sim {
     }
 }
 
+impl Driver {
+    /// Creates a simulated driver of `machine`: for tests, and for development without a GPU.
+    ///
+    /// With `EGMEM_SIM_PLACEMENT=guarded` in the environment every reservation lies between inaccessible
+    /// addresses, and the next reservation of the same size reuses a freed one at once, so that accesses
+    /// beyond an end, and many after a free, fault. The default is `packed`: reservations without gaps.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the description contradicts itself, and for another value of
+    /// `EGMEM_SIM_PLACEMENT`; [`Error::System`] if the operating system has no memory for it.
+    pub fn simulated(machine: Machine) -> Result<Self> {
+        machine.validate()?;
+        let placement = window::Placement::from_env()?;
+        let machine = Arc::new(machine);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new(Arc::clone(&machine), placement)),
+            faults: Faults::new(),
+            machine,
+        });
+        Ok(Self::from_backend(Arc::new(Simulator::new(shared))))
+    }
+
+    /// Returns the simulator's controls, if this is the simulator.
+    pub fn sim(&self) -> Option<&Sim> {
+        let backend: &dyn Any = &**self;
+        Some(&backend.downcast_ref::<Simulator>()?.sim)
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under the lock would be a defect of this crate; the state is still the best available.
@@ -190,16 +221,4 @@ fn error(call: Call, fail: Fail) -> Error {
             source: DriverError { call, code },
         },
     }
-}
-
-pub(super) fn open(machine: Machine) -> Result<Arc<dyn Backend>> {
-    machine.validate()?;
-    let placement = window::Placement::from_env()?;
-    let machine = Arc::new(machine);
-    let shared = Arc::new(Shared {
-        state: Mutex::new(State::new(Arc::clone(&machine), placement)),
-        faults: Faults::new(),
-        machine,
-    });
-    Ok(Arc::new(backend::Simulator::new(shared)))
 }

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egmem::driver::sim::Sim;
 use egmem::driver::*;
 use egmem::share::{ImportOptions, ImportedBuffer, Shared};
 use egmem::{Block, Heap, Machine, Result, Stream};
@@ -231,8 +230,8 @@ unsafe impl Backend for Recorder {
     fn name(&self) -> &'static str {
         "recorder"
     }
-    fn sim(&self) -> Option<&Sim> {
-        self.under().sim()
+    fn simulated_host(&self) -> Option<SimulatedHost> {
+        self.under().simulated_host()
     }
     fn driver_pools(&self) -> &dyn PoolCalls {
         self.under().driver_pools()
