@@ -1,4 +1,4 @@
-//! Attributes of drivers, devices, pools and pointers by number, and versions.
+//! Attributes of drivers, devices, pools and pointers by number, capture modes, and versions.
 
 use std::fmt;
 
@@ -126,4 +126,17 @@ impl fmt::Debug for CudaVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CudaVersion({self})")
     }
+}
+
+/// How the calling thread's calls interact with captures: `CUstreamCaptureMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CaptureMode(pub u32);
+
+impl CaptureMode {
+    /// Calls that a capture cannot see fail while any thread captures in this mode: the default.
+    pub const GLOBAL: Self = Self(0);
+    /// Such calls fail while this thread captures.
+    pub const THREAD_LOCAL: Self = Self(1);
+    /// Such calls never fail because of a capture.
+    pub const RELAXED: Self = Self(2);
 }

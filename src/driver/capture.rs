@@ -1,21 +1,8 @@
-//! Captures of streams into CUDA graphs, and how to leave them undisturbed.
+//! Leaves captures of streams into CUDA graphs undisturbed.
 
 use std::marker::PhantomData;
 
-use crate::Driver;
-
-/// How the calling thread's calls interact with captures: `CUstreamCaptureMode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CaptureMode(pub u32);
-
-impl CaptureMode {
-    /// Calls that a capture cannot see fail while any thread captures in this mode: the default.
-    pub const GLOBAL: Self = Self(0);
-    /// Such calls fail while this thread captures.
-    pub const THREAD_LOCAL: Self = Self(1);
-    /// Such calls never fail because of a capture.
-    pub const RELAXED: Self = Self(2);
-}
+use crate::{CaptureMode, Driver};
 
 /// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped, on that thread.
 ///

@@ -35,7 +35,7 @@ pub mod versions;
 pub use attributes::*;
 pub use backend::{Backend, PoolCalls};
 pub use call::Call;
-pub use capture::{CaptureMode, Relaxed};
+pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
 pub use error::{

@@ -1,17 +1,38 @@
 //! The seam's calls on libcuda.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::Arc;
+#[cfg(feature = "cudart")]
+use std::sync::OnceLock;
 
-use super::abi::{self, MemAccessDesc, MemAllocationProp, MemLocation, Opaque64};
-use super::symbols::Opaque;
-use super::{Core, Cuda, fd};
+use super::abi::{self, MemAccessDesc, MemAllocationProp, MemLocation};
+use super::core::Core;
+use super::fd;
+use super::handles::{export, import, opaque};
+#[cfg(feature = "cudart")]
+use super::runtime::Runtime;
+use super::symbols::{DriverApi, Opaque};
 use crate::Result;
 use crate::*;
 
-pub(super) fn opaque(handle: u64) -> Opaque {
-    handle as Opaque
+/// Opens the CUDA driver of this machine.
+pub(crate) fn open() -> Result<Arc<dyn Backend>> {
+    let core = Core::open()?;
+    Ok(Arc::new(Cuda {
+        core: Arc::new(core),
+        #[cfg(feature = "cudart")]
+        runtime: OnceLock::new(),
+    }))
+}
+
+/// The backend: the driver API, and the runtime API once it is used.
+#[derive(Debug)]
+struct Cuda {
+    core: Arc<Core>,
+    #[cfg(feature = "cudart")]
+    runtime: OnceLock<Result<Runtime>>,
 }
 
 /// Reads a string that `read` writes, NUL-terminated, into a buffer of the given length.
@@ -21,49 +42,6 @@ fn string(read: impl FnOnce(*mut c_char, i32) -> Result<()>) -> Result<String> {
     read(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1)?;
     let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
-}
-
-/// Imports the memory or pool behind `handle`: passes a POSIX fd by value in place of the pointer, a fabric
-/// handle's bytes by pointer.
-pub(super) fn import<T>(
-    handle: &ShareableHandle,
-    call: impl FnOnce(*mut c_void, u32) -> Result<T>,
-) -> Result<T> {
-    let kind = HandleTypes::from(handle.handle_type()).bits();
-    match handle {
-        ShareableHandle::PosixFd(fd) => call(fd.as_raw_fd() as usize as *mut c_void, kind),
-        ShareableHandle::Fabric(fabric) => {
-            // A copy, because the driver's signature is not const; wiped when dropped.
-            let copy = fabric.clone();
-            call(copy.expose_bytes().as_ptr().cast_mut().cast(), kind)
-        }
-    }
-}
-
-/// Exports to a handle of `kind`; `export` writes it.
-pub(super) fn export(
-    by: Call,
-    kind: HandleType,
-    export: impl FnOnce(*mut c_void, u32) -> Result<()>,
-) -> Result<ShareableHandle> {
-    let bits = HandleTypes::from(kind).bits();
-    match kind {
-        HandleType::PosixFd => {
-            let mut raw = -1_i32;
-            export((&raw mut raw).cast(), bits)?;
-            // SAFETY: the driver has just created the fd for this call and written it.
-            Ok(ShareableHandle::PosixFd(unsafe { fd::take(by, raw)? }))
-        }
-        HandleType::Fabric => {
-            let mut bytes: Opaque64 = [0; 64];
-            export(bytes.as_mut_ptr().cast(), bits)?;
-            let handle = FabricHandle::from_bytes(&bytes);
-            // SAFETY: a live, exclusive reference; volatile so that the compiler keeps the wipe of the
-            // secret.
-            unsafe { ptr::write_volatile(&mut bytes, [0; 64]) };
-            Ok(ShareableHandle::Fabric(handle))
-        }
-    }
 }
 
 // The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
@@ -82,9 +60,7 @@ unsafe impl Backend for Cuda {
 
     #[cfg(feature = "cudart")]
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
-        let runtime = self
-            .runtime
-            .get_or_init(|| super::runtime::Runtime::open(&self.core));
+        let runtime = self.runtime.get_or_init(|| Runtime::open(&self.core));
         match runtime {
             Ok(runtime) => Ok(runtime),
             Err(error) => Err(error.clone()),
@@ -574,7 +550,7 @@ unsafe impl Backend for Cuda {
 }
 
 impl Cuda {
-    fn api(&self) -> &super::DriverApi {
+    fn api(&self) -> &DriverApi {
         &self.core.api
     }
 
@@ -584,17 +560,6 @@ impl Cuda {
         work: impl FnOnce(Opaque) -> Result<T>,
     ) -> Result<T> {
         self.core.on_stream(stream, work)
-    }
-}
-
-impl Core {
-    /// Runs `work` on the device of `stream`.
-    pub(super) fn on_stream<T>(
-        &self,
-        stream: StreamHandle,
-        work: impl FnOnce(Opaque) -> Result<T>,
-    ) -> Result<T> {
-        self.on(stream.device, || work(opaque(stream.raw)))
     }
 }
 

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix;
 
-use crate::{Call, CudaVersion};
-use crate::{Error, Result};
+use crate::{Call, Code, CudaVersion, Error, Result};
 
 /// A loaded CUDA library.
 #[derive(Debug)]
@@ -132,6 +131,25 @@ impl<F: Copy> Function<F> {
     }
 }
 
+/// Converts a call's code to a result.
+#[inline]
+pub(super) fn check(call: Call, code: i32) -> Result<()> {
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(failed(call, Code(code)))
+    }
+}
+
+#[cold]
+fn failed(call: Call, code: Code) -> Error {
+    // `NOT_READY` is an answer, not an error.
+    if code != Code::NOT_READY {
+        tracing::debug!(%call, %code, "a driver call failed");
+    }
+    Error::driver(call, code)
+}
+
 /// Defines a library's functions: a struct with one checked method for each, and a table of them.
 ///
 /// `name = Variant ["symbol", ...] since version (arguments);`
@@ -177,7 +195,7 @@ macro_rules! functions {
                     let function = self.$name.get(&self.library, self.version)?;
                     // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
-                    $crate::cuda::check($crate::Call::$call, code)
+                    $crate::cuda::library::check($crate::Call::$call, code)
                 }
             )*
 

@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::Core;
 use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
-use super::backend::{export, import, opaque};
+use super::core::Core;
+use super::handles::{export, import, opaque};
 use super::symbols::Opaque;
 use crate::Result;
 use crate::*;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
-use super::Core;
 use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
-use super::backend::{export, import, opaque};
+use super::core::Core;
+use super::handles::{export, import, opaque};
 use super::library::{Library, functions};
 use super::pools::AttributeValue;
 use super::symbols::Opaque;

@@ -1,0 +1,132 @@
+//! The state that the driver API and the runtime API share.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use super::context::Contexts;
+use super::handles::opaque;
+use super::library::Library;
+use super::symbols::{DriverApi, Opaque};
+use crate::{
+    AllocationProps, CudaVersion, Error, EventHandle, GranularityKind, HandleTypes, Location,
+    Result, StreamHandle, versions,
+};
+
+/// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// From 12.4 on VMM works without a context on every visible device.
+const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
+
+/// The state that both APIs share.
+pub(super) struct Core {
+    pub(super) api: DriverApi,
+    contexts: Contexts,
+    /// The device of each event: a handle does not tell.
+    events: Mutex<HashMap<EventHandle, i32>>,
+    /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
+    granularities: Mutex<Granularities>,
+}
+
+pub(super) type Granularities = HashMap<(AllocationProps, GranularityKind), u64>;
+
+impl Core {
+    pub(super) fn open() -> Result<Self> {
+        let mut api = DriverApi::new(load()?);
+        // SAFETY: the flags must be 0.
+        unsafe { api.init(0)? };
+        let have = api.learn_version()?;
+        if have < CudaVersion::OLDEST {
+            return Err(Error::DriverTooOld {
+                what: "egmem",
+                have,
+                need: CudaVersion::OLDEST,
+            });
+        }
+        let core = Self {
+            contexts: Contexts::new(&api)?,
+            api,
+            events: Mutex::default(),
+            granularities: Mutex::default(),
+        };
+        if have < VMM_WITHOUT_CONTEXTS {
+            core.contexts.retain_all(&core.api)?;
+        }
+        Ok(core)
+    }
+
+    pub(super) fn device(&self, ordinal: i32) -> Result<i32> {
+        self.contexts.device(&self.api, ordinal)
+    }
+
+    pub(super) fn on<T>(&self, ordinal: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.contexts.with(&self.api, ordinal, work)
+    }
+
+    /// Runs `work` on the device of `stream`.
+    pub(super) fn on_stream<T>(
+        &self,
+        stream: StreamHandle,
+        work: impl FnOnce(Opaque) -> Result<T>,
+    ) -> Result<T> {
+        self.on(stream.device, || work(opaque(stream.raw)))
+    }
+
+    pub(super) fn anywhere<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.contexts.anywhere(&self.api, work)
+    }
+
+    /// Replaces the error if a location or handle type is newer than the driver.
+    pub(super) fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
+        versions::explain(error, self.api.version(), location, handle_types)
+    }
+
+    pub(super) fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
+        self.granularities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on the device of `event`; in the caller's context if the event was created elsewhere.
+    pub(super) fn at_event<T>(
+        &self,
+        event: EventHandle,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let device = self.events().get(&event).copied();
+        match device {
+            Some(device) => self.on(device, work),
+            None => work(),
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.contexts.release(&self.api);
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.api, f)
+    }
+}
+
+fn load() -> Result<Library> {
+    let mut tried = Vec::new();
+    for name in LIBRARIES {
+        match Library::open(Path::new(name), name) {
+            Ok(library) => return Ok(library),
+            Err(words) => tried.push(words),
+        }
+    }
+    Err(Error::NoDriver {
+        detail: tried.join("; "),
+    })
+}
