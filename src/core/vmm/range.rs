@@ -73,10 +73,10 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         let mut offset = 0;
         for memory in memories {
             let mut mapping = reservation.map(offset, memory)?;
-            if let Err(error) = mapping.set_access(access) {
-                if instead.is_empty() || mapping.set_access(instead).is_err() {
-                    return Err(error);
-                }
+            if let Err(error) = mapping.set_access(access)
+                && (instead.is_empty() || mapping.set_access(instead).is_err())
+            {
+                return Err(error);
             }
             offset += mapping.size().padded();
             mappings.push(mapping);
