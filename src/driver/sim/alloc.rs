@@ -2,10 +2,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::GRANULARITY;
+use super::answer::{Answer, exhausted, fail};
+use super::granularity::GRANULARITY;
 use super::memory::Purpose;
 use super::space::Range;
-use super::state::{Answer, Kind, Region, State, exhausted, fail};
+use super::state::{Kind, Region, State};
 use crate::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
 
 /// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.

@@ -5,9 +5,11 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::answer::fail;
+use super::controls::Sim;
+use super::granularity::GRANULARITY;
 use super::pool::Face;
-use super::state::fail;
-use super::{GRANULARITY, Shared, Sim};
+use super::shared::Shared;
 use crate::Result;
 use crate::{
     AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion, DeviceAttribute,

@@ -1,7 +1,7 @@
 //! Queries about devices, answered from the machine's description alone.
 
+use super::answer::{Answer, fail};
 use super::machine::{AttributeAnswer, Machine, parse_pci};
-use super::state::{Answer, fail};
 use crate::{Code, DeviceAttribute};
 
 impl Machine {

@@ -1,15 +1,9 @@
 //! Events: positions in streams that others wait for.
 
-use super::state::{Answer, State, fail};
-use super::stream::{Point, StreamKey, Work};
+use super::answer::{Answer, fail};
+use super::state::State;
+use super::work::{Event, StreamKey, Work};
 use crate::{Code, EventHandle, StreamHandle};
-
-#[derive(Debug)]
-pub(super) struct Event {
-    device: i32,
-    timing: bool,
-    recorded: Option<Point>,
-}
 
 impl State {
     pub(super) fn stream_wait_event(

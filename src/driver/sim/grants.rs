@@ -1,7 +1,8 @@
 //! Access rights to mapped memory.
 
+use super::answer::{Answer, exhausted, fail};
 use super::references::Counted;
-use super::state::{Answer, Kind, Region, State, exhausted, fail};
+use super::state::{Kind, Region, State};
 use crate::{Access, AccessDesc, Code, DevicePtr, Location};
 
 impl State {

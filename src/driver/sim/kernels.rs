@@ -3,21 +3,14 @@
 use std::ffi::CStr;
 
 use super::access::{Engine, Piece};
-use super::state::{Answer, Function, State, fail};
-use super::stream::Work;
+use super::answer::{Answer, fail};
+use super::state::State;
+use super::work::{Function, Kernel, Work};
 use crate::kernels::{CHECK_REWRITE, PTX, READ, WRITE, pattern};
 use crate::{Access, Code, FunctionHandle, LaunchDims, ModuleHandle, StreamHandle};
 
 /// Words handled at a time.
 const WORDS: usize = 8 << 10;
-
-/// A kernel that the simulator can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
-    CheckRewrite,
-    Read,
-    Write,
-}
 
 impl Kernel {
     fn named(name: &CStr) -> Option<Self> {

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use super::answer::{Answer, fail};
 use super::memory::{Memory, Purpose};
-use super::state::{Answer, fail};
 use crate::{Code, FabricHandle, HandleType, ShareableHandle};
 
 const MAGIC: [u8; 8] = *b"egmemsim";

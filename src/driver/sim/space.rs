@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::GRANULARITY;
+use super::granularity::GRANULARITY;
 use super::window::{Freed, Window};
 use crate::Access;
 

@@ -1,46 +1,18 @@
 //! The simulated driver's state under one lock; the real driver serialises too.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::sync::{Arc, Weak};
 
+use super::answer::{Answer, Fail, exhausted, fail};
 use super::capacity::{Capacity, Charge};
-use super::event::Event;
+use super::machine::Machine;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
 use super::references::Counted;
 use super::space::Range;
-use super::stream::{Stream, StreamKey};
 use super::window::{Placement, Window};
-use super::{GRANULARITY, Machine};
+use super::work::{Event, Function, Stream, StreamKey};
 use crate::{Access, Code, HandleTypes, Location, PhysicalHandle};
-
-/// The result of a call inside the simulator.
-pub(super) type Answer<T> = Result<T, Fail>;
-
-/// Why a call fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fail {
-    /// With this code.
-    Code(Code),
-    /// The device's context is lost.
-    Lost { device: i32, code: Code },
-}
-
-impl From<Code> for Fail {
-    fn from(code: Code) -> Self {
-        Self::Code(code)
-    }
-}
-
-pub(super) fn fail<T>(code: Code) -> Answer<T> {
-    Err(Fail::Code(code))
-}
-
-/// The operating system has run out of a resource.
-pub(super) fn exhausted(_: io::Error) -> Fail {
-    Fail::Code(Code::OUT_OF_MEMORY)
-}
 
 /// Physical memory under its handle.
 #[derive(Debug)]
@@ -101,14 +73,6 @@ pub(super) enum Kind {
         size: u64,
         _range: Range,
     },
-}
-
-/// A module's kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Function {
-    pub(super) device: i32,
-    pub(super) module: u64,
-    pub(super) kernel: super::kernels::Kernel,
 }
 
 /// The driver's state.
@@ -261,9 +225,4 @@ impl State {
             _ => true,
         }
     }
-}
-
-/// Returns whether a size or address is a positive multiple of the granularity.
-pub(super) const fn is_granular(bytes: u64) -> bool {
-    bytes != 0 && bytes.is_multiple_of(GRANULARITY)
 }

@@ -3,57 +3,14 @@
 //! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
-use std::collections::{HashMap, VecDeque};
-
 use super::access::{self, Engine};
-use super::kernels::Kernel;
-use super::state::{Answer, Fail, State, fail};
+use super::answer::{Answer, Fail, fail};
+use super::state::State;
+use super::work::{Point, Stream, StreamKey, Work};
 use crate::{Access, Code, StreamHandle};
-
-/// A device and the driver's pointer: 0 is the device's default stream.
-pub(super) type StreamKey = (i32, u64);
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
-
-/// A position in a stream: after its `seq`-th piece of work.
-pub(super) type Point = (StreamKey, u64);
-
-#[derive(Debug, Default)]
-pub(super) struct Stream {
-    queue: VecDeque<Work>,
-    submitted: u64,
-    completed: u64,
-    /// Its handle was destroyed; the stream lives until its work is done.
-    pub(super) destroyed: bool,
-    /// For each other stream, the position that this one waits for.
-    pub(super) waited: HashMap<StreamKey, u64>,
-}
-
-/// A piece of work, with the program's addresses: they are looked up when it runs, as on a GPU.
-#[derive(Debug)]
-pub(super) enum Work {
-    Copy {
-        dst: u64,
-        src: u64,
-        bytes: u64,
-    },
-    Fill {
-        dst: u64,
-        value: u8,
-        bytes: u64,
-    },
-    Kernel {
-        kernel: Kernel,
-        args: [u64; 5],
-    },
-    Record,
-    Wait(Point),
-    /// Memory freed at this point returns to its pool.
-    Free {
-        pool: u64,
-    },
-}
 
 impl State {
     pub(super) fn stream_create(&mut self, device: i32) -> Answer<StreamHandle> {

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::GRANULARITY;
+use super::answer::{Answer, exhausted, fail};
+use super::granularity::GRANULARITY;
+use super::granularity::is_granular;
 use super::space::Range;
-use super::state::{Answer, Kind, Region, State, exhausted, fail, is_granular};
+use super::state::{Kind, Region, State};
 use super::window::Window;
 use crate::{Access, Code, DevicePtr, PhysicalHandle};
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::GRANULARITY;
+use super::granularity::GRANULARITY;
 use super::ranges::FreeRanges;
 use super::space::Range;
 use crate::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::Shared;
+use super::super::shared::Shared;
 use crate::Result;
 use crate::{
     AccessDesc, Call, DevicePtr, HandleType, Location, PoolApi, PoolAttribute, PoolCalls,

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::super::GRANULARITY;
+use super::super::answer::{Answer, exhausted, fail};
 use super::super::bind::bind;
+use super::super::granularity::GRANULARITY;
 use super::super::ranges::FreeRanges;
 use super::super::space::Range;
-use super::super::state::{Answer, Kind, Region, State, exhausted, fail};
-use super::{Chunk, Pool};
+use super::super::state::{Kind, Region, State};
+use super::contents::{Chunk, Pool};
 use crate::{Code, PoolHandle};
 
 impl State {

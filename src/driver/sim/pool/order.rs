@@ -1,8 +1,9 @@
 //! Allocation and free, in the order of streams.
 
-use super::super::state::{Answer, Fail, Kind, Region, State, fail};
-use super::super::stream::{Point, StreamKey, Work};
-use super::{Allocation, Freed, Pool};
+use super::super::answer::{Answer, Fail, fail};
+use super::super::state::{Kind, Region, State};
+use super::super::work::{Point, StreamKey, Work};
+use super::contents::{Allocation, Freed, Pool};
 use crate::{Code, DevicePtr, PoolHandle, StreamHandle};
 
 impl State {

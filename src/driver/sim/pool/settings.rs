@@ -1,6 +1,7 @@
 //! Attributes of pools, and access to their memory.
 
-use super::super::state::{Answer, State, exhausted, fail};
+use super::super::answer::{Answer, exhausted, fail};
+use super::super::state::State;
 use crate::{Access, AccessDesc, Code, Location, PoolAttribute, PoolHandle};
 
 impl State {

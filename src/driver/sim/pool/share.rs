@@ -3,11 +3,13 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use super::super::answer::{Answer, exhausted, fail};
+use super::super::granularity::GRANULARITY;
 use super::super::memory::{Memory, Purpose};
+use super::super::share;
 use super::super::space::Range;
-use super::super::state::{Answer, Kind, Region, State, exhausted, fail};
-use super::super::{GRANULARITY, share};
-use super::{Allocation, Pool};
+use super::super::state::{Kind, Region, State};
+use super::contents::{Allocation, Pool};
 use crate::{
     Access, Code, DevicePtr, HandleType, HandleTypes, Location, PoolHandle, PoolPtrExport,
     ShareableHandle, StreamHandle,

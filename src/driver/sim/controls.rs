@@ -1,0 +1,114 @@
+//! The simulator's controls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::fault::FaultId;
+use super::held::Held;
+use super::machine::Machine;
+use super::shared::Shared;
+use crate::{Call, Code, Location};
+
+/// The simulator's controls: injected faults, call counts, and what is still held.
+///
+/// ```
+/// use egmem::driver::{Call, Code};
+///
+/// let driver = egmem::Driver::simulated(egmem::Machine::gh200())?;
+/// let sim = driver.sim().expect("it is simulated");
+/// sim.fail(Call::MemAlloc, 1, Code::OUT_OF_MEMORY);
+/// assert!(driver.mem_alloc(0, 4096).is_err()); // the injected fault
+/// assert!(driver.mem_alloc(0, 4096).is_ok());
+/// assert_eq!(sim.count(Call::MemAlloc), 2);
+/// assert_eq!(sim.held().to_string(), "device allocations: 1");
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Sim {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Sim {
+    /// Makes the `nth` use of `call` from now on fail with `code`: both 1 and 0 mean the next use. The code
+    /// need not exist in CUDA.
+    ///
+    /// The failing call has no other effect, but is counted.
+    pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
+        self.shared.faults.add(call, nth, code)
+    }
+
+    /// Cancels a fault; returns whether it had not happened yet.
+    pub fn cancel(&self, fault: FaultId) -> bool {
+        self.shared.faults.remove(|id| id == fault) > 0
+    }
+
+    /// Cancels all faults that have not happened yet; returns their number.
+    pub fn cancel_all(&self) -> usize {
+        self.shared.faults.remove(|_| true)
+    }
+
+    /// Returns how often each call was used; unused calls are left out.
+    pub fn calls(&self) -> BTreeMap<Call, u64> {
+        self.shared.faults.counts()
+    }
+
+    /// Returns how often a call was used.
+    pub fn count(&self, call: Call) -> u64 {
+        self.shared.faults.count(call)
+    }
+
+    /// Resets all counts to zero.
+    pub fn reset_counts(&self) {
+        self.shared.faults.reset_counts();
+    }
+
+    /// Returns the counts of objects that are still alive.
+    pub fn held(&self) -> Held {
+        Held::of(&self.shared.lock())
+    }
+
+    /// Returns the free bytes at a location; for the host as a whole, the sum over its nodes.
+    pub fn free_bytes(&self, location: Location) -> u64 {
+        self.shared.lock().capacity.free(location)
+    }
+
+    /// Sets whether work on streams runs at once (`true`) or as late as CUDA allows (`false`, the default),
+    /// so that a missing synchronisation shows.
+    ///
+    /// In the second mode the work runs when a thread waits for it or **queries** it. Without this, a caller
+    /// that polls would never see completion. So `Stream::is_done`,
+    /// `Event::is_done` and `Heap::collect` run the work and
+    /// find it done. To simulate a GPU that is still busy, inject one fault for each query; the work then
+    /// waits for the next query:
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use egmem::driver::{Call, Code, NodeId};
+    /// use egmem::heap::NotFreed;
+    /// use egmem::{Driver, Heap, Machine, Stream};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let sim = driver.sim().expect("it is simulated");
+    /// let (heap, stream) = (Heap::on(NodeId(0)).build(&driver)?, Stream::new(&driver, 0)?);
+    /// let block = heap.allocate(Layout::new::<u64>())?;
+    /// block.free_after(&stream).map_err(NotFreed::forget)?;
+    /// sim.fail(Call::EventQuery, 1, Code::NOT_READY); // Call::StreamQuery for a stream
+    /// assert_eq!(heap.collect()?, 0); // the GPU is busy
+    /// assert_eq!(heap.collect()?, 1); // not any more
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn set_eager(&self, eager: bool) {
+        let mut state = self.shared.lock();
+        state.eager = eager;
+        if eager {
+            for device in 0..self.shared.machine.gpus.len() as i32 {
+                state.synchronize_device(device);
+            }
+        }
+    }
+
+    /// Returns the simulated machine.
+    pub fn machine(&self) -> &Machine {
+        &self.shared.machine
+    }
+}

@@ -1,0 +1,234 @@
+//! A pool's memory: chunks, allocations, and frees that their streams have not reached.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::sim::capacity::Charge;
+use crate::sim::memory::Memory;
+use crate::sim::ranges::FreeRanges;
+use crate::sim::space::Range;
+use crate::sim::work::Point;
+use crate::{Access, HandleTypes, Location};
+
+/// Allocations are aligned to, and a multiple of, this many bytes.
+const UNIT: u64 = 512;
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) location: Location,
+    pub(crate) handle_types: HandleTypes,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) imported: bool,
+    /// How often it was imported and not destroyed again: all imports have one handle.
+    pub(crate) imports: u32,
+    /// Whether it was exported: only then can pointers of it be.
+    pub(crate) exported: bool,
+    /// A device's own pool, which cannot be destroyed.
+    pub(crate) is_default: bool,
+    /// Its handle was destroyed; the pool lives until its last allocation is freed.
+    pub(crate) destroyed: bool,
+    pub(super) host: Access,
+    pub(crate) devices: Box<[Access]>,
+    pub(super) max_size: u64,
+    pub(crate) chunks: BTreeMap<u64, Chunk>,
+    /// Unused parts of the file, and the file's end.
+    pub(super) holes: FreeRanges,
+    pub(super) end: u64,
+    /// Live allocations by address: chunk and length.
+    pub(crate) live: BTreeMap<u64, Allocation>,
+    /// Frees that their streams have not reached.
+    pub(super) freed: Vec<Freed>,
+    /// Follow events, opportunistic, internal dependencies.
+    pub(super) reuse: [u64; 3],
+    pub(super) release_threshold: u64,
+    pub(super) reserved: Level,
+    pub(super) used: Level,
+}
+
+/// A count and its maximum so far.
+#[derive(Debug, Default)]
+pub(super) struct Level {
+    pub(super) current: u64,
+    pub(super) high: u64,
+}
+
+/// Part of a pool's memory at an address.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) range: Range,
+    /// Its start in the pool's file.
+    pub(crate) offset: u64,
+    /// Free addresses; an imported allocation's chunk has none.
+    pub(super) free: FreeRanges,
+    pub(super) _charge: Option<Charge>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) chunk: u64,
+    /// The bytes it takes in the chunk.
+    pub(crate) len: u64,
+    /// The bytes requested.
+    pub(crate) size: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Freed {
+    pub(super) start: u64,
+    pub(super) allocation: Allocation,
+    pub(super) point: Point,
+}
+
+impl Level {
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.current += bytes;
+        self.high = self.high.max(self.current);
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(
+        memory: Arc<Memory>,
+        max_size: u64,
+        devices: Box<[Access]>,
+        imported: bool,
+    ) -> Self {
+        let location = memory.label.location;
+        let mut pool = Self {
+            location,
+            handle_types: memory.label.handle_types,
+            memory,
+            imported,
+            imports: u32::from(imported),
+            exported: false,
+            is_default: false,
+            destroyed: false,
+            host: match location {
+                Location::Device(_) => Access::None,
+                _ => Access::ReadWrite,
+            },
+            devices,
+            max_size,
+            chunks: BTreeMap::new(),
+            holes: FreeRanges::default(),
+            end: 0,
+            live: BTreeMap::new(),
+            freed: Vec::new(),
+            reuse: [1; 3],
+            release_threshold: 0,
+            reserved: Level::default(),
+            used: Level::default(),
+        };
+        if let Location::Device(device) = location
+            && let Some(own) = pool.devices.get_mut(device as usize)
+        {
+            *own = Access::ReadWrite;
+        }
+        pool
+    }
+
+    /// Returns the live allocation that contains an address: start and length.
+    pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, allocation) = self.live.range(..=address).next_back()?;
+        (address - start < allocation.size).then_some((start, allocation.size))
+    }
+
+    /// Returns whether a whole range lies in one live allocation.
+    pub(crate) fn is_live(&self, start: u64, len: u64) -> bool {
+        let fits = |(at, size): (u64, u64)| len <= size - (start - at);
+        self.allocation(start).is_some_and(fits)
+    }
+
+    /// Records an allocation.
+    pub(crate) fn hold(&mut self, start: u64, allocation: Allocation) {
+        self.live.insert(start, allocation);
+        self.used.add(allocation.size);
+    }
+
+    /// Records an imported allocation's chunk.
+    pub(crate) fn add_imported(&mut self, range: Range, offset: u64) {
+        self.chunks.insert(
+            range.start(),
+            Chunk {
+                range,
+                offset,
+                free: FreeRanges::default(),
+                _charge: None,
+            },
+        );
+    }
+
+    /// Returns whether an import of the allocation at `offset` in the file is still alive.
+    pub(crate) fn has_imported(&self, offset: u64) -> bool {
+        let freed = self
+            .freed
+            .iter()
+            .map(|freed| (freed.start, freed.allocation));
+        let live = self
+            .live
+            .iter()
+            .map(|(&start, &allocation)| (start, allocation));
+        self.imported
+            && live.chain(freed).any(|(start, allocation)| {
+                let chunk = self.chunks.get(&allocation.chunk);
+                chunk.is_some_and(|it| it.offset + (start - allocation.chunk) == offset)
+            })
+    }
+
+    /// Takes the smallest free range that is large enough; never-used memory comes last.
+    pub(super) fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
+        let len = size.checked_next_multiple_of(UNIT)?;
+        let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
+            let end = chunk + it.range.len();
+            let part = move |(start, have)| (start + have == end, have, start, chunk);
+            it.free.fitting(len).map(part)
+        });
+        let (_, _, start, chunk) = parts.min()?;
+        let free = &mut self.chunks.get_mut(&chunk)?.free;
+        let allocation = Allocation { chunk, len, size };
+        free.take_at(start, len).then_some((start, allocation))
+    }
+
+    /// Takes memory that was freed earlier in the same order.
+    pub(super) fn take_freed(
+        &mut self,
+        size: u64,
+        is_ordered: impl Fn(Point) -> bool,
+    ) -> Option<(u64, Allocation)> {
+        let len = size.checked_next_multiple_of(UNIT)?;
+        let fits = |freed: &Freed| freed.allocation.len >= len && is_ordered(freed.point);
+        let index = self.freed.iter().rposition(fits)?;
+        let freed = &mut self.freed[index];
+        let (start, chunk) = (freed.start, freed.allocation.chunk);
+        freed.start += len;
+        freed.allocation.len -= len;
+        if freed.allocation.len == 0 {
+            self.freed.swap_remove(index);
+        }
+        Some((start, Allocation { chunk, len, size }))
+    }
+
+    pub(super) fn give_back(&mut self, start: u64, allocation: Allocation) {
+        if self.imported {
+            self.chunks.remove(&allocation.chunk);
+        } else if let Some(chunk) = self.chunks.get_mut(&allocation.chunk) {
+            chunk.free.give(start, allocation.len);
+        }
+    }
+
+    /// Returns the chunks that can be given back to the system until at most `keep` bytes are held.
+    pub(super) fn releasable(&self, keep: u64) -> Vec<u64> {
+        let mut held = self.reserved.current;
+        let mut chunks = Vec::new();
+        for (&start, chunk) in &self.chunks {
+            if held <= keep {
+                break;
+            }
+            if chunk.free.is_whole(start, chunk.range.len()) {
+                held -= chunk.range.len();
+                chunks.push(start);
+            }
+        }
+        chunks
+    }
+}

@@ -1,0 +1,71 @@
+//! The simulated driver's state as its calls reach it: counted, faulted, and under a lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::answer::{Answer, Fail};
+use super::fault::Faults;
+use super::machine::Machine;
+use super::state::State;
+use super::window::Placement;
+use crate::{Call, DriverError, Error, Result};
+
+/// The state that the driver API, the runtime API and the controls share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) machine: Arc<Machine>,
+    pub(super) faults: Faults,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub(super) fn new(machine: Machine, placement: Placement) -> Self {
+        let machine = Arc::new(machine);
+        Self {
+            state: Mutex::new(State::new(Arc::clone(&machine), placement)),
+            faults: Faults::new(),
+            machine,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock would be a defect of this crate; the state is still the best available.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, and fails it if a fault was injected.
+    pub(super) fn enter(&self, call: Call) -> Result<()> {
+        self.faults
+            .enter(call)
+            .map_err(|code| Error::driver(call, code))
+    }
+
+    /// Makes a call that needs the state.
+    pub(super) fn call<T>(
+        &self,
+        call: Call,
+        answer: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> Result<T> {
+        self.enter(call)?;
+        answer(&mut self.lock()).map_err(|fail| error(call, fail))
+    }
+
+    /// Makes a call that the machine's description answers.
+    pub(super) fn ask<T>(
+        &self,
+        call: Call,
+        answer: impl FnOnce(&Machine) -> Answer<T>,
+    ) -> Result<T> {
+        self.enter(call)?;
+        answer(&self.machine).map_err(|fail| error(call, fail))
+    }
+}
+
+fn error(call: Call, fail: Fail) -> Error {
+    match fail {
+        Fail::Code(code) => Error::driver(call, code),
+        Fail::Lost { device, code } => Error::ContextLost {
+            device,
+            source: DriverError { call, code },
+        },
+    }
+}

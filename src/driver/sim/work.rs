@@ -1,0 +1,69 @@
+//! Streams with the work that waits in them, events, and kernels.
+
+use std::collections::{HashMap, VecDeque};
+
+/// A device and the driver's pointer: 0 is the device's default stream.
+pub(super) type StreamKey = (i32, u64);
+
+/// A position in a stream: after its `seq`-th piece of work.
+pub(super) type Point = (StreamKey, u64);
+
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    pub(super) queue: VecDeque<Work>,
+    pub(super) submitted: u64,
+    pub(super) completed: u64,
+    /// Its handle was destroyed; the stream lives until its work is done.
+    pub(super) destroyed: bool,
+    /// For each other stream, the position that this one waits for.
+    pub(super) waited: HashMap<StreamKey, u64>,
+}
+
+/// A piece of work, with the program's addresses: they are looked up when it runs, as on a GPU.
+#[derive(Debug)]
+pub(super) enum Work {
+    Copy {
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    },
+    Fill {
+        dst: u64,
+        value: u8,
+        bytes: u64,
+    },
+    Kernel {
+        kernel: Kernel,
+        args: [u64; 5],
+    },
+    Record,
+    Wait(Point),
+    /// Memory freed at this point returns to its pool.
+    Free {
+        pool: u64,
+    },
+}
+
+/// An event: the position that it was recorded at, if any.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) device: i32,
+    pub(super) timing: bool,
+    pub(super) recorded: Option<Point>,
+}
+
+/// A kernel that the simulator can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    CheckRewrite,
+    Read,
+    Write,
+}
+
+/// A module's kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function {
+    pub(super) device: i32,
+    pub(super) module: u64,
+    pub(super) kernel: Kernel,
+}
