@@ -1,14 +1,16 @@
 //! Memory of this crate in a program that uses cudarc: launched on, copied from, copied to.
 //!
-//! `cargo run --features interop --example cudarc-interop`; without a GPU it says so.
+//! ```text
+//! cargo run --features interop --example cudarc-interop
+//! ```
+//! Without a GPU it says so.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use egmem::interop::{EgmSlice, EgmSliceMut};
-use egmem::{Buffer, Driver, Explained, Stream, kernels};
+use egmem::{Buffer, Driver, Explained, kernels};
 
 const BYTES: u64 = 64 << 20;
 const WORDS: usize = BYTES as usize / 8;
@@ -78,21 +80,6 @@ fn run(driver: &Driver) -> Result<(), Box<dyn std::error::Error>> {
     stream.memcpy_dtod(&on_device.slice(..half), &mut target.slice_mut(0..half)?)?;
     buffer.read_at(0, &mut seen)?;
     expect("the CPU reads what cudarc copied", &seen, |_, i| i)?;
-
-    // A copy on cudarc's stream that goes on while the CPU works: its ticket owns the copy's memory.
-    // SAFETY: cudarc's stream is kept until the end of this function, longer than `own` and its tickets.
-    let own = unsafe { Stream::borrowed(driver, (&*stream).into()) };
-    let buffer = Arc::new(buffer);
-    let copy = own.start_copy(
-        (Buffer::near(driver, 0, BYTES)?, 0),
-        (Arc::clone(&buffer), 0),
-        BYTES,
-    )?;
-    buffer.read_at(0, &mut seen)?; // meanwhile
-    expect("the CPU reads the source of a copy", &seen, |_, i| i)?;
-    let (second, _) = copy.wait()?;
-    second.read_at(0, &mut seen)?;
-    expect("and then the copy", &seen, |_, i| i)?;
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! All ranks of a group in one process: how long joining takes, and barriers after that.
 //!
 //! ```text
-//! cargo run --release --features exchange --example group-join -- --ranks 72
-//! cargo run --release --features exchange --example group-join -- --ranks 576 --unix
+//! cargo run --release -p egmem-measure --bin group-join -- --ranks 72
+//! cargo run --release -p egmem-measure --bin group-join -- --ranks 576 --unix
 //! ```
 //! Each rank is a client with a connection of its own; the server is rank 0's. On the simulator, so
 //! that what is timed is the exchange, not the driver; mapping is lazy.
