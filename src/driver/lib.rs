@@ -12,6 +12,7 @@
 
 mod attributes;
 mod backend;
+mod bytes;
 mod call;
 mod capture;
 mod code;

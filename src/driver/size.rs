@@ -1,9 +1,8 @@
 //! Sizes: a granularity, and a size that is rounded up to it once and then carried everywhere.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
+pub use crate::bytes::Bytes;
 use crate::{Error, Result};
 
 /// The unit in which the driver creates and maps physical memory, in bytes: a power of two.
@@ -97,31 +96,6 @@ impl PaddedSize {
     /// Returns the bytes allocated: a multiple of the granularity.
     pub const fn padded(self) -> u64 {
         self.padded
-    }
-}
-
-/// Bytes, displayed in the largest binary unit that keeps the number short: `1.5 GiB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-        if self.0 < 1024 {
-            return write!(f, "{} B", self.0);
-        }
-        let exponent = (63 - self.0.leading_zeros()) as usize / 10;
-        let unit = 1_u64 << (10 * exponent);
-        if self.0.is_multiple_of(unit) {
-            write!(f, "{} {}", self.0 / unit, UNITS[exponent - 1])
-        } else {
-            write!(
-                f,
-                "{:.2} {}",
-                self.0 as f64 / unit as f64,
-                UNITS[exponent - 1]
-            )
-        }
     }
 }
 
