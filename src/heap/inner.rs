@@ -115,15 +115,7 @@ impl HeapInner {
         let born = Generation::current();
         let host = backing.host_access();
         let gpu = gpu_that_writes(driver, &options.plan);
-        let watch = |debug| {
-            let memory = HeapMemory {
-                start,
-                driver: driver.clone(),
-                host,
-                gpu,
-            };
-            Watch::new(debug, memory)
-        };
+        let watch = |debug| Watch::new(debug, HeapMemory::new(start, driver, host, gpu));
         let inner = |this: &Weak<Self>| Self {
             pages,
             this: Weak::clone(this),
@@ -132,10 +124,7 @@ impl HeapInner {
             limit: backing.limit(),
             host,
             exportable: backing.is_exportable(),
-            location: match options.plan.nodes[..] {
-                [node] => Some(node),
-                _ => None,
-            },
+            location: only(&options.plan.nodes),
             driver: driver.clone(),
             scrub: options.scrub_on_free,
             watch: options.debug.clone().map(watch),
@@ -248,6 +237,13 @@ impl HeapInner {
                 format!("no block of {bytes} bytes begins at {address:#x}"),
             )),
         }
+    }
+}
+
+fn only(nodes: &[Location]) -> Option<Location> {
+    match *nodes {
+        [node] => Some(node),
+        _ => None,
     }
 }
 

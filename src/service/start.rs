@@ -115,14 +115,11 @@ impl Service {
             Ok((reserves(&plans, &driver, &topology, &countdown)?, homes))
         })
         .await?;
+        let names = config.buffers.iter().map(|buffer| buffer.name.clone());
         let state = Arc::new(State::new(
             nodes,
             config.create.clone(),
-            config
-                .buffers
-                .iter()
-                .map(|buffer| buffer.name.clone())
-                .collect(),
+            names.collect(),
             unready.subscribe(),
             config.limits.frame_fds as usize,
             audit,

@@ -13,11 +13,22 @@ const SHOWN: usize = 32;
 /// Where a heap's memory is, and who may write it.
 pub(crate) struct HeapMemory {
     /// The address of offset 0.
-    pub(crate) start: u64,
-    pub(crate) driver: Driver,
-    pub(crate) host: Access,
+    pub(super) start: u64,
+    driver: Driver,
+    host: Access,
     /// A GPU that may write the memory, if any.
-    pub(crate) gpu: Option<i32>,
+    gpu: Option<i32>,
+}
+
+impl HeapMemory {
+    pub(crate) fn new(start: u64, driver: &Driver, host: Access, gpu: Option<i32>) -> Self {
+        Self {
+            start,
+            driver: driver.clone(),
+            host,
+            gpu,
+        }
+    }
 }
 
 /// How the debug mode accesses the bytes.
