@@ -13,8 +13,8 @@ MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn
 # the simulator on, whatever the set: the root package's development dependencies ask for it.
-FULL=(--features "async,interop,cli,cudart,etcd")
-PORTABLE=(--features "async,interop,cli,cudart")
+FULL=(--features "async,interop,cli,etcd")
+PORTABLE=(--features "async,interop,cli")
 BARE=(--no-default-features)
 
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.

@@ -51,7 +51,6 @@
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
-//! | `cudart` | no | pools through the runtime API as well |
 //! | `exchange` | no | sharing by name, also between nodes: server, client, leases, groups; mutual TLS |
 //! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |

@@ -79,8 +79,7 @@ fn run(args: &Args) -> Result<bool> {
     report.malloc_async = plan.malloc_async();
     bar.finish_and_clear();
     out.text(tables::proofs(&report.proofs, &report.malloc_async))?;
-    // Without the feature there is nothing to miss.
-    if let (true, Err(error)) = (cfg!(feature = "cudart"), plan.runtime()) {
+    if let Err(error) = plan.runtime() {
         let note = format!(
             "the runtime API's pools were not tried: {}",
             Explained(&error)

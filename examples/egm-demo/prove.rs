@@ -2,7 +2,7 @@
 
 use egmem::driver::{Driver, Location, NodeId, PoolApi};
 use egmem::proof::Prover;
-use egmem::{Buffer, Error, Pool, PoolBuffer, Result, Stream};
+use egmem::{Buffer, Pool, PoolBuffer, Result, Stream};
 use indicatif::ProgressBar;
 
 use super::report::{Path, Proof};
@@ -30,16 +30,8 @@ impl Plan<'_> {
         ways
     }
 
-    /// Whether there is a runtime API to prove: the library is an extra, which the driver does not
-    /// bring along. The simulator has one in any case, but without the feature nobody can use it
-    /// on a GPU.
+    /// Returns whether there is a runtime API to prove: its library does not come with the driver.
     pub fn runtime(&self) -> Result<()> {
-        if !cfg!(feature = "cudart") {
-            return Err(Error::PlatformUnsupported {
-                what: "the CUDA runtime API: the feature `cudart` is off",
-                source: None,
-            });
-        }
         self.driver.pools(PoolApi::Runtime).map(drop)
     }
 

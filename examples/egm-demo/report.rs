@@ -22,10 +22,10 @@ pub struct Report {
     pub gpus: Vec<Gpu>,
     pub proofs: Vec<Proof>,
     /// Whether plain `cudaMallocAsync` can draw from a host pool: an extra that many platforms
-    /// refuse, so it does not count for the exit status. Only with the feature `cudart`.
+    /// refuse, so it does not count for the exit status. Only with a CUDA runtime library.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub malloc_async: Vec<Proof>,
-    /// Why the runtime API's pools were not tried, where this program could use them.
+    /// Why the runtime API's pools were not tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_missing: Option<String>,
     /// Only of GPUs: the simulator has none.

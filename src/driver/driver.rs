@@ -46,8 +46,7 @@ impl Driver {
     /// Returns the pool calls of one API.
     ///
     /// # Errors
-    /// For [`PoolApi::Runtime`]: [`Error::MissingLibrary`] without a CUDA runtime library,
-    /// [`Error::PlatformUnsupported`] if the feature `cudart` is off.
+    /// For [`PoolApi::Runtime`]: [`Error::MissingLibrary`] without a CUDA runtime library.
     pub fn pools(&self, api: PoolApi) -> Result<&dyn PoolCalls> {
         match api {
             PoolApi::Driver => Ok(self.driver_pools()),

@@ -387,6 +387,6 @@ pub enum PoolApi {
     /// The driver API: `cuMemPoolCreate` and its family.
     #[default]
     Driver,
-    /// The runtime API: `cudaMemPoolCreate` and its family. Needs the feature `cudart`.
+    /// The runtime API: `cudaMemPoolCreate` and its family.
     Runtime,
 }

@@ -14,7 +14,6 @@ mod open;
 #[path = "../serve_cli/harness.rs"]
 #[expect(dead_code, reason = "there is no simulator here, and few commands")]
 mod program;
-#[cfg(feature = "cudart")]
 mod runtime;
 #[cfg(feature = "cli")]
 mod signals;

@@ -209,12 +209,3 @@ stubbed! {
         assert_eq!(b.device_count(), Ok(2));
     }
 }
-
-#[cfg(not(feature = "cudart"))]
-stubbed! {
-    fn without_the_feature_the_runtime_api_is_named_as_the_missing_one(cuda()) {
-        let driver = Driver::open().unwrap();
-        let error = driver.pools(PoolApi::Runtime).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains("`cudart`"), "{error}");
-    }
-}

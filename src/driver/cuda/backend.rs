@@ -3,15 +3,12 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::os::fd::OwnedFd;
 use std::ptr;
-use std::sync::Arc;
-#[cfg(feature = "cudart")]
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::abi::{self, MemAccessDesc, MemAllocationProp, MemLocation};
 use super::core::Core;
 use super::fd;
 use super::handles::{export, import, opaque};
-#[cfg(feature = "cudart")]
 use super::runtime::Runtime;
 use super::symbols::{DriverApi, Opaque};
 use crate::Result;
@@ -22,7 +19,6 @@ pub(crate) fn open() -> Result<Arc<dyn Backend>> {
     let core = Core::open()?;
     Ok(Arc::new(Cuda {
         core: Arc::new(core),
-        #[cfg(feature = "cudart")]
         runtime: OnceLock::new(),
     }))
 }
@@ -31,7 +27,6 @@ pub(crate) fn open() -> Result<Arc<dyn Backend>> {
 #[derive(Debug)]
 struct Cuda {
     core: Arc<Core>,
-    #[cfg(feature = "cudart")]
     runtime: OnceLock<Result<Runtime>>,
 }
 
@@ -58,21 +53,12 @@ unsafe impl Backend for Cuda {
         &*self.core
     }
 
-    #[cfg(feature = "cudart")]
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
         let runtime = self.runtime.get_or_init(|| Runtime::open(&self.core));
         match runtime {
             Ok(runtime) => Ok(runtime),
             Err(error) => Err(error.clone()),
         }
-    }
-
-    #[cfg(not(feature = "cudart"))]
-    fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
-        Err(crate::Error::PlatformUnsupported {
-            what: "the CUDA runtime API (this program was built without egmem's feature `cudart`)",
-            source: None,
-        })
     }
 
     fn driver_version(&self) -> Result<CudaVersion> {

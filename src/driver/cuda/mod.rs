@@ -16,7 +16,6 @@ mod fd;
 mod handles;
 mod library;
 mod pools;
-#[cfg(feature = "cudart")]
 mod runtime;
 mod symbols;
 
