@@ -36,6 +36,8 @@
 mod audit;
 mod config;
 mod create;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod free_chunks;
 mod http;
 mod line_writer;
@@ -51,6 +53,8 @@ mod start;
 mod state;
 mod teardown;
 mod units;
+#[cfg(not(feature = "etcd"))]
+mod without_etcd;
 
 #[cfg(test)]
 use egmem_core::Machine;
@@ -60,6 +64,8 @@ use egmem_core::{
 };
 use egmem_exchange as exchange;
 use egmem_share as share;
+#[cfg(not(feature = "etcd"))]
+use without_etcd as etcd;
 
 pub use config::{
     AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,

@@ -9,24 +9,16 @@ use tokio::sync::watch;
 
 use super::Service;
 use super::audit::AuditFile;
-#[cfg(feature = "etcd")]
-use super::config::etcd_options;
-use super::config::{BufferConfig, DirectoryConfig, ServiceConfig, TlsConfig, server_options};
+use super::config::{BufferConfig, ServiceConfig, TlsConfig, server_options};
 use super::create::{Abandoned, Wanted};
+use super::etcd;
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
 use super::state::State;
 use crate::driver::{Location, NodeId};
-#[cfg(feature = "etcd")]
-use crate::exchange::Address;
-use crate::exchange::directory::Registration;
-#[cfg(feature = "etcd")]
-use crate::exchange::directory::{Directory, Exporter};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
-use crate::exchange::{PeerName, Security, Server, Tls, TlsFiles};
-#[cfg(feature = "etcd")]
-use crate::share::BootId;
+use crate::exchange::{PeerName, Security, Tls, TlsFiles};
 use crate::share::best_handle_types;
 use crate::{Driver, Error, Refusal, Result, Topology};
 
@@ -148,7 +140,7 @@ impl Service {
             config: Mutex::new(config.clone()),
         };
         if let Some(directory) = &config.directory {
-            state.set_directory(register(directory, &service.server).await?);
+            state.set_directory(etcd::register(directory, &service.server).await?);
         }
         for (buffer, node) in config.buffers.into_iter().zip(homes) {
             let state = Arc::clone(&state);
@@ -157,35 +149,6 @@ impl Service {
         unready.send_modify(|count| *count -= 1);
         Ok(service)
     }
-}
-
-/// Registers the service in etcd; its names follow as they are published.
-#[cfg(feature = "etcd")]
-async fn register(config: &DirectoryConfig, server: &Server) -> Result<Registration> {
-    let mut options = etcd_options(config);
-    if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| Error::system(format!("cannot read {}", file.display()), &error))?;
-        let text = zeroize::Zeroizing::new(text);
-        options = options.user(user.as_str(), text.trim_end_matches('\n'));
-    }
-    let unix = server.addresses().into_iter().filter(Address::is_unix);
-    Directory::etcd(options)?.register(Exporter {
-        addresses: std::iter::once(config.advertise.clone())
-            .chain(unix)
-            .collect(),
-        instance: Some(server.instance()),
-        boot: Some(BootId::current()?),
-    })
-}
-
-/// Never called: the configuration's check refuses a directory without the feature.
-#[cfg(not(feature = "etcd"))]
-async fn register(_: &DirectoryConfig, _: &Server) -> Result<Registration> {
-    Err(Error::PlatformUnsupported {
-        what: "directories, because this program was built without the feature etcd",
-        source: None,
-    })
 }
 
 fn security(config: &ServiceConfig) -> Result<(Security, Option<Tls>)> {

@@ -243,12 +243,6 @@ impl DirectoryConfig {
             ));
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
-        #[cfg(feature = "etcd")]
-        return super::options::etcd_options(self).check();
-        #[cfg(not(feature = "etcd"))]
-        Err(Error::PlatformUnsupported {
-            what: "`directory`, because this program was built without the feature etcd",
-            source: None,
-        })
+        crate::etcd::check(self)
     }
 }

@@ -10,8 +10,6 @@ mod tables;
 mod tests;
 
 pub(super) use defaults::forgive_after;
-#[cfg(feature = "etcd")]
-pub(super) use options::etcd_options;
 pub(super) use options::{peers, server_options};
 pub use tables::{
     AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,

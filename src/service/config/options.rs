@@ -1,10 +1,6 @@
 //! The exchange's options that a configuration stands for.
 
-#[cfg(feature = "etcd")]
-use super::tables::DirectoryConfig;
 use super::tables::ServiceConfig;
-#[cfg(feature = "etcd")]
-use crate::exchange::directory::EtcdOptions;
 use crate::exchange::server::ServerOptions;
 use crate::exchange::{Security, Server};
 use crate::share::Peers;
@@ -39,20 +35,5 @@ pub(crate) fn peers(config: &ServiceConfig) -> Peers {
             .users
             .iter()
             .fold(peers, |peers, &uid| peers.and_user(uid)),
-    }
-}
-
-/// Returns the options to reach etcd, without the user. [`ServiceConfig::check`] checks the same options.
-#[cfg(feature = "etcd")]
-pub(crate) fn etcd_options(config: &DirectoryConfig) -> EtcdOptions {
-    let mut options = EtcdOptions::new(config.endpoints.clone())
-        .prefix(config.prefix.as_str())
-        .lease(config.lease);
-    if let Some(ca) = &config.ca {
-        options = options.ca(ca);
-    }
-    match (&config.cert, &config.key) {
-        (Some(cert), Some(key)) => options.identity(cert, key),
-        _ => options,
     }
 }

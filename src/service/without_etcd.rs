@@ -1,0 +1,23 @@
+//! Stands for `etcd` in a build without it.
+
+use crate::config::DirectoryConfig;
+use crate::exchange::Server;
+use crate::exchange::directory::Registration;
+use crate::{Error, Result};
+
+/// Refuses every configuration of a directory.
+pub(crate) fn check(_: &DirectoryConfig) -> Result<()> {
+    Err(refusal())
+}
+
+/// Never called: [`check`] refuses first.
+pub(crate) async fn register(_: &DirectoryConfig, _: &Server) -> Result<Registration> {
+    Err(refusal())
+}
+
+fn refusal() -> Error {
+    Error::PlatformUnsupported {
+        what: "`directory`, because this program was built without the feature etcd",
+        source: None,
+    }
+}
