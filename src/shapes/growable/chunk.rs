@@ -1,0 +1,100 @@
+//! A piece of physical memory at its place in the vector's addresses.
+
+use std::sync::Arc;
+
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::memory::CpuView;
+use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::{Error, Result};
+
+/// Physical memory, mapped. Unmapped first when dropped, then released.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    mapping: Mapping,
+    memory: PhysicalMemory,
+}
+
+impl Chunk {
+    /// Creates memory of `bytes` and maps it `offset` bytes behind the reservation's start.
+    pub(super) fn create(
+        driver: &Driver,
+        options: PhysicalOptions,
+        reservation: &Arc<Reservation>,
+        (offset, bytes): (u64, u64),
+        access: &[AccessDesc],
+    ) -> Result<Self> {
+        let memory = options.create(driver, bytes)?;
+        let mut mapping = reservation.map(offset, &memory)?;
+        mapping.set_access(access)?;
+        Ok(Self { mapping, memory })
+    }
+
+    /// Returns the bytes mapped.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.mapping.size().padded()
+    }
+
+    pub(super) const fn host(&self) -> Access {
+        self.mapping.host()
+    }
+
+    pub(super) fn access(&self, location: Location) -> Result<Access> {
+        self.mapping.access(location)
+    }
+
+    pub(super) fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        self.mapping.set_access(access)
+    }
+
+    /// Unmaps the memory and gives it back; returns the chunk unchanged if it could not be unmapped.
+    pub(super) fn give_back(self) -> Result<(), Box<(Option<Self>, Error)>> {
+        let Self { mapping, memory } = self;
+        match mapping.unmap() {
+            Ok(()) => memory.release().map_err(|error| Box::new((None, error))),
+            Err(kept) => {
+                let (mapping, error) = *kept;
+                Err(Box::new((Some(Self { mapping, memory }), error)))
+            }
+        }
+    }
+}
+
+/// Calls `with` for the chunks that contain some of `len` bytes from `offset` on.
+pub(super) fn holding(
+    chunks: &[Arc<Chunk>],
+    offset: u64,
+    len: u64,
+) -> impl Iterator<Item = &Chunk> {
+    let end = offset.saturating_add(len);
+    let mut next = 0;
+    chunks.iter().map(|chunk| &**chunk).filter(move |chunk| {
+        let start = next;
+        next += chunk.bytes();
+        start < end && offset < next
+    })
+}
+
+/// Returns the least that the host may do with any of the chunks: [`Access::ReadWrite`] for none.
+pub(super) fn least_host(chunks: &[Arc<Chunk>]) -> Access {
+    let hosts = chunks.iter().map(|chunk| chunk.host());
+    hosts.min().unwrap_or(Access::ReadWrite)
+}
+
+/// Returns the CPU's view of the first `bytes` bytes of the chunks.
+///
+/// # Safety
+/// The chunks are adjacent from `start` on and have that many bytes. While the view lives, none of them is removed and
+/// their access does not change.
+pub(super) unsafe fn view(
+    chunks: &[Arc<Chunk>],
+    start: DevicePtr,
+    bytes: u64,
+) -> Result<CpuView<'_>> {
+    let have = least_host(chunks);
+    if have == Access::None {
+        let (who, need) = (Location::Host, Access::Read);
+        return Err(Error::NotAccessible { who, have, need });
+    }
+    // SAFETY: the caller's promise; chunks are whole pages, and safe code reaches the bytes through atomic views only.
+    Ok(unsafe { CpuView::new(start, bytes, have == Access::ReadWrite) })
+}

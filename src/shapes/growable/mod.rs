@@ -1,0 +1,360 @@
+//! Vectors that grow in place.
+
+mod chunk;
+mod growth;
+mod memory;
+mod options;
+mod prefix;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use crate::driver::{AccessDesc, DevicePtr, Location};
+use crate::memory::CpuView;
+use crate::size::Granularity;
+use crate::vmm::{PhysicalOptions, Reservation};
+use crate::{Driver, Error, Result};
+
+use chunk::Chunk;
+pub use options::GrowableOptions;
+pub use prefix::Prefix;
+
+/// A vector of `T` whose address never changes, for the CPU and the GPUs.
+///
+/// Its addresses are reserved once. Physical memory is added behind the elements as they come, and given back from
+/// the end, so no element is ever copied, and a GPU may read those that are there while others are added: through a
+/// [`Prefix`], which keeps them mapped.
+///
+/// The CPU writes whole words of 8 bytes at once, so a GPU that reads elements while others in the same word are
+/// added sees either. Whatever tells a GPU how many elements there are must order the two: a kernel or a copy that is
+/// submitted after the elements were written sees them.
+///
+/// Before it is dropped, GPU work that uses it must have finished: a GPU that accesses unmapped addresses loses its
+/// context.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::shapes::Growable;
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let mut tokens = Growable::<u32>::on(NodeId(0)).max_len(1 << 30).create(&driver)?;
+/// let start = tokens.device_ptr();
+/// tokens.push(7)?;
+/// let first = tokens.prefix(); // for a GPU, which reads it while more are added
+/// tokens.extend_from_slice(&vec![1; 1 << 20])?;
+/// assert_eq!((tokens.len(), tokens.device_ptr()), ((1 << 20) + 1, start));
+/// assert_eq!(first.get(0)?, 7);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+pub struct Growable<T> {
+    // In the order of addresses and without gaps. Before the reservation: unmapped first.
+    chunks: Vec<Arc<Chunk>>,
+    reservation: Arc<Reservation>,
+    driver: Driver,
+    memory: PhysicalOptions,
+    location: Location,
+    access: Vec<AccessDesc>,
+    granularity: Granularity,
+    /// The least bytes to grow by; 0 for the default.
+    step: u64,
+    max_len: usize,
+    /// The chunks' bytes.
+    mapped: u64,
+    len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Growable<T> {
+    const ELEMENT: u64 = size_of::<T>() as u64;
+
+    /// Appends one element.
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve), and [`Error::NotAccessible`] unless the CPU may write. The vector is
+    /// unchanged then.
+    pub fn push(&mut self, element: T) -> Result<()> {
+        self.extend_from_slice(&[element])
+    }
+
+    /// Appends copies of `elements`.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push): none of them is appended then.
+    pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<()> {
+        self.reserve(elements.len())?;
+        let offset = self.bytes();
+        self.mapped_cpu()?.write_at(offset, elements)?;
+        self.len += elements.len();
+        Ok(())
+    }
+
+    /// Appends `additional` elements that others will write: a GPU, or the CPU through [`cpu`](Self::cpu). Their bytes
+    /// are what the memory holds: zero where it is new, former elements after [`truncate`](Self::truncate).
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve).
+    pub fn extend_unwritten(&mut self, additional: usize) -> Result<()> {
+        self.reserve(additional)?;
+        self.len += additional;
+        Ok(())
+    }
+
+    /// Adds memory until `additional` more elements have room. Nothing is copied, and no address changes.
+    ///
+    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`, once each.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
+    /// [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create) and
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). The vector is unchanged then.
+    pub fn reserve(&mut self, additional: usize) -> Result<()> {
+        let end = self.len.checked_add(additional);
+        let Some(end) = end.filter(|&end| end <= self.max_len) else {
+            return Err(Error::OutOfRange {
+                offset: self.bytes(),
+                len: (additional as u64).saturating_mul(Self::ELEMENT),
+                size: self.max_len as u64 * Self::ELEMENT,
+            });
+        };
+        let end = end as u64 * Self::ELEMENT;
+        match end > self.mapped {
+            true => self.grow(end - self.mapped),
+            false => Ok(()),
+        }
+    }
+
+    /// Maps at least `need` bytes more.
+    fn grow(&mut self, need: u64) -> Result<()> {
+        let need = need.next_multiple_of(self.granularity.bytes());
+        let room = self.reservation.size() - self.mapped;
+        let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
+        let create = |bytes| {
+            let place = (self.mapped, bytes);
+            Chunk::create(
+                &self.driver,
+                self.memory,
+                &self.reservation,
+                place,
+                &self.access,
+            )
+        };
+        let chunk = match create(bytes) {
+            // What is needed may still fit.
+            Err(error) if bytes > need => create(need).map_err(|_| error)?,
+            created => created?,
+        };
+        self.mapped += chunk.bytes();
+        self.chunks.push(Arc::new(chunk));
+        Ok(())
+    }
+
+    /// Removes all elements behind the first `len`. Their memory stays: see [`shrink_to_fit`](Self::shrink_to_fit).
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Gives the memory behind the last element back, in the chunks that it came in. Returns the bytes given back.
+    /// Chunks that a [`Prefix`] keeps, and those before them, stay.
+    ///
+    /// GPU work that uses the addresses behind the last element must have finished.
+    ///
+    /// # Errors
+    /// The driver's error; what could not be given back stays.
+    pub fn shrink_to_fit(&mut self) -> Result<u64> {
+        let before = self.mapped;
+        while let Some(last) = self.chunks.pop() {
+            let bytes = last.bytes();
+            let unused = self.mapped - bytes >= self.bytes();
+            let chunk = match Arc::try_unwrap(last) {
+                Ok(chunk) if unused => chunk,
+                Ok(chunk) => {
+                    self.chunks.push(Arc::new(chunk));
+                    break;
+                }
+                Err(shared) => {
+                    self.chunks.push(shared);
+                    break;
+                }
+            };
+            self.mapped -= bytes;
+            if let Err(failed) = chunk.give_back() {
+                let (kept, error) = *failed;
+                if let Some(chunk) = kept {
+                    self.chunks.push(Arc::new(chunk));
+                    self.mapped += bytes;
+                }
+                return Err(error);
+            }
+        }
+        Ok(before - self.mapped)
+    }
+
+    /// Returns the element at `index`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::NotAccessible`].
+    pub fn get(&self, index: usize) -> Result<T> {
+        self.cpu()?
+            .get((index as u64).saturating_mul(Self::ELEMENT))
+    }
+
+    /// Replaces the element at `index`.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn set(&mut self, index: usize, element: T) -> Result<()> {
+        let offset = (index as u64).saturating_mul(Self::ELEMENT);
+        self.cpu()?.put(offset, element)
+    }
+
+    /// Returns the elements that are there now, kept mapped for a GPU or another thread while this vector grows.
+    pub fn prefix(&self) -> Prefix<T> {
+        let used = self.bytes().div_ceil(self.granularity.bytes()) * self.granularity.bytes();
+        let mut end = 0;
+        let chunks = self.chunks.iter().take_while(|chunk| {
+            let start = end;
+            end += chunk.bytes();
+            start < used
+        });
+        Prefix {
+            chunks: chunks.cloned().collect(),
+            driver: self.driver.clone(),
+            location: self.location,
+            start: self.device_ptr(),
+            len: self.len,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T> Growable<T> {
+    /// Returns the number of elements.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the most elements that it can ever have.
+    pub const fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    /// Returns the number of elements that have memory.
+    pub const fn capacity(&self) -> usize {
+        (self.mapped / size_of::<T>() as u64) as usize
+    }
+
+    /// Returns the bytes of memory that it has.
+    pub const fn mapped_bytes(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Returns the number of pieces of physical memory: each took three calls of the driver.
+    pub fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Returns the address of the first element, which never changes.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.reservation.start()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.len as u64 * size_of::<T>() as u64
+    }
+
+    /// Returns the CPU's view of the elements.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        self.view(self.bytes())
+    }
+
+    fn mapped_cpu(&self) -> Result<CpuView<'_>> {
+        self.view(self.mapped)
+    }
+
+    fn view(&self, bytes: u64) -> Result<CpuView<'_>> {
+        // SAFETY: the chunks are adjacent from the reservation's start on, have `bytes` bytes, and are mapped with this
+        // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches the
+        // bytes through atomic views only.
+        unsafe { chunk::view(&self.chunks, self.reservation.start(), bytes) }
+    }
+
+    /// Changes the access of locations to all of the memory, present and future. See
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access).
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] while a [`Prefix`] exists; as `Mapping::set_access`, where the chunks before the failing one
+    /// are changed then, and memory that is added later is granted as before.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        let mut chunks = Vec::with_capacity(self.chunks.len());
+        for chunk in &mut self.chunks {
+            chunks.push(Arc::get_mut(chunk).ok_or_else(held)?);
+        }
+        for chunk in chunks {
+            chunk.set_access(access)?;
+        }
+        for new in access {
+            self.access.retain(|old| old.location != new.location);
+            self.access.push(*new);
+        }
+        Ok(())
+    }
+
+    /// Changes the access of locations to the chunk that holds element `index`, for instance to protect elements that
+    /// are complete. Returns the range of elements that lie in it, at least in part.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where there is no memory; otherwise as [`set_access`](Self::set_access).
+    pub fn set_chunk_access(
+        &mut self,
+        index: usize,
+        access: &[AccessDesc],
+    ) -> Result<std::ops::Range<usize>> {
+        let element = size_of::<T>() as u64;
+        let offset = (index as u64).saturating_mul(element);
+        let mut start = 0;
+        for chunk in &mut self.chunks {
+            let end = start + chunk.bytes();
+            if offset < end {
+                Arc::get_mut(chunk).ok_or_else(held)?.set_access(access)?;
+                return Ok((start / element) as usize..end.div_ceil(element) as usize);
+            }
+            start = end;
+        }
+        Err(Error::OutOfRange {
+            offset,
+            len: element,
+            size: self.mapped,
+        })
+    }
+}
+
+fn held() -> Error {
+    Error::StillHeld {
+        name: "a growable vector".into(),
+        holders: vec!["a prefix of it".into()],
+    }
+}
+
+impl<T> fmt::Debug for Growable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Growable")
+            .field("location", &self.location)
+            .field("start", &self.device_ptr())
+            .field("len", &self.len)
+            .field("max_len", &self.max_len)
+            .field("mapped_bytes", &self.mapped)
+            .finish_non_exhaustive()
+    }
+}

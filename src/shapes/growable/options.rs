@@ -1,0 +1,140 @@
+//! How a growable vector is created.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::Growable;
+use crate::buffer::access_list;
+use crate::driver::{Access, AccessDesc, Location, NodeId};
+use crate::size::PaddedSize;
+use crate::topology::Topology;
+use crate::vmm::{PhysicalMemory, Reservation};
+use crate::{Driver, Error, Result};
+
+/// Options for a growable vector; [`create`](Self::create) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct GrowableOptions<T> {
+    location: Location,
+    max_len: Option<usize>,
+    step: u64,
+    host: Option<Access>,
+    gpus: Option<Vec<AccessDesc>>,
+    overcommit: bool,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Growable<T> {
+    /// Returns options for a vector at `location`: a node's id, or any [`Location`].
+    pub fn on(location: impl Into<Location>) -> GrowableOptions<T> {
+        GrowableOptions {
+            location: location.into(),
+            max_len: None,
+            step: 0,
+            host: None,
+            gpus: None,
+            overcommit: false,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
+    /// Sets the most elements that the vector can ever have: at least 1. Their addresses are reserved at once,
+    /// which takes no memory. By default as many as the location's memory can hold.
+    pub const fn max_len(mut self, elements: usize) -> Self {
+        self.max_len = Some(elements);
+        self
+    }
+
+    /// Sets how many bytes the vector grows by at least; they are rounded up to the granularity. By default an
+    /// eighth of what it has, at least one granule and at most 256 MiB.
+    pub const fn step(mut self, bytes: u64) -> Self {
+        self.step = bytes;
+        self
+    }
+
+    /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
+    /// memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        for location in who {
+            self = self.access(location, Access::ReadWrite);
+        }
+        self.gpus.get_or_insert_default();
+        self
+    }
+
+    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
+        let location = who.into();
+        if location.is_host() {
+            self.host = Some(access);
+        } else {
+            let gpus = self.gpus.get_or_insert_default();
+            gpus.retain(|desc| desc.location != location);
+            gpus.push(AccessDesc { location, access });
+        }
+        self
+    }
+
+    /// Sets whether to ask the driver for more memory than the node has free.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Reserves the addresses. The vector is empty and has no memory yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
+    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error.
+    pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
+        let element = size_of::<T>() as u64;
+        if element == 0 {
+            let why = "elements of 0 bytes need no memory";
+            return Err(Error::invalid("element type", why));
+        }
+        let memory = PhysicalMemory::options(self.location).overcommit(self.overcommit);
+        let granularity = memory.granularity_of(driver)?;
+        let max_bytes = match self.max_len {
+            Some(elements) => (elements as u64).checked_mul(element),
+            None => Some(memory_of(driver, self.location)? / element * element),
+        };
+        let max_bytes = max_bytes.filter(|&bytes| bytes > 0).ok_or_else(|| {
+            let valid = format!("1 to {}", i64::MAX as u64 / element);
+            Error::invalid_of("max_len", "no addresses can hold that many elements", valid)
+        })?;
+        let size = PaddedSize::new(max_bytes, granularity)?;
+        let access = access_list(driver, self.location, self.host, self.gpus.as_deref())?;
+        Ok(Growable {
+            chunks: Vec::new(),
+            reservation: Arc::new(Reservation::options().reserve(driver, size.padded())?),
+            driver: driver.clone(),
+            memory,
+            location: self.location,
+            access,
+            granularity,
+            step: self.step,
+            max_len: (max_bytes / element) as usize,
+            mapped: 0,
+            len: 0,
+            elements: PhantomData,
+        })
+    }
+}
+
+/// Returns the bytes of memory that a location has.
+fn memory_of(driver: &Driver, location: Location) -> Result<u64> {
+    match location {
+        Location::Device(gpu) => driver.device_total_mem(gpu),
+        Location::HostNuma(node) => {
+            Ok(Topology::discover(driver)?.node(NodeId(node))?.memory_total)
+        }
+        _ => {
+            let topology = Topology::discover(driver)?;
+            Ok(topology.nodes().iter().map(|node| node.memory_total).sum())
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Shapes of memory, on simulated machines and on CUDA.
+
+mod growable;
+mod model;
+
+use egmem::driver::NodeId;
+use egmem::{Driver, Machine};
+
+const MIB: u64 = 1 << 20;
+
+fn grace() -> Driver {
+    Driver::simulated(Machine::gh200x4()).unwrap()
+}
+
+/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
+fn cuda() -> Option<Driver> {
+    match Driver::open() {
+        Ok(driver) => Some(driver),
+        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("skipped on CUDA: {error}");
+            None
+        }
+    }
+}
+
+/// The host node of GPU 0.
+fn node(driver: &Driver) -> NodeId {
+    let topology = egmem::Topology::discover(driver).unwrap();
+    topology.gpu(0).unwrap().host_node().unwrap()
+}
+
+fn nothing_held(driver: &Driver) {
+    if let Some(sim) = driver.sim() {
+        assert!(sim.held().is_empty(), "still held: {}", sim.held());
+    }
+}
+
+/// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
+macro_rules! on_both {
+    ($($module:ident { $($name:ident,)* })*) => {
+        mod simulated {
+            $($(#[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
+        }
+        mod cuda {
+            $($(#[test] fn $name() {
+                if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
+            })*)*
+        }
+    };
+}
+
+on_both! {
+    growable {
+        it_grows_in_place,
+        a_gpu_reads_what_is_there_while_more_is_added,
+        a_gpu_writes_elements_that_others_read,
+        a_prefix_keeps_its_memory,
+        what_is_behind_the_elements_is_given_back,
+        access_is_changed_for_all_chunks_or_for_one,
+        what_cannot_be_is_refused,
+    }
+}
