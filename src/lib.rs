@@ -40,6 +40,10 @@
 //! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] finds out by
 //! trials what works on this machine, and the command `egmem doctor` shows the result as a table.
 //!
+//! [`Error`] has what memory can meet. `share::Error`, `exchange::Error` and `exchange::group::Error` have what
+//! only they can meet, and each carries the error of the layer below: `?` converts, and `memory()` returns the
+//! [`Error`] inside.
+//!
 //! # Features
 //!
 //! | feature | default | what for |
@@ -69,9 +73,7 @@ pub use allocator_api2;
 #[doc(inline)]
 pub use egmem_core::Machine;
 #[doc(inline)]
-pub use egmem_core::error::{
-    Distrust, DriverError, End, Explained, Mismatch, NoRoom, Refusal, Unreachable,
-};
+pub use egmem_core::error::{DriverError, Explain, Explained, NoRoom};
 #[cfg(feature = "interop")]
 #[doc(inline)]
 pub use egmem_core::interop;

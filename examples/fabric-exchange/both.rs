@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use egmem::{Error, Result};
+use egmem::exchange::{Error, Result};
 
 use super::args::Args;
 
@@ -95,9 +95,11 @@ fn listening(owner: &mut Child, deadline: Instant) -> Result<String> {
         });
     }
     let left = deadline.saturating_duration_since(Instant::now());
-    receiver.recv_timeout(left).map_err(|_| Error::PeerLost {
-        peer: "the owner".into(),
-        why: "it ended, or took too long, before it listened".into(),
+    receiver.recv_timeout(left).map_err(|_| {
+        Error::Share(egmem::share::Error::PeerLost {
+            peer: "the owner".into(),
+            why: "it ended, or took too long, before it listened".into(),
+        })
     })
 }
 

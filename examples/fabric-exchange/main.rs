@@ -14,8 +14,8 @@ mod report;
 use std::process::ExitCode;
 
 use clap::Parser;
-use egmem::exchange::{Security, Tls, TlsFiles};
-use egmem::{Driver, Error, Explained, Machine, Result};
+use egmem::exchange::{Error, Result, Security, Tls, TlsFiles};
+use egmem::{Driver, Explained, Machine};
 
 use args::{Args, Role};
 
@@ -52,7 +52,9 @@ fn driver(args: &Args) -> Result<Driver> {
         None => Driver::open()?,
     };
     match driver.device_count()? {
-        0 => Err(Error::NoSuchGpu { gpu: 0, count: 0 }),
+        0 => Err(Error::Share(egmem::share::Error::Memory(
+            egmem::Error::NoSuchGpu { gpu: 0, count: 0 },
+        ))),
         _ => Ok(driver),
     }
 }

@@ -2,11 +2,11 @@
 
 use egmem::driver::{Access, Location};
 use egmem::exchange::server::{Published, ServerEvent};
-use egmem::exchange::{Server, Who};
+use egmem::exchange::{Error, Result, Server, Who};
 use egmem::proof::Prover;
 use egmem::share::{Shared, best_handle_types};
 use egmem::size::Bytes;
-use egmem::{Buffer, Error, Result, Topology};
+use egmem::{Buffer, Topology};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::args::Args;
@@ -66,9 +66,11 @@ pub async fn own(args: &Args) -> Result<Report> {
 
     let (other, lease) = tokio::time::timeout(args.patience(), visited(&mut events, &published))
         .await
-        .map_err(|_| Error::TimedOut {
-            what: format!("waiting for a peer to fetch and release '{}'", args.name),
-            after: args.patience(),
+        .map_err(|_| {
+            Error::Share(egmem::share::Error::TimedOut {
+                what: format!("waiting for a peer to fetch and release '{}'", args.name),
+                after: args.patience(),
+            })
         })??;
 
     // The peer left the pattern of point 4, written by its GPU.
@@ -115,17 +117,17 @@ async fn visited(
                 return Ok((peer.to_string(), lease));
             }
             Ok(ServerEvent::LeaseExpired { peer, name, .. }) if name == published.name() => {
-                return Err(Error::PeerLost {
+                return Err(Error::Share(egmem::share::Error::PeerLost {
                     peer: peer.to_string(),
                     why: "it went silent before it released the memory".into(),
-                });
+                }));
             }
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => {
-                return Err(Error::PeerLost {
+                return Err(Error::Share(egmem::share::Error::PeerLost {
                     peer: "the server".into(),
                     why: "it has ended".into(),
-                });
+                }));
             }
         }
     }

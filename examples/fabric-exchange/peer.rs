@@ -1,9 +1,8 @@
 //! The peer: finds the memory, imports it, verifies what the owner wrote, and writes itself.
 
 use egmem::driver::{HandleType, Location};
-use egmem::exchange::{Address, Client, Security};
+use egmem::exchange::{Address, Client, Error, Result, Security};
 use egmem::proof::Prover;
-use egmem::{Error, Result};
 
 use super::args::Args;
 use super::report::{Play, Report};
@@ -42,8 +41,8 @@ pub async fn visit(args: &Args) -> Result<Report> {
     let identity = memory.description().parts[0].identity;
     let cpu = match memory.cpu() {
         Ok(cpu) => Some(cpu),
-        Err(Error::NotAccessible { .. }) => None,
-        Err(error) => return Err(error),
+        Err(egmem::Error::NotAccessible { .. }) => None,
+        Err(error) => return Err(error.into()),
     };
     let mut play = Play {
         cpu,

@@ -5,7 +5,7 @@
     feature = "simulator",
     doc = "- [`sim`] is the simulated driver, of a [`Machine`] (feature `simulator`, on by default)."
 )]
-//! - [`Error`] is what any of egmem's calls may fail with.
+//! - [`Error`] is what calls about memory may fail with; each layer above has its own, which carries it.
 //!
 //! Programs depend on the crate `egmem`, which re-exports what they need.
 #![deny(missing_docs)]
@@ -39,9 +39,7 @@ pub use call::Call;
 pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
-pub use error::{
-    Distrust, DriverError, End, Error, Explained, Mismatch, NoRoom, Refusal, Result, Unreachable,
-};
+pub use error::{DriverError, Error, Explain, Explained, NoRoom, Result};
 pub use random::random;
 #[cfg(feature = "simulator")]
 pub use sim::Machine;

@@ -22,7 +22,7 @@ const MAX_HOST: usize = 253;
 /// let address: Address = "node7.cluster:7420".parse()?;
 /// assert_eq!(address.to_string(), "tcp://node7.cluster:7420");
 /// assert_eq!("unix:/run/egmem.sock".parse::<Address>()?.to_string(), "unix:/run/egmem.sock");
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {

@@ -1,6 +1,11 @@
 //! Memory exchanged by name, within a node and between nodes.
 #![deny(missing_docs)]
 
+#[cfg(test)]
+#[macro_use]
+#[path = "../driver/error/listing.rs"]
+mod listing;
+
 mod account;
 mod address;
 pub mod blocking;
@@ -8,6 +13,7 @@ pub mod blocking;
 pub mod certs;
 mod client;
 pub mod directory;
+mod error;
 pub mod group;
 mod limits;
 mod namespace;
@@ -28,6 +34,7 @@ pub use client::{
     Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
     Leased, Proof, Reconnect, RemoteBuffer, Watch, WatchEvent,
 };
+pub use error::{End, Error, Mismatch, Refusal, Result};
 pub use limits::Limits;
 pub use namespace::Namespaces;
 pub use owner::Owner;
@@ -47,11 +54,10 @@ pub mod fuzzing {
     }
 }
 
-use egmem_core::driver::{Distrust, Mismatch, Refusal, Unreachable};
 #[cfg(test)]
-use egmem_core::{Buffer, Machine, driver::End};
+use egmem_core::{Buffer, Machine};
 use egmem_core::{
-    Driver, DriverError, Error, Result, Stream, accessors, capability, driver, fork, memory,
-    numbers, per_driver, pinned, text,
+    Driver, DriverError, Error as MemoryError, Result as MemoryResult, Stream, accessors,
+    capability, driver, fork, memory, numbers, per_driver, pinned, text,
 };
-use egmem_share as share;
+use egmem_share::{self as share, Distrust, Error as ShareError, Unreachable};

@@ -126,7 +126,7 @@ impl Limits {
     /// Checks that no limit excludes every peer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that names the first limit that is too small.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) that names the first limit that is too small.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid("limits", why));
         for (key, bytes) in [

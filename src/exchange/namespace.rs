@@ -25,7 +25,7 @@ const SHOWN: usize = 8;
 /// let (node, user): (PeerName, _) = ("a.gpu.cluster".parse()?, PeerName::User(1000));
 /// assert_eq!(names.prefixes(&node), ["kv/", "a.gpu.cluster/"]);
 /// assert!(names.admits(&user, "uid:1000/weights") && !names.admits(&user, "kv/1"));
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespaces(Vec<(Who, Vec<String>)>);
@@ -41,9 +41,9 @@ impl Namespaces {
     /// allows every name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no prefix, and for one that is not empty but has characters that names
-    /// lack or no slash at its end. Without the slash `{peer}` could match the names of a peer with a longer
-    /// name.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no prefix, and for one that is not empty
+    /// but has characters that names lack or no slash at its end. Without the slash `{peer}` could match the
+    /// names of a peer with a longer name.
     pub fn rule<S: Into<String>>(
         mut self,
         who: Who,

@@ -20,7 +20,7 @@ const SERVER: &str = "@server";
 ///
 /// assert_eq!("uid:1000".parse::<Owner>()?, Owner::Peer(PeerName::User(1000)));
 /// assert_eq!(Owner::Server.to_string(), "@server");
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {

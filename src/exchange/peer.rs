@@ -36,8 +36,8 @@ impl PeerName {
     /// Returns the peer whose certificate has this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a text that is not a DNS name, has a wildcard, or could be mistaken for
-    /// another kind of peer (`local`).
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a text that is not a DNS name, has a
+    /// wildcard, or could be mistaken for another kind of peer (`local`).
     pub fn certificate(name: &str) -> Result<Self> {
         let name = name.to_ascii_lowercase();
         if name == LOCAL {
@@ -50,9 +50,9 @@ impl PeerName {
     /// Returns the peer with this SPIFFE id, such as `spiffe://cluster.example/ns/team-x/sa/trainer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a text that is not the SPIFFE id of a workload: another scheme, no
-    /// path, a trust domain with upper-case letters or a port, a query, a fragment, an empty segment, more
-    /// than 2048 bytes.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a text that is not the SPIFFE id of a
+    /// workload: another scheme, no path, a trust domain with upper-case letters or a port, a query, a
+    /// fragment, an empty segment, more than 2048 bytes.
     pub fn spiffe(id: &str) -> Result<Self> {
         match spiffe::check(id) {
             Ok(()) => Ok(Self::Spiffe(id.into())),
@@ -163,7 +163,7 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
 /// assert!(who.admits(&"a.gpu.cluster".parse()?));
 /// assert!(who.admits(&PeerName::User(1000)));
 /// assert!(!who.admits(&"gpu.cluster".parse()?));
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Who(Texts);
@@ -185,7 +185,7 @@ impl Who {
     /// at a Unix socket; `local` for plain TCP; or `*` for any peer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for anything else, and for more than [`MAX_PATTERNS`].
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for anything else, and for more than [`MAX_PATTERNS`].
     pub fn list<S: AsRef<str>>(patterns: impl IntoIterator<Item = S>) -> Result<Self> {
         let mut list = Texts::new();
         for (count, pattern) in patterns.into_iter().enumerate() {

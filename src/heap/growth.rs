@@ -324,10 +324,7 @@ impl HeapInner {
 }
 
 fn ended() -> Error {
-    Error::Stale {
-        what: "a heap".into(),
-        why: "its memory was given back".into(),
-    }
+    Error::invalid("heap", "its memory was given back")
 }
 
 mod caches;

@@ -46,8 +46,8 @@ impl AuditFile {
     /// Opens the file to append to it; creates it with mode 0600.
     ///
     /// # Errors
-    /// [`Error::System`] that names the file: if it cannot be opened, or is not a regular file of this
-    /// process's user.
+    /// [`System`](crate::MemoryError::System) that names the file: if it cannot be opened, or is not a regular
+    /// file of this process's user.
     pub fn open(path: &Path) -> Result<Self> {
         let lines = LineWriter::with_room("audit log", ROOM, file(path)?, |count| {
             line(&Lost {

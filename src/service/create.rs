@@ -18,7 +18,7 @@ use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{Owner, PeerName, Who};
 use crate::per_driver::lock;
 use crate::share::Shared;
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
 
 /// The refusal of requests that come too late.
 const ENDING: &str = "the service is ending";
@@ -129,7 +129,7 @@ impl State {
         let reserve = self
             .nodes
             .get(&wanted.node)
-            .ok_or_else(|| Error::NoSuchNode {
+            .ok_or_else(|| MemoryError::NoSuchNode {
                 node: wanted.node,
                 gpu: None,
                 choices: self.nodes.keys().copied().collect(),
@@ -236,10 +236,10 @@ impl State {
             return Err(refused(wanted, Refusal::Closing, ENDING));
         }
         match abandoned.load(Relaxed) {
-            true => Err(Error::PeerLost {
+            true => Err(Error::Share(ShareError::PeerLost {
                 peer: "the client that asked for memory".into(),
                 why: "gone before it was made".into(),
-            }),
+            })),
             false => Ok(()),
         }
     }
@@ -281,7 +281,7 @@ impl State {
             Ok(shared) => shared,
             Err(error) => {
                 reserve.lost(pinned);
-                return Err(error);
+                return Err(error.into());
             }
         };
         let published = server
@@ -363,11 +363,16 @@ fn seen(mut pasts: Vec<Past<PeerName>>, wanted: &Wanted<'_>) -> Vec<Past<PeerNam
 fn refusal(error: Error) -> No {
     match error {
         Error::Refused { reason, detail, .. } => (reason, detail),
-        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } => {
-            (Refusal::NoMemory, error.to_string())
+        Error::Share(ShareError::Memory(
+            MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. },
+        )) => (Refusal::NoMemory, error.to_string()),
+        Error::LimitReached { .. }
+        | Error::Share(ShareError::Memory(MemoryError::HeapFull { .. })) => {
+            (Refusal::Limit, error.to_string())
         }
-        Error::LimitReached { .. } | Error::HeapFull { .. } => (Refusal::Limit, error.to_string()),
-        Error::InvalidArgument { .. } => (Refusal::Invalid, error.to_string()),
+        Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. })) => {
+            (Refusal::Invalid, error.to_string())
+        }
         error => {
             tracing::warn!(%error, "creation failed");
             (Refusal::Internal, "see the service's log".into())

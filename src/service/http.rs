@@ -52,8 +52,8 @@ impl Endpoint {
     /// Listens at `address`: host and port.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an address that other machines reach, unless `anywhere`;
-    /// [`Error::System`] if the socket cannot be opened.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that other machines reach,
+    /// unless `anywhere`; [`System`](crate::MemoryError::System) if the socket cannot be opened.
     pub async fn start(address: &str, anywhere: bool, pages: Arc<dyn Pages>) -> Result<Self> {
         let fail = |error| Error::system(format!("cannot serve metrics at {address}"), &error);
         let found: Vec<SocketAddr> = lookup_host(address).await.map_err(fail)?.collect();
@@ -208,6 +208,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::{MemoryError, ShareError};
 
     /// How long a test waits for an answer that never comes.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -276,7 +277,13 @@ mod tests {
         let error = Endpoint::start("0.0.0.0:0", false, Arc::new(Two))
             .await
             .unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. }))
+            ),
+            "{error}"
+        );
         let open = Endpoint::start("0.0.0.0:0", true, Arc::new(Two))
             .await
             .unwrap();

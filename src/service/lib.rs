@@ -28,7 +28,7 @@
 //! assert_eq!(weights.get::<u64>(0)?, 0);
 //! weights.release().await?;
 //! service.drain(std::time::Duration::from_secs(5)).await?;
-//! # Ok::<(), egmem::Error>(())
+//! # Ok::<(), egmem::exchange::Error>(())
 //! # }).unwrap();
 //! ```
 #![deny(missing_docs)]
@@ -58,12 +58,12 @@ mod without_etcd;
 
 #[cfg(test)]
 use egmem_core::Machine;
-use egmem_core::driver::Refusal;
 use egmem_core::{
-    Driver, Error, Result, Stream, Topology, driver, memory, per_driver, size, text, topology, vmm,
+    Driver, Error as MemoryError, Result as MemoryResult, Stream, Topology, driver, memory,
+    per_driver, size, text, topology, vmm,
 };
-use egmem_exchange as exchange;
-use egmem_share as share;
+use egmem_exchange::{self as exchange, Error, Refusal, Result};
+use egmem_share::{self as share, Error as ShareError};
 #[cfg(not(feature = "etcd"))]
 use without_etcd as etcd;
 

@@ -25,7 +25,7 @@ const PER_LINE: usize = 64;
 /// log.write_all(b"a line\n").unwrap();
 /// log.flush_within(std::time::Duration::from_secs(1));
 /// assert_eq!(log.dropped(), 0);
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct LineWriter(Arc<Owner>);
@@ -149,7 +149,7 @@ impl LineWriter {
     /// Writes to `sink`, in a thread named after `what`; 1 MiB may wait.
     ///
     /// # Errors
-    /// [`Error::System`] if the thread cannot be started.
+    /// [`System`](crate::MemoryError::System) if the thread cannot be started.
     pub fn new(what: &'static str, sink: impl Write + Send + 'static) -> Result<Self> {
         Self::with_room(what, ROOM, sink, move |lost| {
             format!(

@@ -8,13 +8,13 @@ use tokio::sync::watch;
 
 use super::quota::Charge;
 use super::reuse_policy::Past;
-use crate::Error;
 use crate::driver::NodeId;
 use crate::exchange::PeerName;
 use crate::exchange::server::{Holder, HolderState, Published};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
+use crate::{Error, MemoryError, ShareError};
 
 /// How often to ask the holders of an ending name again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ impl Named {
             match published.vacate(wait).await {
                 // Memory of a process that died is not reused.
                 Ok(()) => return !published.left_by_dead(),
-                Err(Error::StillHeld { .. }) => {
+                Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {
                     let silent = |state| state == HolderState::Expired;
                     if published
                         .importers()

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::driver::{Access, AccessDesc, Location};
 use crate::memory::Memory;
 use crate::vmm::PhysicalMemory;
-use crate::{Result, Stream};
+use crate::{MemoryResult, Stream};
 
 /// What zeroes memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ const SLICE: u64 = 16 << 20;
 ///
 /// # Errors
 /// Those of mapping and granting; with the GPU, the driver's errors. Some bytes may not be zero then.
-pub(crate) fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> Result<()> {
+pub(crate) fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> MemoryResult<()> {
     let mut mapping = memory.map()?;
     let bytes = memory.size().padded();
     match by {

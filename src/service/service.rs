@@ -14,7 +14,7 @@ use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result, ShareError};
 
 /// How long a directory may take to forget a service that ends.
 const DEREGISTER: Duration = Duration::from_secs(3);
@@ -88,9 +88,9 @@ impl Service {
     /// its list: see [`Published::set_who`](crate::exchange::server::Published::set_who).
     ///
     /// # Errors
-    /// Those of [`ServiceConfig::check`], and [`Error::Tls`]: nothing has changed then. [`Error::System`] if
-    /// the audit log cannot be reopened: everything else of `config` applies then, and events go to the old
-    /// file.
+    /// Those of [`ServiceConfig::check`], and [`Error::Tls`]: nothing has changed then.
+    /// [`System`](crate::MemoryError::System) if the audit log cannot be reopened: everything else of `config`
+    /// applies then, and events go to the old file.
     pub fn reload(&self, config: ServiceConfig) -> Result<Vec<&'static str>> {
         config.check()?;
         if let Some(tls) = &self.tls {
@@ -123,9 +123,9 @@ impl Service {
     /// and gives all memory back.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with the holders that had not released in time: their mappings stay pinned until
-    /// they unmap them. Holders that had fallen silent before are only logged. The service has ended all the
-    /// same.
+    /// [`StillHeld`](crate::MemoryError::StillHeld) with the holders that had not released in time: their
+    /// mappings stay pinned until they unmap them. Holders that had fallen silent before are only logged. The
+    /// service has ended all the same.
     ///
     /// # Cancel safety
     /// If dropped before completion, the service ends at once.
@@ -146,7 +146,7 @@ impl Service {
         let left = until.saturating_duration_since(tokio::time::Instant::now());
         // The remaining holders are known already.
         let closed = match self.server.close(left).await {
-            Err(Error::StillHeld { .. }) => Ok(()),
+            Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => Ok(()),
             closed => closed,
         };
         self.state.drop_server();
@@ -165,10 +165,10 @@ impl Service {
         closed?;
         match still.is_empty() {
             true => Ok(()),
-            false => Err(Error::StillHeld {
+            false => Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
                 name: "memory of this service".into(),
                 holders: still,
-            }),
+            }))),
         }
     }
 }

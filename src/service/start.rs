@@ -20,7 +20,7 @@ use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{PeerName, Security, Tls, TlsFiles};
 use crate::share::best_handle_types;
-use crate::{Driver, Error, Refusal, Result, Topology};
+use crate::{Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
 
 /// Counts down when a reserve has been filled for the first time.
 #[derive(Debug)]
@@ -84,9 +84,10 @@ impl Service {
     /// It needs a tokio runtime with timers and I/O; driver calls run in separate threads.
     ///
     /// # Errors
-    /// Those of [`ServiceConfig::check`]; [`Error::NoSuchNode`] and [`Error::NoSuchGpu`] for what the machine
-    /// does not have; those of creating a buffer; those of
-    /// [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading certificates.
+    /// Those of [`ServiceConfig::check`]; [`NoSuchNode`](crate::MemoryError::NoSuchNode) and
+    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for what the machine does not have; those of creating a
+    /// buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading
+    /// certificates.
     ///
     /// # Cancel safety
     /// If dropped before completion, everything created is released.
@@ -175,11 +176,11 @@ fn files_of(tls: &TlsConfig) -> TlsFiles {
 fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
     let known = |node: NodeId| match topology.nodes().iter().any(|known| known.id == node) {
         true => Ok(node),
-        false => Err(Error::NoSuchNode {
+        false => Err(Error::Share(ShareError::Memory(MemoryError::NoSuchNode {
             node,
             gpu: topology.gpu_with_memory(node),
             choices: topology.nodes().iter().map(|known| known.id).collect(),
-        }),
+        }))),
     };
     for reserve in &config.reserves {
         known(reserve.node)?;
@@ -189,7 +190,7 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
     }
     let home = |buffer: &BufferConfig| match (buffer.node, buffer.gpu) {
         (Some(node), _) => known(node),
-        (None, gpu) => topology.gpu(gpu.unwrap_or(0))?.host_node(),
+        (None, gpu) => Ok(topology.gpu(gpu.unwrap_or(0))?.host_node()?),
     };
     config.buffers.iter().map(home).collect()
 }
@@ -213,7 +214,7 @@ fn reserves(
                 tracing::warn!(node = %node.id, %error, "memory of this node cannot be shared");
                 continue;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         if let Some(why) = &shareable.no_fabric {
             tracing::info!(node = %node.id, %why, "no fabric handles");

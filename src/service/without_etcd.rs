@@ -3,7 +3,7 @@
 use crate::config::DirectoryConfig;
 use crate::exchange::Server;
 use crate::exchange::directory::Registration;
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result, ShareError};
 
 /// Refuses every configuration of a directory.
 pub(crate) fn check(_: &DirectoryConfig) -> Result<()> {
@@ -16,8 +16,8 @@ pub(crate) async fn register(_: &DirectoryConfig, _: &Server) -> Result<Registra
 }
 
 fn refusal() -> Error {
-    Error::PlatformUnsupported {
+    Error::Share(ShareError::Memory(MemoryError::PlatformUnsupported {
         what: "`directory`, because this program was built without the feature etcd",
         source: None,
-    }
+    }))
 }

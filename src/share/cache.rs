@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 
-use crate::Result;
 use crate::per_driver::lock;
+use egmem_core::Result;
 
 /// Values by key, each alive while it has users. Clones are the same cache.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Error;
+    use egmem_core::Error;
 
     /// Counts the live values of its kind.
     struct Counted(Arc<AtomicUsize>);

@@ -16,7 +16,7 @@ use super::frame::{self, Body};
 use super::socket;
 use super::{Credentials, Offer, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result};
 
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// # let path = folder.path().join("socket");
 /// // One process:
 /// let listener = Listener::bind(&path, Peers::same_user())?;
-/// # let other = std::thread::spawn({ let driver = driver.clone(); move || -> egmem::Result<u64> {
+/// # let other = std::thread::spawn({ let driver = driver.clone(); move || -> egmem::share::Result<u64> {
 /// // Another:
 /// let mut channel = Channel::connect(&path, Peers::same_user())?;
 /// let imported = channel.receive()?.import(&driver, ImportOptions::new())?;
@@ -48,7 +48,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// let shared = Shared::from(buffer);
 /// listener.accept()?.send(&shared, Access::ReadWrite)?;
 /// # assert_eq!(other.join().unwrap()?, 42);
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::share::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Channel {
@@ -78,11 +78,11 @@ impl Channel {
     /// [`Error::NotTrusted`], the system's errors.
     pub fn new(stream: UnixStream, peers: &Peers) -> Result<Self> {
         let peer = fd::credentials(stream.as_fd())
-            .map_err(|error| Error::system("reading the credentials of a socket", &error))?;
+            .map_err(|error| MemoryError::system("reading the credentials of a socket", &error))?;
         peers.admit(&peer)?;
         stream
             .set_nonblocking(false)
-            .map_err(|error| Error::system("a socket's mode", &error))?;
+            .map_err(|error| MemoryError::system("a socket's mode", &error))?;
         Ok(Self {
             stream,
             peer,
@@ -260,7 +260,8 @@ impl Wait<'_> {
             None => None,
         };
         set_socket_timeout(&self.channel.stream, direction, left)
-            .map_err(|error| Error::system("a socket's timeout", &error.into()))
+            .map_err(|error| MemoryError::system("a socket's timeout", &error.into()))?;
+        Ok(())
     }
 
     fn timed_out(&self) -> Error {
@@ -282,7 +283,10 @@ impl Wait<'_> {
             io::ErrorKind::WouldBlock => self.timed_out(),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.lost(error),
             io::ErrorKind::InvalidData => self.channel.protocol(error.to_string()),
-            _ => Error::system(format!("{} ({})", self.what, self.channel.peer), &error),
+            _ => {
+                let what = format!("{} ({})", self.what, self.channel.peer);
+                MemoryError::system(what, &error).into()
+            }
         }
     }
 

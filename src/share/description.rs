@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::Identity;
 use crate::driver::{Access, Location};
 use crate::size::Granularity;
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// The most parts of shared memory.
 pub const MAX_PARTS: usize = 4096;

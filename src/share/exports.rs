@@ -9,7 +9,7 @@ use crate::driver::{Access, AccessDesc, FabricHandle, HandleType, Location, Shar
 use crate::memory::CpuView;
 use crate::per_driver::lock;
 use crate::vmm::{Mapping, PhysicalMemory};
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// Physical memory that another owner keeps alive, together with its exports: a chunk with many shared
 /// blocks.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::Description;
 use crate::driver::{Location, PoolPtrExport};
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// The version of the frames that this crate writes and reads.
 pub(super) const VERSION: u16 = 1;

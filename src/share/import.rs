@@ -11,7 +11,7 @@ use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
 use crate::explain::no_imex_channel;
 use crate::vmm::PhysicalMemory;
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// Options for importing memory: its access and its origin; [`import`](Self::import) maps it.
 #[derive(Clone, Debug, Default)]

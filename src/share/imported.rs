@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::Description;
 use super::cache::Cached;
 use super::imports::{MappedKey, PartKey};
-use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
+use egmem_core::Result;
 
 /// Imported memory at one range of addresses.
 pub(super) type Mapped = MappedRange<Cached<PartKey, PhysicalMemory>>;
@@ -84,7 +84,7 @@ impl ImportedBuffer {
     /// Returns the CPU's view of the memory.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         let Description { len, .. } = self.0.description;
         self.all_cpu()?.slice(self.start(), len)
@@ -115,8 +115,8 @@ impl ImportedBuffer {
     /// window has none.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible),
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible),
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange).
     pub fn word(&self, offset: u64) -> Result<u64> {
         self.padded_cpu()?.get(offset)
     }

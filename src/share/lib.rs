@@ -16,9 +16,15 @@
 //! To share with other nodes, and to find memory by name, see `egmem::exchange`.
 #![deny(missing_docs)]
 
+#[cfg(test)]
+#[macro_use]
+#[path = "../driver/error/listing.rs"]
+mod listing;
+
 mod cache;
 mod channel;
 mod description;
+mod error;
 mod exports;
 pub mod fd;
 mod frame;
@@ -38,6 +44,7 @@ mod view;
 
 pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};
+pub use error::{Distrust, Error, Result, Unreachable};
 pub use exports::{Exports, Holds};
 pub use import::ImportOptions;
 pub use imported::ImportedBuffer;
@@ -51,10 +58,10 @@ pub use shared::Shared;
 pub use egmem_core::capability::shareable::{Shareable, best_handle_types};
 pub use egmem_core::vmm::identity::{BootId, Identity, InstanceId};
 
-use egmem_core::driver::{Distrust, Unreachable};
 use egmem_core::{
-    Buffer, Driver, Error, Memory, Pool, PoolBuffer, Result, Stream, accessors, buffer, capability,
-    driver, explain, fork, memory, per_driver, pool, size, vmm,
+    Buffer, Driver, DriverError, Error as MemoryError, Memory, Pool, PoolBuffer,
+    Result as MemoryResult, Stream, accessors, buffer, capability, driver, explain, fork, memory,
+    per_driver, pool, size, text, vmm,
 };
 #[cfg(test)]
 use egmem_core::{Machine, proof, topology};

@@ -9,7 +9,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::socket::{self, SocketFile};
 use super::{Channel, Peers};
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result};
 
 /// A Unix socket that other processes of this machine connect to.
 ///
@@ -27,7 +27,7 @@ impl Listener {
     /// Listens at `path`.
     ///
     /// # Errors
-    /// [`Error::System`] that names the path, also if another process listens there.
+    /// [`System`](MemoryError::System) that names the path, also if another process listens there.
     pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
         let (socket, file) = socket::listen(path.as_ref(), &peers)?;
         Ok(Self {
@@ -42,10 +42,10 @@ impl Listener {
     /// skips processes that have disconnected.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a timeout of 0.
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for a timeout of 0.
     pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(timeout))
-            .map_err(|error| Error::invalid("timeout", error.to_string()))?;
+            .map_err(|error| MemoryError::invalid("timeout", error.to_string()))?;
         self.timeout = Some(timeout);
         Ok(())
     }
@@ -84,7 +84,7 @@ impl Listener {
         };
         let (stream, _) = accepted.map_err(|error| match (error.kind(), self.timeout) {
             (io::ErrorKind::WouldBlock, Some(after)) => timed_out(after),
-            _ => Error::system("accepting a connection", &error),
+            _ => MemoryError::system("accepting a connection", &error).into(),
         })?;
         Channel::new(stream, &self.peers)
     }

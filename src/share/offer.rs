@@ -1,8 +1,9 @@
 //! Memory received over a channel and not imported yet.
 
 use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin};
+use crate::Driver;
 use crate::driver::ShareableHandle;
-use crate::{Driver, Result};
+use egmem_core::Result;
 
 /// Memory that another process offers: its description and its handles, not imported yet. Dropping it closes
 /// the handles.

@@ -15,7 +15,7 @@ use super::{Channel, Credentials};
 use crate::driver::{HandleType, ShareableHandle};
 use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
-use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
+use crate::{Driver, MemoryError, MemoryResult, Pool, PoolBuffer, Result, Stream};
 
 /// An allocation of a pool that other processes may have imported. It is not freed before they have freed it.
 ///
@@ -40,7 +40,7 @@ use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 /// let mut lent = LentPoolBuffer::from(pool.allocate(64 << 10, &stream)?);
 /// lent.cpu()?.put(0, 42_u64)?;
 /// # let (one, other) = UnixStream::pair().unwrap();
-/// # let importer = std::thread::spawn(move || -> egmem::Result<()> {
+/// # let importer = std::thread::spawn(move || -> egmem::share::Result<()> {
 /// # let driver = Driver::simulated(Machine::gh200())?;
 /// # let stream = Stream::new(&driver, 0)?;
 ///
@@ -59,7 +59,7 @@ use crate::{Driver, Error, Pool, PoolBuffer, Result, Stream};
 /// lent.wait(Duration::from_secs(10))?; // until it has been freed there
 /// let buffer = lent.into_buffer().expect("nobody has it any more");
 /// # importer.join().unwrap()?;
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::share::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct LentPoolBuffer {
@@ -97,15 +97,15 @@ impl LentPoolBuffer {
     /// Waits until no other process holds the allocation.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with the holders if that takes longer than `timeout`.
-    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+    /// [`StillHeld`](MemoryError::StillHeld) with the holders if that takes longer than `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> MemoryResult<()> {
         let until = Instant::now().checked_add(timeout);
         while let Some(holder) = self.holders.last() {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if ended(&holder.returned, left)? {
                 self.holders.pop();
             } else if left.is_some_and(|left| left.is_zero()) {
-                return Err(Error::StillHeld {
+                return Err(MemoryError::StillHeld {
                     name: "a pool's memory".into(),
                     holders: self.holders().iter().map(Credentials::to_string).collect(),
                 });
@@ -181,7 +181,7 @@ fn keep_holders(holders: &mut Vec<Holder>) {
 }
 
 /// Returns whether no process has the pipe's other end any more; waits at most `timeout`.
-fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> Result<bool> {
+fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> MemoryResult<bool> {
     let timeout = timeout.and_then(|timeout| timeout.try_into().ok());
     // Nothing is ever written, so only the end can become readable.
     let mut fds = [PollFd::new(pipe, PollFlags::empty())];
@@ -189,7 +189,10 @@ fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> Result<bool> {
         Ok(_) => Ok(fds[0].revents().contains(PollFlags::HUP)),
         // The caller retries for as long as it has time.
         Err(Errno::INTR) => Ok(false),
-        Err(error) => Err(Error::system("waiting for a pipe's end", &error.into())),
+        Err(error) => Err(MemoryError::system(
+            "waiting for a pipe's end",
+            &error.into(),
+        )),
     }
 }
 
@@ -199,7 +202,7 @@ impl Channel {
     /// The handle grants access to all of the pool's memory, whatever is sent later.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a pool that was created without
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for a pool that was created without
     /// [`HandleTypes::POSIX_FD`](crate::driver::HandleTypes::POSIX_FD), the driver's errors, and those of
     /// [`send`](Self::send).
     pub fn send_pool(&mut self, pool: &Pool) -> Result<()> {
@@ -218,7 +221,11 @@ impl Channel {
         match self.receive_body()? {
             (Body::Pool { location }, mut fds) => {
                 let fd = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
-                ImportedPool::import(driver, &ShareableHandle::PosixFd(fd), location)
+                Ok(ImportedPool::import(
+                    driver,
+                    &ShareableHandle::PosixFd(fd),
+                    location,
+                )?)
             }
             (other, _) => Err(self.unexpected(&other)),
         }
@@ -235,7 +242,7 @@ impl Channel {
         // SAFETY: `lent` frees the allocation after all holders of its pipes.
         let pointer = Pointer(unsafe { lent.export_pointer() }?);
         let (returned, tether) =
-            io::pipe().map_err(|error| Error::system("making a pipe", &error))?;
+            io::pipe().map_err(|error| MemoryError::system("making a pipe", &error))?;
         let peer = self.peer();
         let bytes = crate::Memory::len(&**lent);
         // First, so that the holder is tracked even if the send fails.
@@ -249,8 +256,9 @@ impl Channel {
     /// asked of the driver to check that. Receive pools only from programs that are trusted with this process's memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another driver's stream, or an impossible size; the driver's
-    /// INVALID_VALUE for data that is not an allocation of the pool; those of [`receive`](Self::receive).
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for another driver's stream, or an impossible size;
+    /// the driver's INVALID_VALUE for data that is not an allocation of the pool; those of
+    /// [`receive`](Self::receive).
     pub fn receive_pool_buffer(
         &mut self,
         pool: &ImportedPool,
@@ -261,7 +269,7 @@ impl Channel {
                 let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
                 // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
                 // process sent one is trusted, as documented above: the driver cannot tell.
-                unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }
+                Ok(unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }?)
             }
             (other, _) => Err(self.unexpected(&other)),
         }

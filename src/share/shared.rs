@@ -7,10 +7,11 @@ use std::sync::Arc;
 use super::exports::{Exports, Holds};
 use super::view::View;
 use super::{Description, MAX_PARTS, Part};
+use crate::Buffer;
 use crate::driver::{Access, Driver, HandleType, HandleTypes, Location, ShareableHandle};
 use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;
-use crate::{Buffer, Error, Result};
+use egmem_core::{Error, Result};
 
 /// Memory of this process that can be described and exported to others. Clones are the same memory.
 ///

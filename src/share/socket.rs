@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::Peers;
 use super::socket_lock::SocketLock;
 use crate::fork::Generation;
-use crate::{Error, Result, Unreachable};
+use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -61,9 +61,9 @@ fn new(of: SocketType) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, of, SocketFlags::CLOEXEC, None)
 }
 
-fn address(path: &Path) -> Result<SocketAddrUnix> {
+fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
     SocketAddrUnix::new(path).map_err(|error| {
-        Error::system(format!("the socket path {}", path.display()), &error.into())
+        MemoryError::system(format!("the socket path {}", path.display()), &error.into())
     })
 }
 
@@ -73,11 +73,11 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 /// A lock keeps other processes out meanwhile.
 ///
 /// # Errors
-/// [`Error::System`] that names the path: `AddrInUse` if a process listens there, or if the file is not a
+/// [`System`](MemoryError::System) that names the path: `AddrInUse` if a process listens there, or if the file is not a
 /// socket; the error of taking the lock.
-pub fn listen(path: &Path, peers: &Peers) -> Result<(OwnedFd, SocketFile)> {
+pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)> {
     let failed =
-        |error: io::Error| Error::system(format!("listening at {}", path.display()), &error);
+        |error: io::Error| MemoryError::system(format!("listening at {}", path.display()), &error);
     let address = address(path)?;
     // If two processes find a dead socket, neither must remove the other's new one.
     let _lock = SocketLock::take(path)?;
@@ -132,8 +132,8 @@ fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
 /// [`Error::TimedOut`] if no process accepts within `timeout`; [`Error::Unreachable`] if no process listens.
 pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
-    let socket =
-        new(SocketType::STREAM).map_err(|error| Error::system("making a socket", &error.into()))?;
+    let socket = new(SocketType::STREAM)
+        .map_err(|error| MemoryError::system("making a socket", &error.into()))?;
     let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
     match connected {
@@ -191,7 +191,7 @@ mod tests {
         let peers = Peers::same_user();
         let (first, first_file) = listen(&path, &peers).unwrap();
         let error = listen(&path, &peers).unwrap_err();
-        assert!(matches!(error, Error::System { .. }), "{error}");
+        assert!(matches!(error, MemoryError::System { .. }), "{error}");
         // The listener does not notice the check.
         rustix::io::ioctl_fionbio(&first, true).unwrap();
         assert_eq!(rustix::net::accept(&first).unwrap_err(), Errno::WOULDBLOCK);

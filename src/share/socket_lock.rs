@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// How long another process of the same user may hold the lock.
 const BUSY: Duration = Duration::from_secs(2);

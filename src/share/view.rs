@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::memory::check_range;
-use crate::{Error, Result};
+use egmem_core::{Error, Result};
 
 /// Usable bytes among parts: all from the first part's start, or a window on them.
 #[derive(Clone, Debug, PartialEq, Eq)]

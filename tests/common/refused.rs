@@ -1,6 +1,6 @@
 //! Refusals by a server.
 
-use egmem::{Error, Refusal};
+use egmem::exchange::{Error, Refusal};
 
 /// The error is a refusal for this reason.
 #[track_caller]

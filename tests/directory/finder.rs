@@ -9,9 +9,9 @@ use egmem::exchange::protocol::{
     Answer, Ask, Fetch, FromServer, Greeting, Handles, Hello, MAGIC, OLDEST, Reply, Request,
     VERSION, decode, encode,
 };
-use egmem::exchange::{Address, Client, Reconnect, Server};
+use egmem::exchange::{Address, Client, Error, Reconnect, Refusal, Server};
 use egmem::share::{BootId, Shared};
-use egmem::{Buffer, Driver, Error, Machine, Refusal};
+use egmem::{Buffer, Driver, Machine};
 
 use super::{LONG, becomes_empty, directory, next_port};
 use crate::etcd::Etcd;
@@ -80,7 +80,10 @@ async fn fixed_exporters_are_all_asked_and_a_dead_one_hides_nothing() {
     buffer.release().await.unwrap();
     // The dead one might have it.
     let error = with_dead.fetch("y").await.unwrap_err();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
+        "{error}"
+    );
 
     let living = finder(Directory::fixed([a, b]).unwrap(), &driver);
     let error = living.fetch("y").await.unwrap_err();
@@ -97,7 +100,10 @@ async fn fixed_exporters_are_all_asked_and_a_dead_one_hides_nothing() {
         .wait("z", Duration::from_millis(300), |fetch| fetch)
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::TimedOut { .. })),
+        "{error}"
+    );
     buffer.release().await.unwrap();
     y.withdraw(LONG).await.unwrap();
     published.withdraw(LONG).await.unwrap();

@@ -16,12 +16,11 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
-use egmem::Error;
-use egmem::exchange::Address;
 use egmem::exchange::directory::{
     Directory, DirectoryEvent, DirectoryWatch, EtcdOptions, Exporter, Registration,
     RegistrationState,
 };
+use egmem::exchange::{Address, Error};
 use egmem::share::{BootId, InstanceId};
 use etcd::Etcd;
 use program::this_program;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use egmem::Error;
+use egmem::exchange::Error;
 use egmem::exchange::directory::Directory;
 use tokio::time::sleep;
 

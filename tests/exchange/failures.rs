@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use egmem::driver::{Access, HandleType};
-use egmem::exchange::{Address, Client, Security, Server, Who};
-use egmem::{End, Error, Refusal};
+use egmem::exchange::{Address, Client, End, Error, Refusal, Security, Server, Who};
 use tokio::time::timeout;
 
 use super::refused::assert_refused;
@@ -21,12 +20,19 @@ async fn whom_the_certificate_does_not_name_is_not_let_in() {
     let server = ends.server().await;
     let connect = |security: Security| options(&server).security(security).connect(&driver);
     let error = within(connect(others.client.clone())).await.unwrap_err();
-    assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::NotTrusted { .. })),
+        "{error}"
+    );
     let error = within(connect(Security::Plain)).await.unwrap_err();
     assert!(
         matches!(
             error,
-            Error::PeerLost { .. } | Error::Protocol { .. } | Error::NotTrusted { .. }
+            Error::Share(
+                egmem::share::Error::PeerLost { .. }
+                    | egmem::share::Error::Protocol { .. }
+                    | egmem::share::Error::NotTrusted { .. }
+            )
         ),
         "{error}"
     );
@@ -53,7 +59,10 @@ fn addresses_without_a_server() {
         let error = within(Client::options(nowhere).connect(&driver))
             .await
             .unwrap_err();
-        assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
+            "{error}"
+        );
         let far: Address = "192.0.2.1:1".parse().unwrap();
         let error = within(Client::options(far).connect(&driver))
             .await
@@ -77,7 +86,7 @@ async fn reading_is_all_that_some_memory_allows() {
     assert_eq!(remote.get::<u64>(8).unwrap(), 3);
     assert!(matches!(
         remote.put(0, 1_u8),
-        Err(Error::NotAccessible { .. })
+        Err(egmem::Error::NotAccessible { .. })
     ));
     let error = within(client.fetch("x").read_write().go())
         .await
@@ -87,7 +96,7 @@ async fn reading_is_all_that_some_memory_allows() {
     let remote = within(client.fetch("y").read_only().go()).await.unwrap();
     assert!(matches!(
         remote.put(0, 1_u8),
-        Err(Error::NotAccessible { .. })
+        Err(egmem::Error::NotAccessible { .. })
     ));
     drop(writable);
 }
@@ -106,7 +115,10 @@ async fn an_import_that_fails_says_where_to_look() {
     match &error {
         Error::Import { end, source, .. } => {
             assert_eq!(*end, End::Here);
-            assert!(matches!(**source, Error::NoImexChannel { .. }), "{error}");
+            assert!(
+                matches!(**source, egmem::Error::NoImexChannel { .. }),
+                "{error}"
+            );
         }
         _ => panic!("{error}"),
     }
@@ -134,7 +146,10 @@ async fn without_the_fd_socket_fabric_handles_are_tried() {
     let error = within(client.fetch("x").via(HandleType::PosixFd))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
+        "{error}"
+    );
     let_go(&published).await;
 }
 

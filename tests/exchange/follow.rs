@@ -3,9 +3,10 @@
 use std::net::Ipv4Addr;
 
 use egmem::exchange::server::Published;
-use egmem::exchange::{Absence, Address, Follow, Followed, LeaseState, RemoteBuffer, Server, Who};
+use egmem::exchange::{
+    Absence, Address, Error, Follow, Followed, LeaseState, Refusal, RemoteBuffer, Server, Who,
+};
 use egmem::share::Shared;
-use egmem::{Error, Refusal};
 
 use super::refused::assert_refused;
 use super::{

@@ -15,10 +15,10 @@ use egmem::certs::{Authority, CertRequest};
 use egmem::driver::{HandleType, HandleTypes, Location, NodeId};
 use egmem::exchange::server::Published;
 use egmem::exchange::{
-    Address, Client, ClientOptions, Reconnect, RemoteBuffer, Security, Server, Tls, TlsPem,
+    Address, Client, ClientOptions, Error, Reconnect, RemoteBuffer, Security, Server, Tls, TlsPem,
 };
 use egmem::proof::{Prover, check_pattern, write_pattern};
-use egmem::{Buffer, Driver, Error, Machine};
+use egmem::{Buffer, Driver, Machine};
 use tokio::time::timeout;
 
 /// No test waits longer for anything.

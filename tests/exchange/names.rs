@@ -1,8 +1,7 @@
 //! Names and leases over time: listed, watched, withdrawn, restarted.
 
 use egmem::exchange::server::ServerEvent;
-use egmem::exchange::{Address, LeaseState, Server, WatchEvent};
-use egmem::{Error, Refusal};
+use egmem::exchange::{Address, Error, LeaseState, Refusal, Server, WatchEvent};
 
 use super::refused::assert_refused;
 use super::{LONG, buffer, client, fabric, ms, nothing_held, server, server_at, within};
@@ -24,7 +23,10 @@ async fn names_are_listed_waited_for_watched_and_withdrawn() {
         within(async { tokio::join!(client.wait("a/late", LONG), late) }).await;
     assert_eq!(entry.unwrap().name, "a/late");
     let error = within(client.wait("never", ms(40))).await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::TimedOut { .. })),
+        "{error}"
+    );
     match within(watch.recv()).await.unwrap() {
         WatchEvent::Published(entry) => assert_eq!(entry.name, "a/late"),
         other => panic!("{other:?}"),
@@ -63,7 +65,13 @@ async fn a_holder_that_stays_loses_its_lease() {
     let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
     let remote = within(client.fetch("x").go()).await.unwrap();
     let error = within(published.withdraw(ms(50))).await.unwrap_err();
-    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))
+        ),
+        "{error}"
+    );
     remote.put(0, 5_u64).unwrap();
     drop(published);
     within(async { while !remote.changed().await.is_lost() {} }).await;
@@ -84,12 +92,20 @@ async fn what_is_held_when_the_server_ends_is_not_given_back() {
     let waited = tokio::time::timeout(ms(0), &mut withdrawn).await;
     waited.expect_err("it is held");
     let error = within(server.close(ms(0))).await.unwrap_err();
-    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))
+        ),
+        "{error}"
+    );
     // The leases are forgotten, but the holder has it mapped.
     let again = published.withdraw(LONG);
     for error in [within(withdrawn).await, within(again).await] {
         let error = error.unwrap_err();
-        let Error::StillHeld { holders, .. } = &error else {
+        let Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { holders, .. })) =
+            &error
+        else {
             panic!("{error}");
         };
         assert_eq!(holders.len(), 1, "{error}");

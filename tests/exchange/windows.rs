@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use egmem::Driver;
 use egmem::driver::{Access, Call, HandleType};
-use egmem::exchange::Address;
 use egmem::exchange::server::Published;
+use egmem::exchange::{Address, Error};
 use egmem::share::Shared;
-use egmem::{Driver, Error};
 
 use super::{
     LONG, buffer, client, fabric, let_go, ms, no_fabric, nothing_held, options, server, server_at,
@@ -79,7 +79,13 @@ async fn a_hundred_windows_are_one_import() {
     assert!(published[7].importers().is_empty());
     within(published[7].withdraw(LONG)).await.unwrap();
     let error = within(published[8].withdraw(ms(20))).await.unwrap_err();
-    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))
+        ),
+        "{error}"
+    );
     drop(fetched);
     nothing_held(&other).await;
 }

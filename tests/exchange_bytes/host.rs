@@ -10,9 +10,11 @@ use std::time::Duration;
 use egmem::driver::NodeId;
 use egmem::exchange::protocol::Create;
 use egmem::exchange::server::{Allocate, Allocation, Published};
-use egmem::exchange::{Address, Limits, PeerName, Security, Server, Tls, TlsFiles, Who};
+use egmem::exchange::{
+    self, Address, Limits, PeerName, Refusal, Security, Server, Tls, TlsFiles, Who,
+};
 use egmem::share::Shared;
-use egmem::{Buffer, Driver, Machine, Refusal};
+use egmem::{Buffer, Driver, Machine};
 use serde::{Deserialize, Serialize};
 
 use crate::counting::{anonymous, live, peak, reset, trim};
@@ -88,7 +90,7 @@ impl Allocate for Maker {
             if ask.name.starts_with(NEVER) {
                 std::future::pending::<()>().await;
             }
-            let refuse = |error: egmem::Error| (Refusal::Invalid, error.to_string());
+            let refuse = |error: exchange::Error| (Refusal::Invalid, error.to_string());
             let who = Who::list(&ask.peers).map_err(refuse)?.and(peer.clone());
             let server = self.server.get().expect("it serves");
             let publish = server.publish(&ask.name, self.memory.clone());

@@ -1,8 +1,7 @@
 //! Peers without the right, or not admitted by the ranks, that try to join groups.
 
-use egmem::Refusal;
 use egmem::exchange::group::{Admission, Error, GroupOptions, Host};
-use egmem::exchange::{Address, Server, Who};
+use egmem::exchange::{self, Address, Refusal, Server, Who};
 
 use super::refused::assert_refused;
 use super::slow::ms;
@@ -89,7 +88,7 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
     let join = Group::options("job", 0, 2, free_address(), Admission::Peers(list));
     let error = join.join(&fabric()).await.unwrap_err();
     assert_refused(error.exchange().unwrap(), Refusal::Forbidden);
-    let Error::Exchange(egmem::Error::Refused { detail, .. }) = &error else {
+    let Error::Exchange(exchange::Error::Refused { detail, .. }) = &error else {
         panic!("{error}");
     };
     assert!(detail.contains("uid:"), "{detail}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use egmem::Driver;
 use egmem::driver::HandleType;
 use egmem::exchange::group::{Error, Group, GroupOptions, Host, MAX_GATHER, Map};
-use egmem::exchange::{Address, Limits};
+use egmem::exchange::{self, Address, Limits};
 use egmem::share::Shared;
 
 use super::leaving::Wire;
@@ -97,7 +97,12 @@ async fn every_rank_gets_the_bytes_of_all() {
     let error = groups[0].gather(&vec![0; MAX_GATHER + 1], LONG).await;
     let error = error.unwrap_err();
     assert!(
-        matches!(error, Error::Exchange(egmem::Error::InvalidArgument { .. })),
+        matches!(
+            error,
+            Error::Exchange(exchange::Error::Share(egmem::share::Error::Memory(
+                egmem::Error::InvalidArgument { .. }
+            )))
+        ),
         "{error}"
     );
     // That was no call.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use egmem::Driver;
 use egmem::exchange::group::{Error, Group, Host};
-use egmem::exchange::{Address, Server, Who};
+use egmem::exchange::{self, Address, Server, Who};
 
 use super::{LONG, all, buffer, fabric, free_address, options, server, until};
 
@@ -23,7 +23,10 @@ async fn who_does_not_leave_is_named_and_who_drops_has_left() {
     drop(third);
     until("the third has left", || server.stats().connections == 2).await;
     let error = second.leave(Duration::from_millis(300)).await.unwrap_err();
-    let Error::Exchange(egmem::Error::StillHeld { holders, .. }) = &error else {
+    let Error::Exchange(exchange::Error::Share(egmem::share::Error::Memory(
+        egmem::Error::StillHeld { holders, .. },
+    ))) = &error
+    else {
         panic!("{error}");
     };
     assert_eq!(holders, &["rank 0"]);
@@ -152,7 +155,12 @@ fn a_rank_without_async_that_leaves_where_it_may_not_lingers_too() {
         let _context = runtime.enter();
         let error = first.leave(LONG).unwrap_err();
         assert!(
-            matches!(error, Error::Exchange(egmem::Error::InvalidArgument { .. })),
+            matches!(
+                error,
+                Error::Exchange(exchange::Error::Share(egmem::share::Error::Memory(
+                    egmem::Error::InvalidArgument { .. }
+                )))
+            ),
             "{error}"
         );
     });

@@ -6,13 +6,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use egmem::driver::HandleType;
+use egmem::exchange;
 use egmem::exchange::group::{self, Group, Map};
 use egmem::exchange::protocol::{
     Admission, Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, Secret, VERSION,
     decode, encode,
 };
 use egmem::share::BootId;
-use egmem::{Driver, Error, Machine};
+use egmem::{Driver, Machine};
 
 use super::{LONG, buffer, free_address, secret};
 use crate::frames::{read_frame, write_frame};
@@ -138,7 +139,11 @@ async fn child_rank() {
             }
             println!("rank says left");
         }
-        Err(error @ group::Error::Exchange(Error::PeerLost { .. })) => {
+        Err(
+            error @ group::Error::Exchange(exchange::Error::Share(egmem::share::Error::PeerLost {
+                ..
+            })),
+        ) => {
             println!("rank says {error}")
         }
         Err(error) => panic!("{error}"),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use egmem::Buffer;
 use egmem::driver::{HandleType, HandleTypes, NodeId};
 use egmem::exchange::group::{Error, Host};
-use egmem::exchange::{Address, Server, Who};
-use egmem::{Buffer, Refusal};
+use egmem::exchange::{self, Address, Refusal, Server, Who};
 
 use super::refused::assert_refused;
 use super::slow::ms;
@@ -99,7 +99,7 @@ async fn ranks_that_exclude_each_other_all_hear_why() {
         }
     })
     .await;
-    let Error::Exchange(egmem::Error::NoCommonHandle { reasons }) = &results[0] else {
+    let Error::Exchange(exchange::Error::NoCommonHandle { reasons }) = &results[0] else {
         panic!("{}", results[0]);
     };
     assert!(
@@ -132,7 +132,12 @@ async fn wrong_ranks_and_sizes_are_refused() {
     for (rank, size) in [(2, 2), (0, 0)] {
         let error = elsewhere(rank, size).join(&driver).await.unwrap_err();
         assert!(
-            matches!(error, Error::Exchange(egmem::Error::InvalidArgument { .. })),
+            matches!(
+                error,
+                Error::Exchange(exchange::Error::Share(egmem::share::Error::Memory(
+                    egmem::Error::InvalidArgument { .. }
+                )))
+            ),
             "{error}"
         );
     }

@@ -8,7 +8,7 @@ mod specification;
 
 use std::fmt::Debug;
 
-use egmem::Error;
+use egmem::exchange::Error;
 use egmem::exchange::protocol::*;
 use proptest::prelude::*;
 use serde::Serialize;
@@ -36,7 +36,10 @@ where
 {
     match decode::<T>(bytes) {
         Ok(message) => assert_eq!(decode::<T>(&encode(&message)).unwrap(), message),
-        Err(error) => assert!(matches!(error, Error::Protocol { .. }), "{error}"),
+        Err(error) => assert!(
+            matches!(error, Error::Share(egmem::share::Error::Protocol { .. })),
+            "{error}"
+        ),
     }
 }
 

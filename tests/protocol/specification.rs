@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 
 use ciborium::Value;
-use egmem::Refusal;
 use egmem::driver::{Access, HandleType};
-use egmem::exchange::Limits;
 use egmem::exchange::protocol::*;
+use egmem::exchange::{Limits, Refusal};
 
 use crate::samples;
 

@@ -18,9 +18,11 @@ mod unconfirmed;
 use std::time::Duration;
 
 use egmem::driver::{Access, NodeId};
-use egmem::exchange::{Client, CreateOptions, RemoteBuffer, Security, Tls, TlsPem};
+use egmem::exchange::{
+    Client, CreateOptions, Error, Refusal, RemoteBuffer, Result, Security, Tls, TlsPem,
+};
 use egmem::service::{Service, ServiceConfig};
-use egmem::{Driver, Error, Machine, Refusal, Result};
+use egmem::{Driver, Machine};
 use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use tempfile::TempDir;
 use tokio::time::Instant;

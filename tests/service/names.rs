@@ -109,7 +109,7 @@ async fn lists_of_peers_change_while_it_runs() {
     let reason = loop {
         match create(&a, "x", 1).await {
             // Its connection broke before the reason arrived.
-            Err(Error::PeerLost { .. }) => {}
+            Err(Error::Share(egmem::share::Error::PeerLost { .. })) => {}
             result => break refused(result),
         }
     };

@@ -1,7 +1,6 @@
 //! Which peer owns a name, which names it may create, and what refusals tell others.
 
-use egmem::Mismatch;
-use egmem::exchange::{Owner, WatchEvent};
+use egmem::exchange::{Mismatch, Owner, WatchEvent};
 
 use super::*;
 
@@ -173,7 +172,13 @@ async fn a_refused_creation_does_not_tell_which_names_exist() {
         let deleted = detail(b.delete(name, PATIENCE).await);
         assert_eq!(deleted, detail(b.delete("free", PATIENCE).await));
         let waited = b.wait(name, Duration::from_millis(1)).await;
-        assert!(matches!(waited, Err(Error::TimedOut { .. })), "{name}");
+        assert!(
+            matches!(
+                waited,
+                Err(Error::Share(egmem::share::Error::TimedOut { .. }))
+            ),
+            "{name}"
+        );
         assert!(b.list(name).await.unwrap().is_empty());
     }
     let _ = (a.close().await, b.close().await, outsider.close().await);

@@ -10,7 +10,13 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
     let mut none = twice.clone();
     none.buffers[0].node = Some(NodeId(9));
     let error = Service::start(none, &driver).await.unwrap_err();
-    assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(egmem::share::Error::Memory(egmem::Error::NoSuchNode { .. }))
+        ),
+        "{error}"
+    );
     let mut large = twice.clone();
     large.buffers[0].bytes = 1 << 50;
     assert!(Service::start(large, &driver).await.is_err());

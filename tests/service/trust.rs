@@ -106,12 +106,21 @@ async fn a_reload_with_another_authority_ends_the_sessions_of_the_old_one() {
     }
     service.reload(config).unwrap();
     let why = lost(&memory).await;
-    assert!(matches!(why, Error::NotTrusted { .. }), "{why}");
+    assert!(
+        matches!(why, Error::Share(egmem::share::Error::NotTrusted { .. })),
+        "{why}"
+    );
     drop(memory);
     a.close().await;
     let ended = service.drain(Duration::ZERO).await;
     // The holder could not say that it let go.
-    assert!(matches!(ended, Ok(()) | Err(Error::StillHeld { .. })));
+    assert!(matches!(
+        ended,
+        Ok(())
+            | Err(Error::Share(egmem::share::Error::Memory(
+                egmem::Error::StillHeld { .. }
+            )))
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

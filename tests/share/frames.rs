@@ -7,9 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use egmem::Error;
 use egmem::driver::{Access, HandleType, ShareableHandle};
-use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
+use egmem::share::{Channel, Error, ImportOptions, Listener, Peers, Shared};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::process::{Place, Process, connect, receive};

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use egmem::Driver;
 use egmem::driver::Access;
-use egmem::{Driver, Error};
+use egmem::share::Error;
 
 use super::process::{Place, Process, accept, connect, receive};
 use super::{buffer, open, spread};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use egmem::driver::{Access, HandleType, HandleTypes};
 use egmem::proof::{Prover, check_pattern, write_pattern};
-use egmem::share::{ImportOptions, Shared, best_handle_types};
+use egmem::share::{self, ImportOptions, Shared, best_handle_types};
 use egmem::{Driver, Error};
 
 use super::process::{Place, Process, accept, connect, receive, say, wait_for_go};
@@ -119,7 +119,7 @@ fn an_owner_that_is_killed_leaves_the_memory() {
     let imported = receive(&mut channel, &driver);
     owner.kill();
     let error = channel.receive().unwrap_err();
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(matches!(error, share::Error::PeerLost { .. }), "{error}");
     check_pattern(&imported.cpu().unwrap(), 11).unwrap();
     let prover = Prover::new(&driver, last_gpu(&driver)).unwrap();
     prover.check_rewrite(&imported, 11, 12).unwrap();

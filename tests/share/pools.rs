@@ -6,7 +6,7 @@ use std::path::Path;
 use egmem::driver::{Access, HandleTypes, Location, PointerAttribute};
 use egmem::pool::{ImportedPool, ImportedPoolBuffer};
 use egmem::proof::{Prover, check_pattern, write_pattern};
-use egmem::share::{Channel, LentPoolBuffer, Peers};
+use egmem::share::{self, Channel, LentPoolBuffer, Peers};
 use egmem::{Driver, Error, Memory, Pool, Stream};
 
 use super::process::{Place, Process, accept, connect, say, wait_for_go};
@@ -128,17 +128,20 @@ fn pool_memory_that_cannot_be_is_refused() {
     let shared = buffer(&driver);
     a.send(&shared, Access::Read).unwrap();
     let error = b.receive_pool(&driver).unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert!(matches!(error, share::Error::Protocol { .. }), "{error}");
     // Nor is a pool memory.
     let [mut a, mut b] = channels();
     a.send_pool(&pool).unwrap();
     let error = b.receive().unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert!(matches!(error, share::Error::Protocol { .. }), "{error}");
     // An unshareable pool stays.
     let own = Pool::options(node(&driver)).create(&driver).unwrap();
     let [mut a, mut b] = channels();
     let error = a.send_pool(&own).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert!(
+        matches!(error, share::Error::Memory(Error::InvalidArgument { .. })),
+        "{error}"
+    );
     // An allocation that never arrives is not held for ever.
     a.send_pool(&pool).unwrap();
     b.receive_pool(&driver).unwrap();

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use egmem::Buffer;
 use egmem::driver::NodeId;
 use egmem::exchange::group::{self, Admission, Group, GroupOptions, GroupSecret, Host};
-use egmem::{Buffer, Error, Result};
+use egmem::exchange::{Error, Result};
 use fastrand::Rng;
 
 use crate::role::{Client, Kind, say};

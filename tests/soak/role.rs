@@ -5,8 +5,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use egmem::exchange::{Address, Limits, Security, Tls, TlsFiles, group};
-use egmem::{Driver, Error, Machine, Refusal};
+use egmem::exchange::{Address, Error, Limits, Refusal, Security, Tls, TlsFiles, group};
+use egmem::{Driver, Machine};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -113,7 +113,7 @@ pub fn play(setup: &Setup) {
     });
 }
 
-fn security(setup: &Setup) -> egmem::Result<Security> {
+fn security(setup: &Setup) -> egmem::exchange::Result<Security> {
     let Some(files) = &setup.files else {
         return Ok(Security::Plain);
     };
@@ -217,7 +217,11 @@ fn kind(error: &group::Error) -> String {
         group::Error::Exchange(Error::Refused { reason, .. }) => {
             return format!("refused, {reason:?}");
         }
-        group::Error::Exchange(error) => format!("{error:?}"),
+        group::Error::Exchange(error) => match (error.memory(), error.share()) {
+            (Some(error), _) => format!("{error:?}"),
+            (None, Some(error)) => format!("{error:?}"),
+            (None, None) => format!("{error:?}"),
+        },
         error => format!("{error:?}"),
     };
     let end = debug.find(|c: char| !c.is_alphanumeric());
@@ -229,7 +233,9 @@ fn is_violation(error: &group::Error) -> bool {
         return false;
     };
     match error {
-        Error::Protocol { .. } | Error::DataPlane { .. } | Error::WrongBytes { .. } => true,
+        Error::Share(egmem::share::Error::Protocol { .. })
+        | Error::DataPlane { .. }
+        | Error::Share(egmem::share::Error::Memory(egmem::Error::WrongBytes { .. })) => true,
         Error::Refused { reason, .. } => matches!(
             reason,
             Refusal::Internal | Refusal::Invalid | Refusal::Unsupported | Refusal::Version

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::driver::HandleType;
-use egmem::exchange::{Client as Connection, CreateOptions, LeaseState, RemoteBuffer, Watch};
-use egmem::{Error, Refusal};
+use egmem::exchange::{
+    Client as Connection, CreateOptions, Error, LeaseState, Refusal, RemoteBuffer, Watch, group,
+};
 use fastrand::Rng;
 
 use crate::bytes::{self, Found};
@@ -68,7 +69,7 @@ impl Worker {
         self.clear().await;
     }
 
-    fn note<T>(&self, what: &str, result: egmem::Result<T>) -> Option<T> {
+    fn note<T>(&self, what: &str, result: Result<T, impl Into<group::Error>>) -> Option<T> {
         self.client.tally.note(what, result)
     }
 
@@ -346,7 +347,7 @@ impl Worker {
             }
         }
         if let Some(error) = failed {
-            let _ = self.note::<()>("watch", Err(error));
+            let _ = self.note("watch", Err::<(), _>(error));
         }
         self.client.brink(&mut self.rng, "watching");
         if self.rng.u32(..4) == 0 {

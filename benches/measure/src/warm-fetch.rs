@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use egmem::driver::{Driver, Location, NodeId};
-use egmem::exchange::{Address, Client, CreateOptions, RemoteBuffer};
+use egmem::exchange::{Address, Client, CreateOptions, Error, RemoteBuffer, Result};
 use egmem::pinned::PinnedHost;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
-use egmem::{Buffer, Error, Explained, Machine, Result, Topology};
+use egmem::{Buffer, Explained, Machine, Topology};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -76,7 +76,10 @@ fn main() -> ExitCode {
             opened => opened,
         },
     };
-    match driver.and_then(|driver| run(&args, &driver)) {
+    match driver
+        .map_err(Error::from)
+        .and_then(|driver| run(&args, &driver))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("warm-fetch: {}", Explained(&error));
@@ -182,12 +185,14 @@ fn use_it(prover: &Prover, memory: &RemoteBuffer, word: u64) -> Result<()> {
 fn expect_word(found: u64, expected: u64) -> Result<()> {
     match found == expected {
         true => Ok(()),
-        false => Err(Error::WrongBytes {
-            by: Location::Host,
-            offset: 0,
-            expected,
-            found,
-        }),
+        false => Err(Error::Share(egmem::share::Error::Memory(
+            egmem::Error::WrongBytes {
+                by: Location::Host,
+                offset: 0,
+                expected,
+                found,
+            },
+        ))),
     }
 }
 
@@ -245,9 +250,11 @@ impl Service {
             }
         });
         loop {
-            let line = told.recv_timeout(PATIENCE).map_err(|_| Error::PeerLost {
-                peer: "egmem serve".into(),
-                why: "it does not get ready; see above".into(),
+            let line = told.recv_timeout(PATIENCE).map_err(|_| {
+                Error::Share(egmem::share::Error::PeerLost {
+                    peer: "egmem serve".into(),
+                    why: "it does not get ready; see above".into(),
+                })
             })?;
             if let Some(address) = line.strip_prefix("metrics at http://") {
                 service.metrics = address.trim_end_matches("/metrics").into();
@@ -276,10 +283,10 @@ impl Service {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::TimedOut {
+        Err(Error::Share(egmem::share::Error::TimedOut {
             what: "zeroing".into(),
             after: PATIENCE,
-        })
+        }))
     }
 
     /// Ends it, and says how that went.
@@ -290,10 +297,10 @@ impl Service {
         let status = self.child.wait().map_err(fail)?;
         match status.success() {
             true => Ok(()),
-            false => Err(Error::PeerLost {
+            false => Err(Error::Share(egmem::share::Error::PeerLost {
                 peer: "egmem serve".into(),
                 why: status.to_string(),
-            }),
+            })),
         }
     }
 }

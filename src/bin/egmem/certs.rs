@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use egmem::certs::{Authority, CertRequest, write_new};
-use egmem::{Error, Result};
+use egmem::exchange::{Error, Result};
 use time::OffsetDateTime;
 use zeroize::Zeroizing;
 
@@ -94,7 +94,7 @@ impl Init {
         let pair = Pair::new(&self.out, CA)?;
         let authority = Authority::create(&self.name, self.days)?;
         pair.write(authority.cert_pem(), &authority.key_pem())?;
-        print(&format!(
+        Ok(print(&format!(
             "The authority '{}' is good for {} days.\n  \
              {}: give it to every node and user\n  \
              {}: whoever has it can be anybody; keep it away from the nodes\n\
@@ -104,7 +104,7 @@ impl Init {
             pair.cert.display(),
             pair.key.display(),
             self.out.display(),
-        ))
+        ))?)
     }
 }
 
@@ -129,7 +129,7 @@ impl Issue {
             0 => String::new(),
             _ => format!(", also {}", self.san.join(", ")),
         };
-        print(&format!(
+        Ok(print(&format!(
             "A certificate for {}{also}, good for {} days.\n  \
              {}\n  \
              {}: its key, for its owner alone\n\
@@ -141,7 +141,7 @@ impl Issue {
             ca.display(),
             pair.cert.display(),
             pair.key.display(),
-        ))
+        ))?)
     }
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use egmem::exchange::protocol::check_name;
-use egmem::exchange::{Address, Client, Security, Tls, TlsFiles};
+use egmem::exchange::{Address, Client, Error, Result, Security, Tls, TlsFiles};
 use egmem::share::Peers;
-use egmem::{Driver, Error, Machine, Result};
+use egmem::{Driver, Machine};
 
 /// The default socket of the service, below XDG_RUNTIME_DIR or /run.
 const SOCKET: &str = "egmem/egmem.sock";

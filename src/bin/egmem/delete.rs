@@ -4,8 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use egmem::exchange::Address;
-use egmem::{Error, Refusal, Result};
+use egmem::exchange::{Address, Error, Refusal, Result};
 
 use crate::connect::{self, Connect, block_on};
 use crate::output::{complain, print};

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use egmem::Driver;
 use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::{
-    Address, Client, CreateOptions, FetchOptions, LeaseState, Owner, RemoteBuffer,
+    Address, Client, CreateOptions, Error, FetchOptions, LeaseState, Owner, RemoteBuffer, Result,
 };
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
-use egmem::{Driver, Error, Result};
 
 use crate::connect::{self, Connect, block_on};
 use crate::output::print;
@@ -214,7 +214,7 @@ impl Fetch {
 fn say(to_stdout: bool, text: String) -> Result<()> {
     match to_stdout {
         true => Ok(()),
-        false => print(&text),
+        false => Ok(print(&text)?),
     }
 }
 
@@ -280,12 +280,14 @@ fn verify(
         }
         let found = Prover::new(driver, gpu)?.read(memory)?;
         if found != expected {
-            return Err(Error::WrongBytes {
-                by: Location::Device(gpu),
-                offset: 0,
-                expected,
-                found,
-            });
+            return Err(Error::Share(egmem::share::Error::Memory(
+                egmem::Error::WrongBytes {
+                    by: Location::Device(gpu),
+                    offset: 0,
+                    expected,
+                    found,
+                },
+            )));
         }
         gpus += 1;
     }

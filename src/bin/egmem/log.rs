@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use egmem::Result;
+use egmem::exchange::Result;
 use egmem::service::LineWriter;
 use egmem::text::escape;
 use tracing::field::Field;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
-use egmem::Result;
+use egmem::exchange::Result;
 use egmem::size::Bytes;
 
 use crate::connect::block_on;
@@ -26,10 +26,10 @@ impl Ls {
             entries
         })?;
         if self.names.json {
-            return print_json(&entries.iter().map(value).collect::<Vec<_>>());
+            return Ok(print_json(&entries.iter().map(value).collect::<Vec<_>>())?);
         }
         if entries.is_empty() {
-            return print("no names\n");
+            return Ok(print("no names\n")?);
         }
         let mut table = Table::new();
         table
@@ -53,6 +53,6 @@ impl Ls {
             .lines()
             .map(|line| format!("{}\n", line.trim_end().trim_start_matches(' ')))
             .collect();
-        print(&lines)
+        Ok(print(&lines)?)
     }
 }

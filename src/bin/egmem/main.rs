@@ -25,8 +25,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
-use egmem::Error;
-use egmem::doctor::Reason;
+use egmem::exchange::Error;
+use egmem::{Error as MemoryError, Explained};
 
 /// How long the exit waits for a reader of a service's log.
 const LAST: Duration = Duration::from_secs(1);
@@ -95,26 +95,28 @@ fn main() -> ExitCode {
     }
     let success = |()| ExitCode::SUCCESS;
     let done = match &cli.command {
-        Command::Doctor(doctor) => doctor.run(cli.verbose),
-        Command::Topo(topo) => topo.run().map(success),
+        Command::Doctor(doctor) => doctor.run(cli.verbose).map_err(Error::from),
+        Command::Topo(topo) => topo.run().map(success).map_err(Error::from),
         Command::Serve(serve) => serve.run(),
         Command::Ls(ls) => ls.run().map(success),
         Command::Fetch(fetch) => fetch.run().map(success),
         Command::Delete(delete) => delete.run(),
         Command::Watch(watch) => watch.run().map(success),
         Command::Certs(certs) => certs.run().map(success),
-        Command::Completions(completions) => completions.run(command).map(success),
-        Command::Man(man) => man.run(command).map(success),
-        Command::Probe(probe) => probe.run().map(success),
+        Command::Completions(completions) => {
+            completions.run(command).map(success).map_err(Error::from)
+        }
+        Command::Man(man) => man.run(command).map(success).map_err(Error::from),
+        Command::Probe(probe) => probe.run().map(success).map_err(Error::from),
     };
     let status = done.unwrap_or_else(|error| {
-        let reason = Reason::from(&error);
+        let message = Explained(&error).message();
         output::complain(&format!(
-            "error: {}; what to do: {}\n",
-            reason.message, reason.remedy
+            "error: {message}; what to do: {}\n",
+            error.remedy()
         ));
-        match error {
-            Error::InvalidArgument { .. } => ExitCode::from(2),
+        match error.memory() {
+            Some(MemoryError::InvalidArgument { .. }) => ExitCode::from(2),
             _ => ExitCode::FAILURE,
         }
     });

@@ -1,10 +1,9 @@
 //! Options that the commands about names share: which names, of which server, in which form.
 
 use clap::Args;
-use egmem::Result;
 use egmem::driver::{Access, Location};
 use egmem::exchange::protocol::Entry;
-use egmem::exchange::{Address, Client};
+use egmem::exchange::{Address, Client, Result};
 use serde_json::{Value, json};
 
 use crate::connect::{Connect, default_address};

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use egmem::Driver;
+use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
-use egmem::{Driver, Error, Result};
 use sd_notify::NotifyState;
 
 use crate::log;
@@ -119,7 +120,11 @@ impl Serve {
                 print("drained\n")?;
                 Ok(ExitCode::SUCCESS)
             }
-            Err(error @ Error::StillHeld { .. }) => {
+            Err(
+                error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld {
+                    ..
+                })),
+            ) => {
                 complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
                 Ok(ExitCode::from(STILL_HELD))
             }
@@ -172,11 +177,15 @@ fn read(path: &Path) -> Result<ServiceConfig> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::system(format!("cannot read {shown}"), &error))?;
     ServiceConfig::from_toml(&text).map_err(|error| match error {
-        Error::InvalidArgument { what, why, valid } => Error::InvalidArgument {
+        Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
+            what,
+            why,
+            valid,
+        })) => Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
             what,
             why: format!("{shown}: {why}"),
             valid,
-        },
+        })),
         other => other,
     })
 }

@@ -1,8 +1,7 @@
 //! `egmem watch`: names as they appear and disappear.
 
 use clap::Args;
-use egmem::Result;
-use egmem::exchange::WatchEvent;
+use egmem::exchange::{Result, WatchEvent};
 use egmem::size::Bytes;
 use egmem::text::escape_json;
 use serde_json::json;

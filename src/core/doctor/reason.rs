@@ -33,13 +33,9 @@ impl From<&Error> for Reason {
         }
         let source = error.driver_error();
         let remedy = error.remedy().to_owned();
-        let mut message = Explained(error).to_string();
-        if let Some(rest) = message.strip_suffix(&format!("; {remedy}")) {
-            message.truncate(rest.len());
-        }
         Self {
             kind,
-            message,
+            message: Explained(error).message(),
             remedy,
             call: source.map(|source| source.call),
             code: source.map(|source| source.code),

@@ -1,10 +1,9 @@
 //! Every error with an example: the test compares their texts with tests/data/errors/driver.txt.
 
 use std::io::ErrorKind;
-use std::time::Duration;
 
 use super::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
-use super::{Distrust, DriverError, End, Error, Mismatch, NoRoom, Refusal, Unreachable};
+use super::{DriverError, Error, NoRoom};
 use crate::{Access, Call, Code, CudaVersion, Location, NodeId};
 
 #[macro_use]
@@ -17,18 +16,9 @@ variants!(Errors: Error {
     NoDriver, DriverTooOld, MissingLibrary, MissingSymbol, Driver, NoImexChannel, PlatformUnsupported,
     TooManyReferences, OutOfMemory, NodeTooFull, NodesTooFull, NodeUnknown, NoSuchNode, NoSuchGpu,
     InvalidArgument, OutOfRange, NotAccessible, ContextLost, WrongBytes, ProbeDied, System, Topology,
-    NotTrusted, Insecure, Tls, Refused, Mismatched, Unreachable, PeerLost, Protocol, TimedOut, StillHeld, Stale, Import,
-    DataPlane, NoCommonHandle, HeapDamaged, HeapFull, OutOfAddresses, LimitReached, Directory,
-});
-variants!(Refusals: Refusal {
-    NotFound, Forbidden, ReadOnly, Configured, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
-    NoCommonHandle, RanksDisagree, Expired, Stale, NoMemory, TimedOut, Internal, Other,
+    StillHeld, HeapDamaged, HeapFull, OutOfAddresses,
 });
 variants!(NoRooms: NoRoom { Limit, Fragments, Alignment, Share, SoftLimit });
-variants!(Mismatches: Mismatch { Owner, Size, Node });
-variants!(Distrusts: Distrust { User, Name, Validity, Revoked, Authority, RevocationList, Certificate, ByPeer });
-variants!(Unreachables: Unreachable { NobodyListens, NoSocket, Denied, UnknownHost, Network });
-variants!(Ends: End { Here, There, Between });
 
 fn failed(call: Call, code: Code) -> DriverError {
     DriverError { call, code }
@@ -233,6 +223,10 @@ fn of_memory() -> Vec<Error> {
         Error::HeapDamaged {
             report: Box::new(damage()),
         },
+        Error::StillHeld {
+            name: "weights".into(),
+            holders: vec!["node-b".into(), "uid 1000".into()],
+        },
     ];
     let rooms = [
         NoRoom::Limit,
@@ -244,180 +238,17 @@ fn of_memory() -> Vec<Error> {
     let reasons: Vec<_> = rooms.iter().map(NoRooms::of).collect();
     assert_eq!(reasons, NoRooms::ALL, "examples of HeapFull");
     errors.extend(rooms.map(full));
-    errors.push(Error::LimitReached {
-        what: "thread caches",
-        limit: 1024,
-    });
     errors
-}
-
-/// Errors of a peer that is not reached or not trusted.
-fn of_connecting(peer: &str) -> Vec<Error> {
-    let distrusts = [
-        (Distrust::User, "user 1001 is not on the list"),
-        (
-            Distrust::Name,
-            "its certificate is for node-a, not for 10.0.3.7",
-        ),
-        (Distrust::Validity, "its certificate has expired"),
-        (Distrust::Revoked, "its certificate is revoked"),
-        (
-            Distrust::Authority,
-            "its certificate is from an authority that is not trusted here",
-        ),
-        (
-            Distrust::RevocationList,
-            "the revocation list here has expired",
-        ),
-        (Distrust::Certificate, "no TLS 1.3 connection to it"),
-        (
-            Distrust::ByPeer,
-            "it does not trust this process: the certificate is revoked",
-        ),
-    ];
-    let causes: Vec<_> = distrusts
-        .iter()
-        .map(|(cause, _)| Distrusts::of(cause))
-        .collect();
-    assert_eq!(causes, Distrusts::ALL, "examples of NotTrusted");
-    let unreachables = [
-        (
-            Unreachable::NobodyListens,
-            "Connection refused (os error 111)",
-        ),
-        (
-            Unreachable::NoSocket,
-            "No such file or directory (os error 2)",
-        ),
-        (Unreachable::Denied, "Permission denied (os error 13)"),
-        (Unreachable::UnknownHost, "Name or service not known"),
-        (Unreachable::Network, "No route to host (os error 113)"),
-    ];
-    let causes: Vec<_> = unreachables
-        .iter()
-        .map(|(cause, _)| Unreachables::of(cause))
-        .collect();
-    assert_eq!(causes, Unreachables::ALL, "examples of Unreachable");
-    let distrusted = distrusts.map(|(cause, why)| Error::NotTrusted {
-        peer: peer.into(),
-        cause,
-        why: why.into(),
-    });
-    let unreached = unreachables.map(|(cause, why)| Error::Unreachable {
-        peer: peer.into(),
-        cause,
-        why: why.into(),
-    });
-    distrusted.into_iter().chain(unreached).collect()
-}
-
-/// Errors between processes: trust, connections, what peers said.
-fn of_peers() -> Vec<Error> {
-    let peer = || "node-a (10.0.3.7:7740)".to_owned();
-    let name = || "weights".to_owned();
-    let mut errors = vec![
-        Error::Insecure {
-            address: "10.0.3.7:7740".into(),
-        },
-        Error::Tls {
-            what: "certs/node-a.pem".into(),
-            detail: "no certificate in it".into(),
-        },
-        Error::PeerLost {
-            peer: peer(),
-            why: "Connection reset by peer (os error 104)".into(),
-        },
-        Error::Protocol {
-            peer: peer(),
-            detail: "a frame of 16777217 bytes".into(),
-        },
-        Error::TimedOut {
-            what: "the fetch of weights".into(),
-            after: Duration::from_secs(5),
-        },
-        Error::StillHeld {
-            name: name(),
-            holders: vec!["node-b".into(), "uid 1000".into()],
-        },
-        Error::Stale {
-            what: "the lease of weights".into(),
-            why: "the exporter has restarted".into(),
-        },
-        Error::DataPlane {
-            what: name(),
-            peer: peer(),
-            detail: "words written here do not arrive there".into(),
-        },
-        Error::NoCommonHandle {
-            reasons: vec!["rank 1 has no IMEX channel".into()],
-        },
-        Error::Directory {
-            directory: "etcd at 10.0.3.9:2379".into(),
-            detail: "it does not answer".into(),
-        },
-    ];
-    let mismatches = [
-        Mismatch::Owner {
-            expected: "node-a".into(),
-            found: "node-c".into(),
-        },
-        Mismatch::Size {
-            expected: 4 << 20,
-            found: 2 << 20,
-        },
-        Mismatch::Node {
-            expected: NodeId(0),
-            found: vec![Location::HostNuma(1)],
-        },
-    ];
-    let kinds: Vec<_> = mismatches.iter().map(Mismatches::of).collect();
-    assert_eq!(kinds, Mismatches::ALL, "examples of Mismatched");
-    errors.extend(mismatches.map(|what| Error::Mismatched {
-        name: name(),
-        peer: peer(),
-        what: Box::new(what),
-    }));
-    errors.extend(of_connecting(&peer()));
-    let ends = [End::Here, End::There, End::Between];
-    let places: Vec<_> = ends.iter().map(Ends::of).collect();
-    assert_eq!(places, Ends::ALL, "examples of Import");
-    errors.extend(ends.map(|end| Error::Import {
-        what: name(),
-        peer: peer(),
-        end,
-        source: Box::new(failed(Call::MemImportFromShareableHandle, Code::INVALID_VALUE).into()),
-    }));
-    errors
-}
-
-/// Every reason for which a peer refuses a request, in the order of the enum.
-fn refusals() -> Vec<Refusal> {
-    let known = Refusal::WORDS.into_iter().map(|(reason, ..)| reason);
-    let reasons: Vec<_> = known
-        .chain([Refusal::Other("of_tomorrow".into())])
-        .collect();
-    let names: Vec<_> = reasons.iter().map(Refusals::of).collect();
-    assert_eq!(names, Refusals::ALL, "Refusal::WORDS");
-    reasons
 }
 
 #[test]
 fn the_listing_shows_every_error_as_it_reads() {
-    let mut errors = [of_the_machine(), of_memory(), of_peers()].concat();
-    errors.extend(refusals().into_iter().map(|reason| Error::Refused {
-        peer: "node-a (10.0.3.7:7740)".into(),
-        what: "the fetch of weights".into(),
-        reason,
-        detail: String::new(),
-    }));
+    let errors = [of_the_machine(), of_memory()].concat();
     let examples: Vec<_> = errors
         .iter()
         .map(|error| Example {
             variant: Errors::of(error),
-            reason: match error {
-                Error::Refused { reason, .. } => Some(reason.word().into()),
-                _ => None,
-            },
+            reason: None,
             text: error.to_string(),
             remedy: error.remedy(),
         })

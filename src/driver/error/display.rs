@@ -131,45 +131,8 @@ impl Error {
             Self::ProbeDied { what, how } => write!(f, "the probe of {what} died: {how}"),
             Self::System { what, detail, .. } => write!(f, "{what}: {detail}"),
             Self::Topology { detail } => write!(f, "topology: {detail}"),
-            Self::NotTrusted { peer, why, .. } => write!(f, "{peer} is not trusted: {why}"),
-            Self::Insecure { address } => write!(
-                f,
-                "{address} is not on this machine, and the connection would be without TLS"
-            ),
-            Self::Tls { what, detail } => write!(f, "TLS: {what}: {detail}"),
-            Self::Refused {
-                peer,
-                what,
-                reason,
-                detail,
-            } => write!(
-                f,
-                "{peer} refuses {what}: {reason}{}{detail}",
-                if detail.is_empty() { "" } else { ": " }
-            ),
-            Self::Mismatched { name, peer, what } => {
-                write!(f, "'{name}' of {peer} does not match: {what}")
-            }
-            Self::Unreachable { peer, why, .. } => write!(f, "cannot connect to {peer}: {why}"),
-            Self::PeerLost { peer, why } => write!(f, "{peer} is lost: {why}"),
-            Self::Protocol { peer, detail } => write!(f, "{peer} breaks the protocol: {detail}"),
-            Self::TimedOut { what, after } => write!(f, "{what} took longer than {after:?}"),
             Self::StillHeld { name, holders } => {
                 write!(f, "{name} is still held by {}", holders.join(", "))
-            }
-            Self::Stale { what, why } => write!(f, "{what} is stale: {why}"),
-            Self::Import {
-                what,
-                peer,
-                end,
-                source,
-            } => write!(f, "{what} of {peer} cannot be imported ({end}): {source}"),
-            Self::DataPlane { what, peer, detail } => write!(
-                f,
-                "{what} is not the same memory here and at {peer}: {detail}"
-            ),
-            Self::NoCommonHandle { reasons } => {
-                write!(f, "no handle type works for all: {}", reasons.join("; "))
             }
             Self::HeapDamaged { report } => write!(f, "{report}"),
             Self::HeapFull {
@@ -195,22 +158,16 @@ impl Error {
                 "this process has no {} of contiguous addresses left",
                 Bytes(*requested)
             ),
-            Self::LimitReached { what, limit } => {
-                write!(f, "the limit of {limit} {what} is reached")
-            }
-            Self::Directory { directory, detail } => write!(f, "directory {directory}: {detail}"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use crate::text::is_unsafe;
-    use crate::{Distrust, End, Error, Explained, Refusal, Unreachable};
+    use crate::{Error, Explained};
 
     /// Returns errors of every kind that contains text from elsewhere.
     fn all(t: &str) -> Vec<Error> {
@@ -230,63 +187,10 @@ mod tests {
             },
             system(),
             Error::Topology { detail: s() },
-            Error::NotTrusted {
-                peer: s(),
-                cause: Distrust::Name,
-                why: s(),
-            },
             Error::invalid_of("argument", t, t),
-            Error::Unreachable {
-                peer: s(),
-                cause: Unreachable::Network,
-                why: s(),
-            },
-            Error::Insecure { address: s() },
-            Error::Tls {
-                what: s(),
-                detail: s(),
-            },
-            Error::Refused {
-                peer: s(),
-                what: s(),
-                reason: Refusal::from_word(t),
-                detail: s(),
-            },
-            Error::PeerLost {
-                peer: s(),
-                why: s(),
-            },
-            Error::Protocol {
-                peer: s(),
-                detail: s(),
-            },
-            Error::TimedOut {
-                what: s(),
-                after: Duration::ZERO,
-            },
             Error::StillHeld {
                 name: s(),
                 holders: list(),
-            },
-            Error::Stale {
-                what: s(),
-                why: s(),
-            },
-            Error::Import {
-                what: s(),
-                peer: s(),
-                end: End::Here,
-                source: Box::new(system()),
-            },
-            Error::DataPlane {
-                what: s(),
-                peer: s(),
-                detail: s(),
-            },
-            Error::NoCommonHandle { reasons: list() },
-            Error::Directory {
-                directory: s(),
-                detail: s(),
             },
         ]
     }
@@ -300,8 +204,6 @@ mod tests {
                 let shown = Explained(&error).to_string();
                 prop_assert!(!shown.contains(is_unsafe), "{shown:?}");
             }
-            let refusal = Refusal::from_word(&text).to_string();
-            prop_assert!(!refusal.contains(is_unsafe), "{refusal:?}");
         }
     }
 }

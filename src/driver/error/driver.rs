@@ -29,7 +29,6 @@ impl Error {
             | Self::TooManyReferences { source }
             | Self::ContextLost { source, .. } => Some(*source),
             Self::PlatformUnsupported { source, .. } => *source,
-            Self::Import { source, .. } => source.driver_error(),
             _ => None,
         }
     }

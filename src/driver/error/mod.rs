@@ -4,31 +4,20 @@
 mod catalogue;
 mod damage;
 mod display;
-mod distrust;
 mod driver;
-mod end;
-mod mismatch;
-mod refusal;
 mod remedy;
 mod room;
-mod unreachable;
 mod words;
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::time::Duration;
 
 pub use damage::{
     BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
 };
-pub use distrust::Distrust;
 pub use driver::DriverError;
-pub use end::End;
-pub use mismatch::Mismatch;
-pub use refusal::Refusal;
 pub use room::NoRoom;
-pub use unreachable::Unreachable;
-pub use words::Explained;
+pub use words::{Explain, Explained};
 
 use crate::{Access, CudaVersion, Location, NodeId};
 
@@ -209,116 +198,12 @@ pub enum Error {
         /// The fault.
         detail: String,
     },
-    /// A peer is not trusted, or does not trust this process.
-    NotTrusted {
-        /// The peer: an address, a process, a certificate's name.
-        peer: String,
-        /// The reason, for programs.
-        cause: Distrust,
-        /// The reason, for people.
-        why: String,
-    },
-    /// Handles would be sent unencrypted over a network.
-    Insecure {
-        /// The address.
-        address: String,
-    },
-    /// Certificates, keys or their files cannot be used.
-    Tls {
-        /// What cannot be used: a file, a certificate.
-        what: String,
-        /// The fault.
-        detail: String,
-    },
-    /// A peer understood a request and refused it.
-    Refused {
-        /// The peer.
-        peer: String,
-        /// The request.
-        what: String,
-        /// The reason, for programs.
-        reason: Refusal,
-        /// The reason, for people.
-        detail: String,
-    },
-    /// Memory under a name is not what the caller requested: none of it is mapped.
-    Mismatched {
-        /// The name.
-        name: String,
-        /// The server.
-        peer: String,
-        /// The difference.
-        what: Box<Mismatch>,
-    },
-    /// No connection to a peer was established.
-    Unreachable {
-        /// The peer's address.
-        peer: String,
-        /// The cause, for programs.
-        cause: Unreachable,
-        /// The cause, for people.
-        why: String,
-    },
-    /// A connected peer has disconnected, fallen silent, or become unreachable.
-    PeerLost {
-        /// The peer.
-        peer: String,
-        /// What happened.
-        why: String,
-    },
-    /// A peer violated the protocol; the connection is closed.
-    Protocol {
-        /// The peer.
-        peer: String,
-        /// What it sent.
-        detail: String,
-    },
-    /// An operation did not finish in time.
-    TimedOut {
-        /// The operation.
-        what: String,
-        /// The time limit.
-        after: Duration,
-    },
-    /// A name is to be withdrawn, memory to be reused or access to it to be revoked, but a peer still holds
-    /// it.
+    /// Memory is to be given back or reused, or access to it to be revoked, but it is still held.
     StillHeld {
         /// The name, or what is held.
         name: String,
         /// The holders.
         holders: Vec<String>,
-    },
-    /// Handles or leases belong to an earlier run of their exporter.
-    Stale {
-        /// The object.
-        what: String,
-        /// What has changed.
-        why: String,
-    },
-    /// Memory that a peer shares cannot be imported into this process.
-    Import {
-        /// The memory's name.
-        what: String,
-        /// The peer that shares it.
-        peer: String,
-        /// Where to look.
-        end: End,
-        /// The cause.
-        source: Box<Error>,
-    },
-    /// Memory is imported, but the two ends do not see the same bytes.
-    DataPlane {
-        /// The memory's name.
-        what: String,
-        /// The other end.
-        peer: String,
-        /// Which direction fails.
-        detail: String,
-    },
-    /// No handle type works for all participants.
-    NoCommonHandle {
-        /// Each participant's reasons.
-        reasons: Vec<String>,
     },
     /// A heap in debug mode has found damage.
     HeapDamaged {
@@ -352,20 +237,6 @@ pub enum Error {
         requested: u64,
         /// The refused call.
         source: DriverError,
-    },
-    /// A limit of this process, set by its options, is reached.
-    LimitReached {
-        /// What is limited.
-        what: &'static str,
-        /// The limit.
-        limit: u64,
-    },
-    /// The directory cannot look a name up.
-    Directory {
-        /// The directory's address.
-        directory: String,
-        /// The fault.
-        detail: String,
     },
 }
 
@@ -407,14 +278,6 @@ impl Error {
             what: what.into(),
             kind: ErrorKind::Other,
             detail: detail.into(),
-        }
-    }
-
-    /// Converts the error of a reconnect attempt to an error of the earlier connection.
-    pub fn of_reconnecting(self) -> Self {
-        match self {
-            Self::Unreachable { peer, why, .. } => Self::PeerLost { peer, why },
-            other => other,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Error;
+use super::{DriverError, Error};
 use crate::NodeId;
 
 pub(super) fn list(nodes: &[NodeId]) -> String {
@@ -13,21 +13,44 @@ pub(super) fn list(nodes: &[NodeId]) -> String {
         .join(", ")
 }
 
+/// An error of any of egmem's crates, which says what to do about it: for [`Explained`].
+pub trait Explain: fmt::Display {
+    /// Returns what to do about the error, in a sentence.
+    fn remedy(&self) -> &'static str;
+
+    /// Returns the failed driver call behind the error, unless the error's text has it.
+    fn untold_call(&self) -> Option<DriverError>;
+}
+
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Driver(_) | Self::ContextLost { .. } => None,
+            other => other.driver_error(),
+        }
+    }
+}
+
 /// An error with its remedy, for display: `{error}; {remedy}`.
 #[derive(Debug)]
-pub struct Explained<'a>(pub &'a Error);
+pub struct Explained<'a, E: ?Sized = Error>(pub &'a E);
 
-impl fmt::Display for Explained<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        // Some errors contain their remedy.
-        let shown = matches!(
-            self.0,
-            Error::Driver(_) | Error::ContextLost { .. } | Error::Import { .. }
-        );
-        if let (Some(source), false) = (self.0.driver_error(), shown) {
-            write!(f, " ({source})")?;
+impl<E: Explain + ?Sized> Explained<'_, E> {
+    /// Returns the text without the remedy: the error's, and the failed driver call behind it.
+    pub fn message(&self) -> String {
+        match self.0.untold_call() {
+            Some(source) => format!("{} ({source})", self.0),
+            None => self.0.to_string(),
         }
-        write!(f, "; {}", self.0.remedy())
+    }
+}
+
+impl<E: Explain + ?Sized> fmt::Display for Explained<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.message(), self.0.remedy())
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::{Background, Follow};
 use crate as exchange;
-use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
 use crate::protocol::Entry;
 use crate::share::InstanceId;
 use crate::{ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
+use crate::{MemoryResult, Result};
 
 /// A connection to an exchange server. See [`exchange::Client`].
 ///
@@ -30,7 +30,7 @@ use crate::{ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
 /// weights.put(0, 42_u64)?;
 /// assert_eq!(published.shared()?.word(0)?, 42);
 /// weights.release()?;
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -43,8 +43,8 @@ impl Client {
     /// Connects, as [`ClientOptions::connect`] does.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
-    /// [`Error::System`](crate::Error::System) if no thread can be started.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
+    /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn connect(options: ClientOptions, driver: &Driver) -> Result<Self> {
         let background = Background::start("egmem-client")?;
         let client = background.wait(options.connect(driver))??;
@@ -54,7 +54,7 @@ impl Client {
     /// See [`exchange::Client::list`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
         self.background.wait(self.client.list(prefix))?
     }
@@ -62,7 +62,7 @@ impl Client {
     /// See [`exchange::Client::wait`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
         self.background.wait(self.client.wait(name, patience))?
     }
@@ -70,7 +70,7 @@ impl Client {
     /// Fetches a name with the default options. See [`FetchOptions::go`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn fetch(&self, name: impl Into<String>) -> Result<RemoteBuffer> {
         self.fetch_with(name, |options| options)
     }
@@ -94,7 +94,7 @@ impl Client {
     /// See [`exchange::Client::watch`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
         Ok(Watch {
             watch: self.background.wait(self.client.watch(prefix))??,
@@ -122,7 +122,7 @@ impl Client {
     /// See [`exchange::Client::create`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn create(&self, options: CreateOptions) -> Result<Entry> {
         self.background.wait(self.client.create(options))?
     }
@@ -130,7 +130,7 @@ impl Client {
     /// See [`exchange::Client::create_or_get`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
         self.background.wait(self.client.create_or_get(options))?
     }
@@ -138,7 +138,7 @@ impl Client {
     /// See [`exchange::Client::delete`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn delete(&self, name: impl Into<String>, patience: Duration) -> Result<()> {
         self.background.wait(self.client.delete(name, patience))?
     }
@@ -161,7 +161,7 @@ impl Client {
     /// See [`exchange::Client::close`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn close(self) -> Result<()> {
         self.background.wait(self.client.close())
     }
@@ -180,7 +180,7 @@ impl RemoteBuffer {
     /// [`exchange::RemoteBuffer::changed`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn changed(&self, patience: Duration) -> Result<Option<LeaseState>> {
         self.background.wait_for(patience, self.remote.changed())
     }
@@ -188,7 +188,7 @@ impl RemoteBuffer {
     /// See [`exchange::RemoteBuffer::release`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn release(self) -> Result<()> {
         self.background.wait(self.remote.release())?
     }
@@ -203,14 +203,14 @@ impl Deref for RemoteBuffer {
 }
 
 impl CpuMemory for RemoteBuffer {
-    fn cpu(&self) -> Result<CpuView<'_>> {
+    fn cpu(&self) -> MemoryResult<CpuView<'_>> {
         (**self).cpu()
     }
 }
 
 // SAFETY: the remote memory that it wraps lives as long, and answers.
 unsafe impl AccessChecks for RemoteBuffer {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
         self.remote.gpu_access(gpu, engine, offset, len)
     }
 
@@ -245,7 +245,7 @@ impl Watch {
     /// Waits at most `patience` for the next event; otherwise `None`.
     ///
     /// # Errors
-    /// Those of [`exchange::Watch::recv`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a
+    /// Those of [`exchange::Watch::recv`]; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a
     /// tokio runtime.
     pub fn recv(&mut self, patience: Duration) -> Result<Option<WatchEvent>> {
         let event = self.background.wait_for(patience, self.watch.recv())?;

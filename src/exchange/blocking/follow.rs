@@ -40,7 +40,7 @@ pub enum Followed {
 ///     assert_eq!(weights.len(), 1 << 20);
 /// }
 /// # drop(published);
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Follow {
@@ -61,7 +61,7 @@ impl Follow {
     /// # Errors
     ///
     /// Those of [`exchange::Follow::next`], which end the follow;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which does not.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which does not.
     pub fn next(&mut self, patience: Duration) -> Result<Option<Followed>> {
         let next = self.background.wait_for(patience, self.follow.next())?;
         Ok(match next.transpose()? {

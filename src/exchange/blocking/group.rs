@@ -24,8 +24,8 @@ impl Group {
     /// Joins, as [`GroupOptions::join`] does.
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime;
-    /// [`System`](crate::Error::System) if no thread can be started.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
+    /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn join(options: GroupOptions, driver: &Driver) -> group::Result<Self> {
         let background = Background::start("egmem-group")?;
         let group = background.wait(options.join(driver))??;
@@ -39,7 +39,7 @@ impl Group {
     /// [`group::Group::changed`].
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn changed(&mut self, patience: Duration) -> Result<Option<GroupState>> {
         match &mut self.group {
             Some(group) => self.background.wait_for(patience, group.changed()),
@@ -50,7 +50,7 @@ impl Group {
     /// See [`group::Group::barrier`].
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which is
     /// no call.
     pub fn barrier(&self, within: Duration) -> group::Result<()> {
         self.background.wait(group::Group::barrier(self, within))?
@@ -59,7 +59,7 @@ impl Group {
     /// See [`group::Group::gather`].
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which is
     /// no call.
     pub fn gather(&self, bytes: &[u8], within: Duration) -> group::Result<Vec<Vec<u8>>> {
         let gather = group::Group::gather(self, bytes, within);
@@ -69,7 +69,7 @@ impl Group {
     /// See [`group::Group::gather_memory`].
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime, which is
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which is
     /// no call.
     pub fn gather_memory(
         &self,
@@ -83,7 +83,7 @@ impl Group {
     /// See [`group::Group::leave`].
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](crate::Error::InvalidArgument) within a tokio runtime: the rank
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime: the rank
     /// has then left like one that is dropped.
     pub fn leave(mut self, within: Duration) -> group::Result<Option<Shared>> {
         // Before the group is taken: `drop` knows how to linger.

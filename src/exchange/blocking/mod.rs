@@ -2,7 +2,7 @@
 //!
 //! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
 //! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
-//! [`Error::InvalidArgument`] instead of blocking it: use [`exchange`](crate) there.
+//! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there.
 
 mod client;
 mod follow;

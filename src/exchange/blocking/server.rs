@@ -23,8 +23,8 @@ impl Server {
     /// Starts it, as [`ServerOptions::start`] does.
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] within a tokio runtime; [`Error::System`] if no thread can be
-    /// started.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
+    /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn start(options: ServerOptions) -> Result<Self> {
         let background = Background::start("egmem-server")?;
         let server = background.wait(options.start())??;
@@ -81,7 +81,7 @@ impl Server {
     /// See [`exchange::Server::close`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn close(&self, within: Duration) -> Result<()> {
         self.background.wait(self.server.close(within))?
     }
@@ -122,7 +122,7 @@ impl Published {
     /// See [`exchange::server::Published::withdraw`].
     ///
     /// # Errors
-    /// As there; [`Error::InvalidArgument`] within a tokio runtime.
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn withdraw(&self, within: Duration) -> Result<Shared> {
         self.background.wait(self.published.withdraw(within))?
     }
@@ -140,7 +140,7 @@ impl Events {
     ///
     /// # Errors
     /// [`Error::LimitReached`] with the number of events that were missed because they were not received in
-    /// time; [`Error::InvalidArgument`] within a tokio runtime.
+    /// time; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn recv(&mut self, patience: Duration) -> Result<Option<ServerEvent>> {
         match self.background.wait_for(patience, self.events.recv())? {
             Some(Ok(event)) => Ok(Some(event)),

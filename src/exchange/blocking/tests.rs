@@ -8,6 +8,7 @@ use crate::driver::{Access, HandleType, NodeId};
 use crate::slow::ms;
 use crate::{Absence, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
+use crate::{MemoryError, ShareError};
 
 const LONG: Duration = Duration::from_secs(300);
 
@@ -146,11 +147,19 @@ fn a_name_is_followed_over_its_publications() {
     }
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let refused = runtime.block_on(async { follow.next(LONG) });
-    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    assert!(matches!(
+        refused,
+        Err(Error::Share(ShareError::Memory(
+            MemoryError::InvalidArgument { .. }
+        )))
+    ));
     assert!(matches!(follow.next(ms(5)), Ok(None)), "it goes on");
     client.close().unwrap();
     let ended = follow.next(LONG);
-    assert!(matches!(ended, Err(Error::PeerLost { .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(Error::Share(ShareError::PeerLost { .. }))),
+        "{ended:?}"
+    );
     drop(follow);
     assert!(other.sim().unwrap().held().is_empty());
 }
@@ -162,7 +171,12 @@ fn within_a_runtime_it_is_refused() {
     let client = Client::connect(options(&server), &own).unwrap();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let wrong = |error: Error| matches!(error, Error::InvalidArgument { .. });
+        let wrong = |error: Error| {
+            matches!(
+                error,
+                Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. }))
+            )
+        };
         assert!(wrong(Client::connect(options(&server), &own).unwrap_err()));
         assert!(wrong(client.list("").unwrap_err()));
         assert!(wrong(server.close(LONG).unwrap_err()));

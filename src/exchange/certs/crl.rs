@@ -84,8 +84,8 @@ impl Authority {
     /// (PEM), valid for `days` from now. Its number (crlNumber) is greater than the former's.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 days or too many, [`Error::Tls`] for a former list that cannot be
-    /// parsed or is another authority's, or if the list cannot be signed.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 days or too many, [`Error::Tls`] for a
+    /// former list that cannot be parsed or is another authority's, or if the list cannot be signed.
     pub fn revocation_list(
         &self,
         former: Option<&str>,

@@ -105,7 +105,8 @@ impl CertInfo {
     /// Returns a request for another certificate with the same names, usage and length of validity.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an authority's certificate, and for one without a peer name.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an authority's certificate, and for one
+    /// without a peer name.
     pub fn request(&self) -> Result<CertRequest> {
         let Some(peer) = self.peer.as_ref().filter(|_| !self.authority) else {
             let why = "only those of nodes and users with a peer name can be renewed";

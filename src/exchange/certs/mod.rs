@@ -17,7 +17,7 @@
 //!     crl: None,
 //! })?;
 //! assert_eq!(tls.name().to_string(), "node7.cluster");
-//! # Ok::<(), egmem::Error>(())
+//! # Ok::<(), egmem::exchange::Error>(())
 //! ```
 
 mod crl;
@@ -84,8 +84,8 @@ impl Authority {
     /// Creates an authority. `name` is for display.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty or long name, or 0 days or too many; [`Error::Tls`] if the
-    /// system has no randomness.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an empty or long name, or 0 days or too
+    /// many; [`Error::Tls`] if the system has no randomness.
     pub fn create(name: &str, days: u32) -> Result<Self> {
         check_days(days)?;
         // X.520: a common name has at most 64 characters.
@@ -176,8 +176,8 @@ impl Authority {
     /// Creates a certificate and its key.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a name that is neither a DNS name nor a SPIFFE id, or 0 days or too
-    /// many; [`Error::Tls`] if signing fails.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a name that is neither a DNS name nor a
+    /// SPIFFE id, or 0 days or too many; [`Error::Tls`] if signing fails.
     pub fn issue(&self, request: &CertRequest) -> Result<Issued> {
         self.issue_to(request, new_key()?)
     }
@@ -206,8 +206,8 @@ impl Authority {
     /// earlier lists: pass their certificates again.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 days or too many, [`Error::Tls`] for a text that is not a
-    /// certificate, or if the list cannot be signed.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 days or too many, [`Error::Tls`] for a
+    /// text that is not a certificate, or if the list cannot be signed.
     pub fn revoke<S: AsRef<str>>(&self, cert_pems: &[S], days: u32) -> Result<String> {
         check_days(days)?;
         let now = OffsetDateTime::now_utc();

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime};
 
 use super::*;
+use crate::{MemoryError, ShareError};
 use crate::{Tls, TlsPem};
 
 fn tls(authority: &Authority, node: &Issued) -> Result<Tls> {
@@ -66,7 +67,13 @@ fn requests_are_checked() {
         CertRequest::new("a").days(MAX_DAYS + 1),
     ] {
         let error = authority.issue(&bad).unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. }))
+            ),
+            "{error}"
+        );
     }
     assert!(Authority::create("", 1).is_err());
     assert!(Authority::create("x", 0).is_err());

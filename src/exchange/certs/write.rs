@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// new, never a part. With `secret` only its owner may read it.
 ///
 /// # Errors
-/// [`Error::System`] if it cannot be written or renamed; the old file is unchanged.
+/// [`System`](crate::MemoryError::System) if it cannot be written or renamed; the old file is unchanged.
 pub fn write_over(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
     let what = || format!("writing {}", path.display());
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -35,7 +35,7 @@ pub fn write_over(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
 /// umask may restrict it further.
 ///
 /// # Errors
-/// [`Error::System`] if the file exists or cannot be written; a partial file is removed.
+/// [`System`](crate::MemoryError::System) if the file exists or cannot be written; a partial file is removed.
 pub fn write_new(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
     let failed =
         |error: std::io::Error| Error::system(format!("writing {}", path.display()), &error);

@@ -17,7 +17,7 @@ use super::{text, trust};
 use crate::limits::deadline;
 use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
 use crate::transport::{FrameReader, FrameWriter};
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 
 type Commands = mpsc::UnboundedReceiver<Command>;
 
@@ -44,10 +44,10 @@ pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Es
 }
 
 fn closed(session: &Session) -> Error {
-    Error::PeerLost {
+    Error::Share(ShareError::PeerLost {
         peer: session.peer(),
         why: "this client was closed".into(),
-    }
+    })
 }
 
 /// Serves one connection until it breaks; `Ok` when it is not needed any more.
@@ -83,10 +83,10 @@ async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
     let limit = session.dial.options.limits.frame_bytes;
     loop {
         let Some(mut frame) = reader.read(limit).await? else {
-            return Err(Error::PeerLost {
+            return Err(Error::Share(ShareError::PeerLost {
                 peer: session.peer(),
                 why: "it closed the connection".into(),
-            });
+            }));
         };
         session.heard();
         match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
@@ -154,10 +154,10 @@ async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> R
         ticks.tick().await;
         let silent = session.tick(tick);
         if silent > patience {
-            return Err(Error::PeerLost {
+            return Err(Error::Share(ShareError::PeerLost {
                 peer: session.peer(),
                 why: format!("not a word for {silent:?}"),
-            });
+            }));
         }
         // It also wakes the writer, which checks whether closing has taken too long.
         session.ping();

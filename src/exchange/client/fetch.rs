@@ -10,7 +10,7 @@ use super::{Client, open, probe};
 use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
 use crate::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
 use crate::share::{Description, ImportOptions, InstanceId, Origin};
-use crate::{Error, Mismatch, Refusal, Result};
+use crate::{End, Error, MemoryError, Mismatch, Refusal, Result};
 use crate::{Owner, PeerName};
 
 /// Options for fetching a name; [`go`](Self::go), or awaiting this, does it.
@@ -114,8 +114,9 @@ impl FetchOptions {
     /// # Errors
     /// [`Error::Refused`] by the server: `not_found`, `forbidden`, `no_common_handle`, `closing` …;
     /// [`Error::Mismatched`] for an [unexpected](Self::expect_owner) owner; [`Error::Import`] if the driver
-    /// cannot import it; [`Error::DataPlane`] if the two ends do not see the same bytes; [`Error::PeerLost`],
-    /// [`Error::TimedOut`], [`Error::Protocol`]. Nothing stays leased or mapped then.
+    /// cannot import it; [`Error::DataPlane`] if the two ends do not see the same bytes;
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut),
+    /// [`Protocol`](crate::ShareError::Protocol). Nothing stays leased or mapped then.
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing stays leased or mapped; a driver call in progress is undone when
@@ -276,7 +277,7 @@ impl FetchOptions {
             HandleType::Fabric => None,
             HandleType::PosixFd => no_fabric
                 .map(|why| super::text::tidy(&why))
-                .or_else(|| session.dial.no_fabric.as_ref().map(Error::to_string)),
+                .or_else(|| session.dial.no_fabric.as_ref().map(MemoryError::to_string)),
         };
         Ok(Leased {
             handles,
@@ -436,7 +437,7 @@ impl Leased {
             let imported = imported.map_err(|error| Error::Import {
                 what: format!("'{name}'"),
                 peer: terms.peer.clone(),
-                end: error.end(via),
+                end: End::of(&error, via),
                 source: Box::new(error),
             })?;
             Ok(RemoteBuffer::new(

@@ -16,7 +16,7 @@ use crate::protocol::{
 use crate::share::{BootId, InstanceId};
 use crate::tls::Credential;
 use crate::transport::{self, FrameReader, FrameWriter, Unconnected};
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result, ShareError};
 
 /// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);
@@ -29,11 +29,11 @@ pub(crate) struct Dial {
     pub(super) options: ClientOptions,
     pub(super) boot: BootId,
     /// Why fabric handles cannot be imported; `None` if they can.
-    pub(super) no_fabric: Option<Error>,
+    pub(super) no_fabric: Option<MemoryError>,
 }
 
 impl Dial {
-    pub(super) fn new(options: ClientOptions, no_fabric: Option<Error>) -> Result<Self> {
+    pub(super) fn new(options: ClientOptions, no_fabric: Option<MemoryError>) -> Result<Self> {
         Ok(Self {
             options,
             boot: BootId::current()?,
@@ -89,13 +89,14 @@ pub(crate) const fn may_pass(error: &Error) -> bool {
     use crate::Refusal::{Closing, Limit};
     matches!(
         error,
-        Error::PeerLost { .. }
-            | Error::Unreachable { .. }
-            | Error::TimedOut { .. }
-            | Error::Refused {
-                reason: Closing | Limit,
-                ..
-            }
+        Error::Share(
+            ShareError::PeerLost { .. }
+                | ShareError::Unreachable { .. }
+                | ShareError::TimedOut { .. }
+        ) | Error::Refused {
+            reason: Closing | Limit,
+            ..
+        }
     )
 }
 
@@ -137,17 +138,21 @@ pub(super) async fn establish(
             .reader
             .read(options.limits.frame_bytes)
             .await?
-            .ok_or_else(|| Error::PeerLost {
-                peer: peer.clone(),
-                why: "it closed the connection instead of a greeting".into(),
+            .ok_or_else(|| {
+                Error::Share(ShareError::PeerLost {
+                    peer: peer.clone(),
+                    why: "it closed the connection instead of a greeting".into(),
+                })
             })?;
         let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
             Greeting::Welcome(welcome) => welcome,
             Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
         };
-        let broken = |detail: String| Error::Protocol {
-            peer: peer.clone(),
-            detail,
+        let broken = |detail: String| {
+            Error::Share(ShareError::Protocol {
+                peer: peer.clone(),
+                detail,
+            })
         };
         if !(OLDEST..=VERSION).contains(&welcome.version) {
             return Err(broken(format!("version {} was not offered", welcome.version)).into());
@@ -179,10 +184,10 @@ pub(super) async fn establish(
         })
     };
     timeout_at(deadline, work).await.unwrap_or_else(|_| {
-        Err(Error::TimedOut {
+        Err(Error::Share(ShareError::TimedOut {
             what: format!("connecting to {address}"),
             after: left,
-        }
+        })
         .into())
     })
 }

@@ -41,7 +41,7 @@ use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
 use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
 pub(crate) use greet::may_pass;
 pub(crate) use session::{Answered, Notified};
 use session::{Keep, Session};
@@ -59,7 +59,7 @@ use session::{Keep, Session};
 /// use egmem::{Buffer, Driver, Machine};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> egmem::Result<()> {
+/// # async fn main() -> egmem::exchange::Result<()> {
 /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
 /// let server = Server::options().listen(Address::loopback(0)).start().await?;
 /// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
@@ -89,8 +89,9 @@ impl Client {
     /// Returns the names that begin with `prefix` and that this client may fetch, in order.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::TimedOut`], [`Error::Protocol`]; [`Error::LimitReached`] for more names
-    /// than [`Limits::names`](super::Limits).
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut),
+    /// [`Protocol`](crate::ShareError::Protocol); [`Error::LimitReached`] for more names than
+    /// [`Limits::names`](super::Limits).
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
@@ -136,7 +137,7 @@ impl Client {
     /// Returns a name's entry, as soon as there is one that this client may fetch.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if there is none after `patience`; those of [`list`](Self::list).
+    /// [`TimedOut`](crate::ShareError::TimedOut) if there is none after `patience`; those of [`list`](Self::list).
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
@@ -169,10 +170,10 @@ impl Client {
                     reason: Refusal::TimedOut,
                     ..
                 }) => {
-                    return Err(Error::TimedOut {
+                    return Err(Error::Share(ShareError::TimedOut {
                         what: format!("waiting for '{name}' at {}", self.peer()),
                         after: patience,
-                    });
+                    }));
                 }
                 Err(error) => return Err(error),
                 Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
@@ -234,7 +235,7 @@ impl Client {
     /// Returns this client's name as an owner of names.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the server's text is not a peer name.
+    /// [`Protocol`](crate::ShareError::Protocol) if the server's text is not a peer name.
     pub fn peer_name(&self) -> Result<PeerName> {
         let name = self.name();
         name.parse()
@@ -266,7 +267,7 @@ impl Client {
     }
 
     /// Returns why fabric handles cannot be imported here; `None` if they can.
-    pub(crate) fn no_fabric(&self) -> Option<Error> {
+    pub(crate) fn no_fabric(&self) -> Option<MemoryError> {
         self.0.session().dial.no_fabric.clone()
     }
 
@@ -290,10 +291,10 @@ impl Client {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Protocol {
+        Error::Share(ShareError::Protocol {
             peer: self.peer(),
             detail: detail.into(),
-        }
+        })
     }
 
     /// Sends a request once.
@@ -317,7 +318,7 @@ impl Client {
         loop {
             let left = patience.saturating_sub(begun.elapsed());
             match self.call(ask.clone(), left).await {
-                Err(Error::PeerLost { .. })
+                Err(Error::Share(ShareError::PeerLost { .. }))
                     if self.0.session().is_open() && begun.elapsed() < patience => {}
                 done => return done,
             }

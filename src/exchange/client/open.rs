@@ -10,22 +10,25 @@ use super::session::Session;
 use super::text;
 use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
 use crate::{Address, Security, limits};
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.
 pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec<OwnedFd>> {
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);
-    let fd_socket = terms.fd_socket.clone().ok_or_else(|| Error::Protocol {
-        peer: terms.peer.clone(),
-        detail: "a ticket, and no fd socket to redeem it at".into(),
-    })?;
+    let fd_socket = terms
+        .fd_socket
+        .clone()
+        .ok_or_else(|| ShareError::Protocol {
+            peer: terms.peer.clone(),
+            detail: "a ticket, and no fd socket to redeem it at".into(),
+        })?;
     if !fd_socket.is_absolute() {
-        return Err(Error::Protocol {
+        return Err(Error::Share(ShareError::Protocol {
             peer: terms.peer.clone(),
             detail: "an fd socket without an absolute path".into(),
-        });
+        }));
     }
     let mut options = session.dial.options.clone();
     options.address = Address::Unix(fd_socket);
@@ -52,7 +55,7 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
         let limit = dial.options.limits.frame_bytes;
         loop {
             let frame = connection.reader.read(limit).await?;
-            let mut frame = frame.ok_or_else(|| Error::PeerLost {
+            let mut frame = frame.ok_or_else(|| ShareError::PeerLost {
                 peer: peer.clone(),
                 why: "it closed its fd socket".into(),
             })?;
@@ -69,19 +72,19 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
                     answer: Some(Answer::Refused(why)),
                 }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
                 FromServer::Reply(_) => {
-                    return Err(Error::Protocol {
+                    return Err(Error::Share(ShareError::Protocol {
                         peer: peer.clone(),
                         detail: "the answer does not carry as many fds as it says".into(),
-                    });
+                    }));
                 }
             }
         }
     };
     let done = timeout_at(deadline, work).await;
-    done.unwrap_or(Err(Error::TimedOut {
+    done.unwrap_or(Err(Error::Share(ShareError::TimedOut {
         what,
         after: patience,
-    }))
+    })))
 }
 
 /// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped

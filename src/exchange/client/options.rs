@@ -7,7 +7,7 @@ use crate::capability::ImexChannel;
 use crate::driver::random;
 use crate::share::Peers;
 use crate::{Address, Limits, Owner, Security};
-use crate::{Driver, Error, Result};
+use crate::{Driver, Error, MemoryError, Result};
 
 /// When a client reconnects after its connection broke: after a random part of `first`, then of twice that,
 /// up to `most`.
@@ -158,9 +158,11 @@ impl ClientOptions {
     /// A task on the current runtime does the client's work.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] if no process listens, [`Error::TimedOut`], [`Error::NotTrusted`] if either end
-    /// refuses the other's certificate or user, [`Error::Insecure`] for another machine's address without
-    /// TLS, [`Error::Refused`] by the server, [`Error::Protocol`] if the peer is not an exchange server.
+    /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
+    /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
+    /// refuses the other's certificate or user, [`Error::Insecure`] for another machine's address without TLS,
+    /// [`Error::Refused`] by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
+    /// exchange server.
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
@@ -191,11 +193,11 @@ impl ClientOptions {
     }
 
     /// Returns why fabric handles cannot be imported here; `None` if they can.
-    async fn fabric_support(&self, driver: &Driver) -> Result<Option<Error>> {
+    async fn fabric_support(&self, driver: &Driver) -> Result<Option<MemoryError>> {
         match self.fabric {
             Some(true) => return Ok(None),
             Some(false) => {
-                return Ok(Some(Error::PlatformUnsupported {
+                return Ok(Some(MemoryError::PlatformUnsupported {
                     what: "fabric handles, by the client's options",
                     source: None,
                 }));
@@ -214,14 +216,14 @@ impl ClientOptions {
 ///
 /// Creates, exports, imports and maps memory with fabric handles, which needs the same rights as importing
 /// another process's; without an IMEX channel it skips the trial.
-fn importable(driver: &Driver) -> Option<Error> {
+fn importable(driver: &Driver) -> Option<MemoryError> {
     use crate::DriverError;
     use crate::capability::{Capabilities, Path, Trial};
     use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location};
 
     let channel = ImexChannel::of(driver);
     if !channel.usable() {
-        return Some(Error::NoImexChannel {
+        return Some(MemoryError::NoImexChannel {
             path: channel.path(),
             source: DriverError {
                 call: Call::MemCreate,
@@ -247,7 +249,7 @@ fn importable(driver: &Driver) -> Option<Error> {
             Some(error) => why = why.or_else(|| Some(error.clone())),
         }
     }
-    why.or(Some(Error::NoSuchGpu { gpu: 0, count: 0 }))
+    why.or(Some(MemoryError::NoSuchGpu { gpu: 0, count: 0 }))
 }
 
 #[cfg(test)]
@@ -288,7 +290,7 @@ mod tests {
         let without = Driver::simulated(Machine::gh200x4()).unwrap();
         assert!(matches!(
             importable(&without),
-            Some(Error::NoImexChannel { .. })
+            Some(MemoryError::NoImexChannel { .. })
         ));
     }
 }

@@ -13,7 +13,7 @@ use crate::memory::{AccessChecks, Engine, Memory};
 use crate::pinned::PinnedHost;
 use crate::protocol::{Answer, Ask, Probe, Probed};
 use crate::share::{Description, ImportedBuffer};
-use crate::{Error, Refusal, Result, Stream};
+use crate::{Error, MemoryResult, Refusal, Result, ShareError, Stream};
 
 /// How often a word is tried: another client may write to the same place at the same time.
 const ATTEMPTS: u32 = 4;
@@ -174,10 +174,10 @@ async fn one_way(
             Ok(answered) => match answered.answer {
                 Answer::Probed(probed) => probed,
                 _ => {
-                    return Err(Error::Protocol {
+                    return Err(Error::Share(ShareError::Protocol {
                         peer: session.peer(),
                         detail: "unexpected answer to a probe".into(),
-                    });
+                    }));
                 }
             },
             Err(Error::Refused {
@@ -232,7 +232,7 @@ fn word() -> Result<u64> {
         .map_err(|error| Error::system("reading random bytes", &error))
 }
 
-fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> Result<()> {
+fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> MemoryResult<()> {
     match by {
         By::Cpu => memory.put_word(at, word),
         By::Gpu(gpu) => {
@@ -244,7 +244,7 @@ fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> Result<()> {
     }
 }
 
-fn get(memory: &ImportedBuffer, at: u64, by: By) -> Result<u64> {
+fn get(memory: &ImportedBuffer, at: u64, by: By) -> MemoryResult<u64> {
     match by {
         By::Cpu => memory.word(at),
         By::Gpu(gpu) => {
@@ -262,7 +262,7 @@ struct Padded<'a>(&'a ImportedBuffer);
 
 // SAFETY: the mapping that it borrows lives as long, and answers.
 unsafe impl AccessChecks for Padded<'_> {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
         self.0.gpu_access(gpu, engine, offset, len)
     }
 

@@ -7,12 +7,11 @@ use tokio::sync::watch;
 use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
-use crate::Owner;
-use crate::Result;
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::share::{Description, ImportedBuffer};
+use crate::{MemoryResult, Owner, Result};
 
 /// Another process's memory, mapped here, with a lease on it: the exporter knows that this process holds it.
 ///
@@ -102,7 +101,7 @@ impl RemoteBuffer {
     ///
     /// # Errors
     /// Why the lease was [`Lost`](LeaseState::Lost) before, or the connection while waiting;
-    /// [`Error::TimedOut`](crate::Error::TimedOut). The memory is unmapped anyway.
+    /// [`TimedOut`](crate::ShareError::TimedOut). The memory is unmapped anyway.
     ///
     /// # Cancel safety
     /// If dropped before completion, unmapping and releasing continue in the background.
@@ -140,15 +139,15 @@ impl RemoteBuffer {
     ///
     /// # Errors
     /// As [`ImportedBuffer::access`].
-    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+    pub fn access(&self, location: impl Into<Location>) -> MemoryResult<Access> {
         self.memory.access(location)
     }
 
     /// Returns the CPU's view of the memory.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible) unless the host may at least read.
-    pub fn cpu(&self) -> Result<CpuView<'_>> {
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the host may at least read.
+    pub fn cpu(&self) -> MemoryResult<CpuView<'_>> {
         self.memory.cpu()
     }
 
@@ -175,7 +174,7 @@ impl_cpu_memory!(RemoteBuffer);
 
 // SAFETY: the import that it owns lives as long, and answers.
 unsafe impl AccessChecks for RemoteBuffer {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
         self.memory.gpu_access(gpu, engine, offset, len)
     }
 

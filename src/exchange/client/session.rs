@@ -20,7 +20,7 @@ use super::{Client, actor, text};
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Entry, Lost, Release};
 use crate::transport::Unconnected;
-use crate::{Driver, Error, Result};
+use crate::{Driver, Error, Result, ShareError};
 
 /// The most notices that are kept for leases whose grant has not been read yet.
 const EARLY: usize = 64;
@@ -254,10 +254,10 @@ impl Session {
 
     fn late(&self, what: &str, after: Duration) -> Error {
         match &self.lock().link {
-            Link::Up => Error::TimedOut {
+            Link::Up => Error::Share(ShareError::TimedOut {
                 what: format!("{what} ({})", self.dial.options.address),
                 after,
-            },
+            }),
             Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
         }
     }
@@ -271,10 +271,10 @@ impl Session {
             Link::Down(Unconnected { error, .. }) => return error.clone(),
             Link::Up => "the client's runtime has ended",
         };
-        Error::PeerLost {
+        Error::Share(ShareError::PeerLost {
             peer: self.dial.options.address.to_string(),
             why: why.into(),
-        }
+        })
     }
 
     /// Ends a lease, as soon as there is a connection: the release is not lost while the session lasts.
@@ -361,7 +361,7 @@ pub(super) const fn is_final(error: &Error) -> bool {
     use crate::Refusal::{Forbidden, NotTrusted, Version};
     matches!(
         error,
-        Error::NotTrusted { .. }
+        Error::Share(ShareError::NotTrusted { .. })
             | Error::Refused {
                 reason: Forbidden | NotTrusted | Version,
                 ..

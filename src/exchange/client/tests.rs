@@ -4,6 +4,7 @@ use tokio::time::timeout;
 
 use super::fake::*;
 use super::*;
+use crate::ShareError;
 use crate::driver::NodeId;
 use crate::protocol::*;
 use crate::share::BootId;
@@ -73,7 +74,10 @@ async fn a_long_list_comes_in_pages() {
         assert_eq!(list, ["1", "2", "3", "4", "5", "6"]);
         for _ in 0..2 {
             let error = expect_err(client.list("").await);
-            assert!(matches!(error, Error::Protocol { .. }), "{error}");
+            assert!(
+                matches!(error, Error::Share(ShareError::Protocol { .. })),
+                "{error}"
+            );
         }
     };
     within(async { tokio::join!(serve, work) }).await;
@@ -96,7 +100,10 @@ async fn waiting_goes_on_where_the_server_waits_less_long() {
     let work = async {
         assert_eq!(client.wait("x", LONG).await.unwrap().name, "x");
         let error = expect_err(client.wait("y", soon(60)).await);
-        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::TimedOut { .. })),
+            "{error}"
+        );
     };
     within(async {
         tokio::select! { () = serve => {}, () = work => {} }
@@ -172,12 +179,15 @@ async fn closing_loses_what_is_held() {
     within(client.close()).await;
     assert!(matches!(
         remote.state(),
-        LeaseState::Lost(Error::PeerLost { .. })
+        LeaseState::Lost(Error::Share(ShareError::PeerLost { .. }))
     ));
     assert!(remote.changed().await.is_lost());
     remote.put(0, 1_u8).unwrap();
     let error = expect_err(within(other.list("")).await);
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
     assert!(within(remote.release()).await.is_err());
     gone(&mut peer).await;
     nothing_held(&driver).await;

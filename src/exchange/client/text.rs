@@ -2,7 +2,7 @@
 
 use crate::protocol::{Ask, Refused};
 use crate::text::bounded;
-use crate::{Distrust, Error, Refusal};
+use crate::{Distrust, Error, Refusal, ShareError};
 
 /// The most bytes of a peer's text.
 const LONGEST: usize = 255;
@@ -34,11 +34,11 @@ pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Err
 /// Converts a peer's reason for ending the session to an error.
 pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
     match Refusal::from_word(&tidy(&why.reason)) {
-        Refusal::NotTrusted => Error::NotTrusted {
+        Refusal::NotTrusted => Error::Share(ShareError::NotTrusted {
             peer: peer.into(),
             cause: Distrust::ByPeer,
             why: format!("it no longer trusts this process: {}", tidy(&why.detail)),
-        },
+        }),
         _ => refused(peer, "the session", why),
     }
 }
@@ -46,10 +46,10 @@ pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
 /// Completes a decoder's error with this peer.
 pub(super) fn of(peer: &str, error: Error) -> Error {
     match error {
-        Error::Protocol { detail, .. } => Error::Protocol {
+        Error::Share(ShareError::Protocol { detail, .. }) => Error::Share(ShareError::Protocol {
             peer: peer.into(),
             detail,
-        },
+        }),
         other => other,
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::session::Session;
 use crate::Security;
 use crate::tls::{Credential, Tls, WALL_CLOCK};
-use crate::{Distrust, Error};
+use crate::{Distrust, Error, ShareError};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
 /// for an answer. Returns why the connection is to end.
@@ -26,19 +26,19 @@ pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>
         if reloaded || expired {
             if let Err(why) = tls.verify(&credential, now) {
                 let peer = session.peer();
-                return Error::NotTrusted {
+                return Error::Share(ShareError::NotTrusted {
                     peer,
                     cause: Distrust::Certificate,
                     why,
-                };
+                });
             }
             due = credential.next_expiry(now);
         }
         if is_renewed(session, tls, &credential) && !session.is_asking() {
-            return Error::PeerLost {
+            return Error::Share(ShareError::PeerLost {
                 peer: session.peer(),
                 why: "this process connects anew with its new certificate".into(),
-            };
+            });
         }
         reloaded = tokio::select! {
             () = reloads.next() => true,

@@ -7,7 +7,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use super::Client;
 use super::session::Notified;
 use crate::protocol::{Answer, Ask, Entry, Watch as Asked};
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 
 /// An event of watched names.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,7 +89,7 @@ impl Watch {
                     // The server is away again, whatever the error: the code below reports the next
                     // connection.
                     Err(error) if self.client.0.session().is_down() => {
-                        if !matches!(error, Error::PeerLost { .. }) {
+                        if !matches!(error, Error::Share(ShareError::PeerLost { .. })) {
                             self.away(&error);
                         }
                         if !self.events.is_empty() {
@@ -98,7 +98,11 @@ impl Watch {
                         looked = false;
                     }
                     // It is back already.
-                    Err(Error::PeerLost { .. }) if self.client.0.session().is_open() => continue,
+                    Err(Error::Share(ShareError::PeerLost { .. }))
+                        if self.client.0.session().is_open() =>
+                    {
+                        continue;
+                    }
                     Err(error) => return Err(error),
                 }
                 if looked {

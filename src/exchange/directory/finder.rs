@@ -15,7 +15,7 @@ use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, List};
 use crate::share::BootId;
 use crate::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
-use crate::{Driver, Error, Refusal, Result};
+use crate::{Driver, Error, Refusal, Result, ShareError};
 
 /// The most clients that are cached.
 const CLIENTS: usize = 1024;
@@ -39,7 +39,7 @@ type Dial = dyn Fn(Address) -> ClientOptions + Send + Sync;
 /// let directory = Directory::fixed(["node7:7420".parse()?, "node8:7420".parse()?])?;
 /// let finder = Finder::new(directory, &Driver::open()?);
 /// let weights = finder.fetch("weights").await?;
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// # }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -117,8 +117,8 @@ impl Finder {
     /// Fetches a name as soon as an exporter has it.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if none has it after `patience`; those of [`fetch_with`](Self::fetch_with) that
-    /// waiting does not solve.
+    /// [`TimedOut`](crate::ShareError::TimedOut) if none has it after `patience`; those of
+    /// [`fetch_with`](Self::fetch_with) that waiting does not solve.
     ///
     /// # Cancel safety
     /// As [`fetch_with`](Self::fetch_with).
@@ -132,9 +132,11 @@ impl Finder {
         let mut pause = PAUSE.0;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let late = || Error::TimedOut {
-                what: format!("waiting for '{name}' ({})", self.0.directory),
-                after: patience,
+            let late = || {
+                Error::Share(ShareError::TimedOut {
+                    what: format!("waiting for '{name}' ({})", self.0.directory),
+                    after: patience,
+                })
             };
             match timeout(left, self.fetch_with(name, &options)).await {
                 Ok(Err(error)) if may_pass(&error) => {}
@@ -152,12 +154,12 @@ impl Finder {
     /// Returns an exporter's client: a cached or a new one.
     ///
     /// # Errors
-    /// [`Error::PeerLost`] if the exporter has no address that this process can reach; [`Error::Stale`] if it
-    /// has restarted since it registered; those of [`ClientOptions::connect`].
+    /// [`PeerLost`](crate::ShareError::PeerLost) if the exporter has no address that this process can reach;
+    /// [`Error::Stale`] if it has restarted since it registered; those of [`ClientOptions::connect`].
     pub async fn client(&self, exporter: &Exporter) -> Result<Client> {
         let address = exporter
             .address(BootId::current()?)
-            .ok_or_else(|| Error::PeerLost {
+            .ok_or_else(|| ShareError::PeerLost {
                 peer: exporter
                     .instance
                     .map_or_else(|| "exporter".into(), |id| id.to_string()),
@@ -223,8 +225,11 @@ impl Finder {
             fetch.go().await
         };
         let fetched = fetched.await;
-        if let Err(Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. }) =
-            &fetched
+        if let Err(Error::Share(
+            ShareError::PeerLost { .. }
+            | ShareError::Unreachable { .. }
+            | ShareError::TimedOut { .. },
+        )) = &fetched
         {
             self.forget(exporter);
         }
@@ -238,9 +243,11 @@ impl Finder {
             let (finder, name) = (self.clone(), name.to_owned());
             asked.spawn(async move {
                 let has = finder.has(&name, &exporter).await;
-                if let Err(
-                    Error::PeerLost { .. } | Error::Unreachable { .. } | Error::TimedOut { .. },
-                ) = &has
+                if let Err(Error::Share(
+                    ShareError::PeerLost { .. }
+                    | ShareError::Unreachable { .. }
+                    | ShareError::TimedOut { .. },
+                )) = &has
                 {
                     finder.forget(&exporter);
                 }
@@ -292,9 +299,11 @@ impl Finder {
 /// Returns whether the error may disappear when the exporter or the directory is back, or the name exists.
 fn may_pass(error: &Error) -> bool {
     match error {
-        Error::PeerLost { .. }
-        | Error::Unreachable { .. }
-        | Error::TimedOut { .. }
+        Error::Share(
+            ShareError::PeerLost { .. }
+            | ShareError::Unreachable { .. }
+            | ShareError::TimedOut { .. },
+        )
         | Error::Stale { .. }
         | Error::Directory { .. } => true,
         Error::Refused { reason, .. } => matches!(

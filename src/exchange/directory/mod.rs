@@ -90,7 +90,7 @@ impl Directory {
     /// Returns a directory of the exporters at these addresses, each of which may hold any name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address or more than [`MAX_ADDRESSES`].
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address or more than [`MAX_ADDRESSES`].
     pub fn fixed(addresses: impl IntoIterator<Item = Address>) -> Result<Self> {
         let mut list: Vec<_> = Vec::new();
         for address in addresses {
@@ -114,8 +114,8 @@ impl Directory {
     /// directory all exporters, because only they know.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an invalid name, [`Error::Directory`] if the directory does not answer
-    /// in time.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, [`Error::Directory`] if
+    /// the directory does not answer in time.
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
         check_name(name)?;
         match &self.0 {
@@ -139,8 +139,8 @@ impl Directory {
     /// Watches the names that begin with `prefix`: existing names are reported first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an invalid prefix, outside of a tokio runtime, and for a fixed
-    /// directory, which does not know names: watch the exporters themselves.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid prefix, outside of a tokio
+    /// runtime, and for a fixed directory, which does not know names: watch the exporters themselves.
     pub fn watch(&self, prefix: &str) -> Result<DirectoryWatch> {
         check_prefix(prefix)?;
         match &self.0 {
@@ -157,7 +157,8 @@ impl Directory {
     /// registration does nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, no instance, no boot id, or outside of a tokio runtime.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, no instance, no boot id, or
+    /// outside of a tokio runtime.
     pub fn register(&self, exporter: Exporter) -> Result<Registration> {
         if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
             return Err(Error::invalid(

@@ -28,7 +28,7 @@ impl Registration {
     /// Adds a name, asynchronously.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an invalid name.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name.
     pub fn add(&self, name: &str) -> Result<()> {
         check_name(name)?;
         if let Some(active) = &self.active {

@@ -52,7 +52,7 @@ impl Admission {
 /// assert_eq!(format!("{secret:?}"), "GroupSecret(redacted)");
 /// let admission = Admission::Secret(secret);
 /// assert!(GroupSecret::new(b"too short").is_err());
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct GroupSecret(Secret);
@@ -61,7 +61,7 @@ impl GroupSecret {
     /// Creates a secret from these 16 to 64 bytes. They should hold at least 128 random bits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other length.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for any other length.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         let secret = Secret::new(bytes).filter(|_| bytes.len() >= LEAST_SECRET);
@@ -75,7 +75,8 @@ impl GroupSecret {
     /// Reads the secret from an environment variable, without a line break at the end.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the variable is not set, or as for [`new`](Self::new).
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if the variable is not set, or as for
+    /// [`new`](Self::new).
     pub fn from_env(variable: &str) -> Result<Self> {
         use std::os::unix::ffi::OsStringExt;
         let Some(value) = std::env::var_os(variable) else {
@@ -89,7 +90,8 @@ impl GroupSecret {
     /// Reads the secret from a file, without a line break at the end.
     ///
     /// # Errors
-    /// [`Error::System`] if the file cannot be read; [`Error::InvalidArgument`] as for [`new`](Self::new).
+    /// [`System`](crate::MemoryError::System) if the file cannot be read;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`new`](Self::new).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let value = std::fs::read(path).map(Zeroizing::new);
@@ -113,6 +115,7 @@ impl fmt::Debug for GroupSecret {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{MemoryError, ShareError};
 
     #[test]
     fn secrets_are_long_enough_and_not_shown() {
@@ -141,7 +144,13 @@ mod tests {
             assert_eq!(GroupSecret::from_file(&path).unwrap(), expected);
         }
         let error = GroupSecret::from_file(folder.path().join("none")).unwrap_err();
-        assert!(matches!(error, Error::System { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Share(ShareError::Memory(MemoryError::System { .. }))
+            ),
+            "{error}"
+        );
         let error = GroupSecret::from_env("EGMEM_TEST_NO_SUCH_SECRET").unwrap_err();
         assert!(error.to_string().contains("EGMEM_TEST_NO_SUCH_SECRET"));
         let path = GroupSecret::from_env("PATH");

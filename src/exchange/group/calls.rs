@@ -20,7 +20,7 @@ use crate::protocol::{
     Answer, Ask, Brought, Gather, Incomplete, MAX_GATHER, Member, Members, Operation, Payload,
 };
 use crate::share::{Description, Shared};
-use crate::{Client, Error as ExchangeError};
+use crate::{Client, Error as ExchangeError, ShareError};
 
 /// How long after its deadline a rank still waits for the result of a gather from the server.
 const SLACK: Duration = Duration::from_secs(5);
@@ -41,18 +41,18 @@ impl Group {
     /// The server keeps the errors of the last eight failures since the last success. A rank that enters an
     /// earlier call gets the error of the oldest of those.
     ///
-    /// Only a rank that gets no answer from the server does not know the result. It gets [`PeerLost`](ExchangeError::PeerLost),
-    /// [`TimedOut`](ExchangeError::TimedOut) or the reason why its session ended, although the call may have succeeded for the
-    /// other ranks: it has if all ranks, including this one, had entered. If a rank is lost after the call
-    /// succeeded, the remaining ranks still get success. The server never reports success to one rank and
-    /// failure to another.
+    /// Only a rank that gets no answer from the server does not know the result. It gets
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut) or the reason why its
+    /// session ended, although the call may have succeeded for the other ranks: it has if all ranks, including
+    /// this one, had entered. If a rank is lost after the call succeeded, the remaining ranks still get
+    /// success. The server never reports success to one rank and failure to another.
     ///
     /// # Errors
     /// [`Error::RanksMissing`] with the ranks that have not called in time, or that have left or were lost;
-    /// [`Error::RanksDisagree`] if ranks call different operations; [`Refused`](ExchangeError::Refused) if the server is too
-    /// old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a limit for the
-    /// peer of any rank (`limit`), which fails the call for all ranks; [`PeerLost`](ExchangeError::PeerLost) if the server is
-    /// lost.
+    /// [`Error::RanksDisagree`] if ranks call different operations; [`Refused`](ExchangeError::Refused) if the
+    /// server is too old (`unsupported`), does not count this rank as a member (`not_found`), or has reached a
+    /// limit for the peer of any rank (`limit`), which fails the call for all ranks;
+    /// [`PeerLost`](crate::ShareError::PeerLost) if the server is lost.
     ///
     /// # Cancel safety
     /// If the future is dropped early, this rank may have entered, and the call may succeed for the others.
@@ -71,9 +71,10 @@ impl Group {
     /// It waits, succeeds and fails as [`barrier`](Self::barrier) does.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ExchangeError::InvalidArgument) for more bytes than [`MAX_GATHER`], which does not count as a call; those
-    /// of [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means that the numbers of bytes
-    /// differ, and [`Refused`](ExchangeError::Refused) with `limit` that all ranks together send more than [`MAX_GATHER_TOTAL`].
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more bytes than [`MAX_GATHER`], which does not
+    /// count as a call; those of [`barrier`](Self::barrier), where [`Error::RanksDisagree`] also means that the
+    /// numbers of bytes differ, and [`Refused`](ExchangeError::Refused) with `limit` that all ranks together
+    /// send more than [`MAX_GATHER_TOTAL`].
     ///
     /// [`MAX_GATHER_TOTAL`]: super::MAX_GATHER_TOTAL
     ///
@@ -106,9 +107,9 @@ impl Group {
     /// memory, only that rank fails.
     ///
     /// # Errors
-    /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which do not count as
-    /// a call; [`LimitReached`](ExchangeError::LimitReached) if this process may not open as many file descriptors as all ranks'
-    /// memory has parts; [`Import`](ExchangeError::Import) with [`Map::All`].
+    /// Those of [`barrier`](Self::barrier); those of describing and exporting `memory`, which do not count as a
+    /// call; [`LimitReached`](ExchangeError::LimitReached) if this process may not open as many file
+    /// descriptors as all ranks' memory has parts; [`Import`](ExchangeError::Import) with [`Map::All`].
     ///
     /// # Cancel safety
     /// As [`barrier`](Self::barrier). Received handles are closed and mappings are unmapped.
@@ -170,7 +171,7 @@ impl Group {
             return Err(ExchangeError::invalid("group", why).into());
         };
         let turn = timeout_at(until, self.calls.lock()).await;
-        let mut turn = turn.map_err(|_| ExchangeError::TimedOut {
+        let mut turn = turn.map_err(|_| ShareError::TimedOut {
             what: format!("an earlier gather of group '{}'", self.name()),
             after: within,
         })?;
@@ -351,7 +352,9 @@ impl Call {
             let patience = last.saturating_duration_since(Instant::now());
             match self.client.exchange(ask, fds, patience).await {
                 // The client is reconnecting.
-                Err(ExchangeError::PeerLost { .. }) if Instant::now() + PAUSE < last => {
+                Err(ExchangeError::Share(ShareError::PeerLost { .. }))
+                    if Instant::now() + PAUSE < last =>
+                {
                     sleep(PAUSE).await
                 }
                 Ok(Answered {
@@ -392,9 +395,9 @@ impl Call {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::Protocol {
+        Error::Exchange(ExchangeError::Share(ShareError::Protocol {
             peer: self.client.peer(),
             detail: detail.into(),
-        })
+        }))
     }
 }

@@ -5,8 +5,8 @@ mod catalogue;
 
 use std::fmt::{self, Write};
 
-use crate::DriverError;
 use crate::text::Escaping;
+use crate::{DriverError, MemoryError, ShareError};
 
 /// A result with the groups' [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,10 +54,18 @@ impl Error {
         }
     }
 
-    /// Returns the exchange's error inside, if there is one.
+    /// Returns the exchange's error that this error carries, if it does.
     pub const fn exchange(&self) -> Option<&crate::Error> {
         match self {
             Self::Exchange(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the memory's error that this error carries, if it does.
+    pub const fn memory(&self) -> Option<&MemoryError> {
+        match self {
+            Self::Exchange(error) => error.memory(),
             _ => None,
         }
     }
@@ -83,6 +91,18 @@ impl Error {
                 write!(f, "group {group}: ranks disagree: {}", reasons.join("; "))
             }
         }
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        Self::Exchange(error.into())
+    }
+}
+
+impl From<ShareError> for Error {
+    fn from(error: ShareError) -> Self {
+        Self::Exchange(error.into())
     }
 }
 

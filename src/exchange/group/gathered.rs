@@ -60,7 +60,7 @@ impl GatheredMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a rank that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
         Ok(self.slot(rank)?.memory())
     }
@@ -70,8 +70,8 @@ impl GatheredMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a rank that does not exist or that contributed no memory;
-    /// [`Error::Import`], the same in every call.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or that
+    /// contributed no memory; [`Error::Import`], the same in every call.
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.driver, &self.import)

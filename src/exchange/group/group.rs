@@ -21,7 +21,7 @@ use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Leave};
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 use crate::{Address, Client};
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
 
 /// The state of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -202,7 +202,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a rank that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn peer(&self, rank: u32) -> Result<&str> {
         Ok(self.slot(rank)?.peer())
     }
@@ -211,7 +211,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a rank that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
         Ok(self.slot(rank)?.memory())
     }
@@ -221,8 +221,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a rank that does not exist or that brought no memory;
-    /// [`Error::Import`], the same in every call.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or that brought
+    /// no memory; [`Error::Import`], the same in every call.
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.driver, &self.import)
@@ -266,8 +266,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::StillHeld`] with the ranks that have not left in time, [`Error::PeerLost`] with those that
-    /// were lost before, or with the group's server. In each case this rank has left.
+    /// [`StillHeld`](crate::MemoryError::StillHeld) with the ranks that have not left in time,
+    /// [`PeerLost`](crate::ShareError::PeerLost) with those that were lost before, or with the group's server.
+    /// In each case this rank has left.
     ///
     /// # Cancel safety
     ///
@@ -301,21 +302,21 @@ impl Group {
             Answer::Incomplete(why) => {
                 let ranks = why.ranks.iter().map(|rank| format!("rank {rank}"));
                 Err(match Refusal::from_word(&why.reason) {
-                    Refusal::TimedOut => Error::StillHeld {
+                    Refusal::TimedOut => Error::Share(ShareError::Memory(MemoryError::StillHeld {
                         name: format!("the memory of group '{}'", self.name),
                         holders: ranks.collect(),
-                    },
-                    _ => Error::PeerLost {
+                    })),
+                    _ => Error::Share(ShareError::PeerLost {
                         peer: ranks.collect::<Vec<_>>().join(", "),
                         why: format!("before leaving group '{}'", self.name),
-                    },
+                    }),
                 }
                 .into())
             }
-            _ => Err(super::Error::Exchange(Error::Protocol {
+            _ => Err(super::Error::Exchange(Error::Share(ShareError::Protocol {
                 peer,
                 detail: "unexpected answer to a rank that leaves".into(),
-            })),
+            }))),
         }
     }
 }
@@ -370,7 +371,7 @@ async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<A
         client.call(ask, left.saturating_add(Duration::from_secs(5)))
     };
     let broke = match ask().await {
-        Err(error @ Error::PeerLost { .. }) => error,
+        Err(error @ Error::Share(ShareError::PeerLost { .. })) => error,
         answer => return answer,
     };
     match ask().await {

@@ -29,7 +29,7 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] if the system provides no random bytes.
+    /// [`System`](crate::MemoryError::System) if the system provides no random bytes.
     pub fn new() -> Result<Self> {
         let bytes: [u8; 32] = random().map_err(|error| Error::system("random bytes", &error))?;
         Ok(Self {

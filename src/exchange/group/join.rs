@@ -19,7 +19,7 @@ use crate::driver::{Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
 use crate::share::{BootId, best_handle_types};
-use crate::{Address, Client, Error as ExchangeError};
+use crate::{Address, Client, Error as ExchangeError, ShareError};
 
 /// How long after its deadline a rank still waits for the server to name the missing ranks.
 const SLACK: Duration = Duration::from_secs(5);
@@ -103,9 +103,11 @@ async fn connect(
         // The rank that should have started the server has not come.
         (
             Host::Rank(host),
-            ExchangeError::PeerLost { .. }
-            | ExchangeError::Unreachable { .. }
-            | ExchangeError::TimedOut { .. },
+            ExchangeError::Share(
+                ShareError::PeerLost { .. }
+                | ShareError::Unreachable { .. }
+                | ShareError::TimedOut { .. },
+            ),
         ) => Error::RanksMissing {
             group: options.name.clone(),
             missing: vec![host],
@@ -254,7 +256,9 @@ impl Joining<'_> {
                 Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
                 Ok(_) => return Err(self.broken("unexpected answer, not an agreement")),
                 // The client is reconnecting.
-                Err(ExchangeError::PeerLost { .. }) if self.left() > PAUSE => sleep(PAUSE).await,
+                Err(ExchangeError::Share(ShareError::PeerLost { .. })) if self.left() > PAUSE => {
+                    sleep(PAUSE).await
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -281,7 +285,7 @@ impl Joining<'_> {
             let patience = self.left().saturating_add(self.options.limits.request);
             let answered = match self.client.exchange(ask, fds, patience).await {
                 // The client is reconnecting; handles offered before are not requested twice.
-                Err(ExchangeError::PeerLost { .. }) if self.left() > PAUSE => {
+                Err(ExchangeError::Share(ShareError::PeerLost { .. })) if self.left() > PAUSE => {
                     sleep(PAUSE).await;
                     continue;
                 }
@@ -321,10 +325,10 @@ impl Joining<'_> {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::Protocol {
+        Error::Exchange(ExchangeError::Share(ShareError::Protocol {
             peer: self.client.peer(),
             detail: detail.into(),
-        })
+        }))
     }
 
     /// Turns the server's answer to all ranks into an error.

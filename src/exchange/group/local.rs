@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
     use crate::{Address, Server};
-    use crate::{Error, Machine};
+    use crate::{Error, Machine, ShareError};
 
     /// Dials `path` within a minute, and counts the attempts.
     async fn connect(path: PathBuf) -> (Result<Client>, u32) {
@@ -113,7 +113,10 @@ mod tests {
         let never = tokio::spawn(hang_up(listener, u32::MAX, PathBuf::new()));
         let (client, tries) = connect(path).await;
         let error = client.unwrap_err();
-        assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::PeerLost { .. })),
+            "{error}"
+        );
         assert_eq!(tries, TRIES);
         never.abort();
     }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock};
 use crate::driver::{Driver, HandleType, ShareableHandle};
 use crate::per_driver::lock;
 use crate::share::{Description, ImportOptions, ImportedBuffer};
-use crate::{Error, Result};
+use crate::{End, Error, Result};
 
 /// A rank.
 pub(super) struct Slot {
@@ -69,7 +69,7 @@ impl Slot {
             imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
                 peer: self.peer.clone(),
-                end: error.end(via),
+                end: End::of(&error, via),
                 source: Box::new(error),
             })
         });

@@ -187,7 +187,7 @@ impl GroupOptions {
     /// have not come in time or were lost meanwhile, [`NoCommonHandle`](crate::Error::NoCommonHandle)
     /// with the reasons.
     ///
-    /// For this rank only: [`InvalidArgument`](crate::Error::InvalidArgument) for a rank that does not
+    /// For this rank only: [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not
     /// exist; [`Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
     /// right to groups of this name, or the admission does not admit this rank itself; also if the rank is
     /// taken, the size differs from the others', or a limit is reached;

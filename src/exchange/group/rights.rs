@@ -21,7 +21,7 @@ impl Rights {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`], which quotes a pattern that matches no name.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument), which quotes a pattern that matches no name.
     pub fn new(entries: impl IntoIterator<Item = (String, Who)>) -> Result<Self> {
         let entry = |(pattern, who): (String, Who)| {
             let names = match pattern.strip_suffix('*') {

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::scan::scan;
 use crate::text::bounded;
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 
 /// How many bytes of a decoder's message an error contains: it may quote the peer.
 const MAX_DETAIL: usize = 160;
@@ -35,7 +35,7 @@ pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
 /// of the input's size, whatever the input claims. The decoder's scratch memory is wiped.
 ///
 /// # Errors
-/// [`Error::Protocol`] of `peer` for anything else.
+/// [`Protocol`](crate::ShareError::Protocol) of `peer` for anything else.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     scan(bytes).map_err(|(at, why)| fault(&format!("{why} at byte {at}")))?;
     // As long as the input, so that every string goes through it and no copy is left elsewhere.
@@ -50,10 +50,10 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 fn fault(detail: &str) -> Error {
-    Error::Protocol {
+    Error::Share(ShareError::Protocol {
         peer: "peer".into(),
         detail: bounded(detail, MAX_DETAIL),
-    }
+    })
 }
 
 /// Counts the bytes that would be written.

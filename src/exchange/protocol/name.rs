@@ -17,7 +17,7 @@ const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] with the fault, without the name.
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) with the fault, without the name.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::invalid_of("name", "it is empty", VALID));

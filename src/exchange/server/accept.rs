@@ -20,7 +20,7 @@ use crate::protocol::{
 };
 use crate::share::BootId;
 use crate::transport::{Connection, FdShare, Incoming, Listening};
-use crate::{Error, Refusal, Result};
+use crate::{Error, Refusal, Result, ShareError};
 use crate::{PeerName, limits};
 
 /// A connection's properties, besides its two ends.
@@ -121,7 +121,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
         }
         Err(error) => {
             count(&inner.counters.failed_handshakes);
-            if let Error::NotTrusted { .. } = &error {
+            if let Error::Share(ShareError::NotTrusted { .. }) = &error {
                 inner
                     .audit
                     .refused_without_session("handshake", None, None, "not_trusted");
@@ -185,12 +185,14 @@ pub(super) async fn hello(
     };
     let Some(frame) = frame? else {
         let why = "it closed the connection".into();
-        return Err(Error::PeerLost { peer, why });
+        return Err(Error::Share(ShareError::PeerLost { peer, why }));
     };
     let hello: Hello = decode(&frame.bytes)?;
-    let wrong = |detail: &str| Error::Protocol {
-        peer: peer.clone(),
-        detail: detail.into(),
+    let wrong = |detail: &str| {
+        Error::Share(ShareError::Protocol {
+            peer: peer.clone(),
+            detail: detail.into(),
+        })
     };
     if hello.magic != MAGIC {
         return Err(wrong("it begins with something else than a hello"));
@@ -206,10 +208,10 @@ pub(super) async fn hello(
 }
 
 fn late(peer: &str, after: Duration) -> Error {
-    Error::TimedOut {
+    Error::Share(ShareError::TimedOut {
         what: format!("the hello of {peer}"),
         after,
-    }
+    })
 }
 
 /// Sends a greeting.

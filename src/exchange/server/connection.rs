@@ -21,7 +21,7 @@ use crate::group::MembersPage;
 use crate::protocol::{Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request};
 use crate::protocol::{decode, encode};
 use crate::transport::{Connection, Frame, FrameWriter, HeldFd};
-use crate::{Error, Refusal, Result};
+use crate::{Error, Refusal, Result, ShareError};
 
 /// The content of an answer.
 #[derive(Debug)]
@@ -106,8 +106,8 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
         }
         Err(End::Failed(error)) => {
             match error {
-                Error::Protocol { .. } => count(&inner.counters.protocol_errors),
-                Error::TimedOut { .. } => count(&inner.counters.dropped_peers),
+                Error::Share(ShareError::Protocol { .. }) => count(&inner.counters.protocol_errors),
+                Error::Share(ShareError::TimedOut { .. }) => count(&inner.counters.dropped_peers),
                 _ => {}
             }
             tracing::info!(%peer, session, %error, "connection lost");

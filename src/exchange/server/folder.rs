@@ -46,8 +46,8 @@ impl Folder {
     /// Creates it, for this user only.
     ///
     /// # Errors
-    /// [`Error::System`], also if the name exists already: another user may have created it first and would
-    /// own it.
+    /// [`System`](crate::MemoryError::System), also if the name exists already: another user may have created
+    /// it first and would own it.
     pub fn create(place: &Path, instance: InstanceId) -> Result<Self> {
         let path = Self::path_in(place, instance);
         DirBuilder::new()

@@ -65,7 +65,7 @@ use crate::protocol::{Admission, Closing, Event};
 use crate::share::{BootId, InstanceId, Peers, Shared};
 use crate::transport::{FdBudget, FdTable, Listening, SharedPeers};
 use crate::{Address, PeerName, Security, Who};
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
 use audit::Audit;
 use handshakes::Handshakes;
 use inner::Inner;
@@ -93,7 +93,7 @@ const EVENTS: usize = 1024;
 /// let memory = published.withdraw(std::time::Duration::from_secs(10)).await?;
 /// assert_eq!(memory.len(), 1 << 20);
 /// server.close(std::time::Duration::from_secs(10)).await?;
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// # }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -277,8 +277,8 @@ impl Server {
     /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if other users are to be admitted and none was at the server's start: its
-    /// sockets are closed to them.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if other users are to be admitted and none was
+    /// at the server's start: its sockets are closed to them.
     pub fn set_peers(&self, peers: Peers) -> Result<()> {
         let inner = &self.handle.inner;
         if peers.reach_beyond_own_user() && !self.handle.open_to_others {
@@ -303,7 +303,8 @@ impl Server {
     /// complete group stays as it is until its ranks leave.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a pattern that matches no name; nothing has changed then.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a pattern that matches no name; nothing has
+    /// changed then.
     pub fn set_groups(&self, rights: impl IntoIterator<Item = (String, Who)>) -> Result<()> {
         let rights = Rights::new(rights)?;
         self.handle.inner.groups.set_rights(rights);
@@ -346,8 +347,8 @@ impl Server {
     /// `within` is over, closes connections and names and ends all tasks.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] with the holders that had not released in time; [`Error::TimedOut`] if a driver
-    /// call does not return. The server has ended anyway.
+    /// [`StillHeld`](crate::MemoryError::StillHeld) with the holders that had not released in time;
+    /// [`TimedOut`](crate::ShareError::TimedOut) if a driver call does not return. The server has ended anyway.
     ///
     /// # Cancel safety
     /// If dropped before completion, the server continues to serve the remaining holders; close it again.
@@ -390,10 +391,10 @@ impl Server {
             .await
             .is_err()
         {
-            return Err(Error::TimedOut {
+            return Err(Error::Share(ShareError::TimedOut {
                 what: format!("ending {} tasks of the server", inner.tasks.len()),
                 after: grace,
-            });
+            }));
         }
         let sessions = inner.state().clear();
         // No session returns for what groups keep.
@@ -407,10 +408,10 @@ impl Server {
         tracing::info!(instance = %inner.instance, "closed");
         match held.is_empty() {
             true => Ok(()),
-            false => Err(Error::StillHeld {
+            false => Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
                 name: "memory of this server".into(),
                 holders: held,
-            }),
+            }))),
         }
     }
 }

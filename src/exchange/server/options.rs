@@ -179,10 +179,11 @@ impl ServerOptions {
     /// Starts the server on the current tokio runtime, which needs timers and I/O.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no address, two equal ones, a limit of 0, a heartbeat of 0, a lease
-    /// shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that matches no name;
-    /// [`Error::Insecure`] for an address of other machines without TLS; [`Error::System`] if the system
-    /// refuses an address; those of [`Directory::register`].
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
+    /// heartbeat of 0, a lease shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that
+    /// matches no name; [`Error::Insecure`] for an address of other machines without TLS;
+    /// [`System`](crate::MemoryError::System) if the system refuses an address; those of
+    /// [`Directory::register`].
     pub async fn start(self) -> Result<Server> {
         self.check()?;
         Server::start(self).await

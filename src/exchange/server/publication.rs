@@ -57,7 +57,7 @@ impl Publication {
     /// Returns the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] once it was withdrawn.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) once it was withdrawn.
     pub fn shared(&self) -> Result<Shared> {
         lock(&self.shared).clone().ok_or_else(withdrawn)
     }
@@ -105,8 +105,8 @@ impl Publication {
     pub fn find_no_fabric(&self) {
         self.no_fabric.get_or_init(|| {
             let shared = self.shared();
-            let found =
-                shared.and_then(|shared| best_handle_types(shared.driver(), shared.location()));
+            let found = shared
+                .and_then(|shared| Ok(best_handle_types(shared.driver(), shared.location())?));
             match found.map(|found| found.no_fabric) {
                 Ok(Some(error)) => error.to_string(),
                 Ok(None) => "the memory was made without fabric handles".into(),

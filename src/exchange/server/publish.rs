@@ -17,7 +17,7 @@ use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::check_name;
 use crate::share::Shared;
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
 use crate::{Owner, Who};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
@@ -77,10 +77,10 @@ impl<'a> PublishOptions<'a> {
     /// Publishes the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an invalid name, no access, or memory that cannot be exported at all;
-    /// [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and with [`Refusal::Closing`] if
-    /// the server is ending; [`Error::LimitReached`] for names, and for the bytes that the server keeps for
-    /// the [owner](Self::owner), if that is a peer.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, no access, or memory that
+    /// cannot be exported at all; [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and
+    /// with [`Refusal::Closing`] if the server is ending; [`Error::LimitReached`] for names, and for the bytes
+    /// that the server keeps for the [owner](Self::owner), if that is a peer.
     pub fn now(self) -> Result<Published> {
         check_name(&self.name)?;
         let description = self.shared.describe(self.access)?;
@@ -183,8 +183,8 @@ impl Published {
     /// Returns the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] once it was [withdrawn](Self::withdraw): the publication then holds none of
-    /// it.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) once it was [withdrawn](Self::withdraw): the
+    /// publication then holds none of it.
     pub fn shared(&self) -> Result<Shared> {
         self.publication.shared()
     }
@@ -244,10 +244,11 @@ impl Published {
     /// such memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it was withdrawn before. [`Error::StillHeld`] with the holders, at the
-    /// deadline or when only silent holders are left that may still have it mapped. The name stays closed
-    /// then: withdraw again, or drop the publication. If the server has ended while there were holders, these
-    /// are the holders of that moment: the server no longer hears of them.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it was withdrawn before.
+    /// [`StillHeld`](crate::MemoryError::StillHeld) with the holders, at the deadline or when only silent
+    /// holders are left that may still have it mapped. The name stays closed then: withdraw again, or drop the
+    /// publication. If the server has ended while there were holders, these are the holders of that moment: the
+    /// server no longer hears of them.
     ///
     /// # Cancel safety
     /// If dropped before completion, the name stays closed and the recall stands.
@@ -270,10 +271,10 @@ impl Published {
             let (holders, more) = {
                 let mut state = self.inner.state();
                 if let Some(holders) = publication.left_held.get() {
-                    return Err(Error::StillHeld {
+                    return Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
                         name: self.name().into(),
                         holders: holders.clone(),
-                    });
+                    })));
                 }
                 let (holders, more) = state.leases.holders(publication.id);
                 if holders.is_empty() && more == 0 {
@@ -283,9 +284,11 @@ impl Published {
                 (holders, more)
             };
             let silent = holders.iter().all(|h| h.state == HolderState::Expired);
-            let still_held = || Error::StillHeld {
-                name: self.name().into(),
-                holders: describe(&holders, more),
+            let still_held = || {
+                Error::Share(ShareError::Memory(MemoryError::StillHeld {
+                    name: self.name().into(),
+                    holders: describe(&holders, more),
+                }))
             };
             if silent || tokio::time::timeout_at(until, changed).await.is_err() {
                 return Err(still_held());

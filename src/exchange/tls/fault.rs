@@ -5,17 +5,17 @@ use std::io;
 use rustls::{AlertDescription, CertificateError};
 
 use super::spiffe::OtherName;
-use crate::{Distrust, Error};
+use crate::{Distrust, Error, ShareError};
 
 /// Converts a connection's I/O error: to TLS's own error, if it contains one.
 pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     match inner {
         Some(inner) => refuse(peer, inner),
-        None => Error::PeerLost {
+        None => Error::Share(ShareError::PeerLost {
             peer: peer.into(),
             why: format!("{doing}: {error}"),
-        },
+        }),
     }
 }
 
@@ -35,10 +35,10 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
                 (Distrust::ByPeer, why)
             }
             None => {
-                return Error::Protocol {
+                return Error::Share(ShareError::Protocol {
                     peer: peer.into(),
                     detail: format!("TLS alert {alert:?}"),
-                };
+                });
             }
         },
         Tls::PeerIncompatible(_) => {
@@ -50,17 +50,17 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
             (Distrust::Certificate, why)
         }
         _ => {
-            return Error::Protocol {
+            return Error::Share(ShareError::Protocol {
                 peer: peer.into(),
                 detail: format!("TLS: {error}"),
-            };
+            });
         }
     };
-    Error::NotTrusted {
+    Error::Share(ShareError::NotTrusted {
         peer: peer.into(),
         cause,
         why,
-    }
+    })
 }
 
 /// Returns the cause as a code, for programs.

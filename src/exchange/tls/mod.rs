@@ -26,7 +26,7 @@ pub(crate) use load::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
 use super::PeerName;
-use crate::{Distrust, Error, Result};
+use crate::{Distrust, Error, Result, ShareError};
 use load::{Loaded, Texts};
 
 /// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
@@ -118,8 +118,8 @@ impl Tls {
     /// trusted; clients whose own certificate has changed reconnect with it and resume their sessions.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and what was loaded before stays; [`Error::InvalidArgument`] if this was not
-    /// loaded from files.
+    /// As [`load`](Self::load), and what was loaded before stays;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if this was not loaded from files.
     pub fn reload(&self) -> Result<()> {
         let files = self.shared.files.as_ref();
         let files = files.ok_or_else(|| Error::invalid("TLS", "not loaded from files"))?;
@@ -140,7 +140,7 @@ impl Tls {
     /// the address's host name or IP address.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a text that is neither.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a text that is neither.
     pub fn expect_peer(mut self, name: &str) -> Result<Self> {
         self.expect = Some(match name.starts_with("spiffe:") {
             true => PeerName::spiffe(name)?,
@@ -287,8 +287,8 @@ impl Reloads {
 /// Returns the peer that a finished handshake has authenticated at that end, and its certificates.
 ///
 /// # Errors
-/// [`Error::NotTrusted`] for a certificate without a name or a chain that is too long, [`Error::Protocol`]
-/// for a peer that has not agreed on this protocol.
+/// [`NotTrusted`](crate::ShareError::NotTrusted) for a certificate without a name or a chain that is too long,
+/// [`Protocol`](crate::ShareError::Protocol) for a peer that has not agreed on this protocol.
 pub(crate) fn proved(
     peer: &str,
     state: &CommonState,
@@ -296,10 +296,10 @@ pub(crate) fn proved(
     basis: Basis,
 ) -> Result<(PeerName, Arc<Credential>)> {
     if state.alpn_protocol() != Some(ALPN) {
-        return Err(Error::Protocol {
+        return Err(Error::Share(ShareError::Protocol {
             peer: peer.into(),
             detail: "no agreement on egmem/1 in TLS".into(),
-        });
+        }));
     }
     let chain = state.peer_certificates().unwrap_or_default();
     load::peer_name(chain.first())
@@ -307,9 +307,11 @@ pub(crate) fn proved(
             let credential = Credential::new(chain, end, basis)?;
             Ok((name, Arc::new(credential)))
         })
-        .map_err(|why| Error::NotTrusted {
-            peer: peer.into(),
-            cause: Distrust::Certificate,
-            why,
+        .map_err(|why| {
+            Error::Share(ShareError::NotTrusted {
+                peer: peer.into(),
+                cause: Distrust::Certificate,
+                why,
+            })
         })
 }

@@ -12,7 +12,7 @@ use super::fd_table::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
 use crate::account::{Account, Charge, Over};
 use crate::limits::deadline;
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 use crate::{Limits, tls};
 
 /// Bytes of a frame's length.
@@ -200,11 +200,11 @@ impl FrameReader {
     /// the stream.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a frame that is empty or too big, or too many fds (all are closed);
-    /// [`Error::TimedOut`] for one that takes longer than `limits.frame` from its first byte on;
-    /// [`Error::LimitReached`] for one whose charge exceeds a limit; [`Error::PeerLost`];
-    /// [`Error::NotTrusted`] if a TLS server refuses this client's certificate. After an error the stream is
-    /// unusable.
+    /// [`Protocol`](crate::ShareError::Protocol) for a frame that is empty or too big, or too many fds (all are
+    /// closed); [`TimedOut`](crate::ShareError::TimedOut) for one that takes longer than `limits.frame` from
+    /// its first byte on; [`Error::LimitReached`] for one whose charge exceeds a limit;
+    /// [`PeerLost`](crate::ShareError::PeerLost); [`NotTrusted`](crate::ShareError::NotTrusted) if a TLS server
+    /// refuses this client's certificate. After an error the stream is unusable.
     ///
     /// # Cancel safety
     /// Cancel safe: received bytes of a frame are kept.
@@ -226,7 +226,7 @@ impl FrameReader {
         loop {
             self.charge(limit)?;
             let room = self.assembly.room(limit);
-            let room = room.map_err(|detail| Error::Protocol {
+            let room = room.map_err(|detail| ShareError::Protocol {
                 peer: self.peer.to_string(),
                 detail,
             })?;
@@ -240,19 +240,19 @@ impl FrameReader {
                 Some(until) => match timeout_at(until, reading).await {
                     Ok(result) => result,
                     Err(_) => {
-                        return Err(Error::TimedOut {
+                        return Err(Error::Share(ShareError::TimedOut {
                             what: format!("a frame from {}", self.peer),
                             after: self.within,
-                        });
+                        }));
                     }
                 },
             };
             let (count, fds) = result.map_err(|error| match error.kind() {
                 std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
-                    Error::Protocol {
+                    Error::Share(ShareError::Protocol {
                         peer: self.peer.to_string(),
                         detail: error.to_string(),
-                    }
+                    })
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
@@ -300,10 +300,10 @@ impl FrameReader {
     }
 
     fn lost(&self, why: &str) -> Error {
-        Error::PeerLost {
+        Error::Share(ShareError::PeerLost {
             peer: self.peer.to_string(),
             why: why.into(),
-        }
+        })
     }
 }
 
@@ -350,8 +350,9 @@ impl FrameWriter {
     /// Writes a frame, with fds if the connection is local.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] after `limits.write`, [`Error::PeerLost`], [`Error::InvalidArgument`] for no
-    /// bytes, more than 4 GiB, or fds that cannot be sent; [`Error::LimitReached`] for a frame whose charge
+    /// [`TimedOut`](crate::ShareError::TimedOut) after `limits.write`,
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`InvalidArgument`](crate::MemoryError::InvalidArgument) for
+    /// no bytes, more than 4 GiB, or fds that cannot be sent; [`Error::LimitReached`] for a frame whose charge
     /// exceeds a limit. After errors other than the last two, the connection is unusable.
     ///
     /// # Cancel safety
@@ -372,10 +373,10 @@ impl FrameWriter {
         let charge = account.map(|account| account.charge(2 * bytes.len()));
         let _charge = charge.transpose().map_err(reached)?;
         if std::mem::replace(&mut self.broken, true) {
-            return Err(Error::PeerLost {
+            return Err(Error::Share(ShareError::PeerLost {
                 peer: self.peer.to_string(),
                 why: "its connection was given up".into(),
-            });
+            }));
         }
         // In one write: one segment, one TLS record, one wakeup at the other end.
         let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
@@ -387,10 +388,10 @@ impl FrameWriter {
                 Ok(())
             }
             Ok(Err(error)) => Err(tls::explain(&self.peer, "writing", &error)),
-            Err(_) => Err(Error::TimedOut {
+            Err(_) => Err(Error::Share(ShareError::TimedOut {
                 what: format!("writing to {}", self.peer),
                 after: self.within,
-            }),
+            })),
         }
     }
 

@@ -15,7 +15,7 @@ use super::{Connection, Security, net};
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
 use crate::{Address, Limits, PeerName, tls};
-use crate::{Error, Result};
+use crate::{Error, Result, ShareError};
 
 /// How many bytes of a refused peer are still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
@@ -67,8 +67,9 @@ impl Listening {
     /// has others.
     ///
     /// # Errors
-    /// [`Error::Insecure`], [`Error::Tls`] if the certificate is not for servers, [`Error::System`],
-    /// [`Error::Unreachable`] if the name cannot be looked up.
+    /// [`Error::Insecure`], [`Error::Tls`] if the certificate is not for servers,
+    /// [`System`](crate::MemoryError::System), [`Unreachable`](crate::ShareError::Unreachable) if the name
+    /// cannot be looked up.
     pub(crate) async fn bind(
         address: &Address,
         security: &Security,
@@ -107,7 +108,7 @@ impl Listening {
     /// Returns the next connection, or `None` if there is no fd or memory for it: call again later.
     ///
     /// # Errors
-    /// [`Error::System`] if the socket itself is unusable.
+    /// [`System`](crate::MemoryError::System) if the socket itself is unusable.
     ///
     /// # Cancel safety
     /// Cancel safe: no connection is lost.
@@ -194,16 +195,16 @@ impl Incoming {
     /// Authenticates the peer, within `limit`.
     ///
     /// # Errors
-    /// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::PeerLost`], [`Error::TimedOut`]: the connection
-    /// is closed.
+    /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is closed.
     pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
         let remote = self.remote.clone();
         match timeout(limit, self.shake()).await {
             Ok(result) => result,
-            Err(_) => Err(Error::TimedOut {
+            Err(_) => Err(Error::Share(ShareError::TimedOut {
                 what: format!("the handshake of {remote}"),
                 after: limit,
-            }),
+            })),
         }
     }
 

@@ -30,7 +30,7 @@ use tokio_rustls::TlsConnector;
 use super::tls::{self, Credential, End, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
-use crate::{Error, Result, Unreachable};
+use crate::{Error, Result, ShareError, Unreachable};
 use stream::{Reading, Writing};
 
 /// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,
@@ -133,11 +133,11 @@ impl Unconnected {
             io::ErrorKind::NotFound if !path => Unreachable::Network,
             kind => Unreachable::of(kind),
         };
-        let error = Error::Unreachable {
+        let error = Error::Share(ShareError::Unreachable {
             peer: remote.into(),
             cause,
             why: error.to_string(),
-        };
+        });
         Self { error, nobody }
     }
 }
@@ -161,8 +161,9 @@ impl From<Unconnected> for Error {
 /// `peers`.
 ///
 /// # Errors
-/// [`Error::Unreachable`] if no process listens, [`Error::TimedOut`], [`Error::Insecure`],
-/// [`Error::NotTrusted`], [`Error::Protocol`], [`Error::Tls`].
+/// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
+/// [`TimedOut`](crate::ShareError::TimedOut), [`Error::Insecure`],
+/// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol), [`Error::Tls`].
 pub(crate) async fn connect(
     address: &Address,
     security: &Security,
@@ -172,10 +173,10 @@ pub(crate) async fn connect(
     let connecting = connect_now(address, security, peers, limits);
     match timeout(limits.handshake, connecting).await {
         Ok(result) => result,
-        Err(_) => Err(Error::TimedOut {
+        Err(_) => Err(Error::Share(ShareError::TimedOut {
             what: format!("connecting to {address}"),
             after: limits.handshake,
-        }
+        })
         .into()),
     }
 }

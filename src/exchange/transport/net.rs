@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{Security, Unconnected};
 use crate::{Address, Limits};
-use crate::{Error, Result, Unreachable};
+use crate::{Error, Result, ShareError, Unreachable};
 
 /// How many connections may wait to be accepted; the kernel's `net.core.somaxconn` may be lower.
 const BACKLOG: u32 = 4096;
@@ -46,10 +46,12 @@ pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()
 }
 
 async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketAddr>> {
-    let unknown = |why: String| Error::Unreachable {
-        peer: address.to_string(),
-        cause: Unreachable::UnknownHost,
-        why,
+    let unknown = |why: String| {
+        Error::Share(ShareError::Unreachable {
+            peer: address.to_string(),
+            cause: Unreachable::UnknownHost,
+            why,
+        })
     };
     let found: Vec<_> = lookup_host((host, port))
         .await
@@ -108,7 +110,7 @@ pub(super) async fn listen(
     limits: &Limits,
 ) -> Result<(TcpListener, SocketAddr)> {
     let found = timeout(limits.handshake, resolve(host, port, address));
-    let found = found.await.map_err(|_| Error::TimedOut {
+    let found = found.await.map_err(|_| ShareError::TimedOut {
         what: format!("looking up {address}"),
         after: limits.handshake,
     })??;

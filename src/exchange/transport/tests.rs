@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
+use crate::ShareError;
 use crate::slow::ms;
 
 fn quick() -> Limits {
@@ -117,7 +118,10 @@ async fn too_many_fds_are_an_error() {
     let null = std::fs::File::open("/dev/null").unwrap();
     a.writer.write(b"x", &[null.as_fd(); 3]).await.unwrap();
     let error = b.reader.read(100).await.unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::Protocol { .. })),
+        "{error}"
+    );
     assert!(b.reader.read(100).await.is_err(), "it stays broken");
     let (mut a, _b) = tcp().await;
     assert!(a.writer.write(b"x", &[null.as_fd()]).await.is_err());
@@ -158,7 +162,10 @@ async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
         let (mut server, mut client) = raw(&limits).await;
         client.write_all(bytes).await.unwrap();
         let error = server.reader.read(4096).await.unwrap_err();
-        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::Protocol { .. })),
+            "{error}"
+        );
         assert!(error.to_string().contains(why), "{error}");
     }
     let (mut server, mut client) = raw(&limits).await;
@@ -177,13 +184,19 @@ async fn slow_and_cut_off_frames_are_errors() {
     let (mut server, mut client) = raw(&limits).await;
     client.write_all(b"\0\0\0\x09ab").await.unwrap();
     let error = server.reader.read(4096).await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::TimedOut { .. })),
+        "{error}"
+    );
 
     let (mut server, mut client) = raw(&limits).await;
     client.write_all(b"\0\0\0\x09ab").await.unwrap();
     drop(client);
     let error = server.reader.read(4096).await.unwrap_err();
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -192,9 +205,15 @@ async fn a_peer_that_does_not_read_is_given_up() {
     let (mut server, _client) = raw(&limits).await;
     let much = vec![0; 64 << 20];
     let error = server.writer.write(&much, &[]).await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::TimedOut { .. })),
+        "{error}"
+    );
     let error = server.writer.write(b"x", &[]).await.unwrap_err();
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -264,14 +283,20 @@ async fn another_user_is_not_admitted() {
     let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
     let error = incoming.handshake(quick().handshake).await.unwrap_err();
-    assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::NotTrusted { .. })),
+        "{error}"
+    );
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "it is closed");
     // A client refuses another user's server, too.
     let error = connect(&address, &Security::Plain, &others, &quick())
         .await
         .unwrap_err()
         .error;
-    assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::NotTrusted { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -286,7 +311,7 @@ async fn where_nobody_listens_the_peer_is_lost() {
             .await
             .unwrap_err();
         assert!(
-            matches!(error.error, Error::Unreachable { .. }),
+            matches!(error.error, Error::Share(ShareError::Unreachable { .. })),
             "{error:?}"
         );
         assert!(error.nobody, "{error:?}");

@@ -14,7 +14,7 @@ impl ServiceConfig {
     /// Checks the configuration beyond its types.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] that names the key.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) that names the key.
     pub fn check(&self) -> Result<()> {
         if self.listen.is_empty() {
             return Err(wrong("`listen` is empty: no client could connect"));

@@ -12,7 +12,7 @@ impl ServiceConfig {
     /// Reads and checks a configuration.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) with the fault and its place: an unknown or
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) with the fault and its place: an unknown or
     /// missing key, an impossible value; the errors of [`check`](Self::check).
     ///
     /// ```
@@ -31,7 +31,7 @@ impl ServiceConfig {
     /// assert_eq!(config.buffers[0].bytes, 16 << 30);
     /// let error = ServiceConfig::from_toml("listen = []\nlisten_on = 1").unwrap_err();
     /// assert!(error.to_string().contains("listen_on"), "{error}");
-    /// # Ok::<(), egmem::Error>(())
+    /// # Ok::<(), egmem::exchange::Error>(())
     /// ```
     pub fn from_toml(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {

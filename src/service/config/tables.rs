@@ -141,7 +141,7 @@ impl CreateConfig {
     /// Returns the names that each peer may create.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a prefix that [`Namespaces::rule`]
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a prefix that [`Namespaces::rule`]
     /// refuses.
     pub fn namespaces(&self) -> Result<Namespaces> {
         let mut rules = self.prefixes.iter();

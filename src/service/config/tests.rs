@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::{Error, Reuse};
+use crate::{Error, MemoryError, Reuse, ShareError};
 
 const LEAST: &str = "listen = [\"unix:/run/egmem/egmem.sock\"]\n";
 
@@ -125,7 +125,13 @@ fn what_is_wrong_is_named() {
     ] {
         let text = text.replace('@', LEAST).replace('#', buffer);
         let error = ServiceConfig::from_toml(&text).unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. }))
+            ),
+            "{error:?}"
+        );
         assert!(error.to_string().contains(words), "{text}: {error}");
     }
 }

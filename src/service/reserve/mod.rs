@@ -171,7 +171,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// Starts to fill a reserve.
     ///
     /// # Errors
-    /// [`Error::System`] if a thread cannot be started; the driver's errors.
+    /// [`System`](crate::MemoryError::System) if a thread cannot be started; the driver's errors.
     pub fn start(driver: &Driver, mut plan: Plan, on_filled: Box<dyn OnFilled>) -> Result<Self> {
         let granule = request::options(&plan).granularity_of(driver)?;
         let whole = |bytes: u64| match bytes {
@@ -249,7 +249,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// Takes chunks of at most `bytes` together that are kept for this peer.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or more than an address space.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 bytes or more than an address space.
     pub fn take_kept(&self, peer: &P, bytes: u64) -> Result<Vec<Chunk<P>>> {
         let padded = self.padded(bytes)?;
         let (taken, missing) =
@@ -308,7 +308,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// Returns `bytes` as they are charged: rounded up to the granularity.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 or more than an address space.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 or more than an address space.
     pub fn padded(&self, bytes: u64) -> Result<u64> {
         Ok(PaddedSize::new(bytes, self.shared.granule)?.padded())
     }

@@ -11,7 +11,7 @@ use crate::reuse_policy::{Discard, Past, Verdict};
 use crate::share::MAX_PARTS;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
-use crate::{Error, Refusal, Result};
+use crate::{Error, MemoryError, MemoryResult, Refusal, Result};
 
 impl<P: Clone + Eq> Shared<P> {
     /// Adds chunks of `padded` bytes to `taken`; after an error the chunks taken so far stay there.
@@ -123,7 +123,7 @@ impl<P: Clone + Eq> Shared<P> {
             let mut state = self.state();
             state.pinned -= bytes;
             if !is_shortage(&error) {
-                return Err(error);
+                return Err(error.into());
             }
             // Free chunks are useless while a request cannot be served.
             let evicted = state.free_chunks.evict(peer, bytes);
@@ -134,13 +134,13 @@ impl<P: Clone + Eq> Shared<P> {
             } else if bytes > self.plan.min_chunk {
                 bytes = self.halved(bytes);
             } else {
-                return Err(error);
+                return Err(error.into());
             }
         }
     }
 
     /// Creates physical memory of `bytes`, if the node keeps its headroom.
-    pub(super) fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
+    pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
         let made = self
             .room_for(bytes)
             .and_then(|()| options(&self.plan).create(&self.driver, bytes));
@@ -156,11 +156,11 @@ impl<P: Clone + Eq> Shared<P> {
         made
     }
 
-    fn room_for(&self, bytes: u64) -> Result<()> {
+    fn room_for(&self, bytes: u64) -> MemoryResult<()> {
         let node = self.plan.node;
         match free_now(&self.driver, node) {
             Some(free) if free < bytes.saturating_add(self.plan.headroom) => {
-                Err(Error::NodeTooFull {
+                Err(MemoryError::NodeTooFull {
                     node,
                     requested: bytes,
                     free: free.saturating_sub(self.plan.headroom),
@@ -311,9 +311,11 @@ pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
 }
 
 /// Returns whether a smaller request might succeed.
-pub(super) fn is_shortage(error: &Error) -> bool {
-    matches!(error, Error::OutOfMemory { .. } | Error::NodeTooFull { .. })
-        || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)
+pub(super) fn is_shortage(error: &MemoryError) -> bool {
+    matches!(
+        error,
+        MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. }
+    ) || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)
 }
 
 pub(super) fn options(plan: &Plan) -> PhysicalOptions {

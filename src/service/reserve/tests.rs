@@ -1,5 +1,6 @@
 mod charges;
 
+use crate::{MemoryError, ShareError};
 use std::sync::mpsc;
 
 use super::request::total;
@@ -173,12 +174,23 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
     };
     let (reserve, filled) = start(&driver, headroom);
     assert!(
-        matches!(filled, Err(Error::NodeTooFull { .. })),
+        matches!(
+            filled,
+            Err(Error::Share(ShareError::Memory(
+                MemoryError::NodeTooFull { .. }
+            )))
+        ),
         "{filled:?}"
     );
     assert!(reserve.levels().warm <= 20 * MIB);
     let error = reserve.take(Some(&"b"), 30 * MIB).unwrap_err();
-    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(ShareError::Memory(MemoryError::NodeTooFull { .. }))
+        ),
+        "{error}"
+    );
 }
 
 #[test]

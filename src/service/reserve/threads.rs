@@ -75,7 +75,7 @@ impl<P: Clone + Eq> Shared<P> {
                     }
                     let node = self.plan.node;
                     tracing::warn!(%node, %error, "the reserve cannot be filled for now");
-                    state = self.first_filled(state, Err(error));
+                    state = self.first_filled(state, Err(error.into()));
                     state = self.pause(state);
                     // There may be room for whole chunks again.
                     state.chunk = self.plan.chunk;

@@ -12,7 +12,8 @@ use crate::vmm::PhysicalMemory;
 use crate::{
     BootId, Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
 };
-use crate::{Buffer, Driver, Error, Machine, Memory};
+use crate::{Buffer, Driver, Machine, Memory};
+use egmem_core::Error;
 
 const MIB: u64 = 1 << 20;
 

@@ -5,9 +5,9 @@ mod peer;
 
 use std::time::{Duration, Instant};
 
-use egmem::exchange::{Limits, Security, Tls, TlsFiles};
+use egmem::exchange::{Error, Limits, Result, Security, Tls, TlsFiles};
 use egmem::proof::{self, Prover};
-use egmem::{Driver, Error, Machine, Result};
+use egmem::{Driver, Machine};
 use tokio::sync::mpsc;
 
 use crate::harness::{MARK, Setup, fds, mapped, patience};
@@ -79,7 +79,11 @@ fn say(word: &str, rest: impl std::fmt::Display) {
 
 /// An error's kind and its words, in a line.
 fn kind(error: &Error) -> String {
-    let debug = format!("{error:?}");
+    let debug = match (error.memory(), error.share()) {
+        (Some(error), _) => format!("{error:?}"),
+        (None, Some(error)) => format!("{error:?}"),
+        (None, None) => format!("{error:?}"),
+    };
     let kind = debug
         .split(|c: char| !c.is_alphanumeric())
         .next()

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use egmem::driver::{Access, Location};
 use egmem::exchange::server::{HolderState, Published};
-use egmem::exchange::{Server, Who};
+use egmem::exchange::{Error, Result, Server, Who};
 use egmem::proof;
 use egmem::share::Shared;
-use egmem::{Buffer, Driver, Error, Result};
+use egmem::{Buffer, Driver};
 use tokio::sync::mpsc;
 
 use super::{Words, bytes, gone, limits, reply, say, security};
@@ -66,7 +66,7 @@ pub async fn owner(
                     let name = words.word()?;
                     let (shared, _) = names.get(name).ok_or_else(|| gone(name))?;
                     let buffer = shared.buffer().ok_or_else(|| gone(name))?;
-                    bytes(&check, driver, &**buffer, || buffer.cpu())
+                    bytes(&check, driver, &**buffer, || Ok(buffer.cpu()?))
                 }
                 "importers" => {
                     let name = words.word()?;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use egmem::driver::{HandleType, Location};
-use egmem::exchange::{Client, LeaseState, RemoteBuffer};
-use egmem::{Driver, Error, Result, proof};
+use egmem::exchange::{Client, Error, LeaseState, RemoteBuffer, Result};
+use egmem::{Driver, proof};
 use tokio::sync::mpsc;
 
 use super::{Words, bytes, gone, kind, limits, reply, say, security};
@@ -52,7 +52,7 @@ pub async fn peer(
                 "write" | "check" | "gpu" => {
                     let name = words.word()?;
                     let buffer = held.get(name).ok_or_else(|| gone(name))?;
-                    bytes(&line, driver, buffer, || buffer.cpu())
+                    bytes(&line, driver, buffer, || Ok(buffer.cpu()?))
                 }
                 "crowd" => {
                     let (count, name) = (words.number()?, words.word()?);
@@ -78,9 +78,11 @@ pub async fn peer(
                     let begin = Instant::now();
                     while !state(&buffer.state()).starts_with(wanted) {
                         let left = patience().saturating_sub(begin.elapsed());
-                        let late = |_| Error::TimedOut {
-                            what: format!("{wanted}, it is {:?}", buffer.state()),
-                            after: patience(),
+                        let late = |_| {
+                            Error::Share(egmem::share::Error::TimedOut {
+                                what: format!("{wanted}, it is {:?}", buffer.state()),
+                                after: patience(),
+                            })
                         };
                         tokio::time::timeout(left.min(Duration::from_millis(20)), buffer.changed())
                             .await

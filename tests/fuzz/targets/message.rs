@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use egmem::Error;
+use egmem::exchange::Error;
 use egmem::exchange::protocol::{decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,9 @@ where
             let again = encode(&message);
             assert_eq!(decode::<T>(&again).expect("our own message"), message);
         }
-        Err(Error::Protocol { detail, .. }) => assert!(detail.chars().count() <= 170),
+        Err(Error::Share(egmem::share::Error::Protocol { detail, .. })) => {
+            assert!(detail.chars().count() <= 170);
+        }
         Err(other) => panic!("another error: {other}"),
     }
 }

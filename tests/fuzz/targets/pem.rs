@@ -1,9 +1,8 @@
 //! Certificates, keys and revocation lists, each at each place.
 #![no_main]
 
-use egmem::Error;
 use egmem::certs::Authority;
-use egmem::exchange::{Tls, TlsPem};
+use egmem::exchange::{Error, Tls, TlsPem};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let pem = text.as_bytes();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use egmem::certs::{CertInfo, write_over};
-use egmem::{Error, Result};
+use egmem::exchange::{Error, Result};
 
 use super::{authority, read, read_key};
 use crate::output::print;
@@ -63,7 +63,7 @@ impl Renew {
         };
         write_over(&self.cert, issued.cert_pem.as_bytes(), false)?;
         let renewed = CertInfo::read(&issued.cert_pem)?.swap_remove(0);
-        print(&format!(
+        Ok(print(&format!(
             "A new certificate for {}, good until {}.\n  {}\n  {}: its {} key\n\
              Load it in what runs: SIGHUP for egmem serve. The old one is valid until {}: revoke {} where \
              its key is lost.\n",
@@ -74,6 +74,6 @@ impl Renew {
             if self.keep_key { "old" } else { "new" },
             super::shown(info.not_after),
             info.serial,
-        ))
+        ))?)
     }
 }

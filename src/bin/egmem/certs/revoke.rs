@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use egmem::Result;
 use egmem::certs::{Serial, write_over};
+use egmem::exchange::Result;
 
 use super::{authority, read};
 use crate::output::print;
@@ -47,7 +47,7 @@ impl Revoke {
         let list = authority.revocation_list(former.as_deref(), &serials, self.days)?;
         write_over(&path, list.as_bytes(), false)?;
         let shown: Vec<_> = serials.iter().map(Serial::to_string).collect();
-        print(&format!(
+        Ok(print(&format!(
             "Revoked: {}. The list is good for {} days.\n  {}\n\
              Give it to every server and client (tls.crl, --crl), and have them load it: SIGHUP for egmem \
              serve.\n",
@@ -58,6 +58,6 @@ impl Revoke {
             },
             self.days,
             path.display(),
-        ))
+        ))?)
     }
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::Args;
-use egmem::Result;
 use egmem::certs::CertInfo;
+use egmem::exchange::Result;
 use serde_json::{Value, json};
 
 use super::{read, read_key, shown};
@@ -48,7 +48,7 @@ impl Show {
                 });
             }
         }
-        print(&output(all))
+        Ok(print(&output(all))?)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `egmem fetch --follow`, and the signals that end it.
 
-use egmem::exchange::{FetchOptions, Followed, LeaseState};
-use egmem::{Driver, Error, Result};
+use egmem::Driver;
+use egmem::exchange::{Error, FetchOptions, Followed, LeaseState, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -44,7 +44,7 @@ impl Fetch {
         match held {
             Some(memory) if memory.state() == LeaseState::Held => {
                 memory.release().await?;
-                print("  released\n")
+                Ok(print("  released\n")?)
             }
             _ => Ok(()),
         }

@@ -5,7 +5,7 @@ use super::generation::Generation;
 use super::slot::{Offered, Told, View};
 use crate::client::may_pass;
 use crate::client::session::is_final;
-use crate::{Error, Refusal};
+use crate::{Error, MemoryError, Refusal, ShareError};
 
 /// The state of the name as this client knows it.
 #[derive(Debug)]
@@ -87,7 +87,9 @@ pub(super) fn fate(error: &Error) -> Fate {
             _ => Fate::Final,
         },
         Error::Mismatched { .. } | Error::NoCommonHandle { .. } => Fate::Rejected,
-        Error::InvalidArgument { .. } | Error::Protocol { .. } => Fate::Final,
+        Error::Share(
+            ShareError::Memory(MemoryError::InvalidArgument { .. }) | ShareError::Protocol { .. },
+        ) => Fate::Final,
         _ => Fate::Unknown,
     }
 }
@@ -123,7 +125,10 @@ mod tests {
         }
         let detail = || "x".to_owned();
         let (peer, why) = (detail(), detail());
-        assert_eq!(fate(&Error::PeerLost { peer, why }), Fate::Passes);
+        assert_eq!(
+            fate(&Error::Share(ShareError::PeerLost { peer, why })),
+            Fate::Passes
+        );
         let (what, peer) = (detail(), detail());
         let detail = detail();
         assert_eq!(

@@ -94,7 +94,7 @@ impl fmt::Display for Absence {
 /// use egmem::{Buffer, Driver, Machine};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> egmem::Result<()> {
+/// # async fn main() -> egmem::exchange::Result<()> {
 /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
 /// let server = Server::options().listen(Address::loopback(0)).start().await?;
 /// let client = Client::options(server.addresses().remove(0)).connect(&driver).await?;
@@ -141,16 +141,17 @@ impl Follow {
     /// # Errors
     /// An error ends the follow: each later call returns the same error.
     ///
-    /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`Error::NotTrusted`]: this client is no longer
-    ///   admitted, or it lost its right to the memory and kept it until the server ended the lease. A client
-    ///   that released the memory in time sees only [`Absence::NotThere`], as for a name that does not exist.
-    /// - [`Error::PeerLost`] once the client is closed, or its connection is broken and it does not
+    /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`NotTrusted`](crate::ShareError::NotTrusted):
+    ///   this client is no longer admitted, or it lost its right to the memory and kept it until the server ended
+    ///   the lease. A client that released the memory in time sees only [`Absence::NotThere`], as for a name that
+    ///   does not exist.
+    /// - [`PeerLost`](crate::ShareError::PeerLost) once the client is closed, or its connection is broken and it does not
     ///   [dial again](super::Reconnect::never).
     /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid, such as
-    ///   [`Error::InvalidArgument`], [`Error::Protocol`] and [`Error::Refused`] with `stale`, at once. Those of
-    ///   the driver and of the memory's path, such as [`Error::Import`] and [`Error::DataPlane`], after three
-    ///   attempts for the same memory. Refusals with `internal` of requests that look the name up, after three in
-    ///   a row.
+    ///   [`InvalidArgument`](crate::MemoryError::InvalidArgument), [`Protocol`](crate::ShareError::Protocol) and
+    ///   [`Error::Refused`] with `stale`, at once. Those of the driver and of the memory's path, such as
+    ///   [`Error::Import`] and [`Error::DataPlane`], after three attempts for the same memory. Refusals with
+    ///   `internal` of requests that look the name up, after three in a row.
     ///
     /// # Runtime
     /// The task runs on the client's runtime. This may be called from another runtime, or from none.

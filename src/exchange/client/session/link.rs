@@ -12,7 +12,7 @@ use crate::client::greet::{Established, Resume};
 use crate::client::text;
 use crate::protocol::Refused;
 use crate::transport::Unconnected;
-use crate::{Error, Refusal};
+use crate::{Error, Refusal, ShareError};
 
 impl Session {
     /// Records that a frame has arrived.
@@ -36,10 +36,10 @@ impl Session {
                 Link::Down(Unconnected { error, .. }) | Link::Over(error) => format!("; {error}"),
                 Link::Up => String::new(),
             };
-            let why = Error::PeerLost {
+            let why = Error::Share(ShareError::PeerLost {
                 peer: state.terms.peer.clone(),
                 why: format!("not a word for {silent:?}{last}"),
-            };
+            });
             self.lose_all(&state, &why);
             if matches!(state.link, Link::Down(_)) {
                 self.gone.send_replace(Some(why));
@@ -56,7 +56,7 @@ impl Session {
     /// with it: there is no need to wait for their expiry.
     pub(in crate::client) fn still_down(&self, why: Unconnected) {
         let mut state = self.lock();
-        let error = why.error.of_reconnecting();
+        let error = lost(why.error);
         if is_final(&error) {
             self.barred.send_replace(Some(error.clone()));
         }
@@ -68,10 +68,10 @@ impl Session {
         if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
             && state.silence.total >= state.terms.heartbeat
         {
-            let why = Error::PeerLost {
+            let why = Error::Share(ShareError::PeerLost {
                 peer: state.terms.peer.clone(),
                 why: "nobody listens at its address any more".into(),
-            };
+            });
             self.lose_all(state, &why);
             self.gone.send_replace(Some(why));
         }
@@ -219,5 +219,15 @@ impl Session {
         drop(state);
         self.tell(Notified::Over);
         self.over.send_replace(true);
+    }
+}
+
+/// Converts the error of an attempt to reconnect to an error of the connection before.
+fn lost(error: Error) -> Error {
+    match error {
+        Error::Share(ShareError::Unreachable { peer, why, .. }) => {
+            Error::Share(ShareError::PeerLost { peer, why })
+        }
+        other => other,
     }
 }

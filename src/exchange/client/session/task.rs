@@ -12,7 +12,7 @@ use super::{
 use crate::client::lease::{Held, Lease, LeaseKey, LeaseState};
 use crate::client::text;
 use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
-use crate::{Error, Refusal, Result};
+use crate::{Error, Refusal, Result, ShareError};
 
 impl Session {
     /// Returns how long it has been closing.
@@ -91,9 +91,11 @@ impl Session {
         answer: Option<Answer>,
         fds: Vec<OwnedFd>,
     ) -> Result<()> {
-        let broken = |detail: &str| Error::Protocol {
-            peer: self.peer(),
-            detail: detail.into(),
+        let broken = |detail: &str| {
+            Error::Share(ShareError::Protocol {
+                peer: self.peer(),
+                detail: detail.into(),
+            })
         };
         let waiting = self
             .remove(id)
@@ -139,10 +141,10 @@ impl Session {
         };
         if state.leases.contains_key(&key) {
             let peer = state.terms.peer.clone();
-            return Err(Error::Protocol {
+            return Err(Error::Share(ShareError::Protocol {
                 peer,
                 detail: "the same lease granted twice".into(),
-            });
+            }));
         }
         let mut now = LeaseState::Held;
         state.early.retain(|(early, word)| {

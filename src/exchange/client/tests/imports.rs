@@ -3,6 +3,7 @@
 use super::*;
 use crate::Mismatch;
 use crate::Owner;
+use crate::ShareError;
 use crate::driver::{Call, Location, NodeId};
 
 #[tokio::test]
@@ -63,7 +64,10 @@ async fn grants_that_cannot_be_are_refused_and_released() {
         };
         let (remote, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
         let error = expect_err(remote);
-        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::Protocol { .. })),
+            "{error}"
+        );
     }
     assert!(driver.sim().unwrap().held().is_empty());
 }

@@ -3,6 +3,7 @@
 use std::task::Poll;
 
 use super::*;
+use crate::ShareError;
 
 /// Returns a client with one lease, number 5, on "x".
 async fn leased(fake: &Fake, driver: &Driver, memory: &Memory) -> (Client, Peer, RemoteBuffer) {
@@ -246,7 +247,10 @@ async fn silence_loses_leases_after_their_time() {
     let begun = Instant::now();
     let state = within(remote.changed()).await;
     assert!(
-        matches!(&state, LeaseState::Lost(Error::PeerLost { .. })),
+        matches!(
+            &state,
+            LeaseState::Lost(Error::Share(ShareError::PeerLost { .. }))
+        ),
         "{state}"
     );
     assert!(begun.elapsed() >= soon(150));
@@ -261,17 +265,25 @@ async fn where_nobody_listens_leases_are_lost_sooner() {
     drop((peer, fake));
     let state = within(remote.changed()).await;
     assert!(
-        matches!(&state, LeaseState::Lost(Error::PeerLost { .. })),
+        matches!(
+            &state,
+            LeaseState::Lost(Error::Share(ShareError::PeerLost { .. }))
+        ),
         "{state}"
     );
     drop(remote);
-    let error = expect_err(timeout(soon(300), client.list("")).await.unwrap_or(Err(
-        Error::PeerLost {
-            peer: String::new(),
-            why: String::new(),
-        },
-    )));
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    let error = expect_err(
+        timeout(soon(300), client.list(""))
+            .await
+            .unwrap_or(Err(Error::Share(ShareError::PeerLost {
+                peer: String::new(),
+                why: String::new(),
+            }))),
+    );
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]

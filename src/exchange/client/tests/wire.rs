@@ -1,6 +1,7 @@
 //! Faults on the wire, and connections that are not established.
 
 use super::*;
+use crate::ShareError;
 
 /// Returns the error that ends the connection: the pending request fails, and the client reconnects.
 async fn broken_by(wrong: impl AsyncFnOnce(&mut Peer)) -> Error {
@@ -24,17 +25,29 @@ async fn broken_by(wrong: impl AsyncFnOnce(&mut Peer)) -> Error {
 #[tokio::test]
 async fn frames_that_break_the_protocol_end_the_connection() {
     let garbage = broken_by(async |peer| peer.raw(b"\xff\x00garbage").await).await;
-    assert!(matches!(garbage, Error::Protocol { .. }), "{garbage}");
+    assert!(
+        matches!(garbage, Error::Share(ShareError::Protocol { .. })),
+        "{garbage}"
+    );
     let empty = broken_by(async |peer| peer.raw(b"").await).await;
-    assert!(matches!(empty, Error::Protocol { .. }), "{empty}");
+    assert!(
+        matches!(empty, Error::Share(ShareError::Protocol { .. })),
+        "{empty}"
+    );
     let unasked = broken_by(async |peer| peer.done(4711).await).await;
-    assert!(matches!(unasked, Error::Protocol { .. }), "{unasked}");
+    assert!(
+        matches!(unasked, Error::Share(ShareError::Protocol { .. })),
+        "{unasked}"
+    );
     let huge = broken_by(async |peer| {
         use tokio::io::AsyncWriteExt;
         peer.0.write_u32(u32::MAX).await.unwrap();
     })
     .await;
-    assert!(matches!(huge, Error::Protocol { .. }), "{huge}");
+    assert!(
+        matches!(huge, Error::Share(ShareError::Protocol { .. })),
+        "{huge}"
+    );
 }
 
 #[tokio::test]
@@ -60,7 +73,10 @@ async fn a_connection_that_ends_is_told_and_made_anew() {
         expect_err(client.fetch("x").go().await)
     };
     let (_, error) = within(async { tokio::join!(serve, work) }).await;
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -80,7 +96,10 @@ async fn what_is_not_known_is_passed_over() {
     };
     let work = async {
         let error = expect_err(client.list("").await);
-        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::Protocol { .. })),
+            "{error}"
+        );
         // On the same connection.
         client.list("").await.unwrap();
     };
@@ -104,7 +123,10 @@ async fn requests_have_deadlines_and_limits() {
     let lists = (0..4).map(|_| client.list(""));
     for list in lists.collect::<Vec<_>>() {
         let error = expect_err(within(list).await);
-        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::TimedOut { .. })),
+            "{error}"
+        );
     }
     // Late answers are valid.
     for _ in 0..2 {
@@ -156,7 +178,10 @@ async fn a_greeting_may_be_a_refusal_or_wrong_or_never_come() {
             peer.send(&Greeting::Welcome(welcome)).await;
         };
         let error = expect_err(within(async { tokio::join!(connect(), wrong) }).await.0);
-        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::Protocol { .. })),
+            "{error}"
+        );
     }
     let silent = async {
         let _peer = fake.accept().await;
@@ -167,7 +192,10 @@ async fn a_greeting_may_be_a_refusal_or_wrong_or_never_come() {
         tokio::select! { client = patient => expect_err(client), () = silent => unreachable!() }
     })
     .await;
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::TimedOut { .. })),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -177,10 +205,16 @@ async fn nobody_there_is_told_at_once_or_waited_for() {
     let (options, late) = (fake.options(), fake.options());
     drop(fake);
     let error = expect_err(within(options.connect(&driver)).await);
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::Unreachable { .. })),
+        "{error}"
+    );
     let error = expect_err(within(late.patient(true).timeout(soon(100)).connect(&driver)).await);
     assert!(
-        matches!(error, Error::Unreachable { .. } | Error::TimedOut { .. }),
+        matches!(
+            error,
+            Error::Share(ShareError::Unreachable { .. } | ShareError::TimedOut { .. })
+        ),
         "{error}"
     );
 }
@@ -195,7 +229,10 @@ async fn without_reconnecting_the_end_is_the_end() {
     drop(peer);
     assert!(within(remote.changed()).await.is_lost());
     let error = expect_err(within(client.list("")).await);
-    assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::PeerLost { .. })),
+        "{error}"
+    );
     drop(remote);
     nothing_held(&driver).await;
     within(client.close()).await;

@@ -38,7 +38,8 @@ impl Directory {
     /// still be away.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for invalid options, [`Error::Tls`] for certificates that cannot be read.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
+    /// certificates that cannot be read.
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
         Ok(Self(Kind::Etcd(Arc::new(Etcd::new(options)?))))
     }

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 ///
 /// let options = EtcdOptions::new(["http://127.0.0.1:2379"]).prefix("/jobs/7/egmem/");
 /// let directory = Directory::etcd(options)?;
-/// # Ok::<(), egmem::Error>(())
+/// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone)]
 #[must_use = "options do nothing until `Directory::etcd`"]
@@ -104,7 +104,7 @@ impl EtcdOptions {
     /// Checks the options without a connection.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is out of its range.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for what is out of its range.
     pub fn check(&self) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid("etcd options", why));
         if self.endpoints.is_empty() {

@@ -2,11 +2,7 @@
 
 use super::Error;
 
-#[macro_use]
-#[path = "../../../driver/error/listing.rs"]
-mod listing;
-
-use listing::{Example, compare};
+use crate::listing::{Example, compare};
 
 variants!(Errors: Error { Exchange, RanksMissing, RanksDisagree });
 
@@ -53,7 +49,7 @@ fn the_listing_shows_every_error_as_it_reads() {
 fn no_text_of_an_error_steers_a_terminal() {
     let text = "a\u{1b}[2J\u{202e}\n";
     let errors = [
-        crate::Error::failed(text, text).into(),
+        Error::Exchange(crate::Error::failed(text, text)),
         Error::RanksMissing {
             group: text.into(),
             missing: vec![1],

@@ -1,6 +1,6 @@
 use super::*;
-use crate::Error;
 use crate::server::HolderState;
+use crate::{Error, MemoryError, ShareError};
 
 /// A server whose leases end soon after their holder's last message.
 async fn hasty() -> Server {
@@ -134,7 +134,7 @@ async fn who_still_holds_is_named() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     let error = published.withdraw(short() / 3).await.unwrap_err();
-    let Error::StillHeld { name, holders } = error else {
+    let Error::Share(ShareError::Memory(MemoryError::StillHeld { name, holders })) = error else {
         panic!("{error}");
     };
     assert_eq!((&*name, holders.len()), ("a", 1));
@@ -331,7 +331,15 @@ async fn the_end_is_announced_and_who_does_not_let_go_is_named() {
         raw.hung_up().await;
     };
     let (closed, ()) = tokio::join!(server.close(soon_over()), client);
-    assert!(matches!(closed, Err(Error::StillHeld { .. })), "{closed:?}");
+    assert!(
+        matches!(
+            closed,
+            Err(Error::Share(ShareError::Memory(
+                MemoryError::StillHeld { .. }
+            )))
+        ),
+        "{closed:?}"
+    );
     assert_eq!(server.stats().tasks, 0);
     let refused = server.publish("b", memory(&driver)).now().unwrap_err();
     let Error::Refused { reason, .. } = refused else {

@@ -1,9 +1,9 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::*;
-use crate::Error;
 use crate::Who;
 use crate::server::{Allocate, Allocation, Published};
+use crate::{Error, MemoryError, ShareError};
 
 fn wait(name: &str, wait: Duration) -> Ask {
     Ask::Wait(Wait {
@@ -25,7 +25,12 @@ async fn names_come_in_pages() {
         .map(|name| publish(name).unwrap())
         .into();
     assert!(matches!(publish("d"), Err(Error::LimitReached { .. })));
-    assert!(matches!(publish("a b"), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(
+        publish("a b"),
+        Err(Error::Share(ShareError::Memory(
+            MemoryError::InvalidArgument { .. }
+        )))
+    ));
     let mut raw = Raw::open(&server).await;
     let mut list = List {
         prefix: "b/".into(),

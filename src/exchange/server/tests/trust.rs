@@ -7,7 +7,7 @@ use super::*;
 use crate::certs::{Authority, CertRequest, Issued};
 use crate::server::{HolderState, Published};
 use crate::{Client, LeaseState, RemoteBuffer, Tls, TlsPem};
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result, ShareError};
 
 const DAY: u64 = 86_400;
 
@@ -153,7 +153,7 @@ async fn a_client_learns_that_its_certificate_has_expired() {
     let memory = client.fetch("a").go().await.unwrap();
     AHEAD[1].store(2 * DAY, Relaxed);
     let why = lost(&memory).await;
-    let Error::NotTrusted { why, .. } = &why else {
+    let Error::Share(ShareError::NotTrusted { why, .. }) = &why else {
         panic!("{why}")
     };
     assert!(why.contains("certificate has expired"), "{why}");
@@ -245,8 +245,8 @@ async fn a_client_ends_its_connection_when_the_server_is_revoked() {
     tls.reload_pem(pem(&served.authority, &own, Some(&crl)))
         .unwrap();
     let refused = |result: Result<Vec<Entry>>| match result {
-        Err(Error::NotTrusted { why, .. }) => why.contains("is revoked"),
-        Err(Error::PeerLost { .. }) | Ok(_) => false,
+        Err(Error::Share(ShareError::NotTrusted { why, .. })) => why.contains("is revoked"),
+        Err(Error::Share(ShareError::PeerLost { .. })) | Ok(_) => false,
         Err(error) => panic!("{error}"),
     };
     let ended = async {
@@ -325,6 +325,12 @@ async fn a_user_that_may_not_connect_any_more_is_ended_and_kept_out() {
     let (_directory, address) = at_unix();
     let server = Server::options().listen(address).start().await.unwrap();
     let error = server.set_peers(Peers::same_user().any_user()).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Share(ShareError::Memory(MemoryError::InvalidArgument { .. }))
+        ),
+        "{error}"
+    );
     server.close(LONG).await.unwrap();
 }

@@ -1,10 +1,10 @@
 //! Silent holders of memory that may no longer be published.
 
 use super::*;
-use crate::Error;
 use crate::server::ServerEvent;
 use crate::server::leases::MAX_EXPIRED;
 use crate::server::process::Process;
+use crate::{Error, MemoryError, ShareError};
 
 /// Its peers have names: over plain TCP any local process could be another one.
 async fn server_at_unix() -> (tempfile::TempDir, Server) {
@@ -182,7 +182,8 @@ async fn nobody_listens_any_more_when_the_server_has_ended() {
     assert_eq!(server.stats().leases, 1);
     let (heard, ended) = tokio::join!(unconfirmed.resolved(), server.close(Duration::ZERO));
     assert!(!heard);
-    let Err(Error::StillHeld { holders, .. }) = ended else {
+    let Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { holders, .. }))) = ended
+    else {
         panic!("{ended:?}")
     };
     assert_eq!(holders.len(), 1, "{holders:?}");

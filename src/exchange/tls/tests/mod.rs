@@ -3,6 +3,7 @@
 mod files;
 mod spiffe;
 
+use crate::ShareError;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -220,7 +221,10 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
     ] {
         let config = rogue_config(&ours, node, &rustls::version::TLS13);
         let (server, client) = rogue(&listening, config).await;
-        assert!(matches!(server, Error::NotTrusted { .. }), "{server}");
+        assert!(
+            matches!(server, Error::Share(ShareError::NotTrusted { .. })),
+            "{server}"
+        );
         assert!(server.to_string().contains(server_says), "{server}");
         assert!(client.contains(client_says), "{server}: {client}");
     }
@@ -245,10 +249,10 @@ async fn our_client_learns_at_its_first_read_why_it_is_refused() {
     .unwrap();
     let (server, client) = meet(&us, &client).await;
     assert!(
-        matches!(server, Err(Error::NotTrusted { .. })),
+        matches!(server, Err(Error::Share(ShareError::NotTrusted { .. }))),
         "{server:?}"
     );
-    let Err(Error::NotTrusted { why, .. }) = client else {
+    let Err(Error::Share(ShareError::NotTrusted { why, .. })) = client else {
         panic!("{client:?}")
     };
     assert!(why.contains("authority"), "{why}");
@@ -262,7 +266,10 @@ async fn a_server_that_is_another_is_refused() {
     let (server, client) = meet(&foreign, &us).await;
     for (end, why) in [(server, "does not trust"), (client, "authority")] {
         let error = end.unwrap_err();
-        assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
+        assert!(
+            matches!(error, Error::Share(ShareError::NotTrusted { .. })),
+            "{error}"
+        );
         assert!(error.to_string().contains(why), "{error}");
     }
     // Signed by our authority, but for another address.
@@ -280,10 +287,10 @@ async fn a_server_that_is_another_is_refused() {
     assert!(
         matches!(
             &error,
-            Error::NotTrusted {
+            Error::Share(ShareError::NotTrusted {
                 cause: Distrust::Name,
                 ..
-            }
+            })
         ),
         "{error:?}"
     );
@@ -293,7 +300,10 @@ async fn a_server_that_is_another_is_refused() {
     assert_eq!(client.unwrap().peer.to_string(), "elsewhere.test");
     let expects = us.clone().expect_peer("third.test").unwrap();
     let (_, client) = meet(&elsewhere, &expects).await;
-    assert!(matches!(client, Err(Error::NotTrusted { .. })));
+    assert!(matches!(
+        client,
+        Err(Error::Share(ShareError::NotTrusted { .. }))
+    ));
     assert!(us.expect_peer("*.test").is_err());
 }
 
@@ -304,7 +314,10 @@ async fn older_tls_and_other_protocols_are_refused() {
     let listening = server(&ca.tls(&node).unwrap()).await;
     let config = rogue_config(&ca, Some(&node), &rustls::version::TLS12);
     let (server, client) = rogue(&listening, config).await;
-    assert!(matches!(server, Error::NotTrusted { .. }), "{server}");
+    assert!(
+        matches!(server, Error::Share(ShareError::NotTrusted { .. })),
+        "{server}"
+    );
     assert!(client.contains("ProtocolVersion"), "{client}");
     for alpn in [vec![], vec![b"h2".to_vec()]] {
         let mut config = rogue_config(&ca, Some(&node), &rustls::version::TLS13);
@@ -326,7 +339,10 @@ async fn plain_text_and_silence_at_a_tls_port() {
     client.write_all(b"\0\0\0\x05hello").await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
     let error = incoming.handshake(limits().handshake).await.unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::Protocol { .. })),
+        "{error}"
+    );
 
     let _silent = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
@@ -334,5 +350,8 @@ async fn plain_text_and_silence_at_a_tls_port() {
         .handshake(Duration::from_millis(50))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    assert!(
+        matches!(error, Error::Share(ShareError::TimedOut { .. })),
+        "{error}"
+    );
 }

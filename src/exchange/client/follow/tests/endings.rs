@@ -3,6 +3,7 @@
 use super::*;
 use crate::Reconnect;
 use crate::Refusal;
+use crate::ShareError;
 
 #[tokio::test]
 async fn what_may_pass_is_tried_again_and_told() {
@@ -145,14 +146,20 @@ async fn it_ends_with_the_client() {
         });
     })
     .await;
-    assert!(matches!(expect_err(next), Error::PeerLost { .. }));
+    assert!(matches!(
+        expect_err(next),
+        Error::Share(ShareError::PeerLost { .. })
+    ));
     assert!(got.state().is_lost());
     // A client that does not reconnect: its follow ends with the connection.
     let options = fake.options().reconnect(Reconnect::never());
     let (client, peer) = fake.client_of(options, &driver).await;
     let mut follow = unproved(&client);
     let (next, ()) = while_serving(&mut follow, async { drop(peer) }).await;
-    assert!(matches!(expect_err(next), Error::PeerLost { .. }));
+    assert!(matches!(
+        expect_err(next),
+        Error::Share(ShareError::PeerLost { .. })
+    ));
 }
 
 #[tokio::test]
@@ -180,10 +187,10 @@ async fn a_lease_that_ends_as_forbidden_ends_it() {
 
 #[test]
 fn why_there_is_nothing_is_said_in_words() {
-    let lost = Error::PeerLost {
+    let lost = Error::Share(ShareError::PeerLost {
         peer: "node-a".into(),
         why: "it is gone".into(),
-    };
+    });
     for (absence, word) in [
         (Absence::NotThere, "may fetch"),
         (Absence::Away(lost.clone()), "it is gone"),

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::size::Bytes;
-use crate::{Location, NodeId};
+use crate::driver::{Location, NodeId};
+use egmem_core::size::Bytes;
 
 /// How memory under a name differs from the caller's request.
 #[derive(Clone, Debug, PartialEq, Eq)]

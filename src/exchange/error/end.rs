@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::Error;
-use crate::{Code, HandleType};
+use crate::MemoryError;
+use crate::driver::{Code, HandleType};
 
 /// Where to look when an operation between two processes fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,21 +27,23 @@ impl fmt::Display for End {
     }
 }
 
-impl Error {
+impl End {
     /// Returns where to look when memory that arrived as `via` cannot be imported for this reason.
-    pub fn end(&self, via: HandleType) -> End {
-        match self {
-            Self::InvalidArgument { what, .. } if matches!(*what, "description" | "handles") => {
-                End::There
+    pub(crate) fn of(error: &MemoryError, via: HandleType) -> Self {
+        match error {
+            MemoryError::InvalidArgument { what, .. }
+                if matches!(*what, "description" | "handles") =>
+            {
+                Self::There
             }
             // The handle refers to nothing, or to nothing reachable.
-            Self::Driver(source) => match source.code {
-                Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => End::Here,
-                _ if via == HandleType::Fabric => End::Between,
-                Code::INVALID_VALUE | Code::INVALID_HANDLE | Code::UNKNOWN => End::There,
-                _ => End::Here,
+            MemoryError::Driver(source) => match source.code {
+                Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => Self::Here,
+                _ if via == HandleType::Fabric => Self::Between,
+                Code::INVALID_VALUE | Code::INVALID_HANDLE | Code::UNKNOWN => Self::There,
+                _ => Self::Here,
             },
-            _ => End::Here,
+            _ => Self::Here,
         }
     }
 }
@@ -49,11 +51,11 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Call;
+    use crate::driver::Call;
 
     #[test]
     fn each_failure_points_somewhere() {
-        let driver = |code| Error::driver(Call::MemImportFromShareableHandle, code);
+        let driver = |code| MemoryError::driver(Call::MemImportFromShareableHandle, code);
         for (error, via, end) in [
             (driver(Code::INVALID_VALUE), HandleType::PosixFd, End::There),
             (
@@ -63,13 +65,17 @@ mod tests {
             ),
             (driver(Code::OUT_OF_MEMORY), HandleType::Fabric, End::Here),
             (
-                Error::invalid("description", ""),
+                MemoryError::invalid("description", ""),
                 HandleType::PosixFd,
                 End::There,
             ),
-            (Error::invalid("access", ""), HandleType::PosixFd, End::Here),
+            (
+                MemoryError::invalid("access", ""),
+                HandleType::PosixFd,
+                End::Here,
+            ),
         ] {
-            assert_eq!(error.end(via), end, "{error} {via}");
+            assert_eq!(End::of(&error, via), end, "{error} {via}");
         }
     }
 }

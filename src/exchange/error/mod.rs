@@ -1,0 +1,166 @@
+//! The exchange's error: what failed, why, and what to do.
+
+#[cfg(test)]
+mod catalogue;
+mod display;
+mod end;
+mod mismatch;
+mod refusal;
+mod remedy;
+
+pub use end::End;
+pub use mismatch::Mismatch;
+pub use refusal::Refusal;
+
+use crate::{DriverError, MemoryError, ShareError};
+
+/// A result with the exchange's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the exchange may fail with; [`Error::remedy`] says what to do.
+///
+/// Its text has no control characters, even if a peer or a file sent some.
+// The texts of the variants are in display.rs, which escapes all of them.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What sharing with another process may meet, of this machine or of another, and what memory may meet:
+    /// [`memory`](Self::memory).
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// Handles would be sent unencrypted over a network.
+    Insecure {
+        /// The address.
+        address: String,
+    },
+    /// Certificates, keys or their files cannot be used.
+    Tls {
+        /// What cannot be used: a file, a certificate.
+        what: String,
+        /// The fault.
+        detail: String,
+    },
+    /// A peer understood a request and refused it.
+    Refused {
+        /// The peer.
+        peer: String,
+        /// The request.
+        what: String,
+        /// The reason, for programs.
+        reason: Refusal,
+        /// The reason, for people.
+        detail: String,
+    },
+    /// Memory under a name is not what the caller requested: none of it is mapped.
+    Mismatched {
+        /// The name.
+        name: String,
+        /// The server.
+        peer: String,
+        /// The difference.
+        what: Box<Mismatch>,
+    },
+    /// Handles or leases belong to an earlier run of their exporter.
+    Stale {
+        /// The object.
+        what: String,
+        /// What has changed.
+        why: String,
+    },
+    /// Memory that a peer shares cannot be imported into this process.
+    Import {
+        /// The memory's name.
+        what: String,
+        /// The peer that shares it.
+        peer: String,
+        /// Where to look.
+        end: End,
+        /// The cause.
+        source: Box<MemoryError>,
+    },
+    /// Memory is imported, but the two ends do not see the same bytes.
+    DataPlane {
+        /// The memory's name.
+        what: String,
+        /// The other end.
+        peer: String,
+        /// Which direction fails.
+        detail: String,
+    },
+    /// No handle type works for all participants.
+    NoCommonHandle {
+        /// Each participant's reasons.
+        reasons: Vec<String>,
+    },
+    /// A limit of this process, set by its options, is reached.
+    LimitReached {
+        /// What is limited.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// The directory cannot look a name up.
+    Directory {
+        /// The directory's address.
+        directory: String,
+        /// The fault.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// Creates an error about an invalid argument.
+    pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
+        MemoryError::invalid(what, why).into()
+    }
+
+    /// Creates an error about an invalid argument, with the valid range or values.
+    pub fn invalid_of(
+        what: &'static str,
+        why: impl Into<String>,
+        valid: impl Into<String>,
+    ) -> Self {
+        MemoryError::invalid_of(what, why, valid).into()
+    }
+
+    /// Creates an error from an operating system error.
+    pub fn system(what: impl Into<String>, error: &std::io::Error) -> Self {
+        MemoryError::system(what, error).into()
+    }
+
+    /// Creates an error of a system facility that has no system error, such as a thread.
+    pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        MemoryError::failed(what, detail).into()
+    }
+
+    /// Returns the error of sharing that this error carries, if it does.
+    pub const fn share(&self) -> Option<&ShareError> {
+        match self {
+            Self::Share(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the memory's error that this error carries, if it does.
+    pub const fn memory(&self) -> Option<&MemoryError> {
+        match self {
+            Self::Share(error) => error.memory(),
+            _ => None,
+        }
+    }
+
+    /// Returns the failed driver call behind the error, if any.
+    pub const fn driver_error(&self) -> Option<DriverError> {
+        match self {
+            Self::Share(error) => error.driver_error(),
+            Self::Import { source, .. } => source.driver_error(),
+            _ => None,
+        }
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        Self::Share(error.into())
+    }
+}

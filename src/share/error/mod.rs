@@ -1,0 +1,87 @@
+//! Sharing's error: what failed, why, and what to do.
+
+#[cfg(test)]
+mod catalogue;
+mod display;
+mod distrust;
+mod remedy;
+mod unreachable;
+
+use std::time::Duration;
+
+pub use distrust::Distrust;
+pub use unreachable::Unreachable;
+
+use crate::{DriverError, MemoryError};
+
+/// A result with sharing's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a connection to another process may fail with; [`Error::remedy`] says what to do.
+///
+/// Its text has no control characters, even if a peer or the system sent some.
+// The texts of the variants are in display.rs, which escapes all of them.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What memory may meet: the driver, the system, an argument.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A peer is not trusted, or does not trust this process.
+    NotTrusted {
+        /// The peer: an address, a process, a certificate's name.
+        peer: String,
+        /// The reason, for programs.
+        cause: Distrust,
+        /// The reason, for people.
+        why: String,
+    },
+    /// No connection to a peer was established.
+    Unreachable {
+        /// The peer's address.
+        peer: String,
+        /// The cause, for programs.
+        cause: Unreachable,
+        /// The cause, for people.
+        why: String,
+    },
+    /// A connected peer has disconnected, fallen silent, or become unreachable.
+    PeerLost {
+        /// The peer.
+        peer: String,
+        /// What happened.
+        why: String,
+    },
+    /// A peer violated the protocol; the connection is closed.
+    Protocol {
+        /// The peer.
+        peer: String,
+        /// What it sent.
+        detail: String,
+    },
+    /// An operation did not finish in time.
+    TimedOut {
+        /// The operation.
+        what: String,
+        /// The time limit.
+        after: Duration,
+    },
+}
+
+impl Error {
+    /// Returns the memory's error that this error carries, if it does.
+    pub const fn memory(&self) -> Option<&MemoryError> {
+        match self {
+            Self::Memory(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the failed driver call behind the error, if any.
+    pub const fn driver_error(&self) -> Option<DriverError> {
+        match self {
+            Self::Memory(error) => error.driver_error(),
+            _ => None,
+        }
+    }
+}
