@@ -6,7 +6,7 @@ use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
@@ -140,14 +140,22 @@ impl BufferOptions {
             }
             physical.push(memory);
         }
-        let Some(first) = physical.first() else {
+        if physical.is_empty() {
             return Err(Error::invalid("shares", "the list is empty"));
-        };
+        }
+        let on_gpu = |part: &PhysicalMemory| !part.location().is_host();
+        let is_mixed = physical.iter().any(on_gpu) && !physical.iter().all(on_gpu);
         let gpus = self.gpus.as_deref();
-        let access = access_list(driver, first.location(), self.host, gpus)?;
+        let access = |location: Location| {
+            let host = match is_mixed && !location.is_host() {
+                true => Some(Access::None),
+                false => self.host,
+            };
+            access_list(driver, location, host, gpus)
+        };
         Ok(Buffer {
             len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
-            range: MappedRange::map(driver, physical, &access)?,
+            range: MappedRange::map_each(driver, physical, access)?,
         })
     }
 }
@@ -256,8 +264,30 @@ impl Buffer {
             .map(|share| (share.node.into(), share.bytes))
             .collect();
         parts.sort_by_key(|&(_, bytes)| !Granularity::TWO_MIB.divides(bytes));
+        Self::in_parts(parts)
+    }
+
+    /// Returns options for a buffer in parts at any locations, side by side in this order: of host nodes, of GPUs, or of
+    /// both. Only the last part need not be a multiple of the granularity.
+    ///
+    /// The CPU is granted the parts on host nodes if there are any, and each GPU the parts that it can reach. With parts
+    /// of both kinds, [`cpu_at`](Self::cpu_at) lends the CPU's view.
+    ///
+    /// ```
+    /// use egmem::driver::{Location, NodeId};
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// // A front in GPU 0's memory, and the rest in the memory of its host node.
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let parts = [(Location::Device(0), 4 << 20), (NodeId(0).into(), 60 << 20)];
+    /// let buffer = Buffer::in_parts(parts).allocate(&driver)?;
+    /// buffer.cpu_at(4 << 20, 60 << 20)?.fill(0, 60 << 20, 1)?;
+    /// assert!(buffer.cpu().is_err());
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn in_parts(parts: impl IntoIterator<Item = (Location, u64)>) -> BufferOptions {
         BufferOptions {
-            parts,
+            parts: parts.into_iter().collect(),
             ..Self::on(Location::Host)
         }
     }
@@ -295,6 +325,15 @@ impl Buffer {
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         self.range.cpu(self.len)
+    }
+
+    /// Returns the CPU's view of `len` bytes from `offset` on, where the whole buffer is not the CPU's to access.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read the parts that contain them; [`Error::OutOfRange`].
+    pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
+        check_range(offset, len, self.len)?;
+        self.range.cpu_at(offset, len)
     }
 
     cpu_accessors!();
@@ -336,6 +375,10 @@ impl_cpu_memory!(Buffer);
 unsafe impl AccessChecks for Buffer {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         self.range.gpu_access(gpu, offset, len)
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.range.may_be_on_host(offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

@@ -146,6 +146,10 @@ unsafe impl AccessChecks for DeviceMemory {
             Engine::Kernel => Access::None,
         })
     }
+
+    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
+        false
+    }
 }
 
 memory!(PinnedHost, |_| Location::Host);

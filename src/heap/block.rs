@@ -235,6 +235,10 @@ unsafe impl AccessChecks for Block {
             .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
     }
 
+    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
+        self.location().is_host()
+    }
+
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
         self.heap().host == Access::Read
     }

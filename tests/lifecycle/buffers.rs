@@ -66,6 +66,84 @@ pub fn a_spread_buffer_is_one_range(driver: &Driver) {
     nothing_held(driver);
 }
 
+pub fn a_front_on_the_gpu_and_the_rest_on_its_node_are_one_range(driver: &Driver) {
+    let gpu = last(driver);
+    let parts = [
+        (Location::Device(gpu), 2 * MIB),
+        (node(driver, gpu).into(), 4 * MIB),
+    ];
+    let buffer = Buffer::in_parts(parts).access_by([gpu_at(gpu)]);
+    let buffer = buffer.allocate(driver).unwrap();
+    assert_eq!((buffer.len(), buffer.padded()), (6 * MIB, 6 * MIB));
+    // One kernel writes all of it.
+    let prover = Prover::new(driver, gpu).unwrap();
+    prover.write(&buffer, 9).unwrap();
+    let pattern = |word| egmem::kernels::pattern(9, word);
+    let host = buffer.cpu_at(2 * MIB, 4 * MIB).unwrap();
+    assert_eq!(host.get::<u64>(0).unwrap(), pattern(2 * MIB / 8));
+    assert_eq!(
+        host.get::<u64>(4 * MIB - 8).unwrap(),
+        pattern(6 * MIB / 8 - 1)
+    );
+    // And what the CPU writes, the GPU reads: one copy over the border.
+    host.put(0, 1_u64).unwrap();
+    let seen = Buffer::near(driver, gpu, MIB).unwrap();
+    let stream = egmem::Stream::new(driver, gpu).unwrap();
+    stream.copy(&seen, 0, &buffer, 2 * MIB - 8, 16).unwrap();
+    assert_eq!(
+        seen.get::<[u64; 2]>(0).unwrap(),
+        [pattern(2 * MIB / 8 - 1), 1]
+    );
+    stream.fill(&buffer, 2 * MIB - 8, 16, 0xff).unwrap();
+    assert_eq!(host.get::<u64>(0).unwrap(), u64::MAX);
+
+    for refused in [
+        buffer.cpu(),
+        buffer.cpu_at(0, 8),
+        buffer.cpu_at(2 * MIB - 1, 2),
+    ] {
+        let error = refused.err().unwrap();
+        assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+    }
+    let error = buffer.cpu_at(2 * MIB, 4 * MIB + 1).err().unwrap();
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    assert_eq!(buffer.cpu_at(6 * MIB, 0).unwrap().len(), 0);
+}
+
+/// The driver would make it with the CPU wherever the source is the CPU's, in whichever part.
+pub fn a_copy_from_a_later_part_on_the_host_counts_as_one(driver: &Driver) {
+    let gpu = last(driver);
+    let node = node(driver, gpu);
+    let parts = [(gpu_at(gpu), 2 * MIB), (node.into(), 2 * MIB)];
+    let from = Buffer::in_parts(parts).access_by([gpu_at(gpu)]);
+    let from = from.allocate(driver).unwrap();
+    let to = Buffer::on(node)
+        .access(gpu_at(gpu), Access::ReadWrite)
+        .access(Location::Host, Access::Read)
+        .bytes(MIB)
+        .allocate(driver)
+        .unwrap();
+    let stream = egmem::Stream::new(driver, gpu).unwrap();
+    stream.copy(&to, 0, &from, 0, 64).unwrap();
+    for offset in [2 * MIB - 8, 2 * MIB] {
+        let error = stream.copy(&to, 0, &from, offset, 16).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::NotAccessible {
+                    who: Location::Host,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
+
+fn gpu_at(gpu: i32) -> Location {
+    Location::Device(gpu)
+}
+
 pub fn a_wrong_word_is_found_and_named(driver: &Driver) {
     let buffer = Buffer::near(driver, 0, MIB).unwrap();
     let prover = Prover::new(driver, 0).unwrap();

@@ -85,6 +85,8 @@ on_both! {
         cpu_and_gpus_see_the_same_bytes,
         a_wrong_word_is_found_and_named,
         a_spread_buffer_is_one_range,
+        a_front_on_the_gpu_and_the_rest_on_its_node_are_one_range,
+        a_copy_from_a_later_part_on_the_host_counts_as_one,
         access_changes_and_reads_back,
         device_memory_is_shared_with_chosen_peers,
         a_slice_is_lent_only_of_memory_that_the_host_alone_reaches,

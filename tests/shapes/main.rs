@@ -2,6 +2,7 @@
 
 mod growable;
 mod model;
+mod striped;
 
 use egmem::driver::NodeId;
 use egmem::{Driver, Machine};
@@ -59,5 +60,10 @@ on_both! {
         what_is_behind_the_elements_is_given_back,
         access_is_changed_for_all_chunks_or_for_one,
         what_cannot_be_is_refused,
+    }
+    striped {
+        stripes_on_all_nodes_are_one_range,
+        a_front_is_on_the_gpu,
+        stripes_between_granules_are_refused,
     }
 }

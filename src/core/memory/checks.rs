@@ -41,6 +41,12 @@ pub unsafe trait AccessChecks {
         false
     }
 
+    /// Returns whether some of `len` bytes from `offset` on may be the CPU's memory; the default is that they may. The
+    /// driver makes a copy between two such memories with the CPU, so it must be allowed to write the destination.
+    fn may_be_on_host(&self, _offset: u64, _len: u64) -> bool {
+        true
+    }
+
     /// Keeps safe calls from revoking access to the memory while the result lives. `None` for memory whose
     /// grants change only through `&mut`.
     fn hold_grants(&self) -> Option<GrantUse> {

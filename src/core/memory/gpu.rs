@@ -28,11 +28,11 @@ pub fn expect_gpu_access(
 /// # Errors
 /// [`Error::NotAccessible`].
 pub fn expect_no_cpu_fault(
-    to: &impl Memory,
-    (offset, len): (u64, u64),
-    from: &impl Memory,
+    (to, to_offset): (&impl Memory, u64),
+    (from, from_offset): (&impl Memory, u64),
+    len: u64,
 ) -> Result<()> {
-    if from.location().is_host() && to.is_read_only_for_cpu(offset, len) {
+    if from.may_be_on_host(from_offset, len) && to.is_read_only_for_cpu(to_offset, len) {
         return Err(Error::NotAccessible {
             who: Location::Host,
             have: Access::Read,

@@ -61,6 +61,10 @@ unsafe impl<M: Memory + ?Sized> AccessChecks for Arc<M> {
         (**self).is_read_only_for_cpu(offset, len)
     }
 
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        (**self).may_be_on_host(offset, len)
+    }
+
     fn hold_grants(&self) -> Option<GrantUse> {
         (**self).hold_grants()
     }

@@ -55,7 +55,7 @@ impl Stream {
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
         expect_gpu_access(from, by, (from_offset, bytes), Access::Read)?;
-        expect_no_cpu_fault(to, (to_offset, bytes), from)?;
+        expect_no_cpu_fault((to, to_offset), (from, from_offset), bytes)?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe {
             to.ready_on(self.handle())?;

@@ -403,6 +403,10 @@ unsafe impl AccessChecks for Mapping {
         self.access(Location::Device(gpu))
     }
 
+    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
+        self.location().is_host()
+    }
+
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
         self.host == Access::Read
     }

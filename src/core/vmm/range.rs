@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, check_range};
+use crate::memory::{CpuView, Memory, check_range};
 use crate::{Error, Result};
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
@@ -59,6 +59,36 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         access: &[AccessDesc],
         instead: &[AccessDesc],
     ) -> Result<Self> {
+        Self::map_granting(driver, parts, |mapping| {
+            let result = mapping.set_access(access);
+            if instead.is_empty() {
+                return result;
+            }
+            result.or_else(|error| mapping.set_access(instead).map_err(|_| error))
+        })
+    }
+
+    /// As [`map`](Self::map), where each part is granted what `access` returns for its location. Parts may then lie on
+    /// host nodes and on GPUs.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map), and those of `access`.
+    pub fn map_each(
+        driver: &Driver,
+        parts: Vec<P>,
+        mut access: impl FnMut(Location) -> Result<Vec<AccessDesc>>,
+    ) -> Result<Self> {
+        Self::map_granting(driver, parts, |mapping| {
+            mapping.set_access(&access(mapping.location())?)
+        })
+    }
+
+    /// `grant` sets a mapping's access and nothing else.
+    fn map_granting(
+        driver: &Driver,
+        parts: Vec<P>,
+        mut grant: impl FnMut(&mut Mapping) -> Result<()>,
+    ) -> Result<Self> {
         // Asked once: `as_ref` is the user's code, and may return another memory the next time.
         let memories: Vec<&PhysicalMemory> = parts.iter().map(AsRef::as_ref).collect();
         if memories.is_empty() {
@@ -73,11 +103,7 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         let mut offset = 0;
         for memory in memories {
             let mut mapping = reservation.map(offset, memory)?;
-            if let Err(error) = mapping.set_access(access)
-                && (instead.is_empty() || mapping.set_access(instead).is_err())
-            {
-                return Err(error);
-            }
+            grant(&mut mapping)?;
             offset += mapping.size().padded();
             mappings.push(mapping);
         }
@@ -104,7 +130,7 @@ impl<P> MappedRange<P> {
 
     /// Returns the first mapping.
     pub fn first(&self) -> &Mapping {
-        // Never empty: `map_or` refuses that.
+        // Never empty: `map_granting` refuses that.
         &self.mappings[0]
     }
 
@@ -135,14 +161,30 @@ impl<P> MappedRange<P> {
     /// [`Error::NotAccessible`] unless the host may at least read all parts; [`Error::OutOfRange`].
     pub fn cpu(&self, len: u64) -> Result<CpuView<'_>> {
         check_range(0, len, self.padded)?;
-        let have = self.host;
+        self.view(0, len, self.host)
+    }
+
+    /// Returns the CPU's view of `len` bytes from `offset` on, which may include padding. Only the parts that contain
+    /// some of them count.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
+    pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
+        check_range(offset, len, self.padded)?;
+        let hosts = self.holding(offset, len).map(Mapping::host);
+        self.view(offset, len, hosts.min().unwrap_or(Access::ReadWrite))
+    }
+
+    /// The range has been checked, and `have` is the least that the host may do there.
+    fn view(&self, offset: u64, len: u64, have: Access) -> Result<CpuView<'_>> {
         if have == Access::None {
             let (who, need) = (Location::Host, Access::Read);
             return Err(Error::NotAccessible { who, have, need });
         }
+        let start = self.start.add(offset);
         // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches the bytes through atomic views only.
-        Ok(unsafe { CpuView::new(self.start, len, have == Access::ReadWrite) })
+        Ok(unsafe { CpuView::new(start, len, have == Access::ReadWrite) })
     }
 
     /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
@@ -162,6 +204,12 @@ impl<P> MappedRange<P> {
     pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.holding(offset, len)
             .any(|mapping| mapping.host() == Access::Read)
+    }
+
+    /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
+    pub fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.holding(offset, len)
+            .any(|mapping| mapping.location().is_host())
     }
 
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.

@@ -25,6 +25,10 @@ macro_rules! impl_memory {
                 })
             }
 
+            fn may_be_on_host(&self, _: u64, _: u64) -> bool {
+                self.location.is_host()
+            }
+
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
                 chunk::holding(&self.chunks, offset, len).any(|chunk| chunk.host() == Access::Read)
             }
