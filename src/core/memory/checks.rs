@@ -21,7 +21,7 @@ pub enum Engine {
 /// - The answers of this trait allow no more than the driver does. The default answers are those of memory that the
 ///   CPU may write wherever it may read it, whose grants change only through `&mut`, and which is usable on every
 ///   stream at once.
-/// - The answers of [`Memory`](super::Memory) are true, the same each time, and unchanged when the value moves.
+/// - The answers of [`Memory`](super::Memory) are true, and unchanged while nobody borrows the value exclusively and when it moves.
 /// - The range is mapped while the value lives, and for ever if it is forgotten. Its grants only grow while a shared
 ///   borrow of it, or what [`hold_grants`](Self::hold_grants) returned, lives.
 /// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no reference to them
