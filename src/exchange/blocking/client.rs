@@ -214,6 +214,10 @@ unsafe impl AccessChecks for RemoteBuffer {
         self.remote.gpu_access(gpu, engine, offset, len)
     }
 
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.remote.may_be_on_host(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.remote.is_read_only_for_cpu(offset, len)
     }

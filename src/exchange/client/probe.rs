@@ -266,6 +266,10 @@ unsafe impl AccessChecks for Padded<'_> {
         self.0.gpu_access(gpu, engine, offset, len)
     }
 
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.0.may_be_on_host(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.0.is_read_only_for_cpu(offset, len)
     }

@@ -178,6 +178,10 @@ unsafe impl AccessChecks for RemoteBuffer {
         self.memory.gpu_access(gpu, engine, offset, len)
     }
 
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.memory.may_be_on_host(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.memory.is_read_only_for_cpu(offset, len)
     }
