@@ -5,6 +5,7 @@ mod catalogue;
 
 use std::fmt::{self, Write};
 
+use crate::driver::Explain;
 use crate::text::Escaping;
 use crate::{DriverError, MemoryError, ShareError};
 
@@ -94,6 +95,19 @@ impl Error {
     }
 }
 
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Exchange(error) => error.untold_call(),
+            _ => None,
+        }
+    }
+}
+
 impl From<MemoryError> for Error {
     fn from(error: MemoryError) -> Self {
         Self::Exchange(error.into())
@@ -128,5 +142,47 @@ fn ranks(missing: &[u32], size: u32) -> String {
     match missing {
         [_] => format!("rank {text} of {size} is"),
         _ => format!("ranks {text} of {size} are"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Call, Code, Explained, Location};
+
+    #[test]
+    fn each_layer_carries_the_errors_of_those_below() {
+        let source = DriverError {
+            call: Call::MemCreate,
+            code: Code::OUT_OF_MEMORY,
+        };
+        let memory = MemoryError::OutOfMemory {
+            location: Location::HostNuma(0),
+            requested: 1 << 20,
+            source,
+        };
+        let share = ShareError::from(memory.clone());
+        let exchange = crate::Error::from(share.clone());
+        let error = Error::from(exchange.clone());
+        assert_eq!(crate::Error::from(memory.clone()), exchange);
+        assert_eq!(Error::from(share.clone()), error);
+        assert_eq!(Error::from(memory.clone()), error);
+        assert_eq!(error.exchange(), Some(&exchange));
+        assert_eq!(exchange.share(), Some(&share));
+        for found in [share.memory(), exchange.memory(), error.memory()] {
+            assert_eq!(found, Some(&memory));
+        }
+        let found = [
+            share.driver_error(),
+            exchange.driver_error(),
+            error.driver_error(),
+        ];
+        assert_eq!(found, [Some(source); 3]);
+        // All have the text of the first, with its driver call and its remedy.
+        let text = Explained(&memory).to_string();
+        assert!(text.contains(&source.to_string()), "{text}");
+        assert_eq!(Explained(&share).to_string(), text);
+        assert_eq!(Explained(&exchange).to_string(), text);
+        assert_eq!(Explained(&error).to_string(), text);
     }
 }
