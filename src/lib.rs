@@ -80,12 +80,9 @@ pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
     Buffer, BufferOptions, Driver, Error, Event, Memory, Pool, PoolBuffer, Result, Stream,
-    Topology, Transfer, capability, doctor, driver, host, kernels, memory, pinned, pool, proof,
-    size, stream, text, topology, vmm,
+    Topology, Transfer, capability, doctor, host, kernels, pinned, pool, proof, size, text,
+    topology, vmm,
 };
-#[cfg(feature = "exchange")]
-#[doc(inline)]
-pub use egmem_exchange as exchange;
 #[cfg(feature = "certs")]
 #[doc(inline)]
 pub use egmem_exchange::certs;
@@ -97,9 +94,73 @@ pub use egmem_service as service;
 #[cfg(feature = "shapes")]
 #[doc(inline)]
 pub use egmem_shapes as shapes;
+
+// What these crates and modules have besides is for egmem's own crates alone (docs/stability.md).
+
+/// The driver's calls one by one, on CUDA or simulated: the trait [`Backend`](driver::Backend), its types, and the
+/// simulator.
+pub mod driver {
+    #[doc(inline)]
+    pub use egmem_core::driver::{
+        Access, AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion,
+        DeviceAttribute, DevicePtr, Driver, EventHandle, FabricHandle, FunctionHandle,
+        GranularityKind, HandleType, HandleTypes, LaunchDims, Location, ModuleHandle, NodeId,
+        PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
+        PoolPtrExport, ShareableHandle, SimulatedHost, SimulatedNode, StreamHandle, versions,
+    };
+    #[cfg(feature = "simulator")]
+    #[doc(inline)]
+    pub use egmem_core::driver::{Machine, sim};
+}
+
+/// What all memory has in common, and the CPU's safe access to it.
+pub mod memory {
+    #[doc(inline)]
+    pub use egmem_core::memory::{
+        AccessChecks, CpuMemory, CpuView, Cursor, Engine, GrantUse, Memory, ParallelCopy,
+    };
+}
+
+/// Streams and events, and the copies and fills that run on them.
+pub mod stream {
+    #[doc(inline)]
+    pub use egmem_core::stream::{NotStarted, Started, TransferFailed};
+
+    #[doc(inline)]
+    pub use crate::{Event, Stream, Transfer};
+}
+
+/// Memory of other processes of this machine, as POSIX fds over Unix sockets.
 #[cfg(feature = "share")]
-#[doc(inline)]
-pub use egmem_share as share;
+pub mod share {
+    #[cfg(fuzzing)]
+    #[doc(hidden)]
+    pub use egmem_share::fuzzing;
+    #[doc(inline)]
+    pub use egmem_share::{
+        BootId, Channel, Credentials, DEFAULT_TIMEOUT, Description, Distrust, Error, Identity,
+        ImportOptions, ImportedBuffer, InstanceId, LentPoolBuffer, Listener, MAX_PARTS, Offer,
+        Origin, Part, Peers, Result, Shareable, Shared, Unreachable, best_handle_types,
+    };
+}
+
+/// Memory exchanged by name, within a machine and between machines.
+#[cfg(feature = "exchange")]
+pub mod exchange {
+    #[cfg(feature = "certs")]
+    #[doc(inline)]
+    pub use egmem_exchange::certs;
+    #[cfg(fuzzing)]
+    #[doc(hidden)]
+    pub use egmem_exchange::fuzzing;
+    #[doc(inline)]
+    pub use egmem_exchange::{
+        Absence, Address, Client, ClientOptions, CreateOptions, End, Error, FetchOptions, Follow,
+        Followed, LeaseState, Leased, Limits, MAX_PATTERNS, Mismatch, Namespaces, Owner, PeerName,
+        Proof, Reconnect, Refusal, RemoteBuffer, Result, Security, Server, Tls, TlsFiles, TlsPem,
+        Watch, WatchEvent, Who, blocking, directory, group, protocol, server, tls,
+    };
+}
 
 /// Compiles and runs the README's example.
 #[cfg(doctest)]
