@@ -1,10 +1,9 @@
 //! Converts rustls' errors to this crate's.
 
-use std::io;
+use std::{fmt, io};
 
 use rustls::{AlertDescription, CertificateError};
 
-use super::spiffe::OtherName;
 use crate::{Distrust, Error, ShareError};
 
 /// Converts a connection's I/O error: to TLS's own error, if it contains one.
@@ -168,3 +167,15 @@ fn blame(alert: AlertDescription) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// The server has another name than the expected SPIFFE id.
+#[derive(Debug)]
+pub(super) struct OtherName(pub(super) String);
+
+impl fmt::Display for OtherName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OtherName {}

@@ -15,10 +15,13 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::ALPN;
+use super::peer_name::peer_name;
 use super::trust::{End, Trust};
 use crate::PeerName;
 use crate::{Error, Result};
+
+/// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
+pub(super) const ALPN: &[u8] = b"egmem/1";
 
 /// Larger than any such file.
 const MAX_FILE: u64 = 4 << 20;
@@ -226,30 +229,4 @@ fn usages(
             .map_err(bad)
     };
     Ok((check(End::Server), check(End::Client)))
-}
-
-/// Returns the name of a peer with this certificate: its SPIFFE id, or else its first DNS name.
-pub(crate) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
-    let der = certificate.ok_or("there is no certificate")?;
-    let end = webpki::EndEntityCert::try_from(der)
-        .map_err(|error| format!("the certificate cannot be read: {error}"))?;
-    let mut uris = end.valid_uri_names();
-    let is_spiffe = |uri: &&str| {
-        let scheme = uri.get(..7);
-        scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("spiffe:"))
-    };
-    if let Some(id) = end.valid_uri_names().find(is_spiffe) {
-        // X.509-SVID, section 2: exactly one URI.
-        return match (uris.next(), uris.next()) {
-            (Some(_), None) => PeerName::spiffe(id)
-                .map_err(|error| format!("the certificate's URI is not a peer name: {error}")),
-            _ => Err("the certificate has a SPIFFE id and further URIs".into()),
-        };
-    }
-    let first = end.valid_dns_names().next();
-    let name = first.ok_or(
-        "the certificate has neither a SPIFFE id nor a DNS name, which would be its peer name",
-    )?;
-    PeerName::certificate(name)
-        .map_err(|error| format!("the certificate's first DNS name is not a peer name: {error}"))
 }

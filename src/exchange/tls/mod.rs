@@ -5,6 +5,7 @@
 
 mod fault;
 mod load;
+mod peer_name;
 mod spiffe;
 #[cfg(test)]
 mod tests;
@@ -22,15 +23,12 @@ use tokio::sync::watch;
 
 pub(crate) use fault::explain;
 #[cfg(feature = "certs")]
-pub(crate) use load::peer_name;
+pub(crate) use peer_name::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
 use super::PeerName;
 use crate::{Distrust, Error, Result, ShareError};
-use load::{Loaded, Texts};
-
-/// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
-pub(crate) const ALPN: &[u8] = b"egmem/1";
+use load::{ALPN, Loaded, Texts};
 
 /// How often the wall clock is read to find expired certificates: timers do not run while the machine is
 /// suspended, and the clock may be set.
@@ -302,7 +300,7 @@ pub(crate) fn proved(
         }));
     }
     let chain = state.peer_certificates().unwrap_or_default();
-    load::peer_name(chain.first())
+    peer_name::peer_name(chain.first())
         .and_then(|name| {
             let credential = Credential::new(chain, end, basis)?;
             Ok((name, Arc::new(credential)))

@@ -1,6 +1,5 @@
 //! Verifies servers by a SPIFFE id, whatever their address.
 
-use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -8,7 +7,8 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, OtherError, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use super::load;
+use super::fault::OtherName;
+use super::peer_name::peer_name;
 use super::trust::{End, Trust};
 use crate::PeerName;
 
@@ -54,7 +54,7 @@ impl ServerCertVerifier for Verifier {
         self.trust
             .verify(&chain, End::Server, now, unknown)
             .map_err(|error| rustls::Error::from(of_webpki(error)))?;
-        match load::peer_name(Some(end_entity)) {
+        match peer_name(Some(end_entity)) {
             Ok(name) if name == self.id => Ok(ServerCertVerified::assertion()),
             Ok(name) => {
                 let why = format!("its certificate is for {name}, not for {}", self.id);
@@ -86,18 +86,6 @@ impl ServerCertVerifier for Verifier {
         self.algorithms.supported_schemes()
     }
 }
-
-/// The server has another name than the expected SPIFFE id.
-#[derive(Debug)]
-pub(super) struct OtherName(String);
-
-impl fmt::Display for OtherName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for OtherName {}
 
 /// Converts webpki's error to rustls'.
 fn of_webpki(error: webpki::Error) -> CertificateError {
