@@ -7,7 +7,7 @@
 //!
 //! Names contain no `@`, so one name's keys are never a longer name's.
 
-use super::Exporter;
+use super::exporter::{Exporter, MAX_ADDRESSES};
 use crate::protocol::check_name;
 use crate::share::InstanceId;
 
@@ -73,7 +73,7 @@ pub(super) fn read_value(value: &[u8], instance: InstanceId) -> Option<Exporter>
     let exporter: Exporter = serde_json::from_slice(value).ok()?;
     let good = exporter.instance == Some(instance)
         && exporter.boot.is_some()
-        && (1..=super::MAX_ADDRESSES).contains(&exporter.addresses.len());
+        && (1..=MAX_ADDRESSES).contains(&exporter.addresses.len());
     good.then_some(exporter)
 }
 

@@ -13,6 +13,7 @@
 
 #[cfg(feature = "etcd")]
 mod etcd;
+mod exporter;
 mod finder;
 // Fuzzed without etcd's client, whose build needs protoc.
 #[cfg(any(feature = "etcd", fuzzing))]
@@ -26,10 +27,9 @@ mod without_etcd;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 #[cfg(feature = "etcd")]
 pub use etcd::EtcdOptions;
+pub use exporter::{Exporter, MAX_ADDRESSES};
 pub use finder::Finder;
 pub use registration::{Registration, RegistrationState};
 pub use watch::{DirectoryEvent, DirectoryWatch};
@@ -39,38 +39,7 @@ use without_etcd as etcd;
 
 use super::Address;
 use super::protocol::{check_name, check_prefix};
-use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
-
-/// The most addresses of one exporter, and of a fixed directory.
-pub const MAX_ADDRESSES: usize = 4096;
-
-/// An exporter, as a directory knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Exporter {
-    /// Its addresses, as other machines reach it; Unix sockets are for its own machine.
-    pub addresses: Vec<Address>,
-    /// Its instance; `None` if the directory does not know it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub instance: Option<InstanceId>,
-    /// Its machine; `None` if the directory does not know it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub boot: Option<BootId>,
-}
-
-impl Exporter {
-    /// Returns the address to connect to from a process on the machine `here`: a Unix socket if the exporter
-    /// is on the same machine or nothing else is known, otherwise its first TCP address.
-    pub fn address(&self, here: BootId) -> Option<&Address> {
-        let unix = || self.addresses.iter().find(|address| address.is_unix());
-        let tcp = || self.addresses.iter().find(|address| !address.is_unix());
-        match self.boot {
-            Some(boot) if boot == here => unix().or_else(tcp),
-            Some(_) => tcp(),
-            None => self.addresses.first(),
-        }
-    }
-}
 
 /// Returns which exporters hold a name. Clones are the same directory.
 #[derive(Clone)]
@@ -176,6 +145,19 @@ impl Directory {
     }
 }
 
+#[cfg(feature = "etcd")]
+impl Directory {
+    /// Returns a directory of the exporters that have registered in etcd. This sends no request: etcd may
+    /// still be away.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
+    /// certificates that cannot be read.
+    pub fn etcd(options: EtcdOptions) -> Result<Self> {
+        Ok(Self(Kind::Etcd(Arc::new(etcd::Etcd::new(options)?))))
+    }
+}
+
 /// Displays the given addresses, or etcd's.
 impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -225,6 +207,7 @@ pub mod fuzzing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::{BootId, InstanceId};
 
     fn exporter(addresses: &[&str], boot: Option<u8>) -> Exporter {
         Exporter {

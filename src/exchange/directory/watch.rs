@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::sync::mpsc;
 
-use super::Exporter;
+use super::exporter::Exporter;
 use crate::Error;
 use crate::share::InstanceId;
 

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{DirectoryWatch, Exporter, Registration, RegistrationState};
+use super::exporter::Exporter;
+use super::registration::{Registration, RegistrationState};
+use super::watch::DirectoryWatch;
 use crate::Result;
 
 pub(super) enum Etcd {}

@@ -7,7 +7,6 @@ mod watch;
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
@@ -21,8 +20,8 @@ pub use options::EtcdOptions;
 use options::TlsFiles;
 pub(super) use register::Active;
 
+use super::exporter::Exporter;
 use super::keys::{Keys, read_value};
-use super::{Directory, DirectoryWatch, Exporter, Kind, Registration};
 use crate::text::bounded;
 use crate::{Error, Result};
 
@@ -32,18 +31,6 @@ const PAGE: i64 = 1000;
 const MAX_KEYS: usize = 1 << 20;
 /// The most bytes of an error text that are passed on.
 const MAX_DETAIL: usize = 200;
-
-impl Directory {
-    /// Returns a directory of the exporters that have registered in etcd. This sends no request: etcd may
-    /// still be away.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
-    /// certificates that cannot be read.
-    pub fn etcd(options: EtcdOptions) -> Result<Self> {
-        Ok(Self(Kind::Etcd(Arc::new(Etcd::new(options)?))))
-    }
-}
 
 fn runtime() -> Result<Handle> {
     Handle::try_current().map_err(|error| Error::invalid("runtime", error.to_string()))
@@ -114,16 +101,6 @@ impl Etcd {
             .map_err(|error| self.failed(&error))?;
         *client = Some(new.clone());
         Ok(new)
-    }
-
-    /// Watches the names that begin with `prefix`.
-    pub fn watch(self: &Arc<Self>, prefix: &str) -> Result<DirectoryWatch> {
-        Ok(watch::start(Arc::clone(self), prefix, &runtime()?))
-    }
-
-    /// Registers an exporter.
-    pub fn register(self: &Arc<Self>, exporter: Exporter) -> Result<Registration> {
-        register::start(Arc::clone(self), exporter, &runtime()?)
     }
 
     /// Returns the exporters of a name, in the order in which they registered it.

@@ -9,9 +9,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::super::exporter::Exporter;
 use super::super::keys::value;
-use super::super::{Exporter, Registration, RegistrationState};
-use super::Etcd;
+use super::super::registration::{Registration, RegistrationState};
+use super::{Etcd, runtime};
 use crate::Result;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
@@ -78,8 +79,15 @@ impl Active {
     }
 }
 
+impl Etcd {
+    /// Registers an exporter.
+    pub fn register(self: &Arc<Self>, exporter: Exporter) -> Result<Registration> {
+        start(Arc::clone(self), exporter, &runtime()?)
+    }
+}
+
 /// Starts the task.
-pub(super) fn start(etcd: Arc<Etcd>, exporter: Exporter, runtime: &Handle) -> Result<Registration> {
+fn start(etcd: Arc<Etcd>, exporter: Exporter, runtime: &Handle) -> Result<Registration> {
     let Some(instance) = exporter.instance else {
         return Err(crate::Error::invalid("exporter", "no instance"));
     };

@@ -7,16 +7,24 @@ use etcd_client::{EventType, WatchOptions};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::super::{DirectoryEvent, DirectoryWatch, Exporter};
-use super::{Etcd, end_of};
+use super::super::exporter::Exporter;
+use super::super::watch::{DirectoryEvent, DirectoryWatch};
+use super::{Etcd, end_of, runtime};
 use crate::share::InstanceId;
 use crate::{Error, Result};
 
 /// Events in the queue; when it is full, etcd is read only as fast as they are received.
 const QUEUE: usize = 256;
 
+impl Etcd {
+    /// Watches the names that begin with `prefix`.
+    pub fn watch(self: &Arc<Self>, prefix: &str) -> Result<DirectoryWatch> {
+        Ok(start(Arc::clone(self), prefix, &runtime()?))
+    }
+}
+
 /// Starts the task that watches the names that begin with `prefix`.
-pub(super) fn start(etcd: Arc<Etcd>, prefix: &str, runtime: &Handle) -> DirectoryWatch {
+fn start(etcd: Arc<Etcd>, prefix: &str, runtime: &Handle) -> DirectoryWatch {
     let (sender, events) = mpsc::channel(QUEUE);
     let mut task = Task {
         prefix: etcd.keys.names(prefix),
