@@ -1,6 +1,6 @@
 //! Decides the next step of a follow, without any I/O.
 
-use super::Absence;
+use super::followed::Absence;
 use super::generation::Generation;
 use super::slot::{Offered, Told, View};
 use crate::client::may_pass;

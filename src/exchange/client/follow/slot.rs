@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
-use super::Absence;
+use super::followed::Absence;
 use super::generation::Generation;
 use crate::Error;
 use crate::client::{LeaseState, RemoteBuffer};

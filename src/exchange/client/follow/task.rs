@@ -9,11 +9,11 @@ use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::decide::{Due, Seen, due};
+use super::followed::Absence;
 use super::generation::{Generation, Listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
-use super::{Absence, LeaseState};
 use crate::client::session::{Notified, Session, is_final};
-use crate::client::{Client, FetchOptions, RemoteBuffer, open};
+use crate::client::{Client, FetchOptions, LeaseState, RemoteBuffer, open};
 use crate::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
 use ends::Ends;

@@ -4,6 +4,7 @@ use super::*;
 use crate::Driver;
 use crate::client::fake::*;
 use crate::client::session::Notified;
+use crate::client::{LeaseState, RemoteBuffer};
 use crate::protocol::*;
 
 mod endings;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::Absence;
 use super::super::decide::{Fate, Seen, fate};
+use super::super::followed::Absence;
 use super::super::slot::{Offered, Told};
 use super::Follower;
 use crate::client::Reconnect;
