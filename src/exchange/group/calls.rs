@@ -9,10 +9,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::answers::incomplete;
 use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
-use super::group::{Group, server_lost};
+use super::group::Group;
 use super::handles::{blocking, enough_fds, export, take};
+use super::kept::{Calls, discard};
 use super::member::Slot;
 use super::options::Map;
+use super::state::server_lost;
 use crate::client::Answered;
 use crate::driver::HandleType;
 use crate::limits::deadline;
@@ -198,50 +200,12 @@ impl Group {
     }
 }
 
-/// The state of this rank's barriers and gathers.
-#[derive(Debug, Default)]
-pub(super) struct Calls {
-    /// The number of the last call.
-    last: u64,
-    pub(super) kept: Kept,
-}
-
-/// The memories that this rank shared in its last successful call and in later ones, with the calls' numbers.
-/// Other ranks may still map them until a later call has succeeded, and a fabric handle opens nothing once the
-/// memory is freed.
-#[derive(Debug, Default)]
-pub(super) struct Kept(Vec<(u64, Shared)>);
-
-impl Kept {
-    fn add(&mut self, number: u64, memory: Option<Shared>) {
-        self.0.extend(memory.map(|memory| (number, memory)));
-    }
-
-    /// Takes the memory that was shared in a call.
-    fn take(&mut self, of: u64) -> Vec<(u64, Shared)> {
-        self.0.extract_if(.., |(number, _)| *number == of).collect()
-    }
-
-    /// Takes the memories that were shared before a call that has succeeded.
-    fn before(&mut self, succeeded: u64) -> Vec<(u64, Shared)> {
-        self.0
-            .extract_if(.., |(number, _)| *number < succeeded)
-            .collect()
-    }
-}
-
 /// Whether the server has failed the call for all ranks. No rank maps the memory of such a call.
 const fn failed_for_all(error: &Error) -> bool {
     matches!(
         error,
         Error::RanksMissing { .. } | Error::RanksDisagree { .. }
     )
-}
-
-/// Drops memory on a blocking thread. An unmap takes as long as the driver does.
-pub(super) async fn discard<T: Send + 'static>(memory: T) {
-    // An error means that the runtime is ending; the memory is dropped anyway.
-    let _ = blocking(move || drop(memory)).await;
 }
 
 /// What this rank contributes.

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::Roster;
-use super::round::{Given, Told, Waiter, refused};
+use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::protocol::{Agreed, Incomplete, Payload};
+use crate::protocol::{Agreed, Incomplete, Payload, Secret};
 use crate::share::Description;
+use crate::transport::HeldFd;
 
 /// What all ranks of a gather must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,13 @@ impl fmt::Display for Shape {
             Self::Memory => f.write_str("a gather of memory"),
         }
     }
+}
+
+/// Handles that a rank gives to the others.
+pub(super) enum Given {
+    Fabric(Vec<Secret>),
+    /// Counted for their peer as long as the round keeps them.
+    Fds(Vec<HeldFd>),
 }
 
 /// A rank's part in a gather.

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::{Contribution, Entered, Outcome, Shape};
+use super::collective::{Contribution, Entered, Given, Outcome, Shape};
 use super::phase::given;
 use super::roster::{PageLimits, Roster};
-use super::round::{Given, Phase, Round, Rules, Stay, Told, Waiter, refused};
+use super::round::{Phase, Round, Rules, Stay};
 use super::rounds::{Rounds, no_such_round};
+use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;

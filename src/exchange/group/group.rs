@@ -7,41 +7,27 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, broadcast, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
-use super::Admission;
-use super::calls::{Calls, discard};
 use super::host::Hosted;
-use super::join::{leave_behind, unmapped};
+use super::kept::{Calls, discard};
+use super::leave::{leave_behind, say_leave, unmapped};
 use super::member::Slot;
-use super::options::{GroupOptions, Map};
+use super::options::Map;
+use super::state::{GroupState, follow, server_lost};
 use crate::client::Notified;
 use crate::driver::{Access, Driver, HandleType};
-use crate::limits::deadline;
-use crate::protocol::{Answer, Ask, Leave};
+use crate::protocol::{Answer, Leave};
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 use crate::{Address, Client};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
-
-/// The state of a group.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct GroupState {
-    /// Ranks that are gone without having left, in order. Their memory stays mapped here until it is dropped,
-    /// but its contents are no longer maintained.
-    pub lost: Vec<u32>,
-    /// Why the group's server is lost, if it is. Mapped memory stays mapped. To the other ranks, this rank is
-    /// lost then.
-    pub server_lost: Option<Error>,
-}
 
 /// A group that this process has joined as one of its ranks.
 ///
 /// Dropping it unmaps the others' memory first, then the rank leaves in the background. Other ranks may still
 /// map this rank's memory at that time; [`leave`](Self::leave) waits for them.
 ///
-/// If this rank started the server, the server [lingers](GroupOptions::linger) after a drop, as a task of the
-/// runtime that the group was joined in. When that runtime or the process ends, the server ends too, and the
+/// If this rank started the server, the server [lingers](super::GroupOptions::linger) after a drop, as a task of
+/// the runtime that the group was joined in. When that runtime or the process ends, the server ends too, and the
 /// other ranks lose it, but not their mappings. Only `leave` waits for all ranks.
 ///
 /// ```
@@ -120,21 +106,6 @@ pub(super) struct Parts {
 }
 
 impl Group {
-    /// Returns options to join the group `name` as `rank` of `size` ranks. Rank 0 listens at `address`; the
-    /// others connect there, and may start first. `admission` says which peers may be the other ranks.
-    ///
-    /// Between machines, `address` is a TCP address and needs [`security`](GroupOptions::security). On one
-    /// machine it may be a Unix socket.
-    pub fn options(
-        name: impl Into<String>,
-        rank: u32,
-        size: u32,
-        address: Address,
-        admission: Admission,
-    ) -> GroupOptions {
-        GroupOptions::new(name.into(), rank, size, address, admission)
-    }
-
     pub(super) fn new(parts: Parts, hosted: Option<Hosted>) -> Self {
         let (sender, state) = watch::channel(GroupState::default());
         let watcher = tokio::spawn(follow(parts.news, sender, parts.leave.round));
@@ -355,73 +326,5 @@ impl fmt::Debug for Group {
             .field("via", &self.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
-    }
-}
-
-/// Leaves and waits for the others. Asks once more if the connection breaks, because the client resumes its
-/// session.
-async fn say_leave(client: &Client, leave: &Leave, within: Duration) -> Result<Answer> {
-    let until = deadline(within);
-    let ask = || {
-        let left = until.saturating_duration_since(Instant::now());
-        let ask = Ask::Leave(Leave {
-            ms: left.as_millis().try_into().unwrap_or(u64::MAX),
-            ..leave.clone()
-        });
-        client.call(ask, left.saturating_add(Duration::from_secs(5)))
-    };
-    let broke = match ask().await {
-        Err(error @ Error::Share(ShareError::PeerLost { .. })) => error,
-        answer => return answer,
-    };
-    match ask().await {
-        // The server no longer knows whether all have left or some were lost.
-        Err(Error::Refused {
-            reason: Refusal::NotFound,
-            ..
-        }) => Err(broke),
-        answer => answer,
-    }
-}
-
-/// Waits until the server is lost.
-pub(super) async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error {
-    loop {
-        if let Some(error) = &state.borrow_and_update().server_lost {
-            return error.clone();
-        }
-        if state.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-/// Keeps the state up to date.
-async fn follow(
-    mut news: broadcast::Receiver<Notified>,
-    state: watch::Sender<GroupState>,
-    round: u64,
-) {
-    loop {
-        match news.recv().await {
-            Ok(Notified::Lost(lost)) if lost.round == round => state.send_modify(|state| {
-                state.lost.extend(&lost.ranks);
-                state.lost.sort_unstable();
-                state.lost.dedup();
-            }),
-            Ok(Notified::SessionLost(error)) => {
-                // The loss is reported often; only the first report is kept.
-                state.send_if_modified(|state| {
-                    let first = state.server_lost.is_none();
-                    state
-                        .server_lost
-                        .get_or_insert_with(|| Arc::unwrap_or_clone(error));
-                    first
-                });
-            }
-            // The group closed the connection itself.
-            Ok(Notified::Over) | Err(broadcast::error::RecvError::Closed) => return,
-            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-        }
     }
 }

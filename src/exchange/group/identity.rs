@@ -2,7 +2,7 @@
 
 use ring::hmac;
 
-use super::round::refused;
+use super::told::refused;
 use crate::driver::random;
 use crate::protocol::{Admission, Refused, Texts};
 use crate::{Error, Refusal, Result};

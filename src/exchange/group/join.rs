@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::Admission;
 use super::answers::incomplete;
 use super::error::{Error, Result};
 use super::group::{Group, Parts};
 use super::handles::{blocking, enough_fds, export, take};
 use super::host::Hosted;
+use super::leave::Leaving;
 use super::local::connect_local;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
@@ -26,6 +27,51 @@ const SLACK: Duration = Duration::from_secs(5);
 /// The pause before asking again after a broken connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
+impl Group {
+    /// Returns options to join the group `name` as `rank` of `size` ranks. Rank 0 listens at `address`; the
+    /// others connect there, and may start first. `admission` says which peers may be the other ranks.
+    ///
+    /// Between machines, `address` is a TCP address and needs [`security`](GroupOptions::security). On one
+    /// machine it may be a Unix socket.
+    pub fn options(
+        name: impl Into<String>,
+        rank: u32,
+        size: u32,
+        address: Address,
+        admission: Admission,
+    ) -> GroupOptions {
+        GroupOptions::new(name.into(), rank, size, address, admission)
+    }
+}
+
+impl GroupOptions {
+    /// Joins the group: returns when all ranks have come and exchanged their handles. All ranks get the same
+    /// decision.
+    ///
+    /// Everything goes through the group's server, with two requests per rank. The answer to the second
+    /// contains all members, so the number of bytes grows with the square of the size, as in every all-gather
+    /// (about 250 bytes per member); nothing else does.
+    ///
+    /// # Errors
+    /// For all ranks that have come: [`Error::RanksMissing`] with the ranks that have not come in time or were
+    /// lost meanwhile, [`NoCommonHandle`](crate::Error::NoCommonHandle) with the reasons.
+    ///
+    /// For this rank only: [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not
+    /// exist; [`Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
+    /// right to groups of this name, or the admission does not admit this rank itself; also if the rank is
+    /// taken, the size differs from the others', or a limit is reached;
+    /// [`LimitReached`](crate::Error::LimitReached) if this process may not open as many file
+    /// descriptors as all ranks' memory has parts (`RLIMIT_NOFILE`); those of connecting and, with
+    /// [`Map::All`], of importing.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped early, this rank leaves: the others' join fails, unless they already have
+    /// everything they need.
+    pub async fn join(self, driver: &Driver) -> Result<Group> {
+        join(self, driver).await
+    }
+}
+
 /// Returns the valid ranks as text.
 fn ranks(size: u32) -> String {
     match size.checked_sub(1) {
@@ -35,7 +81,7 @@ fn ranks(size: u32) -> String {
     }
 }
 
-pub(super) async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
+async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
     check_name(&options.name)?;
     if options.rank >= options.size {
         let why = format!("it is {} of {}", options.rank, options.size);
@@ -337,42 +383,5 @@ impl Joining<'_> {
         let what = format!("group '{}'", options.name);
         let peer = self.client.peer();
         incomplete(&options.name, options.size, peer, what, why)
-    }
-}
-
-/// Tells the server when a rank gives up after the agreement, so that the others do not wait.
-struct Leaving {
-    client: Option<Client>,
-    leave: Leave,
-    runtime: Handle,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        if let Some(client) = self.client.take() {
-            leave_behind(&self.runtime, client, self.leave.clone(), None);
-        }
-    }
-}
-
-/// Tells the server in the background that a rank leaves, after it has unmapped everything. If the runtime
-/// has ended, the session times out instead.
-pub(super) fn leave_behind(
-    runtime: &Handle,
-    client: Client,
-    leave: Leave,
-    unmapping: Option<JoinHandle<()>>,
-) {
-    runtime.spawn(async move {
-        unmapped(unmapping).await;
-        let _ = client.call(Ask::Leave(leave), Duration::from_secs(5)).await;
-    });
-}
-
-/// Waits until a dropped call of [`Group::leave`] has finished unmapping.
-pub(super) async fn unmapped(unmapping: Option<JoinHandle<()>>) {
-    if let Some(unmapping) = unmapping {
-        // A panic is reported where it happens.
-        let _ = unmapping.await;
     }
 }

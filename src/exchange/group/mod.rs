@@ -47,6 +47,8 @@ mod handles;
 mod host;
 mod identity;
 mod join;
+mod kept;
+mod leave;
 mod local;
 mod member;
 mod options;
@@ -57,15 +59,18 @@ mod rights;
 mod roster;
 mod round;
 mod rounds;
+mod state;
+mod told;
 
 pub use admission::{Admission, GroupSecret};
 pub(crate) use coordinator::{Groups, MembersPage, Rules};
 pub use error::{Error, Result};
 pub use gathered::GatheredMemory;
-pub use group::{Group, GroupState};
+pub use group::Group;
 pub(crate) use identity::Keys;
 pub use options::{GroupOptions, Host, Map};
 pub use rights::Rights;
 pub(crate) use rounds::NO_SUCH_ROUND;
+pub use state::GroupState;
 
 pub use crate::protocol::{MAX_GATHER, MAX_GATHER_TOTAL};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Admission, Group, join};
-use crate::driver::{Access, Driver};
+use super::Admission;
+use crate::driver::Access;
 use crate::share::{ImportOptions, Peers, Shared};
 use crate::{Address, Limits, Security, Who};
 
@@ -163,9 +163,9 @@ impl GroupOptions {
         self
     }
 
-    /// Sets how long this rank's server continues in the background for the other ranks when the [`Group`] is
-    /// dropped instead of [left](Group::leave). 1 minute by default, at most [`Limits::wait`](Limits). The
-    /// server ends within seconds after the last rank has left or is lost.
+    /// Sets how long this rank's server continues in the background for the other ranks when the
+    /// [`Group`](super::Group) is dropped instead of [left](super::Group::leave). 1 minute by default, at most
+    /// [`Limits::wait`](Limits). The server ends within seconds after the last rank has left or is lost.
     ///
     /// The rank's own memory is released at the drop. If the ranks share by fds, the server holds the fds of
     /// that memory for [`Limits::request`](Limits) plus a lease after the exchange, or until it ends. The
@@ -173,32 +173,5 @@ impl GroupOptions {
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
-    }
-
-    /// Joins the group: returns when all ranks have come and exchanged their handles. All ranks get the same
-    /// decision.
-    ///
-    /// Everything goes through the group's server, with two requests per rank. The answer to the second
-    /// contains all members, so the number of bytes grows with the square of the size, as in every all-gather
-    /// (about 250 bytes per member); nothing else does.
-    ///
-    /// # Errors
-    /// For all ranks that have come: [`Error::RanksMissing`](super::Error::RanksMissing) with the ranks that
-    /// have not come in time or were lost meanwhile, [`NoCommonHandle`](crate::Error::NoCommonHandle)
-    /// with the reasons.
-    ///
-    /// For this rank only: [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not
-    /// exist; [`Refused`](crate::Error::Refused) with `forbidden` if the server gives this peer no
-    /// right to groups of this name, or the admission does not admit this rank itself; also if the rank is
-    /// taken, the size differs from the others', or a limit is reached;
-    /// [`LimitReached`](crate::Error::LimitReached) if this process may not open as many file
-    /// descriptors as all ranks' memory has parts (`RLIMIT_NOFILE`); those of connecting and, with
-    /// [`Map::All`], of importing.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped early, this rank leaves: the others' join fails, unless they already have
-    /// everything they need.
-    pub async fn join(self, driver: &Driver) -> super::Result<Group> {
-        join::join(self, driver).await
     }
 }

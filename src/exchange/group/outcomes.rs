@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use super::round::Told;
+use super::told::Told;
 
 /// The most outcomes kept for one session: a session only displaces its own.
 const PER_SESSION: usize = 16;

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::collective::Given;
 use super::roster::{PageLimits, Roster};
-use super::round::{Given, Kept, Phase, Round, Stay, Told, Waiter, refused};
+use super::round::{Kept, Phase, Round, Stay};
 use super::rounds::Rounds;
+use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};

@@ -4,19 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::Collective;
+use super::collective::{Collective, Given};
 use super::identity::Identity;
 use super::roster::{PageLimits, Roster};
+use super::told::Waiter;
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::protocol::{Agreed, Incomplete, MAX_GATHER_TOTAL, Refused, Secret};
+use crate::protocol::{Incomplete, MAX_GATHER_TOTAL};
 use crate::share::{BootId, Description};
-use crate::transport::HeldFd;
 use crate::{Limits, PeerName};
-
-/// A request that waits for its answer.
-pub(super) type Waiter = u64;
 
 /// The longest time between two checks of the clock while a rank waits.
 pub(super) const TICK: Duration = Duration::from_secs(1);
@@ -110,29 +107,6 @@ pub(super) struct Asker {
     /// Covers the memory kept for the rank.
     #[expect(dead_code, reason = "it is there to be dropped")]
     pub charge: Option<Arc<Charge>>,
-}
-
-/// The answer to a waiter.
-#[derive(Clone)]
-pub(super) enum Told {
-    Agreed(Agreed),
-    Members(Arc<Roster>, usize),
-    Done,
-    Incomplete(Arc<Incomplete>),
-    Refused(Refused),
-}
-
-pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
-    Refused {
-        reason: reason.word().into(),
-        detail: detail.into(),
-    }
-}
-
-pub(super) enum Given {
-    Fabric(Vec<Secret>),
-    /// Counted for their peer as long as the round keeps them.
-    Fds(Vec<HeldFd>),
 }
 
 /// The state of a rank in a complete round.
