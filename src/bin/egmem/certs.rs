@@ -1,24 +1,18 @@
 //! `egmem certs`: a private authority, and certificates for the nodes and users of a cluster.
 
+mod files;
 mod renew;
 mod revoke;
 mod show;
 
-use std::fs;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use egmem::certs::{Authority, CertRequest, write_new};
+use egmem::certs::{Authority, CertRequest};
 use egmem::exchange::{Error, Result};
-use time::OffsetDateTime;
-use zeroize::Zeroizing;
 
 use crate::output::print;
-
-/// The authority's files.
-const CA: &str = "ca";
+use files::{CA, Pair, authority};
 
 /// `egmem certs`
 #[derive(Args, Debug)]
@@ -156,78 +150,4 @@ fn file_stem(name: &str) -> Result<&str> {
         ));
     }
     Ok(name)
-}
-
-/// Loads the authority in a folder.
-fn authority(folder: &Path) -> Result<Authority> {
-    let (cert, key) = (folder.join("ca.pem"), folder.join("ca.key"));
-    if !cert.exists() {
-        return Err(Error::invalid_of(
-            "--ca",
-            format!("there is no ca.pem in '{}'", folder.display()),
-            "the folder that `egmem certs init --out` wrote ca.pem and ca.key to",
-        ));
-    }
-    Authority::load(&read(&cert)?, &read_key(&key)?)
-}
-
-/// Reads a private key, which is wiped when dropped.
-fn read_key(path: &Path) -> Result<Zeroizing<String>> {
-    read(path).map(Zeroizing::new)
-}
-
-/// Formats a time in UTC as RFC 3339 does.
-fn shown(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at);
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
-        at.year(),
-        u8::from(at.month()),
-        at.day(),
-        at.hour(),
-        at.minute(),
-        at.second()
-    )
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path)
-        .map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))
-}
-
-/// The paths of a certificate and its key; neither file exists yet.
-struct Pair {
-    cert: PathBuf,
-    key: PathBuf,
-}
-
-impl Pair {
-    fn new(folder: &Path, stem: &str) -> Result<Self> {
-        let pair = Self {
-            cert: folder.join(format!("{stem}.pem")),
-            key: folder.join(format!("{stem}.key")),
-        };
-        for path in [&pair.cert, &pair.key] {
-            if path.symlink_metadata().is_ok() {
-                return Err(Error::invalid(
-                    "output",
-                    format!("{} is there already and is not overwritten", path.display()),
-                ));
-            }
-        }
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|error| Error::system(format!("cannot make {}", folder.display()), &error))?;
-        Ok(pair)
-    }
-
-    /// Writes both, or neither.
-    fn write(&self, cert: &str, key: &str) -> Result<()> {
-        write_new(&self.key, key.as_bytes(), true)?;
-        write_new(&self.cert, cert.as_bytes(), false).inspect_err(|_| {
-            let _ = fs::remove_file(&self.key);
-        })
-    }
 }

@@ -6,7 +6,8 @@ use clap::Args;
 use egmem::certs::{CertInfo, write_over};
 use egmem::exchange::{Error, Result};
 
-use super::{authority, read, read_key};
+use super::files::{authority, read, read_key};
+use super::show::shown;
 use crate::output::print;
 
 /// `egmem certs renew`
@@ -68,11 +69,11 @@ impl Renew {
              Load it in what runs: SIGHUP for egmem serve. The old one is valid until {}: revoke {} where \
              its key is lost.\n",
             renewed.peer.as_deref().unwrap_or("its names"),
-            super::shown(renewed.not_after),
+            shown(renewed.not_after),
             self.cert.display(),
             key.display(),
             if self.keep_key { "old" } else { "new" },
-            super::shown(info.not_after),
+            shown(info.not_after),
             info.serial,
         ))?)
     }

@@ -6,7 +6,7 @@ use clap::Args;
 use egmem::certs::{Serial, write_over};
 use egmem::exchange::Result;
 
-use super::{authority, read};
+use super::files::{authority, read};
 use crate::output::print;
 
 /// `egmem certs revoke`

@@ -7,8 +7,9 @@ use clap::Args;
 use egmem::certs::CertInfo;
 use egmem::exchange::Result;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
-use super::{read, read_key, shown};
+use super::files::{read, read_key};
 use crate::output::print;
 
 /// `egmem certs show`
@@ -125,5 +126,19 @@ fn text(file: &Path, info: &CertInfo, now: SystemTime, key: Option<(&Path, bool)
         shown(info.not_before),
         shown(info.not_after),
         info.sha256,
+    )
+}
+
+/// Formats a time in UTC as RFC 3339 does.
+pub(super) fn shown(at: SystemTime) -> String {
+    let at = OffsetDateTime::from(at);
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z",
+        at.year(),
+        u8::from(at.month()),
+        at.day(),
+        at.hour(),
+        at.minute(),
+        at.second()
     )
 }
