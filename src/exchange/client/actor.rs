@@ -8,18 +8,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
-use super::session::{Command, Own, Session};
+use super::session::{Commands, Own, Session};
 use super::{text, trust};
 use crate::limits::deadline;
 use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
 use crate::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result, ShareError};
-
-type Commands = mpsc::UnboundedReceiver<Command>;
 
 /// Runs a session until its last user is gone.
 pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Established) {

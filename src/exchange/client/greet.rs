@@ -100,6 +100,19 @@ pub(crate) const fn may_pass(error: &Error) -> bool {
     )
 }
 
+/// Whether a client is not let in, until somebody changes a list, a certificate or a program.
+pub(super) const fn is_final(error: &Error) -> bool {
+    use crate::Refusal::{Forbidden, NotTrusted, Version};
+    matches!(
+        error,
+        Error::Share(ShareError::NotTrusted { .. })
+            | Error::Refused {
+                reason: Forbidden | NotTrusted | Version,
+                ..
+            }
+    )
+}
+
 /// Connects, and begins or resumes a session.
 pub(super) async fn establish(
     dial: &Dial,

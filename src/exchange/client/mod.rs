@@ -1,11 +1,13 @@
 //! The client: finds memory by name, imports it, and holds a lease on it.
 
 mod actor;
+mod connect;
 mod create;
 mod fetch;
 mod follow;
 mod greet;
 mod lease;
+mod leased;
 mod open;
 mod options;
 mod probe;
@@ -28,15 +30,15 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 pub use create::CreateOptions;
-pub use fetch::{FetchOptions, Leased};
+pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
+pub use leased::Leased;
 pub use options::{ClientOptions, Reconnect};
 pub use probe::Proof;
 pub use remote::RemoteBuffer;
 pub use watch::{Watch, WatchEvent};
 
-use super::Address;
 use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
 use crate::driver::Driver;
@@ -77,15 +79,6 @@ use session::{Keep, Session};
 pub struct Client(Keep);
 
 impl Client {
-    /// Returns options for a client of the server at `address`.
-    pub fn options(address: Address) -> ClientOptions {
-        ClientOptions::new(address)
-    }
-
-    pub(super) fn new(keep: Keep) -> Self {
-        Self(keep)
-    }
-
     /// Returns the names that begin with `prefix` and that this client may fetch, in order.
     ///
     /// # Errors
@@ -179,22 +172,6 @@ impl Client {
                 Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
             }
         }
-    }
-
-    /// Returns options for fetching a name: [`go`](FetchOptions::go) imports its memory.
-    pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
-        FetchOptions::new(self, name.into())
-    }
-
-    /// Watches names that begin with `prefix`: first those that exist, then the changes.
-    ///
-    /// # Errors
-    /// Those of [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    /// If dropped before completion, nothing is left.
-    pub async fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
-        Watch::start(self, prefix.into()).await
     }
 
     /// Ends a name that this client created, after waiting up to `patience` for its holders.

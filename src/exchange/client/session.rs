@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::greet::{Dial, Established, Terms};
 use super::lease::{Held, Lease, LeaseKey, LeaseState};
-use super::{Client, actor, text};
+use super::text;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Entry, Lost, Release};
 use crate::transport::Unconnected;
@@ -47,6 +47,9 @@ pub(super) struct Command {
     pub(super) reply: oneshot::Sender<Result<Answered>>,
     permit: OwnedSemaphorePermit,
 }
+
+/// The requests of a session's users.
+pub(super) type Commands = mpsc::UnboundedReceiver<Command>;
 
 /// A user that waits for an answer.
 enum Waiting {
@@ -132,53 +135,55 @@ pub(crate) struct Session {
     state: Mutex<State>,
 }
 
-/// Starts a session's task.
-pub(super) fn start(dial: Dial, established: Established, driver: &Driver) -> Client {
-    let (queue, commands) = mpsc::unbounded_channel();
-    let permits = dial
-        .options
-        .limits
-        .requests_in_flight
-        .saturating_sub(RELEASES + 1)
-        .max(1);
-    let session = Arc::new(Session {
-        driver: driver.clone(),
-        runtime: Handle::current(),
-        queue,
-        // These permits bound the queue.
-        permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
-        wake: Notify::new(),
-        notices: OnceLock::new(),
-        over: watch::channel(false).0,
-        gone: watch::channel(None).0,
-        barred: watch::channel(None).0,
-        users: AtomicUsize::new(0),
-        state: Mutex::new(State {
-            link: Link::Up,
-            terms: Arc::new(established.terms.clone()),
-            epoch: 0,
-            next_id: 0,
-            waiting: HashMap::new(),
-            leases: HashMap::new(),
-            releases: VecDeque::new(),
-            releases_sent: 0,
-            ping_due: false,
-            ping_sent: false,
-            early: VecDeque::new(),
-            silence: Silence {
-                last: Instant::now(),
-                total: Duration::ZERO,
-            },
-            closing: None,
-        }),
-        dial,
-    });
-    let client = Client::new(Keep::new(&session));
-    tokio::spawn(actor::run(session, commands, established));
-    client
-}
-
 impl Session {
+    /// Creates the session of a new connection on the current runtime. Its task takes the commands.
+    pub(super) fn new(
+        dial: Dial,
+        established: &Established,
+        driver: &Driver,
+    ) -> (Arc<Self>, Commands) {
+        let (queue, commands) = mpsc::unbounded_channel();
+        let permits = dial
+            .options
+            .limits
+            .requests_in_flight
+            .saturating_sub(RELEASES + 1)
+            .max(1);
+        let session = Arc::new(Self {
+            driver: driver.clone(),
+            runtime: Handle::current(),
+            queue,
+            // These permits bound the queue.
+            permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+            wake: Notify::new(),
+            notices: OnceLock::new(),
+            over: watch::channel(false).0,
+            gone: watch::channel(None).0,
+            barred: watch::channel(None).0,
+            users: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                link: Link::Up,
+                terms: Arc::new(established.terms.clone()),
+                epoch: 0,
+                next_id: 0,
+                waiting: HashMap::new(),
+                leases: HashMap::new(),
+                releases: VecDeque::new(),
+                releases_sent: 0,
+                ping_due: false,
+                ping_sent: false,
+                early: VecDeque::new(),
+                silence: Silence {
+                    last: Instant::now(),
+                    total: Duration::ZERO,
+                },
+                closing: None,
+            }),
+            dial,
+        });
+        (session, commands)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs under the lock while the state is half changed.
         lock(&self.state)
@@ -356,19 +361,6 @@ impl Session {
     }
 }
 
-/// Whether a client is not let in, until somebody changes a list, a certificate or a program.
-pub(super) const fn is_final(error: &Error) -> bool {
-    use crate::Refusal::{Forbidden, NotTrusted, Version};
-    matches!(
-        error,
-        Error::Share(ShareError::NotTrusted { .. })
-            | Error::Refused {
-                reason: Forbidden | NotTrusted | Version,
-                ..
-            }
-    )
-}
-
 impl State {
     fn id(&mut self) -> u64 {
         self.next_id += 1;
@@ -420,7 +412,7 @@ impl fmt::Debug for Session {
 pub(crate) struct Keep(Arc<Session>);
 
 impl Keep {
-    fn new(session: &Arc<Session>) -> Self {
+    pub(super) fn new(session: &Arc<Session>) -> Self {
         session.users.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(session))
     }

@@ -43,8 +43,21 @@ pub struct Watch {
     away: bool,
 }
 
+impl Client {
+    /// Watches names that begin with `prefix`: first those that exist, then the changes.
+    ///
+    /// # Errors
+    /// Those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, nothing is left.
+    pub async fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
+        Watch::start(self, prefix.into()).await
+    }
+}
+
 impl Watch {
-    pub(super) async fn start(client: &Client, prefix: String) -> Result<Self> {
+    async fn start(client: &Client, prefix: String) -> Result<Self> {
         let mut watch = Self {
             // Before the first listing, so that nothing is missed.
             notices: client.0.session().notices(),

@@ -3,8 +3,7 @@
 use super::followed::Absence;
 use super::generation::Generation;
 use super::slot::{Offered, Told, View};
-use crate::client::may_pass;
-use crate::client::session::is_final;
+use crate::client::greet::{is_final, may_pass};
 use crate::{Error, MemoryError, Refusal, ShareError};
 
 /// The state of the name as this client knows it.

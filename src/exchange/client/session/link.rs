@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change, is_final,
-};
-use crate::client::greet::{Established, Resume};
+use super::{Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change};
+use crate::client::greet::{Established, Resume, is_final};
 use crate::client::text;
 use crate::protocol::Refused;
 use crate::transport::Unconnected;
