@@ -7,10 +7,12 @@ use tokio::time::timeout_at;
 
 use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
 use super::handshakes::{GiveWay, Handshakes};
+use super::link::Link;
 use super::machines::Machine;
+use super::outcome::{No, over};
 use super::process::Known;
 use super::session::Session;
-use super::state::{No, State, millis, over};
+use super::state::{State, millis};
 use super::stats::count;
 use super::{Inner, ServerEvent, connection, token};
 use crate::account::{self, Account};
@@ -18,26 +20,9 @@ use crate::protocol::{
     Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
     encode,
 };
-use crate::share::BootId;
-use crate::transport::{Connection, FdShare, Incoming, Listening};
+use crate::transport::{Connection, Incoming, Listening};
 use crate::{Error, Refusal, Result, ShareError};
 use crate::{PeerName, limits};
-
-/// A connection's properties, besides its two ends.
-#[derive(Clone, Debug)]
-pub(super) struct Link {
-    /// Unique among a server's connections.
-    pub id: u64,
-    pub session: Arc<Session>,
-    /// A Unix socket: frames may carry fds.
-    pub local: bool,
-    /// The connection's fds at this end.
-    pub fds: Arc<FdShare>,
-    /// Over a Unix socket, the process that connected.
-    pub process: Option<Known>,
-    /// The client's machine, as the client claims.
-    pub boot: BootId,
-}
 
 /// Accepts connections at the address with this number until the server ends.
 pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) {

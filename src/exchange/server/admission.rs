@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Inner;
 use super::handshakes::Handshake;
-use super::state::{No, over};
+use super::outcome::{No, over};
 use super::stats::count;
 use crate::PeerName;
 use crate::account::{Account, CONNECTION, Charge};

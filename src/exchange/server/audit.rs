@@ -6,6 +6,7 @@
 
 mod asked;
 mod bound;
+mod pending;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -15,9 +16,9 @@ use serde::Serialize;
 
 pub(super) use self::asked::Asked;
 use self::bound::{Bounds, Kind, Suppressed};
-use super::Inner;
-use super::accept::Link;
-use super::connection::{Content, Outcome};
+pub(super) use self::pending::Pending;
+use super::link::Link;
+use super::outcome::{Content, Outcome};
 use super::publication::Publication;
 use crate::PeerName;
 use crate::Refusal;
@@ -278,38 +279,6 @@ impl<'a> LeaseOf<'a> {
             lease,
             name: publication.map(|publication| &*publication.name),
             bytes: publication.map(|publication| publication.description.len),
-        }
-    }
-}
-
-/// A job whose answer may never be sent: if dropped before [`answered`](Self::answered), it is reported as
-/// abandoned.
-pub(super) struct Pending {
-    inner: Arc<Inner>,
-    link: Link,
-    asked: Option<Asked>,
-}
-
-impl Pending {
-    pub fn new(inner: &Arc<Inner>, link: &Link, asked: Asked) -> Self {
-        Self {
-            inner: Arc::clone(inner),
-            link: link.clone(),
-            asked: Some(asked),
-        }
-    }
-
-    pub fn answered(mut self, outcome: &Outcome) {
-        if let Some(asked) = self.asked.take() {
-            self.inner.audit.answered(&self.link, asked, outcome);
-        }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if let Some(asked) = self.asked.take() {
-            self.inner.audit.abandoned(&self.link, asked);
         }
     }
 }

@@ -7,50 +7,18 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
-use super::accept::Link;
 use super::audit::{Asked, Pending};
-use super::fetch::Grant;
+use super::link::Link;
+use super::outcome::{Content, No, Outcome, Step, over};
 use super::publication::Publication;
-use super::requests::Step;
 use super::session::Next;
-use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, requests};
 use crate::account::{self, Charge};
-use crate::group::MembersPage;
 use crate::protocol::{Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request};
 use crate::protocol::{decode, encode};
-use crate::transport::{Connection, Frame, FrameWriter, HeldFd};
+use crate::transport::{Connection, Frame, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
-
-/// The content of an answer.
-#[derive(Debug)]
-pub(super) enum Content {
-    /// An answer, and the fds that go with it.
-    Answer(Answer, Vec<HeldFd>),
-    /// The entry of a name, built when it is written.
-    Name(Arc<Publication>),
-    /// A grant, likewise.
-    Granted(Box<Grant>),
-    /// Members of a group, encoded once for all of its ranks.
-    Members(MembersPage),
-}
-
-impl Content {
-    /// Returns an answer with its fds.
-    pub fn with_fds(answer: Answer, fds: Vec<HeldFd>) -> Self {
-        Self::Answer(answer, fds)
-    }
-}
-
-impl From<Answer> for Content {
-    fn from(answer: Answer) -> Self {
-        Self::Answer(answer, Vec::new())
-    }
-}
-
-/// The result of a request.
-pub(super) type Outcome = Result<Content, No>;
 
 /// Why a connection ends.
 enum End {
@@ -207,7 +175,7 @@ async fn request(
     drop((bytes, read));
     count(&inner.counters.requests);
     let id = request.id;
-    let asked = Asked::of(inner, request.ask.as_ref());
+    let asked = Asked::of(request.ask.as_ref(), |name| inner.state().bytes_of(name));
     let pending = Pending::new(inner, link, asked);
     let kept = request.ask.as_ref().map_or(0, account::request);
     let entering = request.ask.as_ref().and_then(requests::entering);

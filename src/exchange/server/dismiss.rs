@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::{Instant, SystemTime};
 
-use super::accept::Link;
+use super::link::Link;
 use super::state::State;
 use super::{Inner, ServerEvent};
 use crate::PeerName;

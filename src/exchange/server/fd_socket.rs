@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
+use super::Inner;
 use super::accept;
 use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
-use super::connection::{Outcome, answer};
+use super::connection::answer;
 use super::folder::{self, FD_SOCKET, Folder};
 use super::handshakes::GiveWay;
 use super::options::FdSocketAt;
+use super::outcome::{No, Outcome, done};
 use super::process::Known;
-use super::state::No;
 use super::stats::count;
-use super::{Inner, requests};
 use crate::account::Account;
 use crate::protocol::{Ask, Greeting, Request, decode};
 use crate::share::{InstanceId, Peers};
@@ -204,7 +204,7 @@ async fn outcome_of(
 ) -> Outcome {
     let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
     match ask {
-        Some(Ask::Ping(_)) => requests::done(),
+        Some(Ask::Ping(_)) => done(),
         Some(Ask::Redeem(redeem)) => inner.redeem(peer, process, at, &redeem.ticket).await,
         _ => Err(no(Refusal::Unsupported)),
     }

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::accept::Link;
-use super::connection::{Content, Outcome};
+use super::grant::{Grant, Via};
+use super::link::Link;
+use super::outcome::{Content, No, Outcome, Step, not_found, over};
 use super::process::Known;
 use super::publication::Publication;
-use super::requests::{Step, not_found};
-use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Account, REQUEST};
 use crate::driver::{Access, HandleType};
-use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::protocol::{Answer, Fds, Fetch, Secret, check_name};
 use crate::transport::{FdShare, HeldFd, Reserved};
 
 /// The most handle types that a client may ask for.
@@ -35,51 +34,6 @@ enum Choice {
     Ticket,
     /// The driver has to be asked first.
     Ask(Need),
-}
-
-/// A granted lease, and how its memory reaches the client. The answer is built when it is written: until then
-/// only the publication keeps its description, which may have many parts.
-#[derive(Debug)]
-pub(super) struct Grant {
-    lease: u64,
-    publication: Arc<Publication>,
-    via: Via,
-    probe: Option<u64>,
-    no_fabric: Option<String>,
-}
-
-#[derive(Debug)]
-enum Via {
-    Fabric,
-    Fds(Vec<HeldFd>),
-    Ticket(Secret),
-}
-
-impl Grant {
-    /// Returns the answer and its fds.
-    pub fn into_answer(self) -> (Answer, Vec<HeldFd>) {
-        let publication = &self.publication;
-        let (handles, fds) = match self.via {
-            Via::Fabric => {
-                let handles = publication.fabric.get().cloned();
-                (Handles::Fabric(handles.unwrap_or_default()), Vec::new())
-            }
-            Via::Fds(fds) => {
-                let count = fds.len() as u32;
-                (Handles::Fds(Fds { count }), fds)
-            }
-            Via::Ticket(ticket) => (Handles::Ticket(ticket), Vec::new()),
-        };
-        let granted = Granted {
-            lease: self.lease,
-            memory: publication.description.clone(),
-            handles,
-            probe: self.probe,
-            no_fabric: self.no_fabric,
-            owner: publication.owner.clone(),
-        };
-        (Answer::Granted(granted), fds)
-    }
 }
 
 enum Need {

@@ -9,10 +9,10 @@ use tokio_util::task::TaskTracker;
 
 use super::audit::{Audit, LeaseOf};
 use super::handshakes::Handshakes;
-use super::leases::{EndedSession, Lease};
+use super::leases::{EndedSession, Lease, describe};
 use super::state::State;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
-use super::{process, publication, publish, stats};
+use super::{process, publication, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
 use crate::directory::Registration;
@@ -114,12 +114,12 @@ impl Inner {
                 if let Some(registered) = state.publications.get(&id)
                     && (!holders.is_empty() || more > 0)
                 {
-                    let all = publish::describe(&holders, more);
+                    let all = describe(&holders, more);
                     // A withdrawal must not mistake a forgotten lease for a released one.
                     let _ = registered.publication.left_held.set(all);
                 }
                 holders.retain(|holder| holder.state != HolderState::Expired);
-                held.extend(publish::describe(&holders, 0));
+                held.extend(describe(&holders, 0));
                 state.unpublish(id, "the exporter has ended");
             }
         }

@@ -6,54 +6,17 @@
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use super::machines::{Machine, Machines};
-use super::process::{HolderProcess, Known, Process};
+use super::process::{Known, Process};
 use crate::PeerName;
 use crate::account::{Charge, shrink};
 use crate::numbers::Numbers;
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
-
-/// The state of a holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HolderState {
-    /// It holds the memory and is alive.
-    Held,
-    /// It has been asked to release the memory.
-    Withdrawing,
-    /// It fell silent, and its lease has ended: it may still have the memory mapped.
-    Expired,
-}
-
-/// A holder of published memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The peer.
-    pub peer: PeerName,
-    /// The lease.
-    pub lease: u64,
-    /// When it got the lease.
-    pub since: Instant,
-    /// Its state.
-    pub state: HolderState,
-    /// Over a Unix socket, or with fds from the server's fd socket: the process.
-    pub process: Option<HolderProcess>,
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.process {
-            Some(process) => write!(f, "{}, {process}", self.peer),
-            None => self.peer.fmt(f),
-        }
-    }
-}
 
 /// A lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -512,9 +475,12 @@ fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
 
 mod expired;
 mod followed;
+mod holder;
 mod unconfirmed;
 
 use followed::Followed;
+pub(super) use holder::describe;
+pub use holder::{Holder, HolderState};
 
 #[cfg(test)]
 mod tests;

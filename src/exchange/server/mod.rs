@@ -15,13 +15,16 @@ mod events;
 pub(super) mod fd_socket;
 mod fetch;
 mod folder;
+mod grant;
 mod handshakes;
 mod inner;
 mod janitor;
 mod leases;
+mod link;
 mod machines;
 mod names;
 mod options;
+mod outcome;
 mod probe;
 mod process;
 mod publication;
@@ -29,6 +32,7 @@ mod publish;
 mod recalls;
 mod requests;
 mod session;
+mod start;
 mod state;
 mod stats;
 mod tickets;
@@ -39,12 +43,10 @@ mod unconfirmed;
 mod tests;
 
 use std::fmt;
-use std::path::Path;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, broadcast, watch};
-use tokio_util::task::TaskTracker;
+use tokio::sync::broadcast;
 
 pub use unconfirmed::Doubt;
 
@@ -56,23 +58,15 @@ pub use process::HolderProcess;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
-use crate::account::Accounts;
-use crate::directory::{Exporter, Registration, RegistrationState};
-use crate::group::{Groups, Keys, Rights, Rules};
-use crate::limits::{LONGEST, deadline};
+use crate::directory::{Registration, RegistrationState};
+use crate::group::Rights;
+use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Admission, Closing, Event};
-use crate::share::{BootId, InstanceId, Peers, Shared};
-use crate::transport::{FdBudget, FdTable, Listening, SharedPeers};
-use crate::{Address, PeerName, Security, Who};
+use crate::share::{InstanceId, Peers};
+use crate::{Address, PeerName, Who};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
-use audit::Audit;
-use handshakes::Handshakes;
 use inner::Inner;
-use state::State;
-
-/// Events in the queue of a receiver that does not keep up.
-const EVENTS: usize = 1024;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -125,119 +119,6 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Returns options for a server.
-    pub fn options() -> ServerOptions {
-        ServerOptions::new()
-    }
-
-    async fn start(mut options: ServerOptions) -> Result<Self> {
-        let instance = InstanceId::random()?;
-        let peers = SharedPeers::from(options.peers.clone());
-        let rights = Rights::new(std::mem::take(&mut options.groups))?;
-        let keys = Keys::new()?;
-        let mut listening = Vec::new();
-        for address in &options.addresses {
-            listening.push(options.bind(address, &peers).await?);
-        }
-        let addresses: Vec<_> = listening.iter().map(|one| one.address().clone()).collect();
-        let local = addresses.iter().find_map(|address| match address {
-            Address::Unix(path) => std::path::absolute(path)
-                .ok()
-                .as_deref()
-                .and_then(path_text),
-            Address::Tcp { .. } => None,
-        });
-        let fd_socket_path =
-            fd_socket::FdSocketPath::prepare(&options.fd_socket, instance, &options.peers)?;
-        let fd_socket = match &fd_socket_path {
-            Some(fd_socket) => {
-                let address = Address::Unix(fd_socket.path().to_owned());
-                Some(options.bind(&address, &peers).await?)
-            }
-            None => None,
-        };
-        let places = listening.len() + usize::from(fd_socket.is_some());
-        FdBudget::of_process().cap(&mut options.limits, places);
-        let boot = BootId::current()?;
-        let rules = Rules::new(&options.limits, options.lease.min(LONGEST));
-        let exporter = Exporter {
-            addresses: match options.advertised.is_empty() {
-                true => addresses.clone(),
-                false => options.advertised,
-            },
-            instance: Some(instance),
-            boot: Some(boot),
-        };
-        let registration = match options.directory {
-            Some(directory) => Some(directory.register(exporter)?),
-            None => None,
-        };
-        let audit = Arc::new(Audit::new(options.audit));
-        let accounts = Accounts::new(&options.limits);
-        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
-            instance,
-            boot,
-            registration: Mutex::new(registration),
-            groups: Groups::new(rules, rights, keys, {
-                let inner = Weak::clone(inner);
-                move |session, notice| {
-                    let inner = inner.upgrade();
-                    let session =
-                        inner.and_then(|inner| inner.state().sessions.get(session).cloned());
-                    if let Some(session) = session {
-                        session.tell(notice);
-                    }
-                }
-            }),
-            fds: FdTable::new(&options.limits),
-            tls: match options.security {
-                Security::Tls(tls) => Some(tls),
-                Security::Plain | Security::PlainAnywhere => None,
-            },
-            peers,
-            wall_clock: options.wall_clock,
-            unknown: accounts.unknown(),
-            accounts,
-            handshakes: Handshakes::at_each(&options.limits, places),
-            limits: options.limits,
-            heartbeat: options.heartbeat.min(LONGEST),
-            lease: options.lease.min(LONGEST),
-            ticket: options.ticket.min(LONGEST),
-            fd_socket: fd_socket_path
-                .as_ref()
-                .and_then(|fd_socket| path_text(fd_socket.path())),
-            local,
-            allocator: Mutex::new(options.allocator),
-            state: Mutex::new(State::new(Arc::clone(&audit))),
-            audit: Arc::clone(&audit),
-            counters: stats::Counters::default(),
-            events: broadcast::channel(EVENTS).0,
-            tasks: TaskTracker::new(),
-            pidfds: Semaphore::new(FdBudget::of_process().processes),
-            janitor: Notify::new(),
-            released: Notify::new(),
-            ended: watch::channel(false).0,
-        });
-        for (number, one) in listening.into_iter().enumerate() {
-            let run = accept::run(Arc::clone(&inner), one, number);
-            inner.tasks.spawn(run);
-        }
-        if let (Some(fd_socket), Some(path)) = (fd_socket, fd_socket_path) {
-            let run = fd_socket::run(Arc::clone(&inner), fd_socket, places - 1, path);
-            inner.tasks.spawn(run);
-        }
-        inner.tasks.spawn(janitor::run(Arc::clone(&inner)));
-        for address in &addresses {
-            tracing::info!(%instance, %address, "listening");
-        }
-        let handle = Arc::new(Handle {
-            inner,
-            addresses,
-            open_to_others: options.peers.reach_beyond_own_user(),
-        });
-        Ok(Self { handle })
-    }
-
     /// Returns the addresses that it listens at, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
         self.handle.addresses.clone()
@@ -246,15 +127,6 @@ impl Server {
     /// Returns the id of this run of the server: names and leases of another run are not its own.
     pub fn instance(&self) -> InstanceId {
         self.handle.inner.instance
-    }
-
-    /// Returns options to publish memory under a name.
-    pub fn publish(
-        &self,
-        name: impl Into<String>,
-        memory: impl Into<Shared>,
-    ) -> PublishOptions<'_> {
-        PublishOptions::new(self, name.into(), memory.into())
     }
 
     /// Ends all sessions of a peer at once and tells it so: its leases expire, and what it has not released
@@ -413,16 +285,5 @@ impl Server {
                 holders: held,
             }))),
         }
-    }
-}
-
-/// Returns addresses of Unix sockets as text.
-fn path_text(path: &Path) -> Option<String> {
-    path.to_str().map(str::to_owned)
-}
-
-impl ServerOptions {
-    async fn bind(&self, address: &Address, peers: &SharedPeers) -> Result<Listening> {
-        Listening::bind(address, &self.security, peers.clone(), &self.limits).await
     }
 }

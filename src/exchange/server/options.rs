@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::Allocate;
 use super::audit::Sink;
-use super::{Allocate, Server};
 use crate::directory::Directory;
 use crate::group::Rights;
 use crate::share::Peers;
@@ -174,19 +174,6 @@ impl ServerOptions {
     pub fn advertise(mut self, address: Address) -> Self {
         self.advertised.push(address);
         self
-    }
-
-    /// Starts the server on the current tokio runtime, which needs timers and I/O.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
-    /// heartbeat of 0, a lease shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that
-    /// matches no name; [`Error::Insecure`] for an address of other machines without TLS;
-    /// [`System`](crate::MemoryError::System) if the system refuses an address; those of
-    /// [`Directory::register`].
-    pub async fn start(self) -> Result<Server> {
-        self.check()?;
-        Server::start(self).await
     }
 
     /// Checks everything that needs neither the network nor the file system.

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::leases::{Holder, HolderState};
+use super::leases::{Holder, HolderState, describe};
 use super::probe::Places;
 use super::publication::{Publication, Registered};
 use super::{Inner, Server};
@@ -34,7 +34,7 @@ pub struct PublishOptions<'a> {
 }
 
 impl<'a> PublishOptions<'a> {
-    pub(super) fn new(server: &'a Server, name: String, shared: Shared) -> Self {
+    fn new(server: &'a Server, name: String, shared: Shared) -> Self {
         Self {
             server,
             name,
@@ -156,6 +156,17 @@ impl<'a> PublishOptions<'a> {
         inner.register(&publication.name);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
+    }
+}
+
+impl Server {
+    /// Returns options to publish memory under a name.
+    pub fn publish(
+        &self,
+        name: impl Into<String>,
+        memory: impl Into<Shared>,
+    ) -> PublishOptions<'_> {
+        PublishOptions::new(self, name.into(), memory.into())
     }
 }
 
@@ -325,25 +336,4 @@ impl Inner {
             registration.remove(name);
         }
     }
-}
-
-/// Describes holders, for a message.
-pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
-    const SHOWN: usize = 16;
-    let now = Instant::now();
-    let one = |holder: &Holder| {
-        let seconds = now.saturating_duration_since(holder.since).as_secs_f32();
-        match holder.state {
-            HolderState::Expired => format!(
-                "{holder} (for {seconds:.1} s; silent, its lease has ended: it may still have it mapped)"
-            ),
-            _ => format!("{holder} (for {seconds:.1} s)"),
-        }
-    };
-    let mut list: Vec<_> = holders.iter().take(SHOWN).map(one).collect();
-    let rest = holders.len().saturating_sub(SHOWN) + more;
-    if rest > 0 {
-        list.push(format!("{rest} more"));
-    }
-    list
 }

@@ -1,14 +1,11 @@
 //! Answers requests.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::accept::Link;
-use super::connection::{Content, Outcome};
+use super::link::Link;
+use super::outcome::{Content, No, Outcome, Step, done, not_found, over};
 use super::publication::Publication;
-use super::state::{No, over};
 use super::stats::count;
 use super::{Inner, ServerEvent, fetch};
 use crate::Refusal;
@@ -25,30 +22,6 @@ use crate::transport::HeldFd;
 
 /// How many names are visited while all others wait for the lock.
 const LOOKED: usize = 256;
-
-/// A request in progress.
-pub(super) enum Step {
-    /// The answer.
-    Now(Outcome),
-    /// The answer comes later.
-    Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
-}
-
-impl Step {
-    pub fn later(job: impl Future<Output = Outcome> + Send + 'static) -> Self {
-        Self::Later(Box::pin(job))
-    }
-}
-
-/// Returns an answer without content.
-pub(super) fn done() -> Outcome {
-    Ok(Answer::Done(Empty {}).into())
-}
-
-/// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
-pub(super) fn not_found() -> No {
-    (Refusal::NotFound, String::new())
-}
 
 fn invalid(error: crate::Error) -> No {
     (Refusal::Invalid, error.to_string())

@@ -11,19 +11,17 @@ use super::audit::{Audit, LeaseOf};
 use super::credentials::Credentials;
 use super::leases::{Lease, Leases, NoLease};
 use super::names::Names;
+use super::outcome::{No, over};
 use super::publication::{Publication, Registered};
 use super::recalls::Recalls;
 use super::session::{Session, Sessions};
 use super::tickets::Tickets;
 use crate::PeerName;
 use crate::Refusal;
-use crate::account::{Charge, ENTRY, LEASE, Over, shrink};
+use crate::account::{Charge, ENTRY, LEASE, shrink};
 use crate::numbers::Numbers;
 use crate::peer_counts::PeerCounts;
 use crate::protocol::{self, Ended, Event, Refused, Withdrawing};
-
-/// A refusal: the reason for programs and for people.
-pub(super) type No = (Refusal, String);
 
 /// The most prefixes that a session may watch.
 const MAX_PREFIXES: usize = 64;
@@ -93,6 +91,12 @@ impl State {
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;
         registered.who.admits(peer).then_some(registered)
+    }
+
+    /// Returns the size in bytes of the memory under a name.
+    pub fn bytes_of(&self, name: &str) -> Option<u64> {
+        let found = self.publications.get(self.names.get(name)?)?;
+        Some(found.publication.description.len)
     }
 
     /// As [`find`](Self::find), unless it is being withdrawn.
@@ -346,11 +350,6 @@ impl State {
             session.tell(notice.clone());
         }
     }
-}
-
-/// Returns the refusal for exceeding a limit.
-pub(super) fn over(over: Over) -> No {
-    (Refusal::Limit, over.to_string())
 }
 
 /// Returns whole milliseconds, saturating.

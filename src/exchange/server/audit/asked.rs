@@ -1,7 +1,6 @@
 //! The parts of a request that an audit event contains.
 
 use crate::protocol::{Ask, MAX_NAME};
-use crate::server::Inner;
 use crate::text::bounded;
 
 /// The subject of a request.
@@ -16,8 +15,9 @@ pub(in crate::server) struct Asked {
 }
 
 impl Asked {
-    /// Names are not checked yet here, so this escapes and cuts them.
-    pub fn of(inner: &Inner, ask: Option<&Ask>) -> Self {
+    /// Names are not checked yet here, so this escapes and cuts them. `bytes_of` returns the size of the memory
+    /// under a name.
+    pub fn of(ask: Option<&Ask>, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Self {
         let text = |text: &str| Some(bounded(text, MAX_NAME));
         let plain = |request| Self {
             request,
@@ -45,13 +45,7 @@ impl Asked {
             Some(Ask::Wait(wait)) => named("wait", &wait.name, None),
             Some(Ask::Fetch(fetch)) => named("fetch", &fetch.name, None),
             Some(Ask::Create(create)) => named("create", &create.name, Some(create.bytes)),
-            Some(Ask::Delete(delete)) => {
-                let state = inner.state();
-                let found = state.names.get(&delete.name);
-                let found = found.and_then(|id| state.publications.get(id));
-                let bytes = found.map(|found| found.publication.description.len);
-                named("delete", &delete.name, bytes)
-            }
+            Some(Ask::Delete(delete)) => named("delete", &delete.name, bytes_of(&delete.name)),
             Some(Ask::Release(release)) => lease("release", release.lease),
             Some(Ask::Probe(probe)) => lease("probe", probe.lease),
             Some(Ask::Join(join)) => Self {

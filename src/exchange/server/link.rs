@@ -1,0 +1,24 @@
+//! The connection of a session.
+
+use std::sync::Arc;
+
+use super::process::Known;
+use super::session::Session;
+use crate::share::BootId;
+use crate::transport::FdShare;
+
+/// A connection's properties, besides its two ends.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// Unique among a server's connections.
+    pub id: u64,
+    pub session: Arc<Session>,
+    /// A Unix socket: frames may carry fds.
+    pub local: bool,
+    /// The connection's fds at this end.
+    pub fds: Arc<FdShare>,
+    /// Over a Unix socket, the process that connected.
+    pub process: Option<Known>,
+    /// The client's machine, as the client claims.
+    pub boot: BootId,
+}
