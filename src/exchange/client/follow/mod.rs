@@ -46,6 +46,9 @@ use slot::{Offer, Slot};
 ///
 /// A `Follow` keeps the client's connection open, as a clone of the [`Client`] does.
 ///
+/// [`RemoteBuffer`]: super::RemoteBuffer
+/// [`RemoteBuffer::state`]: super::RemoteBuffer::state
+///
 /// ```
 /// use egmem::driver::NodeId;
 /// use egmem::exchange::{Address, Client, Followed, Server};
