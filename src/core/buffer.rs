@@ -381,6 +381,10 @@ unsafe impl AccessChecks for Buffer {
         self.range.may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.range.of_one_kind(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.range.is_read_only_for_cpu(offset, len)
     }

@@ -166,6 +166,11 @@ unsafe impl AccessChecks for ImportedBuffer {
         self.0.mapped.may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        let offset = self.start().saturating_add(offset);
+        self.0.mapped.of_one_kind(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         let offset = self.start().saturating_add(offset);
         self.0.mapped.is_read_only_for_cpu(offset, len)

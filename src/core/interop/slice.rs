@@ -48,6 +48,24 @@ struct Raw {
     wait: bool,
 }
 
+/// Refuses memory in whose copies the driver would crash the process (docs/driver-behaviour.md, "Traps"): cudarc makes
+/// each by one call, and from memory of any kind.
+fn expect_copies(memory: &impl Memory, need: Access) -> Result<()> {
+    let len = memory.len();
+    if memory.of_one_kind(0, len) != len {
+        let why = "some of it is the CPU's and some a GPU's, and the driver copies only one kind at a time";
+        return Err(Error::invalid("memory", why));
+    }
+    if need == Access::ReadWrite && memory.is_read_only_for_cpu(0, len) {
+        return Err(Error::NotAccessible {
+            who: Location::Host,
+            have: Access::Read,
+            need,
+        });
+    }
+    Ok(())
+}
+
 impl Raw {
     fn new<T>(memory: &impl Memory, stream: &CudaStream, need: Access) -> Result<Self> {
         if memory.driver().name() != "cuda" {
@@ -69,6 +87,7 @@ impl Raw {
                 format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
             ));
         }
+        expect_copies(memory, need)?;
         let gpu = stream.context().ordinal() as i32;
         expect_gpu_access(memory, (gpu, Engine::Copy), (0, memory.len()), need)?;
         let mapped = memory.driver().mem_get_access(Location::Device(gpu), ptr);

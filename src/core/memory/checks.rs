@@ -47,6 +47,13 @@ pub unsafe trait AccessChecks {
         true
     }
 
+    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one: the CPU's or a GPU's.
+    /// Memory that has both must answer this: the driver crashes the process when one copy touches both. The default is
+    /// that all are of one kind.
+    fn of_one_kind(&self, _offset: u64, len: u64) -> u64 {
+        len
+    }
+
     /// Keeps safe calls from revoking access to the memory while the result lives. `None` for memory whose
     /// grants change only through `&mut`.
     fn hold_grants(&self) -> Option<GrantUse> {

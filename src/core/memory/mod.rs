@@ -65,6 +65,10 @@ unsafe impl<M: Memory + ?Sized> AccessChecks for Arc<M> {
         (**self).may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        (**self).of_one_kind(offset, len)
+    }
+
     fn hold_grants(&self) -> Option<GrantUse> {
         (**self).hold_grants()
     }

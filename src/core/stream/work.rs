@@ -12,7 +12,9 @@ pub(super) type Grants = [Option<GrantUse>; 2];
 /// this lives.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    what: What,
+    first: What,
+    /// What follows it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
+    rest: Vec<What>,
     pub(super) grants: Grants,
 }
 
@@ -55,14 +57,26 @@ impl Stream {
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
         expect_gpu_access(from, by, (from_offset, bytes), Access::Read)?;
-        expect_no_cpu_fault((to, to_offset), (from, from_offset), bytes)?;
+        let one_kind = |at, len| {
+            let to = to.of_one_kind(to_offset + at, len);
+            to.min(from.of_one_kind(from_offset + at, len))
+        };
+        let work = in_pieces(bytes, one_kind, |at, bytes| {
+            expect_no_cpu_fault((to, to_offset + at), (from, from_offset + at), bytes)?;
+            let (dst, src) = (dst.add(at), src.add(at));
+            Ok(What::Copy { dst, src, bytes })
+        });
+        let (first, rest) = work?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe {
             to.ready_on(self.handle())?;
             from.ready_on(self.handle())?;
         }
-        let what = What::Copy { dst, src, bytes };
-        Ok(Some(Prepared { what, grants }))
+        Ok(Some(Prepared {
+            first,
+            rest,
+            grants,
+        }))
     }
 
     /// Checks a fill of `bytes` from an offset in a memory on. `None`: there are none to fill.
@@ -85,10 +99,19 @@ impl Stream {
         let grants = [to.hold_grants(), None];
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (offset, bytes), Access::ReadWrite)?;
+        let one_kind = |at, len| to.of_one_kind(offset + at, len);
+        let work = in_pieces(bytes, one_kind, |at, bytes| {
+            let dst = dst.add(at);
+            Ok(What::Fill { dst, byte, bytes })
+        });
+        let (first, rest) = work?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe { to.ready_on(self.handle())? };
-        let what = What::Fill { dst, byte, bytes };
-        Ok(Some(Prepared { what, grants }))
+        Ok(Some(Prepared {
+            first,
+            rest,
+            grants,
+        }))
     }
 
     /// Submits prepared work to the stream.
@@ -99,12 +122,33 @@ impl Stream {
     /// # Safety
     /// As [`copy_async`](Self::copy_async). The work was prepared for this stream.
     pub(super) unsafe fn put(&self, work: &Prepared) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match work.what {
-                What::Copy { dst, src, bytes } => self.copy_async(dst, src, bytes),
-                What::Fill { dst, byte, bytes } => self.memset_async(dst, byte, bytes),
+        for &what in std::iter::once(&work.first).chain(&work.rest) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match what {
+                    What::Copy { dst, src, bytes } => self.copy_async(dst, src, bytes)?,
+                    What::Fill { dst, byte, bytes } => self.memset_async(dst, byte, bytes)?,
+                }
             }
         }
+        Ok(())
     }
+}
+
+/// Cuts `bytes` bytes, at least 1, where `one_kind` says that memory of one kind ends, and prepares each piece.
+fn in_pieces(
+    bytes: u64,
+    one_kind: impl Fn(u64, u64) -> u64,
+    mut prepare: impl FnMut(u64, u64) -> Result<What>,
+) -> Result<(What, Vec<What>)> {
+    let piece = |at| one_kind(at, bytes - at).clamp(1, bytes - at);
+    let mut at = piece(0);
+    let first = prepare(0, at)?;
+    let mut rest = Vec::new();
+    while at < bytes {
+        let len = piece(at);
+        rest.push(prepare(at, len)?);
+        at += len;
+    }
+    Ok((first, rest))
 }

@@ -212,6 +212,21 @@ impl<P> MappedRange<P> {
             .any(|mapping| mapping.location().is_host())
     }
 
+    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
+    /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
+    pub fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        let (mut end, mut kind) = (0, None);
+        for mapping in &self.mappings {
+            let start = end;
+            end += mapping.size().padded();
+            let is_host = mapping.location().is_host();
+            if end > offset && *kind.get_or_insert(is_host) != is_host {
+                return len.min(start - offset);
+            }
+        }
+        len
+    }
+
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.
     fn holding(&self, offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
         let end = offset.saturating_add(len);
@@ -290,6 +305,30 @@ mod tests {
         assert_eq!(range.mappings()[2].host(), Access::ReadWrite);
         let error = range.cpu(1).unwrap_err();
         assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+    }
+
+    #[test]
+    fn kinds_change_at_the_borders_of_parts() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let gpu = Location::Device(0);
+        let locations = [gpu, gpu, Location::HostNuma(0), gpu];
+        let parts = locations.map(|at| {
+            PhysicalMemory::options(at)
+                .create(&driver, 2 * MIB)
+                .unwrap()
+        });
+        let range = MappedRange::map(&driver, parts.into(), &[rw(gpu)]).unwrap();
+        for (offset, len, expected) in [
+            (0, 8 * MIB, 4 * MIB),
+            (0, MIB, MIB),
+            (4 * MIB - 1, 2, 1),
+            (4 * MIB, 4 * MIB, 2 * MIB),
+            (5 * MIB, MIB, MIB),
+            (6 * MIB, 2 * MIB, 2 * MIB),
+            (8 * MIB, 0, 0),
+        ] {
+            assert_eq!(range.of_one_kind(offset, len), expected, "{offset}");
+        }
     }
 
     /// Another memory each time it is asked.

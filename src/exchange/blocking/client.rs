@@ -218,6 +218,10 @@ unsafe impl AccessChecks for RemoteBuffer {
         self.remote.may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.remote.of_one_kind(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.remote.is_read_only_for_cpu(offset, len)
     }

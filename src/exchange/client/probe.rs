@@ -270,6 +270,10 @@ unsafe impl AccessChecks for Padded<'_> {
         self.0.may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.0.of_one_kind(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.0.is_read_only_for_cpu(offset, len)
     }

@@ -182,6 +182,10 @@ unsafe impl AccessChecks for RemoteBuffer {
         self.memory.may_be_on_host(offset, len)
     }
 
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.memory.of_one_kind(offset, len)
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.memory.is_read_only_for_cpu(offset, len)
     }
