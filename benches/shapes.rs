@@ -1,8 +1,9 @@
 //! A growable vector beside what it replaces: growing by 2 MiB up to a size, in one table of medians.
 //!
 //! ```text
-//! cargo bench --bench shapes -- --size 1GiB --rounds 5 [--cuda]
+//! cargo bench --bench shapes -- --size 64MiB --rounds 5 [--cuda]
 //! ```
+//! `copies` takes time with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
 //! - `growable`: `Growable::reserve` of the next 2 MiB;
 //! - `calls`: the driver's calls alone, `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` in reserved addresses;
 //! - `copies`: a larger buffer, a copy of everything by one CPU, and the end of the old one, whenever 2 MiB are missing;
@@ -24,7 +25,7 @@ const STEP: u64 = 2 << 20;
 #[derive(Parser)]
 struct Args {
     /// Grow to this size
-    #[arg(long, default_value = "256MiB")]
+    #[arg(long, default_value = "64MiB")]
     size: Bytes,
     /// Rounds, of which the medians are shown
     #[arg(long, default_value_t = 5)]
