@@ -6,6 +6,7 @@ use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
+use crate::guard::check_free;
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
@@ -116,6 +117,22 @@ impl BufferOptions {
         self
     }
 
+    /// Refuses parts that together exceed what their node has free: small ones are not checked one by one.
+    fn expect_free(&self, driver: &Driver) -> Result<()> {
+        if self.overcommit || self.parts.len() < 2 {
+            return Ok(());
+        }
+        let mut sums: Vec<(Location, u64)> = Vec::new();
+        for &(location, bytes) in &self.parts {
+            match sums.iter_mut().find(|(known, _)| *known == location) {
+                Some((_, sum)) => *sum = sum.saturating_add(bytes),
+                None => sums.push((location, bytes)),
+            }
+        }
+        sums.into_iter()
+            .try_for_each(|(location, bytes)| check_free(driver, location, bytes, || 0))
+    }
+
     /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
     ///
     /// # Errors
@@ -123,6 +140,7 @@ impl BufferOptions {
     /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
     /// multiple of the granularity; the reason why a buffer cannot be shareable as requested.
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
+        self.expect_free(driver)?;
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             let is_last = index + 1 == self.parts.len();
@@ -311,12 +329,16 @@ impl Buffer {
         self.range.set_access(access)
     }
 
-    /// Returns what `location` may do, as the driver reports it.
+    /// Returns the least that `location` may do with any part, as the driver reports it.
     ///
     /// # Errors
     /// As [`Mapping::access`].
     pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        self.range.first().access(location.into())
+        let location = location.into();
+        let mut mappings = self.range.mappings().iter();
+        mappings.try_fold(Access::ReadWrite, |least, mapping| {
+            Ok(least.min(mapping.access(location)?))
+        })
     }
 
     /// Returns the CPU's view of the buffer.

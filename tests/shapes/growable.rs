@@ -178,7 +178,16 @@ pub fn access_is_changed_for_all_chunks_or_for_one(driver: &Driver) {
         vector.set_chunk_access(usize::MAX, &read_only),
         Err(Error::OutOfRange { .. })
     ));
-    assert_eq!(prover.read(&vector), prover.read(&vector));
+    prover.read(&vector).unwrap();
+    // What the CPU may only read in one chunk, it may still write in the others.
+    let cpu_reads = [AccessDesc::new(Location::Host, Access::Read)];
+    vector.set_chunk_access(0, &cpu_reads).unwrap();
+    vector.push(5).unwrap();
+    vector.set(262_144, 6).unwrap();
+    assert_eq!(vector.get(262_144), Ok(6));
+    assert_eq!(vector.get(0), vector.prefix().get(0));
+    let error = vector.set(0, 1).unwrap_err();
+    assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
 }
 
 pub fn what_cannot_be_is_refused(driver: &Driver) {
@@ -270,6 +279,31 @@ fn what_fails_leaves_the_vector_as_it_was() {
     assert_eq!(vector.mapped_bytes(), 2 * MIB);
     vector.push(1).unwrap();
     drop(vector);
+    nothing_held(&driver);
+}
+
+/// Small chunks add up to more than a node has free.
+#[test]
+fn the_nodes_free_memory_is_respected() {
+    let mut machine = egmem::Machine::gh200();
+    machine.nodes[0].memory = 100 * MIB;
+    let driver = Driver::simulated(machine).unwrap();
+    let options = Growable::<u8>::on(node(&driver))
+        .max_len(1 << 30)
+        .step(2 * MIB);
+    let mut vector = options.create(&driver).unwrap();
+    let error = (0..1024)
+        .find_map(|_| vector.extend_unwritten(2 << 20).err())
+        .unwrap();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    let stripes =
+        egmem::shapes::Stripes::over([Location::from(node(&driver)), Location::Device(0)]);
+    drop(vector);
+    let error = stripes.allocate(&driver, 400 << 20).unwrap_err();
+    assert!(
+        matches!(error, Error::NodeTooFull { requested, .. } if requested == 200 << 20),
+        "{error}"
+    );
     nothing_held(&driver);
 }
 

@@ -32,7 +32,7 @@ pub fn expect_no_cpu_fault(
     (from, from_offset): (&impl Memory, u64),
     len: u64,
 ) -> Result<()> {
-    if from.may_be_on_host(from_offset, len) && to.is_read_only_for_cpu(to_offset, len) {
+    if to.is_read_only_for_cpu(to_offset, len) && from.may_be_on_host(from_offset, len) {
         return Err(Error::NotAccessible {
             who: Location::Host,
             have: Access::Read,

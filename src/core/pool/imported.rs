@@ -374,10 +374,6 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
         self.pool().access(Location::Device(gpu))
     }
 
-    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
-        self.location().is_host()
-    }
-
     fn hold_grants(&self) -> Option<GrantUse> {
         Some(self.pool.uses.begin())
     }

@@ -124,8 +124,13 @@ fn no_room(memory: &Description) -> String {
 /// Returns the CPU and the first GPU that may read the memory, with their access.
 fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
     let gpus = memory.driver().device_count().unwrap_or(0);
+    // A GPU's word comes from host memory: the driver would write it with the CPU.
+    let most = match memory.is_read_only_for_cpu(0, memory.len()) {
+        true => Access::Read,
+        false => Access::ReadWrite,
+    };
     let gpu = (0..gpus).map(By::Gpu).find_map(|by| {
-        let access = memory.access(by.location()).ok()?;
+        let access = memory.access(by.location()).ok()?.min(most);
         (access != Access::None).then_some((by, access))
     });
     let cpu = memory.cpu().ok().and_then(|_| {

@@ -145,6 +145,7 @@ impl Error {
     pub const fn memory(&self) -> Option<&MemoryError> {
         match self {
             Self::Share(error) => error.memory(),
+            Self::Import { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -49,7 +49,8 @@ impl Explain for Error {
     fn untold_call(&self) -> Option<DriverError> {
         match self {
             Self::Share(error) => error.untold_call(),
-            // An import's text has its source's.
+            // An import's text has its source's, without the call.
+            Self::Import { source, .. } => source.untold_call(),
             _ => None,
         }
     }

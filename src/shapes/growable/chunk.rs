@@ -74,27 +74,22 @@ pub(super) fn holding(
     })
 }
 
-/// Returns the least that the host may do with any of the chunks: [`Access::ReadWrite`] for none.
-pub(super) fn least_host(chunks: &[Arc<Chunk>]) -> Access {
-    let hosts = chunks.iter().map(|chunk| chunk.host());
-    hosts.min().unwrap_or(Access::ReadWrite)
-}
-
-/// Returns the CPU's view of the first `bytes` bytes of the chunks.
+/// Returns the CPU's view of `bytes` bytes from `offset` on. Only the chunks that contain some of them count.
 ///
 /// # Safety
-/// The chunks are adjacent from `start` on and have that many bytes. While the view lives, none of them is removed and
+/// The chunks are adjacent from `start` on and have `offset` and `bytes` bytes. While the view lives, none of them is removed and
 /// their access does not change.
 pub(super) unsafe fn view(
     chunks: &[Arc<Chunk>],
     start: DevicePtr,
-    bytes: u64,
+    (offset, bytes): (u64, u64),
 ) -> Result<CpuView<'_>> {
-    let have = least_host(chunks);
+    let hosts = holding(chunks, offset, bytes).map(Chunk::host);
+    let have = hosts.min().unwrap_or(Access::ReadWrite);
     if have == Access::None {
         let (who, need) = (Location::Host, Access::Read);
         return Err(Error::NotAccessible { who, have, need });
     }
     // SAFETY: the caller's promise; chunks are whole pages, and safe code reaches the bytes through atomic views only.
-    Ok(unsafe { CpuView::new(start, bytes, have == Access::ReadWrite) })
+    Ok(unsafe { CpuView::new(start.add(offset), bytes, have == Access::ReadWrite) })
 }

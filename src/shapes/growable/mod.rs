@@ -13,7 +13,8 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use crate::driver::{AccessDesc, DevicePtr, Location};
-use crate::memory::CpuView;
+use crate::guard::{WORTH_ASKING, check_free_now};
+use crate::memory::{CpuView, check_range};
 use crate::size::Granularity;
 use crate::vmm::{PhysicalOptions, Reservation};
 use crate::{Driver, Error, Result};
@@ -61,6 +62,9 @@ pub struct Growable<T> {
     granularity: Granularity,
     /// The least bytes to grow by; 0 for the default.
     step: u64,
+    overcommit: bool,
+    /// The bytes that may be created before the node's free memory is checked again.
+    unchecked: u64,
     max_len: usize,
     /// The chunks' bytes.
     mapped: u64,
@@ -74,8 +78,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// Appends one element.
     ///
     /// # Errors
-    /// Those of [`reserve`](Self::reserve), and [`Error::NotAccessible`] unless the CPU may write. The vector is
-    /// unchanged then.
+    /// Those of [`reserve`](Self::reserve), and [`Error::NotAccessible`] unless the CPU may write there. The elements
+    /// are unchanged then; memory may have been added.
     pub fn push(&mut self, element: T) -> Result<()> {
         self.extend_from_slice(&[element])
     }
@@ -86,8 +90,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// As [`push`](Self::push): none of them is appended then.
     pub fn extend_from_slice(&mut self, elements: &[T]) -> Result<()> {
         self.reserve(elements.len())?;
-        let offset = self.bytes();
-        self.mapped_cpu()?.write_at(offset, elements)?;
+        let place = (self.bytes(), size_of_val(elements) as u64);
+        self.view(place)?.write_at(0, elements)?;
         self.len += elements.len();
         Ok(())
     }
@@ -105,7 +109,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Adds memory until `additional` more elements have room. Nothing is copied, and no address changes.
     ///
-    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`, once each.
+    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`: once each, and for fewer bytes again where the first try found
+    /// no room.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
@@ -132,24 +137,39 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
         let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
-        let create = |bytes| {
-            let place = (self.mapped, bytes);
-            Chunk::create(
-                &self.driver,
-                self.memory,
-                &self.reservation,
-                place,
-                &self.access,
-            )
-        };
-        let chunk = match create(bytes) {
+        let (chunk, unchecked) = match self.create(bytes) {
             // What is needed may still fit.
-            Err(error) if bytes > need => create(need).map_err(|_| error)?,
+            Err(error) if bytes > need => self.create(need).map_err(|_| error)?,
             created => created?,
         };
+        self.unchecked = unchecked;
         self.mapped += chunk.bytes();
         self.chunks.push(Arc::new(chunk));
         Ok(())
+    }
+
+    /// Creates a chunk of `bytes` behind the others, and returns how many more may be created before the node is asked
+    /// for its free memory again: small chunks add up.
+    fn create(&self, bytes: u64) -> Result<(Chunk, u64)> {
+        let unchecked = match self.unchecked {
+            _ if self.overcommit => WORTH_ASKING,
+            known if bytes <= known => known - bytes,
+            _ => {
+                let free = check_free_now(&self.driver, self.location, bytes, || 0)?;
+                // The less is free, the more often it is checked.
+                let left = free.map_or(WORTH_ASKING, |free| WORTH_ASKING.min(free / 2));
+                left.saturating_sub(bytes)
+            }
+        };
+        let place = (self.mapped, bytes);
+        let chunk = Chunk::create(
+            &self.driver,
+            self.memory,
+            &self.reservation,
+            place,
+            &self.access,
+        )?;
+        Ok((chunk, unchecked))
     }
 
     /// Removes all elements behind the first `len`. Their memory stays: see [`shrink_to_fit`](Self::shrink_to_fit).
@@ -198,8 +218,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::NotAccessible`].
     pub fn get(&self, index: usize) -> Result<T> {
-        self.cpu()?
-            .get((index as u64).saturating_mul(Self::ELEMENT))
+        self.element(index)?.get(0)
     }
 
     /// Replaces the element at `index`.
@@ -207,8 +226,13 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn set(&mut self, index: usize, element: T) -> Result<()> {
+        self.element(index)?.put(0, element)
+    }
+
+    fn element(&self, index: usize) -> Result<CpuView<'_>> {
         let offset = (index as u64).saturating_mul(Self::ELEMENT);
-        self.cpu()?.put(offset, element)
+        check_range(offset, Self::ELEMENT, self.bytes())?;
+        self.view((offset, Self::ELEMENT))
     }
 
     /// Returns the elements that are there now, kept mapped for a GPU or another thread while this vector grows.
@@ -247,9 +271,10 @@ impl<T> Growable<T> {
         self.max_len
     }
 
-    /// Returns the number of elements that have memory.
-    pub const fn capacity(&self) -> usize {
-        (self.mapped / size_of::<T>() as u64) as usize
+    /// Returns the number of elements that have memory, at most [`max_len`](Self::max_len).
+    pub fn capacity(&self) -> usize {
+        let elements = (self.mapped / size_of::<T>() as u64) as usize;
+        elements.min(self.max_len)
     }
 
     /// Returns the bytes of memory that it has.
@@ -276,18 +301,15 @@ impl<T> Growable<T> {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        self.view(self.bytes())
+        self.view((0, self.bytes()))
     }
 
-    fn mapped_cpu(&self) -> Result<CpuView<'_>> {
-        self.view(self.mapped)
-    }
-
-    fn view(&self, bytes: u64) -> Result<CpuView<'_>> {
-        // SAFETY: the chunks are adjacent from the reservation's start on, have `bytes` bytes, and are mapped with this
+    /// Returns the CPU's view of bytes that have memory: from an offset on, so many.
+    fn view(&self, place: (u64, u64)) -> Result<CpuView<'_>> {
+        // SAFETY: the chunks are adjacent from the reservation's start on, have these bytes, and are mapped with this
         // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches the
         // bytes through atomic views only.
-        unsafe { chunk::view(&self.chunks, self.reservation.start(), bytes) }
+        unsafe { chunk::view(&self.chunks, self.reservation.start(), place) }
     }
 
     /// Changes the access of locations to all of the memory, present and future. See

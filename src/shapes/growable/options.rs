@@ -96,7 +96,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             let why = "elements of 0 bytes need no memory";
             return Err(Error::invalid("element type", why));
         }
-        let memory = PhysicalMemory::options(self.location).overcommit(self.overcommit);
+        let memory = PhysicalMemory::options(self.location).overcommit(true); // the vector checks
         let granularity = memory.granularity_of(driver)?;
         let max_bytes = match self.max_len {
             Some(elements) => (elements as u64).checked_mul(element),
@@ -117,6 +117,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             access,
             granularity,
             step: self.step,
+            overcommit: self.overcommit,
+            unchecked: 0,
             max_len: (max_bytes / element) as usize,
             mapped: 0,
             len: 0,

@@ -9,7 +9,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::chunk::{self, Chunk};
 use crate::Result;
 use crate::driver::{DevicePtr, Driver, Location};
-use crate::memory::CpuView;
+use crate::memory::{CpuView, check_range};
 
 /// The elements that a [`Growable`](super::Growable) had when [`prefix`](super::Growable::prefix) was called, at the same addresses.
 ///
@@ -47,7 +47,7 @@ impl<T> Prefix<T> {
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         // SAFETY: the chunks are the vector's first ones, and this keeps them; the access of a chunk that is shared
         // does not change.
-        unsafe { chunk::view(&self.chunks, self.start, self.bytes()) }
+        unsafe { chunk::view(&self.chunks, self.start, (0, self.bytes())) }
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -61,8 +61,11 @@ impl<T: AnyBitPattern + NoUninit> Prefix<T> {
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange), [`Error::NotAccessible`](crate::Error::NotAccessible).
     pub fn get(&self, index: usize) -> Result<T> {
-        let offset = (index as u64).saturating_mul(size_of::<T>() as u64);
-        self.cpu()?.get(offset)
+        let element = size_of::<T>() as u64;
+        let offset = (index as u64).saturating_mul(element);
+        check_range(offset, element, self.bytes())?;
+        // SAFETY: as in `cpu`; the range is inside the elements.
+        unsafe { chunk::view(&self.chunks, self.start, (offset, element))? }.get(0)
     }
 }
 
