@@ -16,6 +16,7 @@ pub use reach::CpuMemory;
 pub use reach::impl_cpu_memory;
 pub use view::CpuView;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
@@ -102,5 +103,48 @@ pub fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(Error::OutOfRange { offset, len, size }),
+    }
+}
+
+/// Returns those of `parts` that contain some of `len` bytes from `offset` on. The parts are side by side from 0 on, in
+/// the order of addresses, and `range` tells where each lies.
+pub fn overlapping<P>(
+    parts: &[P],
+    range: impl Fn(&P) -> Range<u64>,
+    offset: u64,
+    len: u64,
+) -> &[P] {
+    let end = offset.saturating_add(len);
+    let first = parts.partition_point(|part| range(part).end <= offset);
+    let parts = &parts[first..];
+    &parts[..parts.partition_point(|part| range(part).start < end)]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_overlap_if_they_share_a_byte(
+            sizes in prop::collection::vec(1_u64..9, 0..9),
+            offset in 0_u64..80,
+            len in prop_oneof![1_u64..80, Just(u64::MAX)],
+        ) {
+            let mut end = 0;
+            let parts: Vec<Range<u64>> = sizes
+                .iter()
+                .map(|size| {
+                    end += size;
+                    end - size..end
+                })
+                .collect();
+            let range = offset..offset.saturating_add(len);
+            let shares = |part: &&Range<u64>| part.start < range.end && range.start < part.end;
+            let expected: Vec<_> = parts.iter().filter(shares).cloned().collect();
+            prop_assert_eq!(overlapping(&parts, Clone::clone, offset, len), &expected[..]);
+        }
     }
 }

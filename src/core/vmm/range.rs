@@ -1,10 +1,11 @@
 //! Several physical memories at one range of addresses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, Memory, check_range};
+use crate::memory::{CpuView, Memory, check_range, overlapping};
 use crate::{Error, Result};
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
@@ -171,7 +172,7 @@ impl<P> MappedRange<P> {
     /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.padded)?;
-        let hosts = self.holding(offset, len).map(Mapping::host);
+        let hosts = self.holding(offset, len).iter().map(Mapping::host);
         self.view(offset, len, hosts.min().unwrap_or(Access::ReadWrite))
     }
 
@@ -195,6 +196,7 @@ impl<P> MappedRange<P> {
     pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
         check_range(offset, len, self.padded)?;
         self.holding(offset, len)
+            .iter()
             .try_fold(Access::ReadWrite, |least, mapping| {
                 Ok(least.min(mapping.access(Location::Device(gpu))?))
             })
@@ -203,39 +205,37 @@ impl<P> MappedRange<P> {
     /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
     pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.holding(offset, len)
+            .iter()
             .any(|mapping| mapping.host() == Access::Read)
     }
 
     /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
     pub fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
         self.holding(offset, len)
+            .iter()
             .any(|mapping| mapping.location().is_host())
     }
 
     /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
     /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
     pub fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        let (mut end, mut kind) = (0, None);
-        for mapping in &self.mappings {
-            let start = end;
-            end += mapping.size().padded();
-            let is_host = mapping.location().is_host();
-            if end > offset && *kind.get_or_insert(is_host) != is_host {
-                return len.min(start - offset);
-            }
-        }
-        len
+        let parts = self.holding(offset, len);
+        let is_host = |mapping: &Mapping| mapping.location().is_host();
+        let other = parts
+            .iter()
+            .find(|part| is_host(part) != is_host(&parts[0]));
+        other.map_or(len, |part| self.place(part).start - offset)
     }
 
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.
-    fn holding(&self, offset: u64, len: u64) -> impl Iterator<Item = &Mapping> {
-        let end = offset.saturating_add(len);
-        let mut next = 0;
-        self.mappings.iter().filter(move |mapping| {
-            let start = next;
-            next += mapping.size().padded();
-            start < end && offset < next
-        })
+    fn holding(&self, offset: u64, len: u64) -> &[Mapping] {
+        overlapping(&self.mappings, |mapping| self.place(mapping), offset, len)
+    }
+
+    /// Returns where a mapping lies, in bytes from the start.
+    fn place(&self, mapping: &Mapping) -> Range<u64> {
+        let start = mapping.device_ptr().0 - self.start.0;
+        start..start + mapping.size().padded()
     }
 }
 

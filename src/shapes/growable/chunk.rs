@@ -1,9 +1,10 @@
 //! A piece of physical memory at its place in the vector's addresses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::CpuView;
+use crate::memory::{CpuView, overlapping};
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Result};
 
@@ -12,6 +13,8 @@ use crate::{Error, Result};
 pub(super) struct Chunk {
     mapping: Mapping,
     memory: PhysicalMemory,
+    /// Bytes from the vector's start.
+    offset: u64,
 }
 
 impl Chunk {
@@ -26,12 +29,21 @@ impl Chunk {
         let memory = options.create(driver, bytes)?;
         let mut mapping = reservation.map(offset, &memory)?;
         mapping.set_access(access)?;
-        Ok(Self { mapping, memory })
+        Ok(Self {
+            mapping,
+            memory,
+            offset,
+        })
     }
 
     /// Returns the bytes mapped.
     pub(super) const fn bytes(&self) -> u64 {
         self.mapping.size().padded()
+    }
+
+    /// Returns where it lies, in bytes from the vector's start.
+    pub(super) const fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes()
     }
 
     pub(super) const fn host(&self) -> Access {
@@ -48,43 +60,46 @@ impl Chunk {
 
     /// Unmaps the memory and gives it back; returns the chunk unchanged if it could not be unmapped.
     pub(super) fn give_back(self) -> Result<(), Box<(Option<Self>, Error)>> {
-        let Self { mapping, memory } = self;
+        let Self {
+            mapping,
+            memory,
+            offset,
+        } = self;
         match mapping.unmap() {
             Ok(()) => memory.release().map_err(|error| Box::new((None, error))),
             Err(kept) => {
                 let (mapping, error) = *kept;
-                Err(Box::new((Some(Self { mapping, memory }), error)))
+                Err(Box::new((
+                    Some(Self {
+                        mapping,
+                        memory,
+                        offset,
+                    }),
+                    error,
+                )))
             }
         }
     }
 }
 
-/// Calls `with` for the chunks that contain some of `len` bytes from `offset` on.
-pub(super) fn holding(
-    chunks: &[Arc<Chunk>],
-    offset: u64,
-    len: u64,
-) -> impl Iterator<Item = &Chunk> {
-    let end = offset.saturating_add(len);
-    let mut next = 0;
-    chunks.iter().map(|chunk| &**chunk).filter(move |chunk| {
-        let start = next;
-        next += chunk.bytes();
-        start < end && offset < next
-    })
+/// Returns the chunks that contain some of `len` bytes from `offset` on.
+pub(super) fn holding(chunks: &[Arc<Chunk>], offset: u64, len: u64) -> &[Arc<Chunk>] {
+    overlapping(chunks, |chunk| chunk.range(), offset, len)
 }
 
 /// Returns the CPU's view of `bytes` bytes from `offset` on. Only the chunks that contain some of them count.
 ///
 /// # Safety
-/// The chunks are adjacent from `start` on and have `offset` and `bytes` bytes. While the view lives, none of them is removed and
-/// their access does not change.
+/// The chunks are adjacent from `start` on and have `offset` and `bytes` bytes. While the view lives, none of them is
+/// removed and their access does not change.
 pub(super) unsafe fn view(
     chunks: &[Arc<Chunk>],
     start: DevicePtr,
     (offset, bytes): (u64, u64),
 ) -> Result<CpuView<'_>> {
-    let hosts = holding(chunks, offset, bytes).map(Chunk::host);
+    let hosts = holding(chunks, offset, bytes)
+        .iter()
+        .map(|chunk| chunk.host());
     let have = hosts.min().unwrap_or(Access::ReadWrite);
     if have == Access::None {
         let (who, need) = (Location::Host, Access::Read);

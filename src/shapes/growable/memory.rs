@@ -19,7 +19,7 @@ macro_rules! impl_memory {
         unsafe impl<T> AccessChecks for $name<T> {
             fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
                 check_range(offset, len, self.bytes())?;
-                let mut holding = chunk::holding(&self.chunks, offset, len);
+                let mut holding = chunk::holding(&self.chunks, offset, len).iter();
                 holding.try_fold(Access::ReadWrite, |least, chunk| {
                     Ok(least.min(chunk.access(Location::Device(gpu))?))
                 })
@@ -30,7 +30,9 @@ macro_rules! impl_memory {
             }
 
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-                chunk::holding(&self.chunks, offset, len).any(|chunk| chunk.host() == Access::Read)
+                chunk::holding(&self.chunks, offset, len)
+                    .iter()
+                    .any(|chunk| chunk.host() == Access::Read)
             }
         }
 

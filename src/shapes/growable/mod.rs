@@ -237,15 +237,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Returns the elements that are there now, kept mapped for a GPU or another thread while this vector grows.
     pub fn prefix(&self) -> Prefix<T> {
-        let used = self.bytes().div_ceil(self.granularity.bytes()) * self.granularity.bytes();
-        let mut end = 0;
-        let chunks = self.chunks.iter().take_while(|chunk| {
-            let start = end;
-            end += chunk.bytes();
-            start < used
-        });
         Prefix {
-            chunks: chunks.cloned().collect(),
+            chunks: chunk::holding(&self.chunks, 0, self.bytes()).into(),
             driver: self.driver.clone(),
             location: self.location,
             start: self.device_ptr(),
@@ -345,20 +338,18 @@ impl<T> Growable<T> {
     ) -> Result<std::ops::Range<usize>> {
         let element = size_of::<T>() as u64;
         let offset = (index as u64).saturating_mul(element);
-        let mut start = 0;
-        for chunk in &mut self.chunks {
-            let end = start + chunk.bytes();
-            if offset < end {
-                Arc::get_mut(chunk).ok_or_else(held)?.set_access(access)?;
-                return Ok((start / element) as usize..end.div_ceil(element) as usize);
-            }
-            start = end;
-        }
-        Err(Error::OutOfRange {
-            offset,
-            len: element,
-            size: self.mapped,
-        })
+        let mut chunks = self.chunks.iter_mut();
+        let Some(chunk) = chunks.find(|chunk| offset < chunk.range().end) else {
+            return Err(Error::OutOfRange {
+                offset,
+                len: element,
+                size: self.mapped,
+            });
+        };
+        let chunk = Arc::get_mut(chunk).ok_or_else(held)?;
+        chunk.set_access(access)?;
+        let range = chunk.range();
+        Ok((range.start / element) as usize..range.end.div_ceil(element) as usize)
     }
 }
 
