@@ -1,5 +1,6 @@
 //! The common case in one call: memory on a node, mapped and granted.
 
+mod access;
 mod slice;
 
 use crate::accessors::cpu_accessors;
@@ -13,6 +14,8 @@ use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
+pub use access::{RequestedAccess, reachable_gpus};
+
 /// Room for the probes of 512 importers at a time, in bytes.
 const PROBES: u64 = 4096;
 
@@ -21,8 +24,7 @@ const PROBES: u64 = 4096;
 #[must_use = "options do nothing until `allocate`"]
 pub struct BufferOptions {
     parts: Vec<(Location, u64)>,
-    host: Option<Access>,
-    gpus: Option<Vec<AccessDesc>>,
+    access: RequestedAccess,
     handle_types: HandleTypes,
     shareable: bool,
     /// Bytes behind the last part's that nobody uses, at least.
@@ -45,23 +47,13 @@ impl BufferOptions {
     /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
     /// memory.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        for location in who {
-            self = self.access(location, Access::ReadWrite);
-        }
-        self.gpus.get_or_insert_default();
+        self.access.set_all(who);
         self
     }
 
     /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        let location = who.into();
-        if location.is_host() {
-            self.host = Some(access);
-        } else {
-            let gpus = self.gpus.get_or_insert_default();
-            gpus.retain(|desc| desc.location != location);
-            gpus.push(AccessDesc { location, access });
-        }
+        self.access.set(who.into(), access);
         self
     }
 
@@ -163,62 +155,18 @@ impl BufferOptions {
         }
         let on_gpu = |part: &PhysicalMemory| !part.location().is_host();
         let is_mixed = physical.iter().any(on_gpu) && !physical.iter().all(on_gpu);
-        let gpus = self.gpus.as_deref();
         let access = |location: Location| {
-            let host = match is_mixed && !location.is_host() {
-                true => Some(Access::None),
-                false => self.host,
-            };
-            access_list(driver, location, host, gpus)
+            let mut grants = self.access.grants(driver, location)?;
+            if is_mixed && !location.is_host() {
+                grants.retain(|grant| !grant.location.is_host());
+            }
+            Ok(grants)
         };
         Ok(Buffer {
             len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
             range: MappedRange::map_each(driver, physical, access)?,
         })
     }
-}
-
-/// Returns the default access: `gpus`, or else every GPU that can reach the memory; the host as `host` says,
-/// or if the memory is the host's.
-pub fn access_list(
-    driver: &Driver,
-    location: Location,
-    host: Option<Access>,
-    gpus: Option<&[AccessDesc]>,
-) -> Result<Vec<AccessDesc>> {
-    let gpus = match gpus {
-        Some(gpus) => gpus.to_vec(),
-        None => reachable_gpus(driver, location)?,
-    };
-    let host = host.unwrap_or(match location {
-        Location::Device(_) => Access::None,
-        _ => Access::ReadWrite,
-    });
-    let mut access = Vec::with_capacity(gpus.len() + 1);
-    if host != Access::None {
-        access.push(AccessDesc::new(Location::Host, host));
-    }
-    access.extend(gpus);
-    Ok(access)
-}
-
-/// Returns the GPUs that can reach memory at `location`: all for host memory, itself and its peers for a
-/// GPU's.
-pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
-    let mut reachable = Vec::new();
-    for gpu in 0..driver.device_count()? {
-        let reaches = match location {
-            Location::Device(owner) => owner == gpu || driver.device_can_access_peer(gpu, owner)?,
-            _ => true,
-        };
-        if reaches {
-            reachable.push(AccessDesc {
-                location: Location::Device(gpu),
-                access: Access::ReadWrite,
-            });
-        }
-    }
-    Ok(reachable)
 }
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs, released when dropped.
@@ -252,8 +200,7 @@ impl Buffer {
     pub fn on(location: impl Into<Location>) -> BufferOptions {
         BufferOptions {
             parts: vec![(location.into(), 0)],
-            host: None,
-            gpus: None,
+            access: RequestedAccess::default(),
             handle_types: HandleTypes::NONE,
             shareable: false,
             room: 0,

@@ -252,7 +252,7 @@ fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
         Location::Device(gpu) => Some(gpu),
         _ => None,
     };
-    match &plan.gpus {
+    match &plan.access.gpus {
         Some(gpus) => gpus
             .iter()
             .filter(|desc| desc.access == Access::ReadWrite)

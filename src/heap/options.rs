@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::backing::Plan;
 use super::debug::DebugOptions;
 use super::limits::{Pressure, Relief, SoftLimit};
-use crate::driver::{Access, AccessDesc, HandleTypes, Location};
+use crate::driver::{Access, HandleTypes, Location};
 
 /// The default limit of a thread's cache, in bytes.
 const THREAD_CACHE: u64 = 4 << 20;
@@ -44,23 +44,13 @@ impl HeapOptions {
     /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
     /// memory.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        for location in who {
-            self = self.access(location, Access::ReadWrite);
-        }
-        self.plan.gpus.get_or_insert_default();
+        self.plan.access.set_all(who);
         self
     }
 
     /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        let location = who.into();
-        if location.is_host() {
-            self.plan.host = Some(access);
-        } else {
-            let gpus = self.plan.gpus.get_or_insert_default();
-            gpus.retain(|desc| desc.location != location);
-            gpus.push(AccessDesc { location, access });
-        }
+        self.plan.access.set(who.into(), access);
         self
     }
 

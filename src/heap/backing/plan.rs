@@ -1,6 +1,6 @@
 //! The requirements of a heap's memory, checked before any is created.
 
-use crate::buffer::access_list;
+use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
 use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
@@ -28,10 +28,8 @@ pub(crate) struct Plan {
     /// The most bytes on each of `nodes`, in their order, rounded down to the granularity. If empty, only the
     /// limit applies.
     pub shares: Vec<u64>,
-    /// What the CPU may do; `None`: read and write, if it can reach the memory.
-    pub host: Option<Access>,
-    /// What the GPUs may do; `None`: read and write, for each that can reach all the memory.
-    pub gpus: Option<Vec<AccessDesc>>,
+    /// What the CPU and the GPUs may do; a GPU that is not named, if it can reach all the memory.
+    pub access: RequestedAccess,
     /// How chunks may be shared. If they can be, no block lies in two chunks.
     pub handle_types: HandleTypes,
     /// Whether to share chunks as widely as the machine allows.
@@ -53,8 +51,7 @@ impl Plan {
         Self {
             nodes: vec![location.into()],
             shares: Vec::new(),
-            host: None,
-            gpus: None,
+            access: RequestedAccess::default(),
             handle_types: HandleTypes::NONE,
             shareable: false,
             overcommit: false,
@@ -160,8 +157,7 @@ impl Plan {
         let Some(&first) = nodes.next() else {
             return Err(Error::invalid("nodes", "the list is empty"));
         };
-        let gpus = self.gpus.as_deref();
-        for desc in gpus.unwrap_or_default() {
+        for desc in self.access.gpus.as_deref().unwrap_or_default() {
             if let Location::Device(gpu) = desc.location {
                 let count = driver.device_count()?;
                 if !(0..count).contains(&gpu) {
@@ -172,9 +168,9 @@ impl Plan {
                 }
             }
         }
-        let mut all = access_list(driver, first, self.host, gpus)?;
+        let mut all = self.access.grants(driver, first)?;
         for &node in nodes {
-            let there = access_list(driver, node, self.host, gpus)?;
+            let there = self.access.grants(driver, node)?;
             all.retain(|desc| there.contains(desc));
         }
         Ok(all)

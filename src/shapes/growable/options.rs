@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Growable;
-use crate::buffer::access_list;
-use crate::driver::{Access, AccessDesc, Location, NodeId};
+use crate::buffer::RequestedAccess;
+use crate::driver::{Access, Location, NodeId};
 use crate::size::PaddedSize;
 use crate::topology::Topology;
 use crate::vmm::{PhysicalMemory, Reservation};
@@ -20,8 +20,7 @@ pub struct GrowableOptions<T> {
     location: Location,
     max_len: Option<usize>,
     step: u64,
-    host: Option<Access>,
-    gpus: Option<Vec<AccessDesc>>,
+    access: RequestedAccess,
     overcommit: bool,
     elements: PhantomData<fn() -> T>,
 }
@@ -33,8 +32,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
             location: location.into(),
             max_len: None,
             step: 0,
-            host: None,
-            gpus: None,
+            access: RequestedAccess::default(),
             overcommit: false,
             elements: PhantomData,
         }
@@ -59,23 +57,13 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
     /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
     /// memory.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        for location in who {
-            self = self.access(location, Access::ReadWrite);
-        }
-        self.gpus.get_or_insert_default();
+        self.access.set_all(who);
         self
     }
 
     /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        let location = who.into();
-        if location.is_host() {
-            self.host = Some(access);
-        } else {
-            let gpus = self.gpus.get_or_insert_default();
-            gpus.retain(|desc| desc.location != location);
-            gpus.push(AccessDesc { location, access });
-        }
+        self.access.set(who.into(), access);
         self
     }
 
@@ -107,7 +95,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             Error::invalid_of("max_len", "no addresses can hold that many elements", valid)
         })?;
         let size = PaddedSize::new(max_bytes, granularity)?;
-        let access = access_list(driver, self.location, self.host, self.gpus.as_deref())?;
+        let access = self.access.grants(driver, self.location)?;
         Ok(Growable {
             chunks: Vec::new(),
             reservation: Arc::new(Reservation::options().reserve(driver, size.padded())?),

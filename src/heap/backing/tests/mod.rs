@@ -11,6 +11,7 @@ mod shortage;
 
 use super::*;
 use crate::Machine;
+use crate::buffer::RequestedAccess;
 use crate::driver::sim::{GpuSpec, NodeSpec, PeerAccess};
 use crate::driver::{AccessDesc, Call, HandleTypes, Location, NodeId};
 use crate::proof::Prover;
@@ -146,7 +147,7 @@ fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
     assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
     let no_gpus: [fn(&mut Plan); 2] = [
         |plan| plan.nodes = vec![Location::Device(1)],
-        |plan| plan.gpus = Some(vec![AccessDesc::new(Location::Device(7), Access::Read)]),
+        |plan| plan.access.gpus = Some(vec![AccessDesc::new(Location::Device(7), Access::Read)]),
     ];
     for change in no_gpus {
         let error = with(change);
@@ -161,7 +162,10 @@ fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
     let gpus = [0, 3].map(|gpu| AccessDesc::new(Location::Device(gpu), Access::ReadWrite));
     let spread = Plan {
         nodes: [0, 1].map(Location::HostNuma).to_vec(),
-        gpus: Some(gpus.to_vec()),
+        access: RequestedAccess {
+            host: None,
+            gpus: Some(gpus.to_vec()),
+        },
         ..plan(64, 4)
     };
     let mut backing = Backing::new(&driver, &spread).unwrap();
@@ -267,8 +271,10 @@ fn all_chunks_are_granted_to_those_who_reach_all_nodes() {
 fn nobody_need_be_granted_anything() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let nobody = Plan {
-        host: Some(Access::None),
-        gpus: Some(Vec::new()),
+        access: RequestedAccess {
+            host: Some(Access::None),
+            gpus: Some(Vec::new()),
+        },
         ..plan(16, 2)
     };
     let mut backing = Backing::new(&driver, &nobody).unwrap();
