@@ -105,8 +105,9 @@ pub mod driver {
         Access, AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion,
         DeviceAttribute, DevicePtr, Driver, EventHandle, FabricHandle, FunctionHandle,
         GranularityKind, HandleType, HandleTypes, LaunchDims, Location, ModuleHandle, NodeId,
-        PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
-        PoolPtrExport, ShareableHandle, SimulatedHost, SimulatedNode, StreamHandle, versions,
+        P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls,
+        PoolHandle, PoolProps, PoolPtrExport, ShareableHandle, SimulatedHost, SimulatedNode,
+        StreamHandle, versions,
     };
     #[cfg(feature = "simulator")]
     #[doc(inline)]

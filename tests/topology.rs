@@ -8,7 +8,9 @@ use egmem::driver::sim::{AttributeAnswer, GpuSpec, NodeSpec, PeerAccess, Refusal
 use egmem::driver::{
     Backend, Call, Code, DeviceAttribute, Location, NodeId, PoolCalls, SimulatedHost,
 };
-use egmem::topology::{GpuUuid, LinkKind, Locality, Placement, Topology, TopologySource, free_now};
+use egmem::topology::{
+    GpuUuid, LinkKind, Locality, PeerLinkKind, Placement, Topology, TopologySource, free_now,
+};
 use egmem::vmm::PhysicalMemory;
 use egmem::{Driver, Error, Machine};
 
@@ -107,6 +109,124 @@ fn links_and_memory_nodes_of_the_presets() {
     );
 }
 
+/// GPUs 0 and 1 by NVLink, 2 by PCIe, 3 by nothing.
+fn mixed_links() -> Machine {
+    let mut machine = Machine::h200x8();
+    machine.gpus.truncate(4);
+    machine.peer_access = PeerAccess::Pairs(vec![(0, 1), (0, 2), (1, 2)]);
+    machine.nvlink = PeerAccess::Pairs(vec![(1, 0), (2, 3)]);
+    machine
+}
+
+#[test]
+fn links_between_gpus_are_what_the_driver_tells() {
+    for name in ["h200x8", "gh200x4", "gb200"] {
+        let topology = discover(Machine::preset(name).unwrap());
+        for gpu in topology.gpus() {
+            let others: Vec<i32> = gpu.peer_links.iter().map(|link| link.gpu).collect();
+            assert_eq!(others, gpu.peers);
+            for link in &gpu.peer_links {
+                assert!(link.access && link.kind == PeerLinkKind::Nvlink, "{link:?}");
+                assert_eq!(
+                    (link.native_atomics, link.array_access),
+                    (Some(true), Some(true))
+                );
+                assert_eq!(link.performance_rank, Some(0));
+            }
+        }
+    }
+    let topology = discover(mixed_links());
+    let link = |gpu, to| topology.gpu(gpu).unwrap().peer_link(to).unwrap();
+    assert_eq!(link(0, 1).kind, PeerLinkKind::Nvlink);
+    assert_eq!(
+        (link(0, 2).kind, link(0, 2).native_atomics),
+        (PeerLinkKind::Pcie, Some(false))
+    );
+    assert_eq!(link(0, 2).performance_rank, Some(1));
+    // NVLink that gives no access is not seen.
+    let none = link(2, 3);
+    assert_eq!(
+        (none.access, none.kind, none.native_atomics),
+        (false, PeerLinkKind::Unknown, None)
+    );
+    assert_eq!(topology.gpu(0).unwrap().peers, [1, 2]);
+    for unknown in [0, 4, -1] {
+        let error = topology.gpu(0).unwrap().peer_link(unknown).unwrap_err();
+        assert_eq!(
+            error,
+            Error::NoSuchGpu {
+                gpu: unknown,
+                count: 4
+            }
+        );
+    }
+    assert_eq!(
+        Topology::of_machine(&mixed_links()).unwrap().gpus(),
+        topology.gpus()
+    );
+}
+
+#[test]
+fn links_between_gpus_are_drawn_and_written() {
+    let text = discover(Machine::h200x8()).to_text();
+    assert!(
+        text.contains(
+            "links between GPUs\n  GPUs 0, 1, 2, 3, 4, 5, 6, 7  NVLink, native atomics\n"
+        ),
+        "{text}"
+    );
+    let mixed = discover(mixed_links());
+    let text = mixed.to_text();
+    for line in [
+        "GPUs 0, 1    NVLink, native atomics",
+        "GPUs 0, 2    PCIe, no native atomics",
+        "other pairs  no access",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    // One bar with its lines for each group: three times two GPUs.
+    let svg = mixed.to_svg();
+    assert_eq!(svg.matches("class=\"nvlink\"").count(), 3);
+    assert_eq!(svg.matches("<circle").count(), 6);
+    assert!(svg.contains(">PCIe, no native atomics<"));
+    let json = serde_json::to_value(&mixed).unwrap();
+    let link = &json["gpus"][2]["peer_links"][0];
+    assert_eq!(
+        (&link["gpu"], &link["kind"], &link["native_atomics"]),
+        (&0.into(), &"pcie".into(), &false.into())
+    );
+    assert_eq!(json["gpus"][2]["peer_links"][2]["access"], false);
+
+    let mut apart = Machine::h200x8();
+    apart.peer_access = PeerAccess::None;
+    let apart = discover(apart);
+    for drawn in [apart.to_text(), apart.to_svg()] {
+        assert!(drawn.contains("none gives access"), "{drawn}");
+    }
+    let alone = discover(Machine::gh200());
+    assert!(!alone.to_text().contains("links") && !alone.to_svg().contains("<circle"));
+}
+
+/// A backend of one's own may lack the call, as an older driver may lack an attribute.
+#[test]
+fn a_link_that_the_driver_does_not_know_is_unknown() {
+    for code in [Code::NOT_SUPPORTED, Code::INVALID_VALUE] {
+        let driver = Driver::simulated(mixed_links()).unwrap();
+        driver
+            .sim()
+            .unwrap()
+            .fail(Call::DeviceGetP2PAttribute, 1, code);
+        let topology = Topology::discover(&driver).unwrap();
+        let link = topology.gpu(0).unwrap().peer_link(1).unwrap();
+        assert_eq!(
+            (link.access, link.kind, link.native_atomics),
+            (true, PeerLinkKind::Unknown, None)
+        );
+        assert_eq!(link.performance_rank, Some(0));
+        assert!(topology.to_text().contains("GPUs 0, 1    unknown link"));
+    }
+}
+
 fn two_nodes(host_numa: i32) -> Machine {
     let node = |id: i32| NodeSpec {
         id,
@@ -158,6 +278,7 @@ fn a_failing_driver_call_is_reported_by_name() {
         Call::DeviceTotalMem,
         Call::DeviceGetAttribute,
         Call::DeviceCanAccessPeer,
+        Call::DeviceGetP2PAttribute,
     ] {
         let driver = Driver::simulated(Machine::gh200x4()).unwrap();
         driver.sim().unwrap().fail(call, 1, Code::NOT_PERMITTED);
@@ -235,6 +356,8 @@ fn a_machine_comes_back_from_its_topology() {
     some_peers.peer_access = PeerAccess::Pairs(vec![(0, 1), (2, 3)]);
     let machine = discover(some_peers.clone()).to_machine();
     assert_eq!(machine.peer_access, some_peers.peer_access);
+    let machine = discover(mixed_links()).to_machine();
+    assert_eq!(machine.nvlink, PeerAccess::Pairs(vec![(0, 1)]));
 }
 
 #[test]

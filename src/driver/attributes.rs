@@ -77,6 +77,24 @@ impl DeviceAttribute {
     pub const HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(145);
 }
 
+/// A `CUdevice_P2PAttribute` number: an attribute of the link between two GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct P2pAttribute(pub i32);
+
+impl P2pAttribute {
+    /// How fast the link is beside others of the machine: 0 is the fastest.
+    pub const PERFORMANCE_RANK: Self = Self(1);
+    /// Whether the GPU can access the other's memory.
+    pub const ACCESS_SUPPORTED: Self = Self(2);
+    /// Whether atomic operations on the other's memory run there, without a lock of the link.
+    pub const NATIVE_ATOMIC_SUPPORTED: Self = Self(3);
+    /// Whether the GPU can access CUDA arrays in the other's memory.
+    pub const CUDA_ARRAY_ACCESS_SUPPORTED: Self = Self(4);
+    /// Whether the link has some of the native atomic operations only. Known from CUDA 13.0 on.
+    pub const ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: Self = Self(5);
+}
+
 /// Attributes for `cuPointerGetAttribute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

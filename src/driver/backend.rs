@@ -88,6 +88,10 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
     fn device_can_access_peer(&self, device: i32, peer: i32) -> Result<bool> {
         absent(Call::DeviceCanAccessPeer)
     }
+    /// `cuDeviceGetP2PAttribute`, of the link by which `device` accesses the memory of `peer`.
+    fn device_p2p_attribute(&self, device: i32, peer: i32, attribute: P2pAttribute) -> Result<i32> {
+        absent(Call::DeviceGetP2PAttribute)
+    }
     /// `cuMemGetInfo`: free and total bytes of the device's memory.
     fn mem_info(&self, device: i32) -> Result<(u64, u64)> {
         absent(Call::MemGetInfo)

@@ -40,6 +40,7 @@ calls! {
     DeviceTotalMem => "cuDeviceTotalMem",
     DeviceGetAttribute => "cuDeviceGetAttribute",
     DeviceCanAccessPeer => "cuDeviceCanAccessPeer",
+    DeviceGetP2PAttribute => "cuDeviceGetP2PAttribute",
     DevicePrimaryCtxRetain => "cuDevicePrimaryCtxRetain",
     DevicePrimaryCtxRelease => "cuDevicePrimaryCtxRelease",
     CtxPushCurrent => "cuCtxPushCurrent",

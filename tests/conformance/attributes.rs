@@ -65,3 +65,37 @@ pub fn unknown_devices_and_attributes_are_refused(ctx: &Ctx) {
     let result = ctx.device_attribute(0, DeviceAttribute(100_000));
     fails(result, Code::INVALID_VALUE);
 }
+
+/// Attributes of the links between GPUs. Between GPUs that can access each other they are known, and access is told alike
+/// by both calls.
+pub fn links_between_gpus_are_described(ctx: &Ctx) {
+    let pairs = ctx.gpus().flat_map(|a| ctx.gpus().map(move |b| (a, b)));
+    for (gpu, peer) in pairs {
+        let ask = |attribute| ctx.device_p2p_attribute(gpu, peer, attribute);
+        if gpu == peer {
+            fails(ask(P2pAttribute::ACCESS_SUPPORTED), Code::INVALID_DEVICE);
+            continue;
+        }
+        let access = ctx.device_can_access_peer(gpu, peer).unwrap();
+        assert_eq!(ask(P2pAttribute::ACCESS_SUPPORTED), Ok(access.into()));
+        let told = [
+            P2pAttribute::PERFORMANCE_RANK,
+            P2pAttribute::NATIVE_ATOMIC_SUPPORTED,
+            P2pAttribute::CUDA_ARRAY_ACCESS_SUPPORTED,
+            P2pAttribute::ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED,
+        ]
+        .map(ask);
+        println!("GPU {gpu} to {peer}: access {access}, rank, atomics, arrays, partial {told:?}");
+        if access && ctx.expect.h200 {
+            assert_eq!(told[..3], [Ok(0), Ok(1), Ok(1)]);
+        }
+    }
+    for attribute in [P2pAttribute(0), P2pAttribute(100)] {
+        if ctx.expect.gpus > 1 {
+            let result = ctx.device_p2p_attribute(0, 1, attribute);
+            fails(result, Code::INVALID_VALUE);
+        }
+    }
+    let nowhere = ctx.device_p2p_attribute(0, 99, P2pAttribute::ACCESS_SUPPORTED);
+    fails(nowhere, Code::INVALID_DEVICE);
+}

@@ -49,6 +49,7 @@ cases! {
         attributes_of_the_devices_are_as_measured,
         devices_are_told_apart,
         unknown_devices_and_attributes_are_refused,
+        links_between_gpus_are_described,
     }
     physical {
         granularity_is_2_mib_even_for_ids_that_do_not_exist,

@@ -1,8 +1,8 @@
 //! `Driver::open`, whatever is installed.
 
 use egmem::driver::{
-    AllocationProps, Call, Code, CudaVersion, DeviceAttribute, HandleTypes, Location, PoolApi,
-    PoolProps,
+    AllocationProps, Call, Code, CudaVersion, DeviceAttribute, HandleTypes, Location, P2pAttribute,
+    PoolApi, PoolProps,
 };
 use egmem::{Driver, Error};
 
@@ -189,11 +189,17 @@ stubbed! {
         stub.calls();
         driver.device_total_mem(1).unwrap();
         driver.device_can_access_peer(1, 0).unwrap();
+        let ask = |attribute| driver.device_p2p_attribute(1, 0, attribute);
+        assert_eq!(ask(P2pAttribute::NATIVE_ATOMIC_SUPPORTED), Ok(30));
+        let unknown = ask(P2pAttribute::ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED).unwrap_err();
+        assert_eq!(unknown, Error::driver(Call::DeviceGetP2PAttribute, Code::INVALID_VALUE));
         assert_eq!(stub.calls(), [
             "cuDeviceGet ordinal=1",
             "cuDeviceTotalMem_v2 device=8",
             "cuDeviceGet ordinal=0",
             "cuDeviceCanAccessPeer device=8 peer=7",
+            "cuDeviceGetP2PAttribute attribute=3 device=8 peer=7",
+            "cuDeviceGetP2PAttribute attribute=5 device=8 peer=7",
         ]);
         for ordinal in [-1, 2, i32::MAX, i32::MIN] {
             assert_eq!(

@@ -84,6 +84,12 @@ int cuDeviceCanAccessPeer(int *can, Device device, Device peer) {
     *can = device != peer;
     return 0;
 }
+int cuDeviceGetP2PAttribute(int *value, int attribute, Device device, Device peer) {
+    CALL("cuDeviceGetP2PAttribute", " attribute=%d device=%d peer=%d", attribute, device, peer);
+    if (attribute < 1 || attribute > 4) return 1; /* an older driver's INVALID_VALUE */
+    *value = 10 * attribute;
+    return device == peer ? 101 : 0;
+}
 
 int cuDevicePrimaryCtxRetain(Context *context, Device device) {
     CALL("cuDevicePrimaryCtxRetain", " device=%d", device);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::NumaNode;
+use super::{NumaNode, PeerLink};
 use crate::driver::{Code, DeviceAttribute, Driver, Location, NodeId};
 use crate::{Error, Result};
 
@@ -41,6 +41,8 @@ pub struct Gpu {
     pub link: LinkKind,
     /// The GPUs whose memory this one can map, by ordinal. Source: `cuDeviceCanAccessPeer`.
     pub peers: Vec<i32>,
+    /// The links to every other GPU, by ordinal, those without access too.
+    pub peer_links: Vec<PeerLink>,
     /// The existing host nodes, for the error if the GPU's is unknown.
     #[serde(skip)]
     pub(super) choices: Vec<NodeId>,
@@ -56,6 +58,18 @@ impl Gpu {
         self.host_numa.ok_or_else(|| Error::NodeUnknown {
             gpu: self.ordinal,
             choices: self.choices.clone(),
+        })
+    }
+
+    /// Returns the link to another GPU.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`], also for the GPU itself.
+    pub fn peer_link(&self, gpu: i32) -> Result<&PeerLink> {
+        let found = self.peer_links.iter().find(|link| link.gpu == gpu);
+        found.ok_or(Error::NoSuchGpu {
+            gpu,
+            count: self.peer_links.len() + 1,
         })
     }
 
@@ -93,12 +107,10 @@ impl Gpu {
             _ => attribute(DeviceAttribute::NUMA_ID)?.and_then(known_node),
         };
         let host_numa = attribute(DeviceAttribute::HOST_NUMA_ID)?.and_then(known_node);
-        let mut peers = Vec::new();
-        for peer in (0..count).filter(|peer| *peer != ordinal) {
-            if driver.device_can_access_peer(ordinal, peer)? {
-                peers.push(peer);
-            }
-        }
+        let others = (0..count).filter(|peer| *peer != ordinal);
+        let peer_links: Vec<PeerLink> = others
+            .map(|peer| PeerLink::of_driver(driver, ordinal, peer))
+            .collect::<Result<_>>()?;
         Ok(Self {
             ordinal,
             name: driver.device_name(ordinal)?,
@@ -111,7 +123,8 @@ impl Gpu {
             memory_node,
             coherent: coherent == Some(true),
             link: LinkKind::guess(coherent, integrated, major),
-            peers,
+            peers: peers(&peer_links),
+            peer_links,
             choices: Vec::new(),
         })
     }
@@ -129,6 +142,12 @@ fn optional_attribute(
         Err(error) if error.code() == Some(Code::INVALID_VALUE) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Returns the GPUs that links with access lead to.
+pub(super) fn peers(links: &[PeerLink]) -> Vec<i32> {
+    let with_access = links.iter().filter(|link| link.access);
+    with_access.map(|link| link.gpu).collect()
 }
 
 impl From<&Gpu> for Location {

@@ -17,7 +17,7 @@ use hwlocality::topology::builder::{BuildFlags, TypeFilter};
 
 pub(super) use topology::locate_by_xml;
 
-use super::{CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode};
+use super::{CpuSet, Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink};
 use crate::driver::NodeId;
 use crate::{Error, Result};
 
@@ -151,11 +151,13 @@ impl Machine {
             .collect();
         found.sort_by_key(|(ordinal, gpu)| (ordinal.unwrap_or(i32::MAX), gpu.pci_bus_id.clone()));
         let count = found.len() as i32;
+        let others = |ordinal| (0..count).filter(move |peer| *peer != ordinal);
         (0..count)
             .zip(found)
             .map(|(ordinal, (_, gpu))| Gpu {
                 ordinal,
-                peers: (0..count).filter(|peer| *peer != ordinal).collect(),
+                peers: others(ordinal).collect(),
+                peer_links: others(ordinal).map(PeerLink::unknown).collect(),
                 ..gpu
             })
             .collect()
@@ -214,6 +216,7 @@ fn gpu(
             LinkKind::Pcie
         },
         peers: Vec::new(),
+        peer_links: Vec::new(),
         choices: Vec::new(),
         pci_bus_id,
     };

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Gpu, GpuUuid, LinkKind, Locality, NumaNode, Topology};
+use super::gpu::peers;
+use super::{Gpu, GpuUuid, LinkKind, Locality, NumaNode, PeerLink, PeerLinkKind, Topology};
 use crate::Result;
 use crate::driver::NodeId;
 use crate::driver::sim::{GpuSpec, Machine, NodeSpec, PeerAccess};
@@ -57,7 +58,8 @@ impl Topology {
                 .clone()
                 .unwrap_or_else(|| "from a topology".into()),
             gpus: gpus.collect(),
-            peer_access: self.peer_access(),
+            peer_access: self.pairs(|link| link.access),
+            nvlink: self.pairs(|link| link.kind == PeerLinkKind::Nvlink),
             nodes,
             ..Machine::default()
         }
@@ -79,23 +81,19 @@ impl Topology {
         }
     }
 
-    fn peer_access(&self) -> PeerAccess {
-        if self
-            .gpus
-            .iter()
-            .all(|gpu| gpu.peers.len() + 1 == self.gpus.len())
-        {
-            return PeerAccess::All;
+    /// Returns the pairs of GPUs with such links. One GPU alone is as in [`Machine::default`].
+    fn pairs(&self, is_such: impl Fn(&PeerLink) -> bool) -> PeerAccess {
+        let mut pairs = Vec::new();
+        for gpu in &self.gpus {
+            let links = gpu.peer_links.iter().filter(|link| is_such(link));
+            let up = links.filter(|link| gpu.ordinal < link.gpu);
+            pairs.extend(up.map(|link| (gpu.ordinal, link.gpu)));
         }
-        let pairs: Vec<(i32, i32)> = self
-            .gpus
-            .iter()
-            .flat_map(|gpu| gpu.peers.iter().map(|peer| (gpu.ordinal, *peer)))
-            .filter(|(gpu, peer)| gpu < peer)
-            .collect();
-        match pairs.is_empty() {
-            true => PeerAccess::None,
-            false => PeerAccess::Pairs(pairs),
+        let all = self.gpus.len() * self.gpus.len().saturating_sub(1) / 2;
+        match pairs.len() {
+            count if count == all => PeerAccess::All,
+            0 => PeerAccess::None,
+            _ => PeerAccess::Pairs(pairs),
         }
     }
 }
@@ -105,7 +103,10 @@ impl Gpu {
     fn of_spec(machine: &Machine, spec: &GpuSpec, ordinal: i32) -> Self {
         let known_node = |id: i32| (id >= 0).then_some(NodeId(id));
         let host_numa = known_node(spec.host_numa);
-        let others = (0..).zip(&machine.gpus).map(|(other, _)| other);
+        let others = (0..machine.gpus.len() as i32).filter(|other| *other != ordinal);
+        let peer_links: Vec<PeerLink> = others
+            .map(|other| PeerLink::of_machine(machine, ordinal, other))
+            .collect();
         Self {
             ordinal,
             name: spec.name.clone(),
@@ -118,10 +119,26 @@ impl Gpu {
             memory_node: known_node(spec.numa_id),
             coherent: spec.coherent,
             link: LinkKind::guess(Some(spec.coherent), false, Some(spec.compute_capability.0)),
-            peers: others
-                .filter(|other| machine.peers(ordinal, *other))
-                .collect(),
+            peers: peers(&peer_links),
+            peer_links,
             choices: Vec::new(),
+        }
+    }
+}
+
+impl PeerLink {
+    /// Returns the link of two GPUs of a machine description, as the simulator's driver reports it.
+    fn of_machine(machine: &Machine, ordinal: i32, other: i32) -> Self {
+        if !machine.peers(ordinal, other) {
+            return Self::none(other);
+        }
+        let nvlink = machine.linked(ordinal, other);
+        Self {
+            kind: PeerLinkKind::guess(Some(nvlink), None),
+            native_atomics: Some(nvlink),
+            array_access: Some(true),
+            performance_rank: Some(i32::from(!nvlink)),
+            ..Self::unknown(other)
         }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) mod kernel;
 #[cfg(feature = "simulator")]
 mod machine;
 mod node;
+mod peer;
+mod peer_groups;
 mod place;
 mod svg;
 #[cfg(test)]
@@ -31,6 +33,7 @@ pub use cpuset::CpuSet;
 pub use gpu::{Gpu, GpuUuid, LinkKind, Locality};
 use kernel::Kernel;
 pub use node::NumaNode;
+pub use peer::{PeerLink, PeerLinkKind};
 pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
 
 use crate::driver::{Driver, NodeId};

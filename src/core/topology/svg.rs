@@ -1,5 +1,7 @@
 //! A topology as an SVG drawing: host nodes as panels, their GPUs below, links between.
 
+mod peers;
+
 use std::fmt::Write;
 
 use super::text::count;
@@ -28,11 +30,11 @@ const STYLE: &str = "\
 text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\n\
 .title{font-size:20px;font-weight:600}.name{font-size:15px;font-weight:600}\
 .small{font-size:12px}.soft{fill:#5b6676}.mid{text-anchor:middle}\n\
-.bg{fill:#ffffff}.panel{fill:#eef3f9;stroke:#9db0c6}.bar{fill:#d3deeb}.used{fill:#5b8fc7}\
-.gpu{fill:#eaf6e4;stroke:#76b043}.c2c{stroke:#5c9a2b}.pcie{stroke:#8a93a0}\n\
-@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}\
+circle{fill:#5b6676}.bg{fill:#ffffff}.panel{fill:#eef3f9;stroke:#9db0c6}.bar{fill:#d3deeb}.used{fill:#5b8fc7}\
+.gpu{fill:#eaf6e4;stroke:#76b043}.c2c{stroke:#5c9a2b}.pcie{stroke:#8a93a0}.nvlink{stroke:#b8860b}\n\
+@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}circle{fill:#a3afbf}.bg{fill:#12161c}\
 .panel{fill:#1d2631;stroke:#48607a}.bar{fill:#324254}.gpu{fill:#1c2a18;stroke:#5f9136}\
-.c2c{stroke:#86c552}.pcie{stroke:#8c98a8}}";
+.c2c{stroke:#86c552}.pcie{stroke:#8c98a8}.nvlink{stroke:#e0b040}}";
 
 /// One panel and its GPUs.
 struct Column<'a> {
@@ -53,7 +55,7 @@ impl Column<'_> {
 
 impl Topology {
     /// Returns an SVG drawing of the node: its host NUMA nodes with CPUs and memories, its GPUs with theirs,
-    /// and the links with their kinds.
+    /// and the links with their kinds: between CPU and GPU, and between GPUs.
     ///
     /// It is a complete file, needs no fonts or style sheets, and follows the viewer's light or dark mode.
     pub fn to_svg(&self) -> String {
@@ -65,18 +67,21 @@ impl Topology {
         let widest = rows.iter().map(row_width).fold(560.0, f64::max);
         let width = widest.max(headline.chars().count() as f64 * 11.0) + 2.0 * MARGIN;
 
+        let groups = self.peer_groups();
         let mut body = String::new();
         let mut y = HEAD;
         for row in &rows {
             let mut x = MARGIN + (width - 2.0 * MARGIN - row_width(row)) / 2.0;
             let has_gpus = row.iter().any(|column| !column.gpus.is_empty());
+            let mut middles = Vec::new();
             for column in row {
-                draw_column(&mut body, column, x, y);
+                middles.extend(draw_column(&mut body, column, x, y));
                 x += column.width() + GAP;
             }
             y += PANEL_HEIGHT + GAP;
             if has_gpus {
-                y += LINK_HEIGHT + GPU_HEIGHT + GAP / 2.0;
+                y += LINK_HEIGHT + GPU_HEIGHT;
+                y += peers::draw(&mut body, &groups, &middles, y - GAP) + GAP / 2.0;
             }
         }
         let legend = self.legend();
@@ -148,31 +153,8 @@ impl Topology {
 
     fn legend(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        if self.gpus.len() > 1 {
-            let all = self
-                .gpus
-                .iter()
-                .all(|gpu| gpu.peers.len() + 1 == self.gpus.len());
-            let none = self.gpus.iter().all(|gpu| gpu.peers.is_empty());
-            if all {
-                lines.push("peer access: every GPU can map every other's memory".into());
-            } else if none {
-                lines.push("peer access: none".into());
-            } else {
-                lines.extend(
-                    self.gpus
-                        .iter()
-                        .filter(|gpu| !gpu.peers.is_empty())
-                        .map(|gpu| {
-                            let peers: Vec<String> = gpu.peers.iter().map(i32::to_string).collect();
-                            format!(
-                                "peer access: GPU {} can map the memory of {}",
-                                gpu.ordinal,
-                                peers.join(", ")
-                            )
-                        }),
-                );
-            }
+        if self.has_no_peers() {
+            lines.push("links between GPUs: none gives access to another GPU's memory".into());
         }
         if self.gpus.iter().any(|gpu| gpu.memory_node.is_some()) {
             lines.push(
@@ -184,13 +166,16 @@ impl Topology {
     }
 }
 
-fn draw_column(out: &mut String, column: &Column<'_>, x: f64, y: f64) {
+/// Returns the GPUs with the middles of their boxes.
+fn draw_column(out: &mut String, column: &Column<'_>, x: f64, y: f64) -> Vec<(i32, f64)> {
+    let mut middles = Vec::new();
     let width = column.width();
     let middle = x + width / 2.0;
     let mut gpu_x = middle - column.gpus_width() / 2.0;
     for gpu in &column.gpus {
         draw_link(out, gpu.link, gpu_x + GPU_WIDTH / 2.0, y + PANEL_HEIGHT);
         draw_gpu(out, gpu, gpu_x, y + PANEL_HEIGHT + LINK_HEIGHT);
+        middles.push((gpu.ordinal, gpu_x + GPU_WIDTH / 2.0));
         gpu_x += GPU_WIDTH + GPU_GAP;
     }
     let dash = if column.node.is_some() {
@@ -215,6 +200,7 @@ fn draw_column(out: &mut String, column: &Column<'_>, x: f64, y: f64) {
             "host node unknown",
         ),
     }
+    middles
 }
 
 fn draw_node(out: &mut String, node: &NumaNode, x: f64, y: f64, width: f64) {

@@ -20,6 +20,7 @@ fn gpu(ordinal: i32, host_numa: Option<i32>) -> Gpu {
         coherent: false,
         link: LinkKind::Pcie,
         peers: Vec::new(),
+        peer_links: Vec::new(),
         choices: Vec::new(),
     }
 }
@@ -111,4 +112,42 @@ fn a_gpus_own_memory_is_no_host_node() {
         topology.node(NodeId(1)),
         Err(Error::NoSuchNode { .. })
     ));
+}
+
+/// Returns the groups of `count` GPUs where each of these pairs has a link.
+fn groups(count: i32, pairs: &[(i32, i32, bool)]) -> Vec<(Vec<i32>, String)> {
+    let mut gpus: Vec<Gpu> = (0..count).map(|ordinal| gpu(ordinal, Some(0))).collect();
+    for &(a, b, nvlink) in pairs {
+        for (from, to) in [(a, b), (b, a)] {
+            let link = PeerLink {
+                kind: PeerLinkKind::guess(Some(nvlink), None),
+                native_atomics: Some(nvlink),
+                ..PeerLink::unknown(to)
+            };
+            gpus[from as usize].peer_links.push(link);
+        }
+    }
+    let topology = Topology::of_this_machine(&Tree::new().kernel(), gpus);
+    let groups = topology.peer_groups().into_iter();
+    groups.map(|group| (group.gpus, group.words)).collect()
+}
+
+#[test]
+fn gpus_that_are_linked_alike_are_a_group() {
+    let nvlink = || "NVLink, native atomics".to_owned();
+    let pcie = || "PCIe, no native atomics".to_owned();
+    assert_eq!(groups(3, &[]), []);
+    assert_eq!(groups(2, &[(0, 1, true)]), [(vec![0, 1], nvlink())]);
+    // Two pairs by NVLink, and PCIe between all others: no group of four.
+    let mut pairs = vec![(0, 1, true), (2, 3, true)];
+    pairs.extend([(0, 2), (0, 3), (1, 2), (1, 3)].map(|(a, b)| (a, b, false)));
+    let found = groups(4, &pairs);
+    assert_eq!(found[..2], [(vec![0, 1], nvlink()), (vec![0, 2], pcie())]);
+    assert_eq!(found.len(), 6);
+    assert!(found.contains(&(vec![2, 3], nvlink())));
+    // A chain is no group.
+    let chain = groups(3, &[(0, 1, true), (1, 2, true)]);
+    assert_eq!(chain, [(vec![0, 1], nvlink()), (vec![1, 2], nvlink())]);
+    let triangle = groups(3, &[(0, 1, true), (1, 2, true), (0, 2, true)]);
+    assert_eq!(triangle, [(vec![0, 1, 2], nvlink())]);
 }

@@ -22,7 +22,7 @@ impl Topology {
     }
 
     /// Returns the text that [`Display`](fmt::Display) shows: a line for each host node, its GPUs below it,
-    /// then the distances between nodes. It ends with a line break.
+    /// then the distances between nodes and the links between GPUs. It ends with a line break.
     pub fn to_text(&self) -> String {
         let mut out = self.headline();
         if self.source != TopologySource::Simulated {
@@ -53,7 +53,28 @@ impl Topology {
             out.push_str("\ndistances between nodes (10: local)\n");
             out.push_str(&self.distance_table());
         }
+        out.push_str(&self.peer_table());
         out
+    }
+
+    /// Returns a heading and a line for each group of GPUs that are linked alike; nothing for a GPU alone.
+    fn peer_table(&self) -> String {
+        let groups = self.peer_groups();
+        if self.has_no_peers() {
+            return "\nlinks between GPUs: none gives access to another GPU's memory\n".into();
+        }
+        if groups.is_empty() {
+            return String::new();
+        }
+        let mut rows: Vec<Vec<String>> = groups
+            .into_iter()
+            .map(|group| vec![format!("  GPUs {}", group.list()), group.words])
+            .collect();
+        let count = self.gpus.len();
+        if self.gpus.iter().any(|gpu| gpu.peers.len() + 1 < count) {
+            rows.push(vec!["  other pairs".into(), "no access".into()]);
+        }
+        format!("\nlinks between GPUs\n{}\n", align(&rows).join("\n"))
     }
 
     /// Describes the topology's machine in one line.

@@ -122,6 +122,17 @@ unsafe impl Backend for Cuda {
         Ok(can != 0)
     }
 
+    fn device_p2p_attribute(&self, device: i32, peer: i32, attribute: P2pAttribute) -> Result<i32> {
+        let (device, peer) = (self.core.device(device)?, self.core.device(peer)?);
+        let mut value = 0;
+        // SAFETY: as said above. A driver refuses an attribute that it does not know.
+        unsafe {
+            self.api()
+                .device_get_p2p_attribute(&mut value, attribute.0, device, peer)?;
+        }
+        Ok(value)
+    }
+
     fn mem_info(&self, device: i32) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: as said above.

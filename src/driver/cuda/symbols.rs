@@ -33,6 +33,8 @@ functions! {
         (value: *mut i32, attribute: i32, device: i32);
     device_can_access_peer = DeviceCanAccessPeer [c"cuDeviceCanAccessPeer"] since 4000
         (can: *mut i32, device: i32, peer: i32);
+    device_get_p2p_attribute = DeviceGetP2PAttribute [c"cuDeviceGetP2PAttribute"] since 8000
+        (value: *mut i32, attribute: i32, device: i32, peer: i32);
 
     device_primary_ctx_retain = DevicePrimaryCtxRetain [c"cuDevicePrimaryCtxRetain"] since 7000
         (context: *mut Opaque, device: i32);

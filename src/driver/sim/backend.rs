@@ -14,8 +14,8 @@ use crate::Result;
 use crate::{
     AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion, DeviceAttribute,
     DevicePtr, EventHandle, FunctionHandle, GranularityKind, HandleType, LaunchDims, Location,
-    ModuleHandle, PhysicalHandle, PointerAttribute, PoolApi, PoolCalls, ShareableHandle,
-    SimulatedHost, StreamHandle,
+    ModuleHandle, P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi, PoolCalls,
+    ShareableHandle, SimulatedHost, StreamHandle,
 };
 
 /// The simulated driver.
@@ -114,6 +114,12 @@ unsafe impl Backend for Simulator {
                 (Some(_), Some(_)) => Ok(machine.peers(device, peer)),
                 _ => fail(Code::INVALID_DEVICE),
             }
+        })
+    }
+
+    fn device_p2p_attribute(&self, device: i32, peer: i32, attribute: P2pAttribute) -> Result<i32> {
+        self.shared().ask(Call::DeviceGetP2PAttribute, |machine| {
+            machine.p2p_attribute(device, peer, attribute)
         })
     }
 

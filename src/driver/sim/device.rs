@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, fail};
 use super::machine::{AttributeAnswer, Machine, parse_pci};
-use crate::{Code, DeviceAttribute};
+use crate::{Code, CudaVersion, DeviceAttribute, P2pAttribute};
 
 impl Machine {
     pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
@@ -61,6 +61,35 @@ impl Machine {
             DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED => 1,
             DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
             // The simulator does not invent answers for attributes that it does not know.
+            _ => return fail(Code::INVALID_VALUE),
+        })
+    }
+}
+
+impl Machine {
+    /// CUDA documents that one GPU alone has no link. What a driver answers for GPUs that cannot access each other, and
+    /// the rank of PCIe, are guesses.
+    pub(super) fn p2p_attribute(
+        &self,
+        device: i32,
+        peer: i32,
+        attribute: P2pAttribute,
+    ) -> Answer<i32> {
+        if device == peer || self.gpu(device).is_none() || self.gpu(peer).is_none() {
+            return fail(Code::INVALID_DEVICE);
+        }
+        let (access, nvlink) = (self.peers(device, peer), self.linked(device, peer));
+        Ok(match attribute {
+            P2pAttribute::PERFORMANCE_RANK => i32::from(!nvlink),
+            P2pAttribute::ACCESS_SUPPORTED | P2pAttribute::CUDA_ARRAY_ACCESS_SUPPORTED => {
+                access.into()
+            }
+            P2pAttribute::NATIVE_ATOMIC_SUPPORTED => (access && nvlink).into(),
+            P2pAttribute::ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED
+                if self.driver_version >= CudaVersion(13000) =>
+            {
+                0
+            }
             _ => return fail(Code::INVALID_VALUE),
         })
     }

@@ -40,6 +40,9 @@ pub struct Machine {
     /// Which GPUs can access each other's memory.
     #[serde(default)]
     pub peer_access: PeerAccess,
+    /// Which GPUs NVLink connects; PCIe connects the others. None if not given.
+    #[serde(default = "no_pairs")]
+    pub nvlink: PeerAccess,
     /// Whether there is an IMEX channel; without one the driver refuses FABRIC.
     #[serde(default)]
     pub imex_channel: bool,
@@ -118,17 +121,28 @@ pub struct GpuSpec {
     pub distances: BTreeMap<i32, u32>,
 }
 
-/// Which GPUs can access each other's memory.
+/// Pairs of GPUs: those that can access each other's memory, or that a link connects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerAccess {
-    /// Every GPU can access every other's.
+    /// Every GPU and every other.
     #[default]
     All,
-    /// No GPU can access another's.
+    /// No GPU and another.
     None,
-    /// These pairs of ordinals can, both ways.
+    /// These pairs of ordinals, both ways.
     Pairs(Vec<(i32, i32)>),
+}
+
+impl PeerAccess {
+    /// Returns whether two GPUs are a pair.
+    fn has(&self, a: i32, b: i32) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Pairs(pairs) => pairs.contains(&(a, b)) || pairs.contains(&(b, a)),
+        }
+    }
 }
 
 /// An answer of `cuDeviceGetAttribute`: a number, or `"INVALID_VALUE"` if the driver does not know the
@@ -155,6 +169,9 @@ fn default_name() -> String {
 }
 fn default_gpu_name() -> String {
     "Simulated GPU".into()
+}
+fn no_pairs() -> PeerAccess {
+    PeerAccess::None
 }
 fn default_version() -> CudaVersion {
     CudaVersion(13000)
@@ -201,6 +218,7 @@ impl Default for Machine {
             nodes: Vec::new(),
             gpus: Vec::new(),
             peer_access: PeerAccess::All,
+            nvlink: no_pairs(),
             imex_channel: false,
             host_pool_for_device: false,
             pool_chunk: default_chunk(),
@@ -270,16 +288,16 @@ impl Machine {
 
     /// Returns whether GPU `device` can access the memory of GPU `peer`; a GPU is not its own peer.
     pub fn peers(&self, device: i32, peer: i32) -> bool {
-        device != peer
-            && self.gpu(device).is_some()
-            && self.gpu(peer).is_some()
-            && match &self.peer_access {
-                PeerAccess::All => true,
-                PeerAccess::None => false,
-                PeerAccess::Pairs(pairs) => {
-                    pairs.contains(&(device, peer)) || pairs.contains(&(peer, device))
-                }
-            }
+        self.are_two(device, peer) && self.peer_access.has(device, peer)
+    }
+
+    /// Returns whether NVLink connects two GPUs.
+    pub fn linked(&self, device: i32, peer: i32) -> bool {
+        self.are_two(device, peer) && self.nvlink.has(device, peer)
+    }
+
+    fn are_two(&self, device: i32, peer: i32) -> bool {
+        device != peer && self.gpu(device).is_some() && self.gpu(peer).is_some()
     }
 
     /// Returns a GPU's PCI bus id, given or derived.

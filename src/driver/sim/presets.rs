@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{GpuSpec, Machine, NodeSpec};
+use super::{GpuSpec, Machine, NodeSpec, PeerAccess};
 use crate::{Error, Result};
 
 const GIB: u64 = 1 << 30;
@@ -112,6 +112,7 @@ impl Machine {
                 distances: BTreeMap::from([(0, 10)]),
             }],
             gpus,
+            nvlink: PeerAccess::All,
             memory_references: Some(H200_REFERENCES),
             ..Self::default()
         }
@@ -161,6 +162,7 @@ fn grace(name: &str, nodes: &[i32], memory: u64, model: GpuSpec, gpus: &[(i32, i
                 ..model.clone()
             })
             .collect(),
+        nvlink: PeerAccess::All,
         host_pool_for_device: true,
         ..Machine::default()
     }
@@ -199,8 +201,11 @@ mod tests {
     #[test]
     fn contradictions_are_named() {
         type Break = fn(&mut Machine);
-        let broken: [(&str, Break); 9] = [
+        let broken: [(&str, Break); 10] = [
             ("no host NUMA node", |m| m.nodes.clear()),
+            ("(0, 4) is not a pair", |m| {
+                m.nvlink = PeerAccess::Pairs(vec![(1, 2), (0, 4)])
+            }),
             ("used twice", |m| m.nodes[1].id = 0),
             ("no memory", |m| m.gpus[0].memory = 0),
             ("does not exist", |m| m.gpus[0].host_numa = 7),

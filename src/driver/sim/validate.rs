@@ -53,12 +53,15 @@ impl Machine {
             self.validate_gpu(ordinal, gpu, &mut ids)?;
         }
         self.validate_distances(&ids)?;
-        if let PeerAccess::Pairs(pairs) = &self.peer_access {
-            let count = self.gpus.len() as i32;
-            for &(a, b) in pairs {
-                if !(0..count).contains(&a) || !(0..count).contains(&b) || a == b {
-                    return bad(format!("({a}, {b}) is not a pair of GPUs"));
-                }
+        let all = [&self.peer_access, &self.nvlink];
+        let all = all.into_iter().filter_map(|pairs| match pairs {
+            PeerAccess::Pairs(pairs) => Some(pairs),
+            _ => None,
+        });
+        let count = self.gpus.len() as i32;
+        for &(a, b) in all.flatten() {
+            if !(0..count).contains(&a) || !(0..count).contains(&b) || a == b {
+                return bad(format!("({a}, {b}) is not a pair of GPUs"));
             }
         }
         Ok(())

@@ -284,6 +284,36 @@ fn peers_that_cannot_reach_each_other_are_not_granted() {
 }
 
 #[test]
+fn links_between_gpus_are_those_of_the_machine() {
+    let pairs = |pairs| super::super::PeerAccess::Pairs(pairs);
+    let mut machine = Machine::h200x8();
+    machine.peer_access = pairs(vec![(0, 1), (1, 2)]);
+    machine.nvlink = pairs(vec![(0, 1), (2, 3)]);
+    machine.driver_version = crate::CudaVersion(12090);
+    let driver = driver(machine);
+    // Rank, access, atomics, arrays.
+    let all = |gpu, peer| {
+        [1, 2, 3, 4].map(|number| {
+            let answer = driver.device_p2p_attribute(gpu, peer, P2pAttribute(number));
+            answer.unwrap()
+        })
+    };
+    assert_eq!(all(1, 0), [0, 1, 1, 1]);
+    assert_eq!(all(2, 1), [1, 1, 0, 1]);
+    assert_eq!(all(3, 2), [0, 0, 0, 0]);
+    for (gpu, peer, number, expected) in [
+        (0, 0, 1, Code::INVALID_DEVICE),
+        (0, 8, 1, Code::INVALID_DEVICE),
+        (-1, 0, 1, Code::INVALID_DEVICE),
+        (0, 1, 0, Code::INVALID_VALUE),
+        (0, 1, 5, Code::INVALID_VALUE), // from 13.0 on
+    ] {
+        let answer = driver.device_p2p_attribute(gpu, peer, P2pAttribute(number));
+        assert_eq!(code(answer), expected);
+    }
+}
+
+#[test]
 fn a_failed_call_names_itself_and_does_nothing() {
     let driver = h200();
     sim(&driver).fail(Call::MemCreate, 2, Code(12345));
