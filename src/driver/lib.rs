@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 
 mod attributes;
+#[macro_use]
 mod backend;
 mod bytes;
 mod call;

@@ -73,6 +73,11 @@ impl Core {
         self.on(stream.device, || work(opaque(stream.raw)))
     }
 
+    /// Runs a pool call: the driver finds the device itself.
+    pub(super) fn at<T>(&self, _ordinal: i32, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.anywhere(work)
+    }
+
     pub(super) fn anywhere<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
         self.contexts.anywhere(&self.api, work)
     }

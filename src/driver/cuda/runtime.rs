@@ -12,7 +12,7 @@ use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
 use super::core::Core;
 use super::handles::{export, import, opaque};
 use super::library::{Library, functions};
-use super::pools::AttributeValue;
+use super::pools::{AttributeValue, device_for, pool_calls_of};
 use super::symbols::Opaque;
 use crate::*;
 use crate::{Error, Result};
@@ -45,9 +45,9 @@ functions! {
         (data: *mut Opaque64, ptr: *mut c_void);
     pool_import_pointer = RtMemPoolImportPointer [c"cudaMemPoolImportPointer"] since 11020
         (ptr: *mut *mut c_void, pool: Opaque, data: *mut Opaque64);
-    malloc_from_pool_async = RtMallocFromPoolAsync [c"cudaMallocFromPoolAsync"] since 11020
+    alloc_from_pool_async = RtMallocFromPoolAsync [c"cudaMallocFromPoolAsync"] since 11020
         (ptr: *mut *mut c_void, size: usize, pool: Opaque, stream: Opaque);
-    malloc_async = RtMallocAsync [c"cudaMallocAsync"] since 11020
+    alloc_async = RtMallocAsync [c"cudaMallocAsync"] since 11020
         (ptr: *mut *mut c_void, size: usize, stream: Opaque);
     free_async = RtFreeAsync [c"cudaFreeAsync"] since 11020 (ptr: *mut c_void, stream: Opaque);
     device_get_default_pool = RtDeviceGetDefaultMemPool
@@ -110,10 +110,19 @@ impl Runtime {
     }
 
     /// Runs `work` with the primary context of `device` current.
-    fn on<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn at<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.core
             .on(device, work)
             .map_err(|error| self.explain(error))
+    }
+
+    /// Returns the device's number, which is its ordinal in this API.
+    fn device(&self, ordinal: i32) -> Result<i32> {
+        Ok(ordinal)
+    }
+
+    fn age(&self, error: Error, location: Location, handle_types: HandleTypes) -> Error {
+        self.core.age(error, location, handle_types)
     }
 
     fn on_stream<T>(
@@ -121,7 +130,7 @@ impl Runtime {
         stream: StreamHandle,
         work: impl FnOnce(Opaque) -> Result<T>,
     ) -> Result<T> {
-        self.on(stream.device, || work(opaque(stream.raw)))
+        self.at(stream.device, || work(opaque(stream.raw)))
     }
 
     fn explain(&self, error: Error) -> Error {
@@ -164,190 +173,7 @@ fn candidates(driver: CudaVersion) -> impl Iterator<Item = (&'static str, PathBu
         .flat_map(move |folder| names.map(|name| (name, Path::join(&folder, name))))
 }
 
-/// Returns the device whose context serves calls about memory at `location`.
-fn device_for(location: Location) -> i32 {
-    match location {
-        Location::Device(ordinal) => ordinal,
-        Location::Host | Location::HostNuma(_) | Location::HostNumaCurrent => 0,
-    }
-}
-
-// The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
-// call fills or reads them before it returns and does not keep them. The runtime checks numbers and handles.
-// The caller guarantees, by the contract of `PoolCalls`, that nothing uses memory that a call removes.
-
-// SAFETY: each method makes the call that it is named after and reports its result.
-unsafe impl PoolCalls for Runtime {
-    fn api(&self) -> &'static str {
-        "runtime"
-    }
-
-    fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
-        let device = device_for(props.location);
-        let (raw, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
-        // SAFETY: as said above.
-        self.on(device, || unsafe { self.api.pool_create(&mut pool, &raw) })
-            .map_err(|error| self.core.age(error, props.location, props.handle_types))?;
-        Ok(PoolHandle(pool as u64))
-    }
-
-    unsafe fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
-        // SAFETY: as said above.
-        self.on(0, || unsafe { self.api.pool_destroy(opaque(pool.0)) })
-    }
-
-    unsafe fn pool_set_attribute(
-        &self,
-        pool: PoolHandle,
-        attribute: PoolAttribute,
-        value: u64,
-    ) -> Result<()> {
-        let mut value = AttributeValue::new(attribute, value);
-        let value = value.as_mut_ptr();
-        // SAFETY: as said above; the value is as wide as the attribute.
-        self.on(0, || unsafe {
-            self.api
-                .pool_set_attribute(opaque(pool.0), attribute as i32, value)
-        })
-    }
-
-    unsafe fn pool_get_attribute(&self, pool: PoolHandle, attribute: PoolAttribute) -> Result<u64> {
-        let mut value = AttributeValue::new(attribute, 0);
-        let out = value.as_mut_ptr();
-        // SAFETY: as said above; the value is as wide as the attribute.
-        self.on(0, || unsafe {
-            self.api
-                .pool_get_attribute(opaque(pool.0), attribute as i32, out)
-        })?;
-        Ok(value.widened())
-    }
-
-    unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
-        // SAFETY: as said above.
-        self.on(0, || unsafe {
-            self.api.pool_trim_to(opaque(pool.0), keep as usize)
-        })
-    }
-
-    unsafe fn pool_set_access(&self, pool: PoolHandle, access: &[AccessDesc]) -> Result<()> {
-        let descs: Vec<MemAccessDesc> = access.iter().map(MemAccessDesc::from).collect();
-        // SAFETY: as said above; the count is that of `descs`.
-        self.on(0, || unsafe {
-            self.api
-                .pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len())
-        })
-    }
-
-    unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
-        let (mut location, mut flags) = (MemLocation::from(location), 0);
-        // SAFETY: as said above.
-        self.on(0, || unsafe {
-            self.api
-                .pool_get_access(&mut flags, opaque(pool.0), &mut location)
-        })?;
-        Ok(flags.into())
-    }
-
-    unsafe fn pool_export(&self, pool: PoolHandle, kind: HandleType) -> Result<ShareableHandle> {
-        export(Call::RtMemPoolExportToShareableHandle, kind, |out, bits| {
-            // SAFETY: `out` is to an int or to 64 bytes, as `bits` says; the flags must be 0.
-            self.on(0, || unsafe {
-                self.api.pool_export(out, opaque(pool.0), bits, 0)
-            })
-        })
-    }
-
-    fn pool_import(&self, handle: &ShareableHandle) -> Result<PoolHandle> {
-        let mut pool: Opaque = ptr::null_mut();
-        import(handle, |os_handle, bits| {
-            // SAFETY: `os_handle` is an open fd's number or to 64 bytes, as `bits` says; the flags
-            // must be 0.
-            self.on(0, || unsafe {
-                self.api.pool_import(&mut pool, os_handle, bits, 0)
-            })
-        })?;
-        Ok(PoolHandle(pool as u64))
-    }
-
-    fn pool_export_pointer(&self, ptr: DevicePtr) -> Result<PoolPtrExport> {
-        let mut data: Opaque64 = [0; 64];
-        // SAFETY: as said above; the runtime looks the address up and does not follow it.
-        self.on(0, || unsafe {
-            self.api.pool_export_pointer(&mut data, opaque(ptr.0))
-        })?;
-        Ok(PoolPtrExport(data))
-    }
-
-    unsafe fn pool_import_pointer(
-        &self,
-        pool: PoolHandle,
-        export: &PoolPtrExport,
-    ) -> Result<DevicePtr> {
-        let (mut data, mut ptr) = (export.0, ptr::null_mut());
-        // SAFETY: as said above.
-        self.on(0, || unsafe {
-            self.api
-                .pool_import_pointer(&mut ptr, opaque(pool.0), &mut data)
-        })?;
-        Ok(DevicePtr(ptr as u64))
-    }
-
-    unsafe fn alloc_from_pool_async(
-        &self,
-        pool: PoolHandle,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<DevicePtr> {
-        let mut ptr = ptr::null_mut();
-        // SAFETY: as said above; the stream lives.
-        self.on_stream(stream, |raw| unsafe {
-            self.api
-                .malloc_from_pool_async(&mut ptr, size as usize, opaque(pool.0), raw)
-        })?;
-        Ok(DevicePtr(ptr as u64))
-    }
-
-    unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
-        let mut ptr = ptr::null_mut();
-        // SAFETY: as said above; the stream lives.
-        self.on_stream(stream, |raw| unsafe {
-            self.api.malloc_async(&mut ptr, size as usize, raw)
-        })?;
-        Ok(DevicePtr(ptr as u64))
-    }
-
-    unsafe fn free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
-        // SAFETY: as said above; the stream lives.
-        self.on_stream(stream, |raw| unsafe {
-            self.api.free_async(opaque(ptr.0), raw)
-        })
-    }
-
-    fn device_default_pool(&self, device: i32) -> Result<PoolHandle> {
-        let mut pool = ptr::null_mut();
-        // SAFETY: as said above.
-        self.on(device, || unsafe {
-            self.api.device_get_default_pool(&mut pool, device)
-        })?;
-        Ok(PoolHandle(pool as u64))
-    }
-
-    fn device_pool(&self, device: i32) -> Result<PoolHandle> {
-        let mut pool = ptr::null_mut();
-        // SAFETY: as said above.
-        self.on(device, || unsafe {
-            self.api.device_get_pool(&mut pool, device)
-        })?;
-        Ok(PoolHandle(pool as u64))
-    }
-
-    unsafe fn device_set_pool(&self, device: i32, pool: PoolHandle) -> Result<()> {
-        // SAFETY: as said above.
-        self.on(device, || unsafe {
-            self.api.device_set_pool(device, opaque(pool.0))
-        })
-    }
-}
+pool_calls_of!(Runtime, "runtime", RtMemPoolExportToShareableHandle);
 
 #[cfg(test)]
 mod tests {

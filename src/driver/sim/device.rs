@@ -1,28 +1,96 @@
 //! Queries about devices, answered from the machine's description alone.
 
 use super::answer::{Answer, fail};
-use super::machine::{AttributeAnswer, Machine, parse_pci};
-use crate::{Code, CudaVersion, DeviceAttribute, P2pAttribute};
+use super::granularity::GRANULARITY;
+use super::machine::{AttributeAnswer, GpuSpec, parse_pci};
+use super::state::State;
+use crate::{AllocationProps, Code, CudaVersion, DeviceAttribute, GranularityKind, P2pAttribute};
 
-impl Machine {
-    pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
-        let Some(gpu) = self.gpu(device) else {
+impl State {
+    pub(super) fn driver_version(&self) -> Answer<CudaVersion> {
+        Ok(self.machine.driver_version)
+    }
+
+    pub(super) fn device_count(&self) -> Answer<i32> {
+        Ok(self.machine.gpus.len() as i32)
+    }
+
+    fn gpu(&self, device: i32) -> Answer<&GpuSpec> {
+        Ok(self.machine.gpu(device).ok_or(Code::INVALID_DEVICE)?)
+    }
+
+    pub(super) fn device_name(&self, device: i32) -> Answer<String> {
+        Ok(self.gpu(device)?.name.clone())
+    }
+
+    pub(super) fn device_uuid(&self, device: i32) -> Answer<[u8; 16]> {
+        Ok(self.machine.uuid(device).ok_or(Code::INVALID_DEVICE)?)
+    }
+
+    pub(super) fn device_pci_bus_id(&self, device: i32) -> Answer<String> {
+        let id = self.machine.pci_bus_id(device);
+        Ok(id.ok_or(Code::INVALID_DEVICE)?)
+    }
+
+    pub(super) fn device_total_mem(&self, device: i32) -> Answer<u64> {
+        Ok(self.gpu(device)?.memory)
+    }
+
+    pub(super) fn device_can_access_peer(&self, device: i32, peer: i32) -> Answer<bool> {
+        self.gpu(device).and(self.gpu(peer))?;
+        Ok(self.machine.peers(device, peer))
+    }
+
+    /// CUDA documents that one GPU alone has no link. What a driver answers for GPUs that cannot access each other, and
+    /// the rank of PCIe, are guesses.
+    pub(super) fn device_p2p_attribute(
+        &self,
+        device: i32,
+        peer: i32,
+        attribute: P2pAttribute,
+    ) -> Answer<i32> {
+        self.gpu(device).and(self.gpu(peer))?;
+        if device == peer {
             return fail(Code::INVALID_DEVICE);
-        };
-        match self.attributes.get(&attribute.0) {
+        }
+        let machine = &self.machine;
+        let (access, nvlink) = (machine.peers(device, peer), machine.linked(device, peer));
+        Ok(match attribute {
+            P2pAttribute::PERFORMANCE_RANK => i32::from(!nvlink),
+            P2pAttribute::ACCESS_SUPPORTED | P2pAttribute::CUDA_ARRAY_ACCESS_SUPPORTED => {
+                access.into()
+            }
+            P2pAttribute::NATIVE_ATOMIC_SUPPORTED => (access && nvlink).into(),
+            P2pAttribute::ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED
+                if machine.driver_version >= CudaVersion(13000) =>
+            {
+                0
+            }
+            _ => return fail(Code::INVALID_VALUE),
+        })
+    }
+
+    pub(super) fn mem_granularity(&self, _: &AllocationProps, _: GranularityKind) -> Answer<u64> {
+        // Measured: the same for every location, even those that do not exist.
+        Ok(GRANULARITY)
+    }
+
+    pub(super) fn device_attribute(&self, device: i32, attribute: DeviceAttribute) -> Answer<i32> {
+        let (machine, gpu) = (&self.machine, self.gpu(device)?);
+        match machine.attributes.get(&attribute.0) {
             Some(AttributeAnswer::Value(value)) => return Ok(*value),
             Some(AttributeAnswer::Refused(_)) => return fail(Code::INVALID_VALUE),
             None => {}
         }
-        if self.driver_version.0 < since(attribute) {
+        if machine.driver_version.0 < since(attribute) {
             return fail(Code::INVALID_VALUE);
         }
         let pci = || {
-            let id = self.pci_bus_id(device).unwrap_or_default();
+            let id = machine.pci_bus_id(device).unwrap_or_default();
             parse_pci(&id).unwrap_or_default()
         };
         let coherent = i32::from(gpu.coherent);
-        let handle_types = match self.driver_version.0 {
+        let handle_types = match machine.driver_version.0 {
             12030.. => 9,
             _ => 1,
         };
@@ -61,35 +129,6 @@ impl Machine {
             DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED => 1,
             DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
             // The simulator does not invent answers for attributes that it does not know.
-            _ => return fail(Code::INVALID_VALUE),
-        })
-    }
-}
-
-impl Machine {
-    /// CUDA documents that one GPU alone has no link. What a driver answers for GPUs that cannot access each other, and
-    /// the rank of PCIe, are guesses.
-    pub(super) fn p2p_attribute(
-        &self,
-        device: i32,
-        peer: i32,
-        attribute: P2pAttribute,
-    ) -> Answer<i32> {
-        if device == peer || self.gpu(device).is_none() || self.gpu(peer).is_none() {
-            return fail(Code::INVALID_DEVICE);
-        }
-        let (access, nvlink) = (self.peers(device, peer), self.linked(device, peer));
-        Ok(match attribute {
-            P2pAttribute::PERFORMANCE_RANK => i32::from(!nvlink),
-            P2pAttribute::ACCESS_SUPPORTED | P2pAttribute::CUDA_ARRAY_ACCESS_SUPPORTED => {
-                access.into()
-            }
-            P2pAttribute::NATIVE_ATOMIC_SUPPORTED => (access && nvlink).into(),
-            P2pAttribute::ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED
-                if self.driver_version >= CudaVersion(13000) =>
-            {
-                0
-            }
             _ => return fail(Code::INVALID_VALUE),
         })
     }

@@ -85,7 +85,7 @@ impl State {
         self.event_synchronize(event).map(|()| true)
     }
 
-    pub(super) fn event_elapsed(&self, start: EventHandle, end: EventHandle) -> Answer<f32> {
+    pub(super) fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Answer<f32> {
         let (start, end) = (self.event(start)?, self.event(end)?);
         match (start.recorded, end.recorded) {
             (Some(from), Some(to)) if start.timing && end.timing => {

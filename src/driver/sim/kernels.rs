@@ -174,7 +174,7 @@ impl State {
         Ok(FunctionHandle(handle))
     }
 
-    pub(super) fn launch(
+    pub(super) fn launch_kernel(
         &mut self,
         function: FunctionHandle,
         dims: LaunchDims,

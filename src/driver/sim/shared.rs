@@ -32,31 +32,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call, and fails it if a fault was injected.
-    pub(super) fn enter(&self, call: Call) -> Result<()> {
-        self.faults
-            .enter(call)
-            .map_err(|code| Error::driver(call, code))
-    }
-
-    /// Makes a call that needs the state.
+    /// Makes a call: counts it, and fails it if a fault was injected.
     pub(super) fn call<T>(
         &self,
         call: Call,
         answer: impl FnOnce(&mut State) -> Answer<T>,
     ) -> Result<T> {
-        self.enter(call)?;
+        self.faults
+            .enter(call)
+            .map_err(|code| Error::driver(call, code))?;
         answer(&mut self.lock()).map_err(|fail| error(call, fail))
-    }
-
-    /// Makes a call that the machine's description answers.
-    pub(super) fn ask<T>(
-        &self,
-        call: Call,
-        answer: impl FnOnce(&Machine) -> Answer<T>,
-    ) -> Result<T> {
-        self.enter(call)?;
-        answer(&self.machine).map_err(|fail| error(call, fail))
     }
 }
 

@@ -3,11 +3,13 @@
 //! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
+use std::cell::Cell;
+
 use super::access::{self, Engine};
 use super::answer::{Answer, Fail, fail};
 use super::state::State;
 use super::work::{Point, Stream, StreamKey, Work};
-use crate::{Access, Code, StreamHandle};
+use crate::{Access, CaptureMode, Code, DevicePtr, StreamHandle};
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
@@ -210,10 +212,28 @@ impl State {
         self.stream_synchronize(handle).map(|()| true)
     }
 
-    pub(super) fn memcpy(
+    /// Returns `false`: the simulator has no captures.
+    pub(super) fn stream_is_capturing(&mut self, handle: StreamHandle) -> Answer<bool> {
+        self.stream(handle).map(|_| false)
+    }
+
+    pub(super) fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Answer<CaptureMode> {
+        thread_local! {
+            static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::GLOBAL) };
+        }
+        Ok(MODE.replace(mode))
+    }
+
+    pub(super) fn ctx_synchronize(&mut self, device: i32) -> Answer<()> {
+        self.context(device)?;
+        self.synchronize_device(device);
+        self.context(device).map(drop)
+    }
+
+    pub(super) fn memcpy_async(
         &mut self,
-        dst: u64,
-        src: u64,
+        DevicePtr(dst): DevicePtr,
+        DevicePtr(src): DevicePtr,
         bytes: u64,
         stream: StreamHandle,
     ) -> Answer<()> {
@@ -246,9 +266,9 @@ impl State {
         pieces(src, Access::Read).is_err() || pieces(dst, Access::ReadWrite).is_err()
     }
 
-    pub(super) fn memset(
+    pub(super) fn memset_d8_async(
         &mut self,
-        dst: u64,
+        DevicePtr(dst): DevicePtr,
         value: u8,
         bytes: u64,
         stream: StreamHandle,

@@ -7,7 +7,7 @@ use super::contents::{Allocation, Freed, Pool};
 use crate::{Code, DevicePtr, PoolHandle, StreamHandle};
 
 impl State {
-    pub(super) fn alloc_from_pool(
+    pub(super) fn alloc_from_pool_async(
         &mut self,
         handle: PoolHandle,
         size: u64,

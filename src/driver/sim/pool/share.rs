@@ -57,7 +57,7 @@ impl State {
 
     pub(super) fn alloc_async(&mut self, size: u64, stream: StreamHandle) -> Answer<DevicePtr> {
         let pool = self.device_pool(stream.device)?;
-        self.alloc_from_pool(pool, size, stream)
+        self.alloc_from_pool_async(pool, size, stream)
     }
 
     pub(super) fn pool_export(
