@@ -1,11 +1,6 @@
 //! Memory exchanged by name, within a node and between nodes.
 #![deny(missing_docs)]
 
-#[cfg(test)]
-#[macro_use]
-#[path = "../driver/error/listing.rs"]
-mod listing;
-
 mod account;
 mod address;
 pub mod blocking;

@@ -16,11 +16,6 @@
 //! To share with other nodes, and to find memory by name, see `egmem::exchange`.
 #![deny(missing_docs)]
 
-#[cfg(test)]
-#[macro_use]
-#[path = "../driver/error/listing.rs"]
-mod listing;
-
 mod cache;
 mod channel;
 mod description;

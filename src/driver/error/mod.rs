@@ -1,7 +1,5 @@
 //! The crate's error type: what failed, why, and what to do.
 
-#[cfg(test)]
-mod catalogue;
 mod damage;
 mod display;
 mod driver;

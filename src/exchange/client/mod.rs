@@ -18,8 +18,6 @@ mod trust;
 mod watch;
 
 #[cfg(test)]
-mod fake;
-#[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;

@@ -2,13 +2,14 @@
 
 use tokio::time::timeout;
 
-use super::fake::*;
 use super::*;
 use crate::ShareError;
 use crate::driver::NodeId;
 use crate::protocol::*;
 use crate::share::BootId;
+use fake::*;
 
+pub(super) mod fake;
 mod imports;
 mod leases;
 mod wire;

@@ -216,8 +216,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::*;
     use super::*;
+    use crate::client::tests::fake::*;
     use crate::protocol::Event;
 
     async fn watch(client: &Client, peer: &mut Peer) -> Watch {

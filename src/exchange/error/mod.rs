@@ -1,7 +1,5 @@
 //! The exchange's error: what failed, why, and what to do.
 
-#[cfg(test)]
-mod catalogue;
 mod display;
 mod end;
 mod mismatch;

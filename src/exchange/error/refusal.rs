@@ -53,7 +53,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    pub(super) const WORDS: [(Self, &str, &str); 20] = [
+    const WORDS: [(Self, &str, &str); 20] = [
         (Self::NotFound, "not_found", "it does not exist"),
         (Self::Forbidden, "forbidden", "this peer has no right to it"),
         (Self::ReadOnly, "read_only", "it may only be read"),

@@ -1,8 +1,5 @@
 //! What joining a group and its calls may fail with.
 
-#[cfg(test)]
-mod catalogue;
-
 use std::fmt::{self, Write};
 
 use crate::driver::Explain;

@@ -1,7 +1,5 @@
 //! Sharing's error: what failed, why, and what to do.
 
-#[cfg(test)]
-mod catalogue;
 mod display;
 mod distrust;
 mod remedy;

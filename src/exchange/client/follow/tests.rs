@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::Driver;
-use crate::client::fake::*;
 use crate::client::session::Notified;
+use crate::client::tests::fake::*;
 use crate::client::{LeaseState, RemoteBuffer};
 use crate::protocol::*;
 

@@ -1,14 +1,11 @@
-//! Every error of sharing with an example: the test compares their texts with tests/data/errors/share.txt.
+//! Errors of sharing.
 
 use std::time::Duration;
 
-use super::{Distrust, Error, Unreachable};
-use crate::MemoryError;
-use crate::listing::{Example, compare};
+use egmem::Error as MemoryError;
+use egmem::share::{Distrust, Error, Unreachable};
 
-variants!(Errors: Error { Memory, NotTrusted, Unreachable, PeerLost, Protocol, TimedOut });
-variants!(Distrusts: Distrust { User, Name, Validity, Revoked, Authority, RevocationList, Certificate, ByPeer });
-variants!(Unreachables: Unreachable { NobodyListens, NoSocket, Denied, UnknownHost, Network });
+use crate::listing::{compare, expect_all};
 
 /// Errors of a peer that is not reached or not trusted.
 fn of_connecting(peer: &str) -> Vec<Error> {
@@ -34,11 +31,8 @@ fn of_connecting(peer: &str) -> Vec<Error> {
             "it does not trust this process: the certificate is revoked",
         ),
     ];
-    let causes: Vec<_> = distrusts
-        .iter()
-        .map(|(cause, _)| Distrusts::of(cause))
-        .collect();
-    assert_eq!(causes, Distrusts::ALL, "examples of NotTrusted");
+    let causes = distrusts.map(|(cause, _)| cause);
+    expect_all("share/error/distrust.rs", "Distrust", &causes);
     let unreachables = [
         (
             Unreachable::NobodyListens,
@@ -52,11 +46,8 @@ fn of_connecting(peer: &str) -> Vec<Error> {
         (Unreachable::UnknownHost, "Name or service not known"),
         (Unreachable::Network, "No route to host (os error 113)"),
     ];
-    let causes: Vec<_> = unreachables
-        .iter()
-        .map(|(cause, _)| Unreachables::of(cause))
-        .collect();
-    assert_eq!(causes, Unreachables::ALL, "examples of Unreachable");
+    let causes = unreachables.map(|(cause, _)| cause);
+    expect_all("share/error/unreachable.rs", "Unreachable", &causes);
     let distrusted = distrusts.map(|(cause, why)| Error::NotTrusted {
         peer: peer.into(),
         cause,
@@ -89,14 +80,36 @@ fn the_listing_shows_every_error_as_it_reads() {
             after: Duration::from_secs(5),
         },
     ]);
-    let examples: Vec<_> = errors
-        .iter()
-        .map(|error| Example {
-            variant: Errors::of(error),
-            reason: None,
-            text: error.to_string(),
-            remedy: error.remedy(),
-        })
-        .collect();
-    compare("share", "egmem::share::Error", Errors::ALL, &examples);
+    let file = "share/error/mod.rs";
+    compare("share", "egmem::share", file, &errors, |_| None);
+}
+
+/// Returns errors of every kind that contains text from elsewhere.
+pub fn with_text(t: &str) -> Vec<Error> {
+    let s = || t.to_owned();
+    vec![
+        MemoryError::invalid("argument", t).into(),
+        Error::NotTrusted {
+            peer: s(),
+            cause: Distrust::Name,
+            why: s(),
+        },
+        Error::Unreachable {
+            peer: s(),
+            cause: Unreachable::Network,
+            why: s(),
+        },
+        Error::PeerLost {
+            peer: s(),
+            why: s(),
+        },
+        Error::Protocol {
+            peer: s(),
+            detail: s(),
+        },
+        Error::TimedOut {
+            what: s(),
+            after: Duration::ZERO,
+        },
+    ]
 }

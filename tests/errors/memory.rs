@@ -1,24 +1,12 @@
-//! Every error with an example: the test compares their texts with tests/data/errors/driver.txt.
+//! Errors of memory.
 
 use std::io::ErrorKind;
 
-use super::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
-use super::{DriverError, Error, NoRoom};
-use crate::{Access, Call, Code, CudaVersion, Location, NodeId};
+use egmem::driver::{Access, Call, Code, CudaVersion, Location, NodeId};
+use egmem::heap::debug::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
+use egmem::{DriverError, Error, NoRoom};
 
-#[macro_use]
-#[path = "listing.rs"]
-mod listing;
-
-use listing::{Example, compare};
-
-variants!(Errors: Error {
-    NoDriver, DriverTooOld, MissingLibrary, MissingSymbol, Driver, NoImexChannel, PlatformUnsupported,
-    TooManyReferences, OutOfMemory, NodeTooFull, NodesTooFull, NodeUnknown, NoSuchNode, NoSuchGpu,
-    InvalidArgument, OutOfRange, NotAccessible, ContextLost, WrongBytes, ProbeDied, System, Topology,
-    StillHeld, HeapDamaged, HeapFull, OutOfAddresses,
-});
-variants!(NoRooms: NoRoom { Limit, Fragments, Alignment, Share, SoftLimit });
+use crate::listing::{compare, expect_all};
 
 fn failed(call: Call, code: Code) -> DriverError {
     DriverError { call, code }
@@ -180,10 +168,10 @@ fn damage() -> DamageReport {
         seen: Seen::Freed,
         by: None,
     };
-    DamageReport {
-        damage: vec![overrun],
-        more: 1,
-    }
+    let mut report = DamageReport::default();
+    report.damage = vec![overrun];
+    report.more = 1;
+    report
 }
 
 /// Errors of memory and its users.
@@ -235,8 +223,7 @@ fn of_memory() -> Vec<Error> {
         NoRoom::Share { most: 1 << 20 },
         NoRoom::SoftLimit { bytes: 32 << 20 },
     ];
-    let reasons: Vec<_> = rooms.iter().map(NoRooms::of).collect();
-    assert_eq!(reasons, NoRooms::ALL, "examples of HeapFull");
+    expect_all("driver/error/room.rs", "NoRoom", &rooms);
     errors.extend(rooms.map(full));
     errors
 }
@@ -244,14 +231,32 @@ fn of_memory() -> Vec<Error> {
 #[test]
 fn the_listing_shows_every_error_as_it_reads() {
     let errors = [of_the_machine(), of_memory()].concat();
-    let examples: Vec<_> = errors
-        .iter()
-        .map(|error| Example {
-            variant: Errors::of(error),
-            reason: None,
-            text: error.to_string(),
-            remedy: error.remedy(),
-        })
-        .collect();
-    compare("driver", "egmem::Error", Errors::ALL, &examples);
+    let file = "driver/error/mod.rs";
+    compare("driver", "egmem", file, &errors, |_| None);
+}
+
+/// Returns errors of every kind that contains text from elsewhere.
+pub fn with_text(t: &str) -> Vec<Error> {
+    let s = || t.to_owned();
+    let list = || vec![s(), s()];
+    let system = || Error::failed(s(), s());
+    vec![
+        Error::NoDriver { detail: s() },
+        Error::MissingLibrary {
+            library: "lib",
+            detail: s(),
+        },
+        Error::invalid("argument", t),
+        Error::ProbeDied {
+            what: s(),
+            how: s(),
+        },
+        system(),
+        Error::Topology { detail: s() },
+        Error::invalid_of("argument", t, t),
+        Error::StillHeld {
+            name: s(),
+            holders: list(),
+        },
+    ]
 }

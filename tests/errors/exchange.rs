@@ -1,21 +1,11 @@
-//! Every error of the exchange with an example: the test compares their texts with
-//! tests/data/errors/exchange.txt.
+//! Errors of the exchange.
 
-use super::{End, Error, Mismatch, Refusal};
-use crate::driver::{Call, Code, Location, NodeId};
-use crate::{MemoryError, ShareError};
+use egmem::Error as MemoryError;
+use egmem::driver::{Call, Code, Location, NodeId};
+use egmem::exchange::{End, Error, Mismatch, Refusal};
+use egmem::share::Error as ShareError;
 
-use crate::listing::{Example, compare};
-
-variants!(Errors: Error {
-    Share, Insecure, Tls, Refused, Mismatched, Stale, Import, DataPlane, NoCommonHandle, LimitReached, Directory,
-});
-variants!(Refusals: Refusal {
-    NotFound, Forbidden, ReadOnly, Configured, NotTrusted, Unsupported, Version, Invalid, Limit, Quota, Exists, WrongOwner, Closing,
-    NoCommonHandle, RanksDisagree, Expired, Stale, NoMemory, TimedOut, Internal, Other,
-});
-variants!(Mismatches: Mismatch { Owner, Size, Node });
-variants!(Ends: End { Here, There, Between });
+use crate::listing::{compare, expect_all, variants};
 
 fn examples() -> Vec<Error> {
     let peer = || "node-a (10.0.3.7:7740)".to_owned();
@@ -71,16 +61,14 @@ fn examples() -> Vec<Error> {
             found: vec![Location::HostNuma(1)],
         },
     ];
-    let kinds: Vec<_> = mismatches.iter().map(Mismatches::of).collect();
-    assert_eq!(kinds, Mismatches::ALL, "examples of Mismatched");
+    expect_all("exchange/error/mismatch.rs", "Mismatch", &mismatches);
     errors.extend(mismatches.map(|what| Error::Mismatched {
         name: name(),
         peer: peer(),
         what: Box::new(what),
     }));
     let ends = [End::Here, End::There, End::Between];
-    let places: Vec<_> = ends.iter().map(Ends::of).collect();
-    assert_eq!(places, Ends::ALL, "examples of Import");
+    expect_all("exchange/error/end.rs", "End", &ends);
     errors.extend(ends.map(|end| Error::Import {
         what: name(),
         peer: peer(),
@@ -99,30 +87,79 @@ fn examples() -> Vec<Error> {
     errors
 }
 
-/// Every reason for which a peer refuses a request, in the order of the enum.
+/// Every reason for which a peer refuses a request, in the order of the enum: the word of each but the last is its
+/// name.
 fn refusals() -> Vec<Refusal> {
-    let known = Refusal::WORDS.into_iter().map(|(reason, ..)| reason);
-    let reasons: Vec<_> = known
-        .chain([Refusal::Other("of_tomorrow".into())])
+    let file = "exchange/error/refusal.rs";
+    let mut reasons: Vec<_> = variants(file, "Refusal")
+        .iter()
+        .map(|name| Refusal::from_word(&word(name)))
         .collect();
-    let names: Vec<_> = reasons.iter().map(Refusals::of).collect();
-    assert_eq!(names, Refusals::ALL, "Refusal::WORDS");
+    reasons.pop();
+    reasons.push(Refusal::Other("of_tomorrow".into()));
+    expect_all(file, "Refusal", &reasons);
     reasons
+}
+
+/// Returns the lower-case word for a variant's name: `NotFound` is `not_found`.
+fn word(name: &str) -> String {
+    let mut word = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !word.is_empty() {
+            word.push('_');
+        }
+        word.extend(c.to_lowercase());
+    }
+    word
 }
 
 #[test]
 fn the_listing_shows_every_error_as_it_reads() {
-    let examples: Vec<_> = examples()
-        .iter()
-        .map(|error| Example {
-            variant: Errors::of(error),
-            reason: match error {
-                Error::Refused { reason, .. } => Some(reason.word().into()),
-                _ => None,
-            },
-            text: error.to_string(),
-            remedy: error.remedy(),
-        })
-        .collect();
-    compare("exchange", "egmem::exchange::Error", Errors::ALL, &examples);
+    let reason = |error: &Error| match error {
+        Error::Refused { reason, .. } => Some(reason.word().into()),
+        _ => None,
+    };
+    let file = "exchange/error/mod.rs";
+    compare("exchange", "egmem::exchange", file, &examples(), reason);
+}
+
+/// Returns errors of every kind that contains text from elsewhere.
+pub fn with_text(t: &str) -> Vec<Error> {
+    let s = || t.to_owned();
+    vec![
+        Error::invalid_of("argument", t, t),
+        Error::Insecure { address: s() },
+        Error::Tls {
+            what: s(),
+            detail: s(),
+        },
+        Error::Refused {
+            peer: s(),
+            what: s(),
+            reason: Refusal::from_word(t),
+            detail: s(),
+        },
+        Error::Stale {
+            what: s(),
+            why: s(),
+        },
+        Error::Import {
+            what: s(),
+            peer: s(),
+            end: End::Here,
+            source: Box::new(MemoryError::failed(s(), s())),
+        },
+        Error::DataPlane {
+            what: s(),
+            peer: s(),
+            detail: s(),
+        },
+        Error::NoCommonHandle {
+            reasons: vec![s(), s()],
+        },
+        Error::Directory {
+            directory: s(),
+            detail: s(),
+        },
+    ]
 }

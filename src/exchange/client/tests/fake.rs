@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{Client, ClientOptions, Reconnect};
+use crate::client::{Client, ClientOptions, Reconnect};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::protocol::*;
 use crate::share::{BootId, InstanceId, Shared};
@@ -15,28 +15,28 @@ use crate::{Address, Limits, Owner};
 use crate::{Driver, Machine, Result};
 
 /// The longest wait of any test.
-pub(super) const LONG: Duration = Duration::from_secs(300);
+pub(in crate::client) const LONG: Duration = Duration::from_secs(300);
 
-pub(super) fn soon(ms: u64) -> Duration {
+pub(in crate::client) fn soon(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub(super) struct Fake {
+pub(in crate::client) struct Fake {
     listener: TcpListener,
-    pub(super) welcome: Welcome,
+    pub(in crate::client) welcome: Welcome,
 }
 
 /// One accepted connection.
-pub(super) struct Peer(pub(super) TcpStream);
+pub(in crate::client) struct Peer(pub(super) TcpStream);
 
 impl Fake {
     /// Heartbeats and leases so long that they do not matter, until a test sets others.
-    pub(super) async fn new() -> Self {
+    pub(in crate::client) async fn new() -> Self {
         Self::at("127.0.0.1:0".parse().unwrap()).await
     }
 
     /// Listens where another server was before.
-    pub(super) async fn at(address: SocketAddr) -> Self {
+    pub(in crate::client) async fn at(address: SocketAddr) -> Self {
         Self {
             listener: TcpListener::bind(address).await.unwrap(),
             welcome: Welcome {
@@ -57,17 +57,17 @@ impl Fake {
         }
     }
 
-    pub(super) fn times(mut self, heartbeat_ms: u64, lease_ms: u64) -> Self {
+    pub(in crate::client) fn times(mut self, heartbeat_ms: u64, lease_ms: u64) -> Self {
         self.welcome.heartbeat_ms = heartbeat_ms;
         self.welcome.lease_ms = lease_ms;
         self
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(in crate::client) fn address(&self) -> SocketAddr {
         self.listener.local_addr().unwrap()
     }
 
-    pub(super) fn options(&self) -> ClientOptions {
+    pub(in crate::client) fn options(&self) -> ClientOptions {
         let port = self.address().port();
         let limits = Limits {
             frame_bytes: 1 << 20,
@@ -82,7 +82,7 @@ impl Fake {
     }
 
     /// Accepts a connection, before any message.
-    pub(super) async fn accept(&self) -> Peer {
+    pub(in crate::client) async fn accept(&self) -> Peer {
         let (stream, _) = timeout(LONG, self.listener.accept())
             .await
             .unwrap()
@@ -91,7 +91,7 @@ impl Fake {
     }
 
     /// Accepts and greets a connection.
-    pub(super) async fn greet(&self) -> (Peer, Hello) {
+    pub(in crate::client) async fn greet(&self) -> (Peer, Hello) {
         let mut peer = self.accept().await;
         let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
         peer.send(&Greeting::Welcome(self.welcome.clone())).await;
@@ -99,11 +99,11 @@ impl Fake {
     }
 
     /// Returns a client and its connection.
-    pub(super) async fn client(&self, driver: &Driver) -> (Client, Peer) {
+    pub(in crate::client) async fn client(&self, driver: &Driver) -> (Client, Peer) {
         self.client_of(self.options(), driver).await
     }
 
-    pub(super) async fn client_of(
+    pub(in crate::client) async fn client_of(
         &self,
         options: ClientOptions,
         driver: &Driver,
@@ -116,7 +116,7 @@ impl Fake {
 
 impl Peer {
     /// Returns the next frame; `None` at the connection's end.
-    pub(super) async fn frame(&mut self) -> Option<Vec<u8>> {
+    pub(in crate::client) async fn frame(&mut self) -> Option<Vec<u8>> {
         let read = async {
             let len = self.0.read_u32().await.ok()?;
             let mut bytes = vec![0; len as usize];
@@ -127,7 +127,7 @@ impl Peer {
     }
 
     /// Returns the next request; answers pings on the way.
-    pub(super) async fn request(&mut self) -> Option<(u64, Ask)> {
+    pub(in crate::client) async fn request(&mut self) -> Option<(u64, Ask)> {
         loop {
             let Request { id, ask } = decode(&self.frame().await?).unwrap();
             match ask.unwrap() {
@@ -143,25 +143,25 @@ impl Peer {
         }
     }
 
-    pub(super) async fn send<T: serde::Serialize>(&mut self, message: &T) {
+    pub(in crate::client) async fn send<T: serde::Serialize>(&mut self, message: &T) {
         self.raw(&encode(message)).await;
     }
 
-    pub(super) async fn raw(&mut self, bytes: &[u8]) {
+    pub(in crate::client) async fn raw(&mut self, bytes: &[u8]) {
         self.0.write_u32(bytes.len() as u32).await.unwrap();
         self.0.write_all(bytes).await.unwrap();
     }
 
-    pub(super) async fn answer(&mut self, id: u64, answer: Answer) {
+    pub(in crate::client) async fn answer(&mut self, id: u64, answer: Answer) {
         let answer = Some(answer);
         self.send(&Reply { id, answer }).await;
     }
 
-    pub(super) async fn done(&mut self, id: u64) {
+    pub(in crate::client) async fn done(&mut self, id: u64) {
         self.answer(id, Answer::Done(Empty {})).await;
     }
 
-    pub(super) async fn refuse(&mut self, id: u64, reason: &str) {
+    pub(in crate::client) async fn refuse(&mut self, id: u64, reason: &str) {
         let refused = Refused {
             reason: reason.into(),
             detail: String::new(),
@@ -169,20 +169,20 @@ impl Peer {
         self.answer(id, Answer::Refused(refused)).await;
     }
 
-    pub(super) async fn notice(&mut self, event: Event) {
+    pub(in crate::client) async fn notice(&mut self, event: Event) {
         self.send(&Notice(Some(event))).await;
     }
 
     /// Ends the connection once the other end has read everything. If this end closed with unread bytes, the
     /// last ones it wrote might be lost.
-    pub(super) async fn end(mut self) {
+    pub(in crate::client) async fn end(mut self) {
         // The other end may close first.
         let _ = self.0.shutdown().await;
         while self.frame().await.is_some() {}
     }
 
     /// Answers the next request, which must be a fetch.
-    pub(super) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
+    pub(in crate::client) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Fetch(fetch) = ask else {
             panic!("{ask:?}")
@@ -193,7 +193,7 @@ impl Peer {
     }
 
     /// Answers the next request, which must be a release.
-    pub(super) async fn released(&mut self) -> u64 {
+    pub(in crate::client) async fn released(&mut self) -> u64 {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Release(release) = ask else {
             panic!("{ask:?}")
@@ -204,13 +204,13 @@ impl Peer {
 }
 
 /// Memory that the fake server exports by fabric handle.
-pub(super) struct Memory {
-    pub(super) shared: Shared,
-    pub(super) probe: Option<u64>,
+pub(in crate::client) struct Memory {
+    pub(in crate::client) shared: Shared,
+    pub(in crate::client) probe: Option<u64>,
 }
 
 impl Memory {
-    pub(super) fn new() -> Self {
+    pub(in crate::client) fn new() -> Self {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let buffer = crate::Buffer::on(crate::driver::NodeId(0))
             .bytes(1 << 20)
@@ -223,7 +223,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn granted(&self, lease: u64) -> Granted {
+    pub(in crate::client) fn granted(&self, lease: u64) -> Granted {
         let secret = |handle: &ShareableHandle| match handle {
             ShareableHandle::Fabric(handle) => Secret::new(handle.expose_bytes()).unwrap(),
             ShareableHandle::PosixFd(_) => unreachable!(),
@@ -239,7 +239,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn entry(&self, name: &str) -> Entry {
+    pub(in crate::client) fn entry(&self, name: &str) -> Entry {
         Entry {
             name: name.into(),
             memory: self.shared.describe(Access::ReadWrite).unwrap(),
@@ -250,12 +250,12 @@ impl Memory {
 }
 
 /// Returns the importer's driver.
-pub(super) fn importer() -> Driver {
+pub(in crate::client) fn importer() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
 }
 
 /// Waits until a driver holds nothing.
-pub(super) async fn nothing_held(driver: &Driver) {
+pub(in crate::client) async fn nothing_held(driver: &Driver) {
     let empty = async {
         while !driver.sim().unwrap().held().is_empty() {
             tokio::time::sleep(soon(2)).await;
@@ -265,15 +265,15 @@ pub(super) async fn nothing_held(driver: &Driver) {
     assert!(held.is_ok(), "held: {}", driver.sim().unwrap().held());
 }
 
-pub(super) fn names(entries: Vec<Entry>, more: bool) -> Answer {
+pub(in crate::client) fn names(entries: Vec<Entry>, more: bool) -> Answer {
     Answer::Names(Names { entries, more })
 }
 
 /// Waits at most [`LONG`].
-pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
+pub(in crate::client) async fn within<T>(work: impl Future<Output = T>) -> T {
     timeout(LONG, work).await.expect("no hang")
 }
 
-pub(super) fn expect_err<T: std::fmt::Debug>(result: Result<T>) -> crate::Error {
+pub(in crate::client) fn expect_err<T: std::fmt::Debug>(result: Result<T>) -> crate::Error {
     result.expect_err("an error")
 }
