@@ -122,6 +122,19 @@ pub mod memory {
     };
 }
 
+/// The ledger: every live allocation of this process, and whose memory is at an address.
+///
+/// Each allocation has an entry exactly as long as it lives: its size, node or GPU, path, access, age, name, and where it
+/// was exported to or imported from. Blocks of a heap have none, since their chunks have.
+pub mod ledger {
+    #[doc(inline)]
+    pub use egmem_core::ledger::{
+        AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Imported, Label, Located,
+        MAX_PARTIES, MappedAt, Party, all_allocations, allocations, capture_backtraces, count,
+        locate,
+    };
+}
+
 /// Streams and events, and the copies and fills that run on them.
 pub mod stream {
     #[doc(inline)]
@@ -172,6 +185,11 @@ struct Readme;
 #[cfg(all(doctest, feature = "share", feature = "allocator-api2"))]
 #[doc = include_str!("../docs/heap.md")]
 struct HeapPage;
+
+/// See [`HeapPage`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/ledger.md")]
+struct LedgerPage;
 
 /// See [`HeapPage`].
 #[cfg(doctest)]

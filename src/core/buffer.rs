@@ -3,11 +3,14 @@
 mod access;
 mod slice;
 
+use std::panic::Location as Caller;
+
 use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::guard::check_free;
+use crate::ledger::{AllocPath, Label};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
@@ -30,6 +33,7 @@ pub struct BufferOptions {
     /// Bytes behind the last part's that nobody uses, at least.
     room: u64,
     overcommit: bool,
+    label: Option<Label>,
 }
 
 impl BufferOptions {
@@ -109,6 +113,12 @@ impl BufferOptions {
         self
     }
 
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Refuses parts that together exceed what their node has free: small ones are not checked one by one.
     fn expect_free(&self, driver: &Driver) -> Result<()> {
         if self.overcommit || self.parts.len() < 2 {
@@ -131,6 +141,7 @@ impl BufferOptions {
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
     /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
     /// multiple of the granularity; the reason why a buffer cannot be shareable as requested.
+    #[track_caller]
     pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
         self.expect_free(driver)?;
         let mut physical = Vec::with_capacity(self.parts.len());
@@ -141,6 +152,7 @@ impl BufferOptions {
             let memory = PhysicalMemory::options(location)
                 .handle_types(self.handle_types_at(driver, location)?)
                 .overcommit(self.overcommit)
+                .recorded_as(AllocPath::Vmm, self.label.clone(), Caller::caller())
                 .create(driver, bytes.saturating_add(room))?;
             if !is_last && memory.size().padded() != bytes {
                 return Err(Error::invalid(
@@ -205,6 +217,7 @@ impl Buffer {
             shareable: false,
             room: 0,
             overcommit: false,
+            label: None,
         }
     }
 
@@ -262,6 +275,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::NoSuchGpu`]; [`Error::NodeUnknown`] if neither the driver nor the PCI tree knows the node;
     /// those of [`BufferOptions::allocate`].
+    #[track_caller]
     pub fn near(driver: &Driver, gpu: i32, bytes: u64) -> Result<Self> {
         Self::on(host_node(driver, gpu)?)
             .bytes(bytes)

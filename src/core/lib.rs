@@ -12,6 +12,7 @@ pub mod guard;
 pub mod host;
 #[cfg(feature = "interop")]
 pub mod interop;
+pub mod ledger;
 pub mod memory;
 pub mod per_driver;
 pub mod pinned;

@@ -2,8 +2,12 @@
 //!
 //! For comparison with EGM, and for the other end of copies.
 
-use crate::driver::{Access, DevicePtr, Driver, Location};
+use std::panic::Location as Caller;
+use std::sync::Arc;
+
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
+use crate::ledger::{AllocPath, Entry, Grants, Label, NewEntry};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -19,6 +23,14 @@ fn not_empty(bytes: u64) -> Result<()> {
     }
 }
 
+/// Returns the ledger's entry of memory at `start`, which `who` may read and write.
+fn entry(new: NewEntry<'_>, start: DevicePtr, who: impl IntoIterator<Item = Location>) -> Entry {
+    let access = who
+        .into_iter()
+        .map(|who| AccessDesc::new(who, Access::ReadWrite));
+    Entry::mapped(new, start, Arc::new(Grants::of(access.collect())))
+}
+
 /// Pinned host memory on no particular node, usable by the CPU and every GPU; freed when dropped.
 ///
 /// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
@@ -28,6 +40,7 @@ pub struct PinnedHost {
     device: i32,
     start: DevicePtr,
     len: u64,
+    entry: Entry,
 }
 
 impl PinnedHost {
@@ -35,16 +48,34 @@ impl PinnedHost {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
+    #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
+        let start = driver
+            .mem_host_alloc(device, bytes)
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let new = NewEntry {
+            driver,
+            bytes,
+            location: Location::Host,
+            path: AllocPath::Pinned,
+            label: None,
+            site: Some(Caller::caller()),
+        };
+        let gpus = (0..driver.device_count().unwrap_or(0)).map(Location::Device);
         Ok(Self {
-            start: driver
-                .mem_host_alloc(device, bytes)
-                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            entry: entry(new, start, std::iter::once(Location::Host).chain(gpus)),
+            start,
             driver: driver.clone(),
             device,
             len: bytes,
         })
+    }
+
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn labelled(self, label: impl Into<Label>) -> Self {
+        self.entry.set_label(label.into());
+        self
     }
 
     /// Returns the CPU's view of the bytes.
@@ -57,9 +88,11 @@ impl PinnedHost {
 
 impl Drop for PinnedHost {
     fn drop(&mut self) {
-        give_back_or_log(&self.driver, "pinned host memory", || {
-            // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
-            unsafe { self.driver.mem_free_host(self.device, self.start) }
+        self.entry.give_back(&self.driver, || {
+            give_back_or_log(&self.driver, "pinned host memory", || {
+                // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
+                unsafe { self.driver.mem_free_host(self.device, self.start) }
+            })
         });
     }
 }
@@ -73,6 +106,7 @@ pub struct DeviceMemory {
     device: i32,
     start: DevicePtr,
     len: u64,
+    entry: Entry,
 }
 
 impl DeviceMemory {
@@ -80,24 +114,43 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NoSuchGpu`], or the driver's error.
+    #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
+        let start = driver
+            .mem_alloc(device, bytes)
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let new = NewEntry {
+            driver,
+            bytes,
+            location: Location::Device(device),
+            path: AllocPath::Device,
+            label: None,
+            site: Some(Caller::caller()),
+        };
         Ok(Self {
-            start: driver
-                .mem_alloc(device, bytes)
-                .map_err(|error| name_missing_gpu(driver, error, device))?,
+            entry: entry(new, start, [Location::Device(device)]),
+            start,
             driver: driver.clone(),
             device,
             len: bytes,
         })
     }
+
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn labelled(self, label: impl Into<Label>) -> Self {
+        self.entry.set_label(label.into());
+        self
+    }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        give_back_or_log(&self.driver, "device memory", || {
-            // SAFETY: owned by `self`; the driver waits for work that uses it.
-            unsafe { self.driver.mem_free(self.device, self.start) }
+        self.entry.give_back(&self.driver, || {
+            give_back_or_log(&self.driver, "device memory", || {
+                // SAFETY: owned by `self`; the driver waits for work that uses it.
+                unsafe { self.driver.mem_free(self.device, self.start) }
+            })
         });
     }
 }

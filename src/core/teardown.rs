@@ -26,9 +26,21 @@ pub fn give_back(
 }
 
 /// As [`give_back`], for `Drop`: logs what cannot be released. A forked child releases nothing.
-pub fn give_back_or_log(driver: &Driver, what: &'static str, call: impl FnMut() -> Result<()>) {
-    if driver.is_of_this_process() {
-        log_lost(what, give_back(driver, what, call));
+///
+/// Returns whether it is lost: this process keeps it until it ends.
+pub fn give_back_or_log(
+    driver: &Driver,
+    what: &'static str,
+    call: impl FnMut() -> Result<()>,
+) -> bool {
+    match driver.is_of_this_process() {
+        true => {
+            let result = give_back(driver, what, call);
+            let is_lost = result.is_err();
+            log_lost(what, result);
+            is_lost
+        }
+        false => false,
     }
 }
 

@@ -32,6 +32,12 @@ impl Generation {
         Self(FORKS.0.load(Relaxed))
     }
 
+    /// Returns how many forks lie between this process and its first ancestor that asked. In one process, equal
+    /// numbers are the same process.
+    pub const fn forks(self) -> u32 {
+        self.0
+    }
+
     /// Returns whether this process is the one that the value was created in.
     #[inline]
     pub fn is_current(self) -> bool {

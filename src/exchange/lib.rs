@@ -53,6 +53,6 @@ pub mod fuzzing {
 use egmem_core::{Buffer, Machine};
 use egmem_core::{
     Driver, DriverError, Error as MemoryError, Result as MemoryResult, Stream, accessors,
-    capability, driver, fork, memory, numbers, per_driver, pinned, text,
+    capability, driver, fork, ledger, memory, numbers, per_driver, pinned, text,
 };
 use egmem_share::{self as share, Distrust, Error as ShareError, Unreachable};

@@ -1,5 +1,7 @@
 //! Builds a heap from its options.
 
+use std::panic::Location as Caller;
+
 use super::backing::Backing;
 use super::inner::HeapInner;
 use super::{Heap, HeapOptions, grower};
@@ -61,7 +63,9 @@ impl HeapOptions {
     /// With memory from the start, also the errors of [`Heap::reserve`]. [`Error::System`] if the kernel has
     /// no addresses for the table of blocks, a 32nd of the limit, or if the thread for [growth
     /// ahead](Self::grow_ahead) cannot be started.
-    pub fn build(self, driver: &Driver) -> Result<Heap> {
+    #[track_caller]
+    pub fn build(mut self, driver: &Driver) -> Result<Heap> {
+        self.plan.site = Caller::caller();
         if self.plan.nodes.is_empty() {
             return Err(Error::invalid("nodes", "the list is empty"));
         }

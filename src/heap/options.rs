@@ -7,6 +7,7 @@ use super::backing::Plan;
 use super::debug::DebugOptions;
 use super::limits::{Pressure, Relief, SoftLimit};
 use crate::driver::{Access, HandleTypes, Location};
+use crate::ledger::Label;
 
 /// The default limit of a thread's cache, in bytes.
 const THREAD_CACHE: u64 = 4 << 20;
@@ -51,6 +52,12 @@ impl HeapOptions {
     /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.plan.access.set(who.into(), access);
+        self
+    }
+
+    /// Sets the name of the heap's chunks in the [ledger](crate::ledger). Blocks have no entries.
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.plan.label = Some(label.into());
         self
     }
 

@@ -15,6 +15,6 @@ pub use growable::{Growable, GrowableOptions, Prefix};
 pub use striped::{Stripe, Stripes, stripes};
 
 use egmem_core::{
-    Buffer, BufferOptions, Driver, Error, Result, buffer, driver, guard, memory, size, topology,
-    vmm,
+    Buffer, BufferOptions, Driver, Error, Result, buffer, driver, guard, ledger, memory, size,
+    topology, vmm,
 };

@@ -113,7 +113,9 @@ impl Channel {
         let description = shared.describe(access)?;
         let handles = shared.export(HandleType::PosixFd)?;
         let fds: Vec<_> = handles.iter().filter_map(posix).collect();
-        self.send_body(&Body::Memory(description), &fds)
+        self.send_body(&Body::Memory(description), &fds)?;
+        shared.sent_to(&self.peer.into());
+        Ok(())
     }
 
     /// Waits for memory from the other process.

@@ -1,15 +1,17 @@
 //! Imports memory of another process: grants access to it, and reuses existing imports.
 
 use std::collections::BTreeMap;
+use std::panic::Location as Caller;
 
-use super::Description;
 use super::cache::Cached;
 use super::imported::{ImportedBuffer, map};
 use super::imports::{Imports, MappedKey, Origin, PartKey, Source};
+use super::{Description, Part};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
 use crate::explain::no_imex_channel;
+use crate::ledger::{Imported, Label, Party};
 use crate::vmm::PhysicalMemory;
 use egmem_core::{Error, Result};
 
@@ -20,6 +22,8 @@ pub struct ImportOptions {
     host: Option<Wanted>,
     gpus: Option<BTreeMap<Location, Wanted>>,
     origin: Option<Origin>,
+    sender: Option<Party>,
+    label: Option<Label>,
 }
 
 /// The access to grant one location.
@@ -83,6 +87,19 @@ impl ImportOptions {
         self
     }
 
+    /// Sets which process sent the handles, for the [ledger](egmem_core::ledger).
+    pub fn sender(mut self, sender: Party) -> Self {
+        self.sender = Some(sender);
+        self
+    }
+
+    /// Sets the memory's name in the [ledger](egmem_core::ledger). Memory that this process has imported already keeps the
+    /// name that it has.
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Removes the origin, for descriptions whose sender is not authenticated.
     pub fn unshared(mut self) -> Self {
         self.origin = None;
@@ -130,6 +147,7 @@ impl ImportOptions {
     /// assert_eq!(shared.buffer().unwrap().get::<u64>(0)?, 42);
     /// # Ok::<(), egmem::Error>(())
     /// ```
+    #[track_caller]
     pub fn import(
         self,
         driver: &Driver,
@@ -139,6 +157,7 @@ impl ImportOptions {
         description.check()?;
         let via = one_type(&handles, description.parts.len())?;
         let imports = Imports::of(driver);
+        let site = Caller::caller();
         let source = match self.origin.clone() {
             Some(origin) => Source::Origin(origin),
             None => Source::unshared(),
@@ -152,8 +171,10 @@ impl ImportOptions {
             };
             // `handle` is dropped in here, used or not, which closes or wipes it.
             parts.push(imports.parts.get_or_try(key, || {
-                PhysicalMemory::import(driver, &handle, part.bytes)
-                    .map_err(|error| explain(driver, error, via))
+                let memory = PhysicalMemory::import(driver, &handle, part.bytes)
+                    .map_err(|error| explain(driver, error, via))?;
+                memory.imported_from(self.sender_of(part), self.label.clone(), site);
+                Ok(memory)
             })?);
         }
         let (access, optional_host) = self.resolve(driver, description, &parts)?;
@@ -166,6 +187,20 @@ impl ImportOptions {
             .mapped
             .get_or_try(key, || map(driver, parts, &access, optional_host))?;
         Ok(ImportedBuffer::new(mapped, description.clone(), via))
+    }
+
+    /// Returns what the ledger says of the origin of a part.
+    fn sender_of(&self, part: &Part) -> Imported {
+        let known = match &self.origin {
+            Some(Origin::User(uid)) => Some(format!("a process of user {uid}")),
+            Some(Origin::Peer(name)) => Some(name.clone()),
+            None => None,
+        };
+        let known = known.map(|name| Party { pid: None, name });
+        Imported {
+            from: self.sender.clone().or(known),
+            identity: Some(part.identity),
+        }
     }
 
     /// Returns the access to grant, the host first, and whether the import is useful without the host.

@@ -55,8 +55,8 @@ pub use egmem_core::vmm::identity::{BootId, Identity, InstanceId};
 
 use egmem_core::{
     Buffer, Driver, DriverError, Error as MemoryError, Memory, Pool, PoolBuffer,
-    Result as MemoryResult, Stream, accessors, buffer, capability, driver, explain, fork, memory,
-    per_driver, pool, size, text, vmm,
+    Result as MemoryResult, Stream, accessors, buffer, capability, driver, explain, fork, ledger,
+    memory, per_driver, pool, size, text, vmm,
 };
 #[cfg(test)]
 use egmem_core::{Machine, proof, topology};

@@ -29,12 +29,12 @@ impl Offer {
     ///
     /// # Errors
     /// As [`ImportOptions::import`].
+    #[track_caller]
     pub fn import(self, driver: &Driver, options: ImportOptions) -> Result<ImportedBuffer> {
-        options.or_origin(Origin::User(self.peer.uid)).import(
-            driver,
-            &self.description,
-            self.handles,
-        )
+        options
+            .or_origin(Origin::User(self.peer.uid))
+            .sender(self.peer.into())
+            .import(driver, &self.description, self.handles)
     }
 
     /// Returns the description and the handles, to import them by other means.

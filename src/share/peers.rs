@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::ledger::Party;
 use crate::{Distrust, Error, Result};
 
 /// The credentials of the process that made the other end of a Unix socket's connection. Source: unix(7),
@@ -25,6 +26,15 @@ impl fmt::Display for Credentials {
         match self.pid {
             Some(pid) => write!(f, "process {pid} of user {}", self.uid),
             None => write!(f, "a process of user {}", self.uid),
+        }
+    }
+}
+
+impl From<Credentials> for Party {
+    fn from(peer: Credentials) -> Self {
+        Self {
+            pid: peer.pid,
+            name: peer.to_string(),
         }
     }
 }

@@ -247,7 +247,9 @@ impl Channel {
         let bytes = crate::Memory::len(&**lent);
         // First, so that the holder is tracked even if the send fails.
         lent.holders.push(Holder { returned, peer });
-        self.send_body(&Body::PoolBuffer { bytes, pointer }, &[tether.as_fd()])
+        self.send_body(&Body::PoolBuffer { bytes, pointer }, &[tether.as_fd()])?;
+        lent.sent_to(peer.into());
+        Ok(())
     }
 
     /// Waits for an allocation of `pool`, which came from this channel. It will be freed on `stream`.
@@ -259,6 +261,7 @@ impl Channel {
     /// [`InvalidArgument`](MemoryError::InvalidArgument) for another driver's stream, or an impossible size;
     /// the driver's INVALID_VALUE for data that is not an allocation of the pool; those of
     /// [`receive`](Self::receive).
+    #[track_caller]
     pub fn receive_pool_buffer(
         &mut self,
         pool: &ImportedPool,
@@ -269,7 +272,9 @@ impl Channel {
                 let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
                 // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
                 // process sent one is trusted, as documented above: the driver cannot tell.
-                Ok(unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }?)
+                let buffer = unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }?;
+                buffer.imported_from(self.peer().into());
+                Ok(buffer)
             }
             (other, _) => Err(self.unexpected(&other)),
         }

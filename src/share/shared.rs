@@ -9,6 +9,7 @@ use super::view::View;
 use super::{Description, MAX_PARTS, Part};
 use crate::Buffer;
 use crate::driver::{Access, Driver, HandleType, HandleTypes, Location, ShareableHandle};
+use crate::ledger::Party;
 use crate::memory::CpuView;
 use crate::vmm::PhysicalMemory;
 use egmem_core::{Error, Result};
@@ -287,6 +288,11 @@ impl Shared {
             self.whole.exports(index).export(memory, handle_type)
         };
         parts.map(export).collect()
+    }
+
+    /// Notes in the [ledger](egmem_core::ledger) a process that handles were sent to.
+    pub fn sent_to(&self, party: &Party) {
+        self.parts().for_each(|part| part.sent_to(party.clone()));
     }
 
     /// Returns the types that all of the memory can be exported as.

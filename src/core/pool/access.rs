@@ -2,16 +2,18 @@
 
 use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle};
 use crate::explain::explain_access;
+use crate::ledger::Grants;
 use crate::memory::GrantUses;
 use crate::{Error, Result};
 
-/// A pool's driver, API and handle, and the uses of its grants.
+/// A pool's driver, API and handle, its grants and their uses.
 #[derive(Clone, Copy)]
 pub(super) struct Granting<'a> {
     driver: &'a Driver,
     api: PoolApi,
     handle: PoolHandle,
     uses: &'a GrantUses,
+    grants: &'a Grants,
 }
 
 impl<'a> Granting<'a> {
@@ -22,12 +24,14 @@ impl<'a> Granting<'a> {
         api: PoolApi,
         handle: PoolHandle,
         uses: &'a GrantUses,
+        grants: &'a Grants,
     ) -> Self {
         Self {
             driver,
             api,
             handle,
             uses,
+            grants,
         }
     }
 
@@ -43,7 +47,9 @@ impl<'a> Granting<'a> {
             // SAFETY: the pool lives, as `new` requires; the CPU's access is never revoked, as just checked,
             // so views stay valid; work of safe calls counts among the uses.
             unsafe { calls.pool_set_access(self.handle, access) }
-                .map_err(|error| explain_access(self.driver, error, access))
+                .map_err(|error| explain_access(self.driver, error, access))?;
+            self.grants.set(access);
+            Ok(())
         })
     }
 

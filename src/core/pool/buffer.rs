@@ -1,11 +1,13 @@
 //! One allocation of a pool.
 
+use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::handle::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
+use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
 use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
@@ -23,6 +25,7 @@ pub struct PoolBuffer {
     len: u64,
     stream: Stream,
     users: Vec<Stream>,
+    entry: Entry,
 }
 
 impl Pool {
@@ -33,6 +36,7 @@ impl Pool {
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or another driver's stream; [`Error::NodeTooFull`];
     /// [`Error::OutOfMemory`], also beyond the pool's largest size.
+    #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.0.driver.expect_same(stream.driver(), "stream")?;
         if bytes == 0 {
@@ -54,14 +58,36 @@ impl Pool {
 }
 
 impl PoolBuffer {
+    #[track_caller]
     pub(super) fn new(pool: Arc<Inner>, start: DevicePtr, len: u64, stream: &Stream) -> Self {
+        let new = NewEntry {
+            driver: &pool.driver,
+            bytes: len,
+            location: pool.props.location,
+            path: AllocPath::Pool,
+            label: pool.label.clone(),
+            site: Some(Caller::caller()),
+        };
         Self {
+            entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),
             pool,
             start,
             len,
             stream: stream.clone(),
             users: Vec::new(),
         }
+    }
+
+    /// Sets the memory's name in the [ledger](crate::ledger); by default its pool's.
+    pub fn labelled(self, label: impl Into<Label>) -> Self {
+        self.entry.set_label(label.into());
+        self
+    }
+
+    /// Notes in the [ledger](crate::ledger) a process that may import it.
+    pub fn sent_to(&self, party: Party) {
+        self.entry.exported(None);
+        self.entry.sent_to(party);
     }
 
     /// Lets work submitted to `stream` from now on use the memory.
@@ -94,6 +120,7 @@ impl PoolBuffer {
             drop(std::ptr::read(&this.pool));
             drop(std::ptr::read(&this.stream));
             drop(std::ptr::read(&this.users));
+            drop(std::ptr::read(&this.entry));
         }
         result
     }
@@ -144,9 +171,13 @@ impl PoolBuffer {
             let result = stream.wait_for(user).or_else(|_| user.synchronize());
             ordered = ordered.and(result);
         }
-        let freed = give_back(&self.pool.driver, "a pool's memory", || {
-            // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
-            unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
+        let mut freed = Ok(());
+        self.entry.give_back(&self.pool.driver, || {
+            freed = give_back(&self.pool.driver, "a pool's memory", || {
+                // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
+                unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
+            });
+            freed.is_err()
         });
         freed.and(ordered)
     }

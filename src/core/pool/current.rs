@@ -82,6 +82,7 @@ impl DevicePoolGuard {
     /// # Errors
     /// As [`Pool::allocate`]; [`Error::InvalidArgument`] for a stream of another GPU, or if code outside this
     /// crate has made another pool current meanwhile.
+    #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.pool.driver().expect_same(stream.driver(), "stream")?;
         if stream.device() != self.device || bytes == 0 {

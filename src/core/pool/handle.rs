@@ -9,6 +9,7 @@ use crate::Result;
 use crate::driver::{
     Access, AccessDesc, Driver, Location, PoolApi, PoolAttribute, PoolCalls, PoolHandle, PoolProps,
 };
+use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
 use crate::teardown::{give_back, give_back_or_log};
 
@@ -40,6 +41,9 @@ pub(super) struct Inner {
     pub(super) overcommit: bool,
     /// Work in flight that relies on the pool's grants.
     pub(super) uses: Arc<GrantUses>,
+    /// For the entries of its allocations.
+    pub(super) grants: Arc<Grants>,
+    pub(super) label: Option<Label>,
 }
 
 impl Inner {
@@ -85,7 +89,15 @@ impl Pool {
 
     fn granting(&self) -> Granting<'_> {
         // SAFETY: `self` keeps the pool alive.
-        unsafe { Granting::new(&self.0.driver, self.0.api, self.0.handle, &self.0.uses) }
+        unsafe {
+            Granting::new(
+                &self.0.driver,
+                self.0.api,
+                self.0.handle,
+                &self.0.uses,
+                &self.0.grants,
+            )
+        }
     }
 
     /// Changes what GPUs may do with all of the pool's memory, present and future.
@@ -206,6 +218,8 @@ impl Pool {
                 unsafe {
                     drop(std::ptr::read(&inner.driver));
                     drop(std::ptr::read(&inner.uses));
+                    drop(std::ptr::read(&inner.grants));
+                    drop(std::ptr::read(&inner.label));
                 }
                 result.map(Ok)
             }

@@ -5,6 +5,7 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::panic::Location as Caller;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -14,6 +15,7 @@ use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Driver, HandleType, Location, PointerAttribute, PoolApi,
     PoolCalls, PoolHandle, PoolPtrExport, ShareableHandle,
 };
+use crate::ledger::{AllocPath, Entry, Grants, Imported as From, NewEntry, Party};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, GrantUses, Memory, impl_cpu_memory};
 use crate::per_driver::lock;
 use crate::stream::Stream;
@@ -85,6 +87,8 @@ struct Imported {
     imports: AtomicU32,
     /// Work in flight that relies on the pool's grants.
     uses: Arc<GrantUses>,
+    /// For the entries of its allocations.
+    grants: Arc<Grants>,
 }
 
 /// The imported pools of this process, by driver and handle. All imports of a pool share its grants, and so
@@ -114,6 +118,7 @@ impl Imported {
             location,
             imports: AtomicU32::new(1),
             uses: Arc::default(),
+            grants: Arc::default(),
         });
         pool.grant_at_first()?;
         all.insert(key, Arc::downgrade(&pool));
@@ -132,7 +137,15 @@ impl Imported {
 
     fn granting(&self) -> Granting<'_> {
         // SAFETY: `self` keeps the pool alive.
-        unsafe { Granting::new(&self.driver, PoolApi::Driver, self.handle, &self.uses) }
+        unsafe {
+            Granting::new(
+                &self.driver,
+                PoolApi::Driver,
+                self.handle,
+                &self.uses,
+                &self.grants,
+            )
+        }
     }
 
     fn calls(&self) -> Result<&dyn PoolCalls> {
@@ -217,6 +230,7 @@ impl ImportedPool {
     ///
     /// # Safety
     /// Until the other end of `tether` is closed, the exporter does not free the allocation.
+    #[track_caller]
     pub unsafe fn import_pointer(
         &self,
         pointer: &PoolPtrExport,
@@ -246,8 +260,17 @@ impl ImportedPool {
             }
             start
         };
+        let new = NewEntry {
+            driver,
+            bytes,
+            location: self.0.location,
+            path: AllocPath::ImportedPool,
+            label: None,
+            site: Some(Caller::caller()),
+        };
         // Owned from here on, so that a failing step releases it.
         let mut buffer = ImportedPoolBuffer {
+            entry: Entry::mapped(new, start, Arc::clone(&self.0.grants)),
             pool: Arc::clone(&self.0),
             start,
             len: bytes,
@@ -269,6 +292,10 @@ impl ImportedPool {
             return Err(Error::invalid("size", why));
         }
         buffer.cpu = self.cpu_reaches(start);
+        if buffer.cpu {
+            let host = AccessDesc::new(Location::Host, Access::ReadWrite);
+            self.0.grants.set(&[host]);
+        }
         Ok(buffer)
     }
 }
@@ -294,6 +321,7 @@ pub struct ImportedPoolBuffer {
     stream: Stream,
     /// Closing it tells the exporter that this process has freed the memory.
     tether: Option<OwnedFd>,
+    entry: Entry,
 }
 
 impl ImportedPoolBuffer {
@@ -327,6 +355,15 @@ impl ImportedPoolBuffer {
         &self.stream
     }
 
+    /// Notes in the [ledger](crate::ledger) which process lends it.
+    pub fn imported_from(&self, from: Party) {
+        let from = From {
+            from: Some(from),
+            identity: None,
+        };
+        self.entry.imported(from, None, None);
+    }
+
     /// Frees the allocation.
     ///
     /// Source: `cuMemFreeAsync`, then `cuStreamSynchronize`.
@@ -343,14 +380,18 @@ impl ImportedPoolBuffer {
         };
         let freed = {
             let mut live = live();
-            let freed = give_back(&self.pool.driver, "a pool's memory", || {
-                // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
-                // the free comes after the stream's work.
-                unsafe {
-                    self.pool
-                        .calls()?
-                        .free_async(self.start, self.stream.handle())
-                }
+            let mut freed = Ok(());
+            self.entry.give_back(&self.pool.driver, || {
+                freed = give_back(&self.pool.driver, "a pool's memory", || {
+                    // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
+                    // the free comes after the stream's work.
+                    unsafe {
+                        self.pool
+                            .calls()?
+                            .free_async(self.start, self.stream.handle())
+                    }
+                });
+                freed.is_err()
             });
             if freed.is_ok() {
                 live.remove(&(self.pool.driver.address(), self.start));

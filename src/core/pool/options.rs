@@ -10,6 +10,7 @@ use crate::driver::{
     Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps,
 };
 use crate::explain::explain_pool;
+use crate::ledger::{Grants, Label};
 
 /// When a pool may reuse memory that was freed on another stream. The driver's default: all three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,7 @@ pub struct PoolOptions {
     access: Option<Vec<AccessDesc>>,
     api: PoolApi,
     overcommit: bool,
+    label: Option<Label>,
 }
 
 impl PoolOptions {
@@ -68,6 +70,7 @@ impl PoolOptions {
             access: None,
             api: PoolApi::Driver,
             overcommit: false,
+            label: None,
         }
     }
 
@@ -116,6 +119,12 @@ impl PoolOptions {
         self
     }
 
+    /// Sets the name of its allocations in the [ledger](crate::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Sets the API through which the pool is used. Both create the same kind of object.
     pub const fn api(mut self, api: PoolApi) -> Self {
         self.api = api;
@@ -144,6 +153,10 @@ impl PoolOptions {
         let handle = calls
             .pool_create(&self.props)
             .map_err(|error| explain_pool(driver, error, &self.props, 0))?;
+        // The owner's access, which is never revoked.
+        let owner = AccessDesc::new(self.props.location, Access::ReadWrite);
+        let grants = Grants::default();
+        grants.set(&[owner]);
         let pool = Pool(Arc::new(Inner {
             driver: driver.clone(),
             api: self.api,
@@ -151,6 +164,8 @@ impl PoolOptions {
             props: self.props,
             overcommit: self.overcommit,
             uses: Arc::default(),
+            grants: Arc::new(grants),
+            label: self.label,
         }));
         let defaults = Reuse::default();
         for (attribute, on, default) in [

@@ -7,6 +7,7 @@ use super::PhysicalMemory;
 use super::physical::Origin;
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
+use crate::ledger::{Grants, MappedEntry};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log};
@@ -109,6 +110,8 @@ impl Reservation {
             self.driver
                 .mem_map(start, size.padded(), 0, physical.handle())?
         };
+        let mapped = physical.mapped();
+        let grants = Arc::<Grants>::default();
         Ok(Mapping {
             reservation: Arc::clone(self),
             start,
@@ -116,7 +119,9 @@ impl Reservation {
             location: physical.location(),
             host: Access::None,
             granted_to_gpus: false,
-            mapped: physical.mapped(),
+            at: mapped.entry.map(start, size.padded(), Arc::clone(&grants)),
+            grants,
+            mapped,
         })
     }
 }
@@ -136,6 +141,8 @@ impl Drop for Reservation {
 /// work that uses it must have finished: a GPU that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub struct Mapping {
+    // Dropped before the reservation, so that no other entry has these addresses meanwhile, and before the entry.
+    at: MappedEntry,
     reservation: Arc<Reservation>,
     start: DevicePtr,
     size: PaddedSize,
@@ -143,6 +150,7 @@ pub struct Mapping {
     host: Access,
     /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
     granted_to_gpus: bool,
+    grants: Arc<Grants>,
     /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
 }
@@ -164,6 +172,7 @@ impl Mapping {
         let (own, host) = self.in_own_terms(access);
         self.granted_to_gpus |= names_a_gpu(access);
         let result = self.grant(&own);
+        self.note_grants(access, result.is_ok());
         let before = self.host;
         if let Some(host) = host {
             self.host = match &result {
@@ -221,6 +230,9 @@ impl Mapping {
         // SAFETY: the mappings are exclusively borrowed, so they have no views; as just checked they are the
         // whole range.
         let result = unsafe { driver.mem_set_access(start, size, &own) };
+        for mapping in mappings.iter() {
+            mapping.note_grants(access, result.is_ok());
+        }
         if let Some(host) = host {
             for mapping in mappings {
                 mapping.host = match &result {
@@ -230,6 +242,18 @@ impl Mapping {
             }
         }
         result
+    }
+
+    /// Notes in the ledger who has access now. CUDA does not document what a failed call has changed.
+    fn note_grants(&self, access: &[AccessDesc], granted: bool) {
+        if granted {
+            return self.grants.set(access);
+        }
+        for desc in access {
+            if let Ok(has) = self.access(desc.location) {
+                self.grants.set(&[AccessDesc::new(desc.location, has)]);
+            }
+        }
     }
 
     fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
@@ -264,6 +288,8 @@ impl Mapping {
                     ..terms
                 }]);
                 self.host = undone.map_or(wanted.access, |()| before);
+                self.grants
+                    .set(&[AccessDesc::new(Location::Host, self.host)]);
                 false
             }
         }
@@ -327,7 +353,9 @@ impl Mapping {
             Ok(()) => {
                 // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
                 unsafe {
+                    drop(std::ptr::read(&this.at));
                     drop(std::ptr::read(&this.reservation));
+                    drop(std::ptr::read(&this.grants));
                     drop(std::ptr::read(&this.mapped));
                 }
                 Ok(())
@@ -429,6 +457,8 @@ impl Memory for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        give_back_or_log(self.driver(), "a mapping", || self.unmap_once());
+        if give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
+            self.at.lost(&self.reservation.driver);
+        }
     }
 }

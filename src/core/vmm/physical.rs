@@ -1,6 +1,7 @@
 //! Physical memory: created or imported, exported, released.
 
 use std::mem::ManuallyDrop;
+use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock};
@@ -13,18 +14,23 @@ use crate::driver::{
 };
 use crate::explain::explain_create;
 use crate::guard::check_free;
+use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party};
 use crate::numbers::Numbers;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};
 
 /// Options for physical memory; [`create`](Self::create) creates it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct PhysicalOptions {
     props: AllocationProps,
     kind: GranularityKind,
     overcommit: bool,
+    path: AllocPath,
+    label: Option<Label>,
+    /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
+    site: Option<&'static Caller<'static>>,
 }
 
 impl PhysicalOptions {
@@ -53,6 +59,25 @@ impl PhysicalOptions {
         self
     }
 
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Sets what the [ledger](crate::ledger) says of the memory, for types that create it on behalf of a program.
+    pub fn recorded_as(
+        mut self,
+        path: AllocPath,
+        label: Option<Label>,
+        site: &'static Caller<'static>,
+    ) -> Self {
+        self.path = path;
+        self.label = label;
+        self.site = Some(site);
+        self
+    }
+
     /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
     ///
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
@@ -61,7 +86,9 @@ impl PhysicalOptions {
     /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more if the host node has
     /// less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
     /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's own code.
+    #[track_caller]
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
+        let site = self.site.unwrap_or(Caller::caller());
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
         if !self.overcommit {
             check_free(driver, self.props.location, size.padded(), || 0)?;
@@ -76,7 +103,17 @@ impl PhysicalOptions {
             props: self.props,
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
-            mapped: Arc::new(Origin::Created),
+            mapped: Arc::new(Origin {
+                imported: false,
+                entry: Entry::new(NewEntry {
+                    driver,
+                    bytes: size.padded(),
+                    location: self.props.location,
+                    path: self.path,
+                    label: self.label,
+                    site: Some(site),
+                }),
+            }),
         })
     }
 
@@ -89,11 +126,13 @@ impl PhysicalOptions {
     }
 }
 
-/// How this process got physical memory.
+/// What physical memory and its mappings share.
 #[derive(Debug)]
-pub(super) enum Origin {
-    Created,
-    Imported,
+pub(super) struct Origin {
+    /// Whether another process created the memory.
+    imported: bool,
+    /// Lives as long as the memory does in this process: until the last mapping is gone too.
+    pub(super) entry: Entry,
 }
 
 /// Physical memory on a host NUMA node or a GPU, released when dropped.
@@ -125,6 +164,9 @@ impl PhysicalMemory {
             props: AllocationProps::at(location.into()),
             kind: GranularityKind::Minimum,
             overcommit: false,
+            path: AllocPath::Vmm,
+            label: None,
+            site: None,
         }
     }
 
@@ -162,6 +204,7 @@ impl PhysicalMemory {
     /// assert_eq!(mapping.cpu()?.get::<u64>(0)?, 42);
     /// # Ok::<(), egmem::Error>(())
     /// ```
+    #[track_caller]
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
         let handle = driver.mem_import(handle)?;
         // Owned from here on, so that a failing step releases it.
@@ -172,7 +215,17 @@ impl PhysicalMemory {
             props: AllocationProps::at(Location::Host),
             allocation: next_allocation(),
             generation: AtomicU64::new(0),
-            mapped: Arc::new(Origin::Imported),
+            mapped: Arc::new(Origin {
+                imported: true,
+                entry: Entry::new(NewEntry {
+                    driver,
+                    bytes,
+                    location: Location::Host,
+                    path: AllocPath::Import,
+                    label: None,
+                    site: Some(Caller::caller()),
+                }),
+            }),
         };
         // SAFETY: `memory` keeps the handle alive.
         memory.props = unsafe { driver.mem_properties(handle)? };
@@ -185,6 +238,10 @@ impl PhysicalMemory {
             ));
         }
         memory.size = PaddedSize::new(bytes, granularity)?;
+        memory
+            .mapped
+            .entry
+            .describe(memory.size.padded(), memory.props.location);
         Ok(memory)
     }
 
@@ -206,7 +263,29 @@ impl PhysicalMemory {
             ));
         }
         // SAFETY: `self` keeps the handle alive.
-        unsafe { self.driver.mem_export(self.handle, handle_type) }
+        let handle = unsafe { self.driver.mem_export(self.handle, handle_type)? };
+        self.mapped.entry.exported(self.identity().ok());
+        Ok(handle)
+    }
+
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn set_label(&self, label: impl Into<Label>) {
+        self.mapped.entry.set_label(label.into());
+    }
+
+    /// Notes in the [ledger](crate::ledger) a process that a handle of the memory was sent to.
+    pub fn sent_to(&self, party: Party) {
+        self.mapped.entry.sent_to(party);
+    }
+
+    /// Notes in the [ledger](crate::ledger) where imported memory comes from, its name, and the program's call.
+    pub fn imported_from(
+        &self,
+        imported: Imported,
+        label: Option<Label>,
+        site: &'static Caller<'static>,
+    ) {
+        self.mapped.entry.imported(imported, label, Some(site));
     }
 
     /// Maps the whole memory at addresses of the driver's choice, without access for any location yet.
@@ -267,6 +346,9 @@ impl PhysicalMemory {
     pub fn release(self) -> Result<()> {
         let this = ManuallyDrop::new(self);
         let result = give_back(&this.driver, "memory", || this.release_once());
+        if result.is_err() {
+            this.mapped.entry.lost(&this.driver);
+        }
         Self::drop_fields(this);
         result
     }
@@ -285,6 +367,9 @@ impl PhysicalMemory {
                 Err(Box::new((kept, error)))
             }
             result => {
+                if result.is_err() {
+                    this.mapped.entry.lost(&this.driver);
+                }
                 Self::drop_fields(this);
                 result.map_err(|error| Box::new((None, error)))
             }
@@ -308,8 +393,7 @@ impl PhysicalMemory {
     /// Returns whether it has one mapping in this process and no other process can access it: it has no
     /// handle type, so it cannot be exported, and was not imported.
     pub fn is_mapped_once_and_private(&self) -> bool {
-        let created = matches!(*self.mapped, Origin::Created);
-        let private = created && self.props.handle_types == HandleTypes::NONE;
+        let private = !self.mapped.imported && self.props.handle_types == HandleTypes::NONE;
         let once = private && Arc::strong_count(&self.mapped) == 2;
         // Orders other threads' accesses through mappings that they have dropped before the caller's.
         fence(Acquire);
@@ -330,6 +414,8 @@ impl AsRef<Self> for PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        give_back_or_log(&self.driver, "physical memory", || self.release_once());
+        if give_back_or_log(&self.driver, "physical memory", || self.release_once()) {
+            self.mapped.entry.lost(&self.driver);
+        }
     }
 }

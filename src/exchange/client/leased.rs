@@ -4,6 +4,7 @@ use super::lease::Lease;
 use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{HandleType, ShareableHandle};
+use crate::ledger::Party;
 use crate::share::{Description, ImportOptions, Origin};
 use crate::{End, Error, Owner, PeerName, Result};
 
@@ -87,6 +88,11 @@ impl Leased {
                 no_fabric,
                 owner,
             } = self;
+            let server = Party {
+                pid: None,
+                name: terms.peer.clone(),
+            };
+            let options = options.sender(server);
             // On every path the lease is dropped after the import.
             let imported = options.import(&session.driver, &description, handles);
             let imported = imported.map_err(|error| Error::Import {

@@ -14,6 +14,7 @@ use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Account, REQUEST};
 use crate::driver::{Access, HandleType};
+use crate::ledger::Party;
 use crate::protocol::{Answer, Fds, Fetch, Secret, check_name};
 use crate::transport::{FdShare, HeldFd, Reserved};
 
@@ -244,6 +245,7 @@ impl Inner {
         if ticket {
             self.janitor.notify_one();
         }
+        note(publication, &session.peer, link.process.as_ref());
         count(&self.counters.fetches);
         self.audit.granted(link, lease, publication);
         tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
@@ -289,6 +291,7 @@ impl Inner {
             }
             (lease, publication, peer)
         };
+        note(&publication, by, process);
         let pid = process.map(|known| known.shown.pid);
         self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
@@ -298,5 +301,15 @@ impl Inner {
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;
         Ok(Content::with_fds(Answer::Fds(Fds { count }), fds))
+    }
+}
+
+/// Notes in the ledger to whom handles of a publication are given.
+fn note(publication: &Publication, peer: &PeerName, process: Option<&Known>) {
+    if let Ok(shared) = publication.shared() {
+        shared.sent_to(&Party {
+            pid: process.map(|known| known.shown.pid),
+            name: peer.to_string(),
+        });
     }
 }

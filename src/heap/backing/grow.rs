@@ -10,6 +10,7 @@ use super::{Backing, Grown};
 use crate::driver::{Code, Location, NodeId};
 use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
+use crate::ledger::AllocPath;
 use crate::topology::{Overcommit, free_now};
 use crate::vmm::{Mapping, PhysicalMemory};
 use crate::{Error, Result};
@@ -284,6 +285,11 @@ impl Backing {
         let memory = PhysicalMemory::options(site.location)
             .handle_types(site.handle_types)
             .overcommit(true) // `trust` checks, for all chunks together
+            .recorded_as(
+                AllocPath::HeapChunk,
+                self.settled.label.clone(),
+                self.settled.site,
+            )
             .create(&self.driver, bytes)?;
         self.trust[turn] = trust;
         self.counts.map += 1;

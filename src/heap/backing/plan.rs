@@ -1,9 +1,12 @@
 //! The requirements of a heap's memory, checked before any is created.
 
+use std::panic::Location as Caller;
+
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
 use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
+use crate::ledger::Label;
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
@@ -43,10 +46,15 @@ pub(crate) struct Plan {
     pub limit: Option<u64>,
     /// The alignment of the first address in bytes: a power of two of at least 2 MiB.
     pub alignment: u64,
+    /// The chunks' name in the ledger.
+    pub label: Option<Label>,
+    /// The program's call that built the heap.
+    pub site: &'static Caller<'static>,
 }
 
 impl Plan {
     /// Creates a plan for memory on one node, with defaults for all else.
+    #[track_caller]
     pub(crate) fn on(location: impl Into<Location>) -> Self {
         Self {
             nodes: vec![location.into()],
@@ -58,6 +66,8 @@ impl Plan {
             chunk: None,
             limit: None,
             alignment: Granularity::TWO_MIB.bytes(),
+            label: None,
+            site: Caller::caller(),
         }
     }
 
@@ -92,6 +102,8 @@ impl Plan {
                 .all(|site| site.handle_types == HandleTypes::NONE),
             sites,
             access,
+            label: self.label.clone(),
+            site: self.site,
         };
         let limit = match self.limit {
             Some(bytes) => bytes,
@@ -196,6 +208,9 @@ pub(super) struct Settled {
     pub alignment: u64,
     /// Whether blocks may lie in several chunks.
     pub joins: bool,
+    /// For the ledger.
+    pub label: Option<Label>,
+    pub site: &'static Caller<'static>,
 }
 
 /// A place where chunks are created.

@@ -164,7 +164,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         let place = (self.mapped, bytes);
         let chunk = Chunk::create(
             &self.driver,
-            self.memory,
+            self.memory.clone(),
             &self.reservation,
             place,
             &self.access,

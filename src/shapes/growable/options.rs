@@ -1,6 +1,7 @@
 //! How a growable vector is created.
 
 use std::marker::PhantomData;
+use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -8,6 +9,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::Growable;
 use crate::buffer::RequestedAccess;
 use crate::driver::{Access, Location, NodeId};
+use crate::ledger::{AllocPath, Label};
 use crate::size::PaddedSize;
 use crate::topology::Topology;
 use crate::vmm::{PhysicalMemory, Reservation};
@@ -22,6 +24,7 @@ pub struct GrowableOptions<T> {
     step: u64,
     access: RequestedAccess,
     overcommit: bool,
+    label: Option<Label>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -34,6 +37,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
             step: 0,
             access: RequestedAccess::default(),
             overcommit: false,
+            label: None,
             elements: PhantomData,
         }
     }
@@ -73,18 +77,27 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
     /// Reserves the addresses. The vector is empty and has no memory yet.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
     /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error.
+    #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
         let element = size_of::<T>() as u64;
         if element == 0 {
             let why = "elements of 0 bytes need no memory";
             return Err(Error::invalid("element type", why));
         }
-        let memory = PhysicalMemory::options(self.location).overcommit(true); // the vector checks
+        let memory = PhysicalMemory::options(self.location)
+            .overcommit(true) // the vector checks
+            .recorded_as(AllocPath::ShapeChunk, self.label, Caller::caller());
         let granularity = memory.granularity_of(driver)?;
         let max_bytes = match self.max_len {
             Some(elements) => (elements as u64).checked_mul(element),

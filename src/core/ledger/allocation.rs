@@ -1,0 +1,154 @@
+//! What the ledger says about an allocation, as plain values.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{AccessDesc, Location};
+use crate::vmm::identity::Identity;
+
+/// How memory was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AllocPath {
+    /// Physical memory of its own: `cuMemCreate`.
+    Vmm,
+    /// A chunk of a heap: `cuMemCreate`. The heap's blocks have no entries.
+    HeapChunk,
+    /// A part of a shape, such as a growable vector: `cuMemCreate`.
+    ShapeChunk,
+    /// Physical memory of another process: `cuMemImportFromShareableHandle`.
+    Import,
+    /// A pool's allocation: `cuMemAllocFromPoolAsync`.
+    Pool,
+    /// An allocation of another process's pool: `cuMemPoolImportPointer`.
+    ImportedPool,
+    /// Pinned host memory: `cuMemHostAlloc`.
+    Pinned,
+    /// Plain device memory: `cuMemAlloc`.
+    Device,
+}
+
+impl AllocPath {
+    /// Returns whether another process allocated the memory: that process's ledger has it too.
+    pub const fn is_import(self) -> bool {
+        matches!(self, Self::Import | Self::ImportedPool)
+    }
+
+    /// Returns a short name: `"vmm"`, `"heap chunk"`, …
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vmm => "vmm",
+            Self::HeapChunk => "heap chunk",
+            Self::ShapeChunk => "shape chunk",
+            Self::Import => "import",
+            Self::Pool => "pool",
+            Self::ImportedPool => "imported pool",
+            Self::Pinned => "pinned",
+            Self::Device => "device",
+        }
+    }
+}
+
+impl fmt::Display for AllocPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Another process, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Party {
+    /// Its process id on this machine, as the kernel told it when the memory was passed. The process may have ended, and
+    /// its id may be another's by now.
+    pub pid: Option<u32>,
+    /// Its name: a peer's of the exchange, or the process and its user.
+    pub name: String,
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Where an import comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imported {
+    /// The sender of its handle; `None` if the program passed the handle by means of its own.
+    pub from: Option<Party>,
+    /// The memory's identity, as the sender claims.
+    pub identity: Option<Identity>,
+}
+
+/// The line of the program that allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallSite {
+    /// The source file, as the compiler knows it.
+    pub file: String,
+    /// The line.
+    pub line: u32,
+    /// The frames of the call, if [`capture_backtraces`](super::capture_backtraces) was on.
+    pub backtrace: Option<String>,
+}
+
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// A range of addresses at which memory is mapped in this process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedAt {
+    /// The first address.
+    pub start: u64,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Who may access it, as last granted through this crate. The CPU is [`Location::Host`].
+    pub access: Vec<AccessDesc>,
+}
+
+impl MappedAt {
+    /// Returns how far behind the start `address` is, if it is in the range.
+    pub const fn offset_of(&self, address: u64) -> Option<u64> {
+        match address.checked_sub(self.start) {
+            Some(offset) if offset < self.bytes => Some(offset),
+            _ => None,
+        }
+    }
+}
+
+/// A live allocation of this process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Allocation {
+    /// Its number among all that this process ever had.
+    pub number: u64,
+    /// Its size in bytes, in the allocator's units.
+    pub bytes: u64,
+    /// The node or GPU where it lies.
+    pub location: Location,
+    /// How it was allocated.
+    pub path: AllocPath,
+    /// The program's name for it.
+    pub label: Option<String>,
+    /// Milliseconds since it was allocated or imported.
+    pub age_ms: u64,
+    /// The call that allocated it.
+    pub site: Option<CallSite>,
+    /// Where it is mapped: nowhere, once, or more often.
+    pub mapped: Vec<MappedAt>,
+    /// How often a handle of it was exported.
+    pub exports: u64,
+    /// The processes that it was sent to, as far as they are known; the last [`MAX_PARTIES`](super::MAX_PARTIES). They may
+    /// have released it.
+    pub exported_to: Vec<Party>,
+    /// The memory's identity, by which importers know it; `None` for memory that has none.
+    pub identity: Option<Identity>,
+    /// Where it comes from, if it is another process's.
+    pub imported: Option<Imported>,
+    /// The driver refused to take it back: it stays until this process ends.
+    pub lost: bool,
+}

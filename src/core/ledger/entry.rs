@@ -1,0 +1,226 @@
+//! Entries of the ledger, made and removed with the values that own memory.
+
+use std::backtrace::Backtrace;
+use std::panic::Location as Caller;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Instant;
+
+use super::allocation::{AllocPath, Imported, Party};
+use super::grants::Grants;
+use super::hook;
+use super::label::Label;
+use super::registry::{Range, Record, Registry};
+use crate::Driver;
+use crate::driver::{DevicePtr, Location};
+use crate::vmm::identity::Identity;
+
+/// The environment variable that turns backtraces on: any value except an empty one and `0`.
+pub const BACKTRACES: &str = "EGMEM_BACKTRACES";
+
+/// 0: not asked yet, 1: off, 2: on.
+static BACKTRACES_ON: AtomicU8 = AtomicU8::new(0);
+
+/// Sets whether entries made from now on have the frames of the call that allocated. It takes microseconds each time. By
+/// default as the environment variable `EGMEM_BACKTRACES` says, else off; an entry then has the caller's line alone.
+pub fn capture_backtraces(on: bool) {
+    BACKTRACES_ON.store(1 + u8::from(on), Relaxed);
+}
+
+fn backtraces_on() -> bool {
+    match BACKTRACES_ON.load(Relaxed) {
+        0 => {
+            let on = std::env::var_os(BACKTRACES).is_some_and(|set| !set.is_empty() && set != "0");
+            BACKTRACES_ON.store(1 + u8::from(on), Relaxed);
+            on
+        }
+        state => state == 2,
+    }
+}
+
+/// What an entry says from the start.
+#[derive(Debug)]
+pub struct NewEntry<'a> {
+    /// The memory's driver, which the entry's owner keeps alive.
+    pub driver: &'a Driver,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Where the memory lies.
+    pub location: Location,
+    /// How it was allocated.
+    pub path: AllocPath,
+    /// The program's name for it.
+    pub label: Option<Label>,
+    /// The program's call.
+    pub site: Option<&'static Caller<'static>>,
+}
+
+/// An entry of the ledger: the value that owns an allocation has it, and dropping it removes the entry. It keeps no
+/// memory alive. In a forked child, whose memory it is not, it changes nothing.
+#[derive(Debug)]
+pub struct Entry {
+    registry: &'static Registry,
+    slot: usize,
+}
+
+impl Entry {
+    /// Adds an entry for memory that is not mapped yet.
+    pub fn new(new: NewEntry<'_>) -> Self {
+        Self::with(new, Vec::new())
+    }
+
+    /// Adds an entry for memory at `start`.
+    pub fn mapped(new: NewEntry<'_>, start: DevicePtr, grants: Arc<Grants>) -> Self {
+        let bytes = new.bytes;
+        let range = Range {
+            start,
+            bytes,
+            grants,
+        };
+        Self::with(new, vec![range])
+    }
+
+    fn with(new: NewEntry<'_>, mapped: Vec<Range>) -> Self {
+        let registry = Registry::current();
+        let record = Record {
+            number: 0,
+            driver: new.driver.address(),
+            bytes: new.bytes,
+            location: new.location,
+            path: new.path,
+            label: new.label,
+            since: Instant::now(),
+            site: new.site,
+            backtrace: backtraces_on().then(|| Arc::new(Backtrace::force_capture())),
+            mapped,
+            exports: 0,
+            exported_to: Vec::new(),
+            identity: None,
+            imported: None,
+            lost: None,
+        };
+        let slot = registry.add(record);
+        hook::first_entry();
+        Self { registry, slot }
+    }
+
+    fn change(&self, with: impl FnOnce(&mut Record)) {
+        if self.registry.is_current() {
+            self.registry.change(self.slot, with);
+        }
+    }
+
+    /// Notes that the memory is mapped at `start`, until the range is dropped, which must happen before the entry's drop.
+    pub fn map(&self, start: DevicePtr, bytes: u64, grants: Arc<Grants>) -> MappedEntry {
+        self.change(|record| {
+            record.mapped.push(Range {
+                start,
+                bytes,
+                grants,
+            });
+        });
+        MappedEntry {
+            registry: self.registry,
+            slot: self.slot,
+            start,
+            lost: false,
+        }
+    }
+
+    /// Sets the program's name for the memory.
+    pub fn set_label(&self, label: Label) {
+        self.change(|record| record.label = Some(label));
+    }
+
+    /// Notes what the driver says of imported memory.
+    pub fn describe(&self, bytes: u64, location: Location) {
+        self.change(|record| (record.bytes, record.location) = (bytes, location));
+    }
+
+    /// Notes the identity by which importers know the memory, and that one more handle was exported.
+    pub fn exported(&self, identity: Option<Identity>) {
+        self.change(|record| {
+            record.identity = identity;
+            record.exports += 1;
+        });
+    }
+
+    /// Notes a process that a handle was sent to.
+    pub fn sent_to(&self, party: Party) {
+        self.change(|record| record.add_party(party));
+    }
+
+    /// Notes where imported memory comes from. A label and a site replace those known.
+    pub fn imported(
+        &self,
+        imported: Imported,
+        label: Option<Label>,
+        site: Option<&'static Caller<'static>>,
+    ) {
+        self.change(|record| {
+            record.imported = Some(Box::new(imported));
+            record.label = label.or_else(|| record.label.take());
+            record.site = site.or(record.site);
+        });
+    }
+
+    /// Calls `free`, which gives the memory and its addresses back and returns whether they are lost.
+    ///
+    /// The ranges are removed before: the driver may return the same addresses to another thread before `free` has
+    /// returned.
+    pub fn give_back(&self, driver: &Driver, free: impl FnOnce() -> bool) {
+        let mut ranges = Vec::new();
+        self.change(|record| std::mem::swap(&mut record.mapped, &mut ranges));
+        if free() {
+            self.change(|record| {
+                record.lost = Some(driver.downgrade());
+                record.mapped = ranges;
+            });
+        }
+    }
+
+    /// Notes that the driver refused to take the memory back: the entry stays until the process ends.
+    pub fn lost(&self, driver: &Driver) {
+        self.change(|record| record.lost = Some(driver.downgrade()));
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.registry.is_current() {
+            self.registry.remove(self.slot);
+        }
+    }
+}
+
+/// A range of addresses in an entry, removed when dropped.
+#[derive(Debug)]
+pub struct MappedEntry {
+    registry: &'static Registry,
+    slot: usize,
+    start: DevicePtr,
+    lost: bool,
+}
+
+impl MappedEntry {
+    /// Notes that the driver refused to unmap the memory: range and entry stay until the process ends.
+    pub fn lost(&mut self, driver: &Driver) {
+        self.lost = true;
+        if self.registry.is_current() {
+            let driver = driver.downgrade();
+            self.registry
+                .change(self.slot, |record| record.lost = Some(driver));
+        }
+    }
+}
+
+impl Drop for MappedEntry {
+    fn drop(&mut self) {
+        if !self.lost && self.registry.is_current() {
+            let start = self.start;
+            self.registry.change(self.slot, |record| {
+                record.mapped.retain(|range| range.start != start);
+            });
+        }
+    }
+}

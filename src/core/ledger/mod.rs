@@ -1,0 +1,71 @@
+//! The ledger: every live allocation of this process.
+//!
+//! The values that own memory (physical memory, a pool's buffer, pinned memory) have an [`Entry`] each, which exists
+//! exactly as long as the memory does in this process: a mapping keeps the entry of the physical memory that it maps.
+//! Nothing else makes or removes entries. A heap's chunks have entries, its blocks have none, so allocating from a heap
+//! costs nothing here.
+
+mod allocation;
+mod entry;
+mod grants;
+mod hook;
+mod label;
+mod locate;
+mod registry;
+#[cfg(test)]
+mod tests;
+
+use std::time::Instant;
+
+pub use allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
+pub use entry::{BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces};
+pub use grants::Grants;
+pub use hook::on_first_entry;
+pub use label::Label;
+pub use locate::{Foreign, Located, locate};
+pub use registry::MAX_PARTIES;
+
+use crate::Driver;
+use registry::Registry;
+
+/// Returns the live allocations of `driver` in this process, the oldest first.
+///
+/// Allocations of other libraries are unknown here, and so are those made by bare calls of a
+/// [`Backend`](crate::driver::Backend).
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::{Buffer, Driver, Machine, ledger};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let weights = Buffer::on(NodeId(0)).bytes(3 << 20).label("weights").allocate(&driver)?;
+/// let [entry] = &ledger::allocations(&driver)[..] else { panic!() };
+/// assert_eq!((entry.label.as_deref(), entry.bytes), (Some("weights"), 4 << 20));
+/// drop(weights);
+/// assert!(ledger::allocations(&driver).is_empty());
+/// # Ok::<(), egmem::Error>(())
+/// ```
+pub fn allocations(driver: &Driver) -> Vec<Allocation> {
+    let address = driver.address();
+    let records = Registry::current().copies(|record| record.driver == address);
+    let now = Instant::now();
+    records
+        .iter()
+        .map(|record| record.to_allocation(now))
+        .collect()
+}
+
+/// Returns the live allocations of all drivers in this process, the oldest first. See [`allocations`].
+pub fn all_allocations() -> Vec<Allocation> {
+    let records = Registry::current().copies(|_| true);
+    let now = Instant::now();
+    records
+        .iter()
+        .map(|record| record.to_allocation(now))
+        .collect()
+}
+
+/// Returns the number of live allocations of this process.
+pub fn count() -> usize {
+    Registry::current().len()
+}

@@ -1,0 +1,294 @@
+//! The ledger on the simulator: each path has its entry, for exactly as long as its memory lives.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::driver::{Access, AccessDesc, Call, Code, DevicePtr, HandleType, HandleTypes, Location};
+use crate::pinned::{DeviceMemory, PinnedHost};
+use crate::vmm::{PhysicalMemory, Reservation};
+use crate::{Buffer, Machine, Pool, Stream};
+
+const MIB: u64 = 1 << 20;
+const NODE: Location = Location::HostNuma(0);
+
+fn machine() -> Driver {
+    Driver::simulated(Machine::gh200x4()).unwrap()
+}
+
+fn only(driver: &Driver) -> Allocation {
+    let mut all = allocations(driver);
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+fn located(driver: &Driver, address: DevicePtr) -> (Allocation, usize, u64) {
+    match locate(driver, address).unwrap() {
+        Located::Allocation {
+            allocation,
+            mapping,
+            offset,
+        } => (*allocation, mapping, offset),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_buffer_is_found_by_each_of_its_addresses() {
+    let driver = machine();
+    let line = line!() + 5;
+    let buffer = Buffer::on(NODE)
+        .bytes(3 * MIB)
+        .access_by([Location::Device(1)])
+        .label("weights")
+        .allocate(&driver)
+        .unwrap();
+    let entry = only(&driver);
+    assert_eq!((entry.bytes, entry.location), (4 * MIB, NODE));
+    assert_eq!((entry.path, entry.lost), (AllocPath::Vmm, false));
+    let site = entry.site.as_ref().unwrap();
+    assert!(
+        site.file.ends_with("tests.rs") && site.line == line,
+        "{site}"
+    );
+    assert!(site.backtrace.is_none());
+    let access =
+        [Location::Host, Location::Device(1)].map(|who| AccessDesc::new(who, Access::ReadWrite));
+    assert_eq!(entry.mapped[0].access, access);
+    for offset in [0, 1, 4 * MIB - 1] {
+        let (found, mapping, at) = located(&driver, buffer.device_ptr().add(offset));
+        assert_eq!((found.number, mapping, at), (entry.number, 0, offset));
+        assert_eq!(found.label.as_deref(), Some("weights"));
+    }
+    let behind = buffer.device_ptr().add(4 * MIB);
+    assert_eq!(locate(&driver, behind).unwrap(), Located::Unknown);
+    let start = buffer.device_ptr();
+    drop(buffer);
+    assert_eq!(locate(&driver, start).unwrap(), Located::Unknown);
+    assert!(allocations(&driver).is_empty());
+}
+
+#[test]
+fn physical_memory_lives_until_its_last_mapping_is_gone() {
+    let driver = machine();
+    let memory = PhysicalMemory::options(NODE).create(&driver, MIB).unwrap();
+    assert!(only(&driver).mapped.is_empty());
+    let (one, two) = (memory.map().unwrap(), memory.map().unwrap());
+    assert_eq!(only(&driver).mapped.len(), 2);
+    let at = crate::Memory::device_ptr(&two);
+    assert_eq!(located(&driver, at.add(7)).2, 7);
+    one.unmap().unwrap();
+    memory.release().unwrap();
+    let entry = only(&driver);
+    assert_eq!((entry.mapped.len(), entry.mapped[0].start), (1, at.0));
+    drop(two);
+    assert!(allocations(&driver).is_empty());
+}
+
+#[test]
+fn pools_and_the_older_allocators_have_entries_too() {
+    let driver = machine();
+    let pool = Pool::options(NODE)
+        .label("batches")
+        .create(&driver)
+        .unwrap();
+    assert!(allocations(&driver).is_empty(), "a pool has no memory yet");
+    let stream = Stream::new(&driver, 0).unwrap();
+    let pooled = pool.allocate(100, &stream).unwrap();
+    let pinned = PinnedHost::new(&driver, 0, 200).unwrap().labelled("ring");
+    let device = DeviceMemory::new(&driver, 1, 300).unwrap();
+    let all = allocations(&driver);
+    let found: Vec<_> = all
+        .iter()
+        .map(|entry| {
+            (
+                entry.path,
+                entry.location,
+                entry.bytes,
+                entry.label.as_deref(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (AllocPath::Pool, NODE, 100, Some("batches")),
+            (AllocPath::Pinned, Location::Host, 200, Some("ring")),
+            (AllocPath::Device, Location::Device(1), 300, None),
+        ]
+    );
+    assert_eq!(all[0].mapped[0].access.len(), 5, "the host and four GPUs");
+    pool.set_access(&[AccessDesc::new(Location::Device(3), Access::None)])
+        .unwrap();
+    let start = crate::Memory::device_ptr(&pooled);
+    let (entry, ..) = located(&driver, start.add(99));
+    assert_eq!(entry.mapped[0].access.len(), 4, "later changes count");
+    pooled.free_on(&stream).unwrap();
+    drop((pinned, device));
+    assert!(allocations(&driver).is_empty());
+}
+
+#[test]
+fn access_is_what_was_granted_last() {
+    let driver = machine();
+    let mut mapping = PhysicalMemory::options(NODE)
+        .create(&driver, MIB)
+        .unwrap()
+        .map()
+        .unwrap();
+    let gpu = |access| AccessDesc::new(Location::Device(2), access);
+    mapping.set_access(&[gpu(Access::Read)]).unwrap();
+    assert_eq!(only(&driver).mapped[0].access, [gpu(Access::Read)]);
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemSetAccess, 1, Code::UNKNOWN);
+    mapping.set_access(&[gpu(Access::ReadWrite)]).unwrap_err();
+    assert_eq!(
+        only(&driver).mapped[0].access,
+        [gpu(Access::Read)],
+        "as the driver says"
+    );
+    mapping.set_access(&[gpu(Access::None)]).unwrap();
+    assert!(only(&driver).mapped[0].access.is_empty());
+}
+
+#[test]
+fn exports_and_imports_tell_of_each_other() {
+    let driver = machine();
+    let memory = PhysicalMemory::options(NODE)
+        .handle_types(HandleTypes::POSIX_FD)
+        .create(&driver, MIB)
+        .unwrap();
+    let handle = memory.export(HandleType::PosixFd).unwrap();
+    let to = |pid| Party {
+        pid: Some(pid),
+        name: format!("process {pid}"),
+    };
+    for pid in (0..40).chain([30]) {
+        memory.sent_to(to(pid));
+    }
+    let entry = only(&driver);
+    assert_eq!((entry.exports, entry.identity), (1, memory.identity().ok()));
+    assert_eq!(entry.exported_to.len(), MAX_PARTIES);
+    assert_eq!(entry.exported_to.last(), Some(&to(30)));
+    let imported = PhysicalMemory::import(&driver, &handle, 2 * MIB).unwrap();
+    assert!(PhysicalMemory::import(&driver, &handle, MIB).is_err());
+    let [_, entry] = &allocations(&driver)[..] else {
+        panic!("one was refused");
+    };
+    assert_eq!((entry.path, entry.location), (AllocPath::Import, NODE));
+    assert!(entry.path.is_import() && !AllocPath::Vmm.is_import());
+    drop(imported);
+    assert_eq!(allocations(&driver).len(), 1);
+}
+
+#[test]
+fn what_the_driver_does_not_take_back_stays_as_lost() {
+    let driver = machine();
+    let sim = driver.sim().unwrap();
+    let pinned = PinnedHost::new(&driver, 0, 4096).unwrap();
+    let start = crate::Memory::device_ptr(&pinned);
+    sim.fail(Call::MemFreeHost, 1, Code::INVALID_VALUE);
+    drop(pinned);
+    let (entry, _, offset) = located(&driver, start.add(5));
+    assert_eq!((entry.lost, offset), (true, 5));
+
+    let memory = PhysicalMemory::options(NODE).create(&driver, MIB).unwrap();
+    sim.fail(Call::MemRelease, 1, Code::INVALID_VALUE);
+    memory.release().unwrap_err();
+    let mapping = PhysicalMemory::options(NODE)
+        .create(&driver, MIB)
+        .unwrap()
+        .map()
+        .unwrap();
+    sim.fail(Call::MemUnmap, 1, Code::INVALID_VALUE);
+    drop(mapping);
+    let lost = allocations(&driver);
+    assert!(
+        lost.len() == 3 && lost.iter().all(|entry| entry.lost),
+        "{lost:?}"
+    );
+    assert_eq!(lost[2].mapped.len(), 1);
+}
+
+#[test]
+fn memory_of_others_is_what_the_driver_says() {
+    let driver = machine();
+    let start = driver.mem_host_alloc(0, 8192).unwrap();
+    let Located::Foreign(found) = locate(&driver, start.add(1)).unwrap() else {
+        panic!("the driver knows it");
+    };
+    assert_eq!(found.location, Some(Location::Host));
+    assert_eq!(found.host_address, Some(start.0 + 1));
+    let device = driver.mem_alloc(1, 8192).unwrap();
+    let Located::Foreign(found) = locate(&driver, device).unwrap() else {
+        panic!("the driver knows it");
+    };
+    assert_eq!(found.location, Some(Location::Device(1)));
+    assert_eq!((found.start, found.bytes), (Some(device.0), Some(8192)));
+    let plain = Box::new(1_u64);
+    let at = DevicePtr((&raw const *plain).addr() as u64);
+    assert_eq!(locate(&driver, at).unwrap(), Located::Unknown);
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::PointerGetAttribute, 1, Code::NOT_INITIALIZED);
+    assert!(locate(&driver, at).is_err());
+    // SAFETY: allocated above and used by nothing.
+    unsafe {
+        driver.mem_free(1, device).unwrap();
+        driver.mem_free_host(0, start).unwrap();
+    }
+}
+
+#[test]
+fn drivers_do_not_see_each_others_memory() {
+    let (one, two) = (machine(), machine());
+    let buffer = Buffer::on(NODE).bytes(1).allocate(&one).unwrap();
+    assert_eq!(locate(&two, buffer.device_ptr()).unwrap(), Located::Unknown);
+    assert!(allocations(&two).is_empty());
+    assert!(all_allocations().contains(&only(&one)) || count() > 0);
+}
+
+#[test]
+fn a_reservation_alone_is_no_memory() {
+    let driver = machine();
+    let reservation = Arc::new(Reservation::options().reserve(&driver, 4 * MIB).unwrap());
+    assert!(allocations(&driver).is_empty());
+    let memory = PhysicalMemory::options(NODE).create(&driver, MIB).unwrap();
+    let mapping = reservation.map(2 * MIB, &memory).unwrap();
+    assert_eq!(located(&driver, reservation.start().add(2 * MIB)).2, 0);
+    drop(mapping);
+    assert!(only(&driver).mapped.is_empty());
+}
+
+/// Entries that were made before a fork are the parent's.
+#[cfg(not(miri))]
+#[test]
+fn a_forked_child_has_a_ledger_of_its_own() {
+    let driver = machine();
+    let buffer = Buffer::on(NODE).bytes(1).allocate(&driver).unwrap();
+    // SAFETY: the child drops values and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let none = count() == 0 && allocations(&driver).is_empty();
+        let refused = locate(&driver, buffer.device_ptr()).is_err();
+        drop(buffer);
+        let entry = Entry::new(NewEntry {
+            driver: &driver,
+            bytes: 1,
+            location: NODE,
+            path: AllocPath::Vmm,
+            label: None,
+            site: None,
+        });
+        let own = count() == 1;
+        drop(entry);
+        let ok = none && refused && own && count() == 0;
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!ok)) }
+    }
+    let mut status = -1;
+    // SAFETY: `status` is a local variable, and no other thread waits for the child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(only(&driver).bytes, 2 * MIB);
+    drop(buffer);
+    assert!(allocations(&driver).is_empty());
+}

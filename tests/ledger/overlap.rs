@@ -1,0 +1,219 @@
+//! Live ranges of addresses never overlap: over nodes, GPUs, paths and threads, whatever the order.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread;
+
+use egmem::driver::Location;
+use egmem::ledger::{self, Allocation};
+use egmem::pinned::{DeviceMemory, PinnedHost};
+use egmem::shapes::Growable;
+use egmem::vmm::PhysicalMemory;
+use egmem::{Block, Buffer, Driver, Heap, Memory, Pool, PoolBuffer, Stream};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use crate::{MIB, places};
+
+/// One allocation of any path.
+enum Live {
+    Buffer(Buffer),
+    Mapping(egmem::vmm::Mapping),
+    Pool(PoolBuffer),
+    Pinned(PinnedHost),
+    Device(DeviceMemory),
+    Growable(Growable<u64>),
+    Block(Block),
+}
+
+impl Live {
+    fn memory(&self) -> &dyn Memory {
+        match self {
+            Self::Buffer(memory) => memory,
+            Self::Mapping(memory) => memory,
+            Self::Pool(memory) => memory,
+            Self::Pinned(memory) => memory,
+            Self::Device(memory) => memory,
+            Self::Growable(memory) => memory,
+            Self::Block(memory) => memory,
+        }
+    }
+}
+
+/// What a thread does next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Allocates by the path of this number at the place of this number.
+    Make(u8, usize, u64),
+    /// Drops one of the thread's.
+    Drop(prop::sample::Index),
+    /// Adds to a growable vector, if the one chosen is one.
+    Grow(prop::sample::Index, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..7_u8, 0..64_usize, 1..(5 * MIB)).prop_map(|(path, place, bytes)| Step::Make(path, place, bytes)),
+        3 => any::<prop::sample::Index>().prop_map(Step::Drop),
+        1 => (any::<prop::sample::Index>(), 1..(1_u64 << 19)).prop_map(|(which, more)| Step::Grow(which, more)),
+    ]
+}
+
+/// The ranges in use by any thread, by their starts: a range is added after it was allocated and removed before it is
+/// given back.
+#[derive(Default)]
+struct InUse(Mutex<BTreeMap<u64, u64>>);
+
+impl InUse {
+    fn add(&self, start: u64, bytes: u64) {
+        let mut ranges = self.0.lock().unwrap();
+        let before = ranges.range(..start + bytes).next_back();
+        if let Some((&other, &len)) = before {
+            assert!(
+                other + len <= start,
+                "{start:#x}+{bytes:#x} lies in {other:#x}+{len:#x}"
+            );
+        }
+        ranges.insert(start, bytes);
+    }
+
+    fn remove(&self, start: u64) {
+        self.0.lock().unwrap().remove(&start).expect("it was added");
+    }
+}
+
+/// What the threads share.
+struct World<'a> {
+    driver: &'a Driver,
+    places: Vec<Location>,
+    pools: Vec<Pool>,
+    heap: Heap,
+    in_use: InUse,
+}
+
+impl World<'_> {
+    fn make(&self, stream: &Stream, path: u8, place: usize, bytes: u64) -> Live {
+        let location = self.places[place % self.places.len()];
+        let gpu = place as i32 % self.driver.device_count().unwrap();
+        let live = match path {
+            0 => Live::Buffer(
+                Buffer::on(location)
+                    .bytes(bytes)
+                    .allocate(self.driver)
+                    .unwrap(),
+            ),
+            1 => {
+                let memory = PhysicalMemory::options(location).create(self.driver, bytes);
+                Live::Mapping(memory.unwrap().map().unwrap())
+            }
+            2 => {
+                let pool = &self.pools[place % self.pools.len()];
+                Live::Pool(pool.allocate(bytes, stream).unwrap())
+            }
+            3 => Live::Pinned(PinnedHost::new(self.driver, gpu, bytes).unwrap()),
+            4 => Live::Device(DeviceMemory::new(self.driver, gpu, bytes).unwrap()),
+            5 => {
+                let vector = Growable::on(location).max_len(1 << 20);
+                let mut vector = vector.create(self.driver).unwrap();
+                vector.extend_unwritten(1 + bytes as usize / 64).unwrap();
+                Live::Growable(vector)
+            }
+            _ => {
+                let layout = Layout::from_size_align(bytes as usize / 16 + 1, 8).unwrap();
+                Live::Block(self.heap.allocate(layout).unwrap())
+            }
+        };
+        let memory = live.memory();
+        self.in_use.add(memory.device_ptr().0, memory.len());
+        live
+    }
+
+    fn give_back(&self, live: Live) {
+        self.in_use.remove(live.memory().device_ptr().0);
+        drop(live);
+    }
+
+    fn run(&self, steps: &[Step]) {
+        let stream = Stream::new(self.driver, 0).unwrap();
+        let mut held: Vec<Live> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Make(path, place, bytes) => {
+                    held.push(self.make(&stream, *path, *place, *bytes));
+                }
+                Step::Drop(which) if !held.is_empty() => {
+                    let live = held.swap_remove(which.index(held.len()));
+                    self.give_back(live);
+                }
+                Step::Grow(which, more) if !held.is_empty() => {
+                    let at = which.index(held.len());
+                    if let Live::Growable(vector) = &mut held[at] {
+                        let start = vector.device_ptr();
+                        let more = (*more as usize).min(vector.max_len() - vector.len());
+                        vector.extend_unwritten(more).unwrap();
+                        assert_eq!(vector.device_ptr(), start);
+                        self.in_use.remove(start.0);
+                        self.in_use.add(start.0, Memory::len(vector));
+                    }
+                }
+                _ => {}
+            }
+            expect_disjoint(&ledger::allocations(self.driver));
+        }
+        held.into_iter().for_each(|live| self.give_back(live));
+    }
+}
+
+/// Checks that no two mapped ranges of the ledger have an address in common. Other tests' entries count too.
+fn expect_disjoint(entries: &[Allocation]) {
+    let mut ranges: Vec<(u64, u64, u64)> = entries
+        .iter()
+        .flat_map(|entry| {
+            entry
+                .mapped
+                .iter()
+                .map(|at| (at.start, at.bytes, entry.number))
+        })
+        .collect();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:x?}");
+    }
+}
+
+pub fn live_ranges_never_overlap(driver: &Driver) {
+    let places = places(driver);
+    let nodes: Vec<Location> = places
+        .iter()
+        .copied()
+        .filter(|place| place.is_host())
+        .collect();
+    let cases = ProptestConfig {
+        cases: 16,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let threads = prop::collection::vec(prop::collection::vec(step(), 1..40), 2..4);
+    TestRunner::new(cases)
+        .run(&threads, |threads| {
+            let pool = |&place: &Location| Pool::options(place).create(driver).unwrap();
+            let heap = Heap::on(nodes[0]).chunk(2 * MIB).limit(64 * MIB);
+            let world = World {
+                driver,
+                pools: places.iter().map(pool).collect(),
+                heap: heap.build(driver).unwrap(),
+                places: places.clone(),
+                in_use: InUse::default(),
+            };
+            thread::scope(|scope| {
+                for steps in &threads {
+                    scope.spawn(|| world.run(steps));
+                }
+            });
+            let left = world.in_use.0.into_inner().unwrap();
+            prop_assert!(left.is_empty());
+            Ok(())
+        })
+        .unwrap();
+}
