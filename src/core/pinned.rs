@@ -51,6 +51,8 @@ impl PinnedHost {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
+        // Every GPU may access it; asked first, so that nothing is allocated if the driver does not say.
+        let gpus = (0..driver.device_count()?).map(Location::Device);
         let start = driver
             .mem_host_alloc(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
@@ -62,7 +64,6 @@ impl PinnedHost {
             label: None,
             site: Some(Caller::caller()),
         };
-        let gpus = (0..driver.device_count().unwrap_or(0)).map(Location::Device);
         Ok(Self {
             entry: entry(new, start, std::iter::once(Location::Host).chain(gpus)),
             start,
