@@ -1,10 +1,15 @@
 //! `egmem watch`: names as they appear and disappear.
 
+use std::{future, io, thread};
+
 use clap::Args;
 use egmem::exchange::{Result, WatchEvent};
 use egmem::size::Bytes;
 use egmem::text::escape_json;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use crate::connect::block_on;
 use crate::names::{self, Names};
@@ -23,8 +28,12 @@ impl Watch {
         block_on(async {
             let client = self.names.client().await?;
             let mut watch = client.watch(self.names.prefix.as_str()).await?;
+            let mut reader_gone = std::pin::pin!(reader_gone());
             loop {
-                let event = watch.recv().await?;
+                let event = tokio::select! {
+                    event = watch.recv() => event?,
+                    () = &mut reader_gone => return Ok(()),
+                };
                 let line = match self.names.json {
                     true => format!("{}\n", escape_json(&value(&event).to_string())),
                     false => text(&event),
@@ -34,6 +43,22 @@ impl Watch {
                 }
             }
         })
+    }
+}
+
+/// Ends when the pipe that is standard output has no reader any more. Never ends for a file.
+async fn reader_gone() {
+    let (tell, told) = oneshot::channel();
+    // A thread of its own, which nothing waits for: it ends with the process.
+    let _ = thread::Builder::new().spawn(move || {
+        let stdout = io::stdout();
+        // Without events asked for, poll reports errors and hang-ups alone.
+        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+        while poll(&mut polled, None) == Err(Errno::INTR) {}
+        let _ = tell.send(());
+    });
+    if told.await.is_err() {
+        future::pending().await // there is no thread: the next line that is written will tell
     }
 }
 
