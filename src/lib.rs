@@ -197,6 +197,11 @@ struct LedgerPage;
 struct ComingFromPage;
 
 /// See [`HeapPage`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/peer-memory.md")]
+struct PeerMemoryPage;
+
+/// See [`HeapPage`].
 #[cfg(all(doctest, feature = "exchange"))]
 #[doc = include_str!("../docs/sharing.md")]
 struct SharingPage;

@@ -7,7 +7,7 @@ use std::panic::Location as Caller;
 
 use crate::accessors::cpu_accessors;
 use crate::driver::{
-    Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
+    Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Label};
@@ -32,6 +32,8 @@ pub struct BufferOptions {
     shareable: bool,
     /// Bytes behind the last part's that nobody uses, at least.
     room: u64,
+    /// Parts are cut into pieces of this size.
+    chunk: Option<u64>,
     overcommit: bool,
     label: Option<Label>,
 }
@@ -98,6 +100,16 @@ impl BufferOptions {
         self
     }
 
+    /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of each chunk
+    /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
+    /// measured so far. Each chunk takes three calls of the driver.
+    ///
+    /// Shared memory has at most 4096 chunks.
+    pub const fn chunk(mut self, bytes: u64) -> Self {
+        self.chunk = Some(bytes);
+        self
+    }
+
     fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
         let mut types = self.handle_types;
         if self.shareable {
@@ -140,9 +152,10 @@ impl BufferOptions {
     /// # Errors
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
     /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
-    /// multiple of the granularity; the reason why a buffer cannot be shareable as requested.
+    /// multiple of the granularity, and for chunks that are not; the reason why a buffer cannot be shareable as requested.
     #[track_caller]
-    pub fn allocate(self, driver: &Driver) -> Result<Buffer> {
+    pub fn allocate(mut self, driver: &Driver) -> Result<Buffer> {
+        self.cut_into_chunks()?;
         self.expect_free(driver)?;
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
@@ -216,6 +229,7 @@ impl Buffer {
             handle_types: HandleTypes::NONE,
             shareable: false,
             room: 0,
+            chunk: None,
             overcommit: false,
             label: None,
         }
@@ -280,26 +294,6 @@ impl Buffer {
         Self::on(host_node(driver, gpu)?)
             .bytes(bytes)
             .allocate(driver)
-    }
-
-    /// Changes the access of locations. See [`Mapping::set_access`].
-    ///
-    /// # Errors
-    /// As [`Mapping::set_access`]; the parts of a spread buffer before the failing one are changed then.
-    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        self.range.set_access(access)
-    }
-
-    /// Returns the least that `location` may do with any part, as the driver reports it.
-    ///
-    /// # Errors
-    /// As [`Mapping::access`].
-    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
-        let location = location.into();
-        let mut mappings = self.range.mappings().iter();
-        mappings.try_fold(Access::ReadWrite, |least, mapping| {
-            Ok(least.min(mapping.access(location)?))
-        })
     }
 
     /// Returns the CPU's view of the buffer.

@@ -2,8 +2,8 @@
 
 use crate::capability::ImexChannel;
 use crate::driver::{
-    AccessDesc, AllocationProps, Code, CudaVersion, HandleTypes, Location, NodeId, PoolProps,
-    versions,
+    Access, AccessDesc, AllocationProps, Code, CudaVersion, HandleTypes, Location, NodeId,
+    PoolProps, versions,
 };
 use crate::topology::{Topology, TopologySource};
 use crate::{Driver, DriverError, Error};
@@ -129,14 +129,37 @@ pub fn name_missing_gpu(driver: &Driver, error: Error, gpu: i32) -> Error {
     name_missing(driver, error, Location::Device(gpu))
 }
 
-/// As [`name_missing`], for the first GPU in `access` that does not exist.
-pub fn explain_access(driver: &Driver, error: Error, access: &[AccessDesc]) -> Error {
-    access
-        .iter()
-        .filter(|desc| !desc.location.is_host())
-        .fold(error, |error, desc| {
-            name_missing(driver, error, desc.location)
-        })
+/// As [`name_missing`], for the first GPU in `access` that does not exist, or that cannot access memory at `location`.
+pub fn explain_access(
+    driver: &Driver,
+    error: Error,
+    location: Location,
+    access: &[AccessDesc],
+) -> Error {
+    let gpus = access.iter().filter_map(|desc| match desc.location {
+        Location::Device(gpu) => Some((gpu, desc.access)),
+        _ => None,
+    });
+    let error = gpus.clone().fold(error, |error, (gpu, _)| {
+        name_missing_gpu(driver, error, gpu)
+    });
+    let (Error::Driver(source), Location::Device(owner)) = (&error, location) else {
+        return error;
+    };
+    let refused = [
+        Code::INVALID_VALUE,
+        Code::INVALID_DEVICE,
+        Code::PEER_ACCESS_UNSUPPORTED,
+    ];
+    let is_apart = |gpu| gpu != owner && driver.device_can_access_peer(gpu, owner) == Ok(false);
+    let mut granted = gpus.filter(|(_, access)| *access != Access::None);
+    match granted.find(|&(gpu, _)| is_apart(gpu)) {
+        Some((gpu, _)) if refused.contains(&source.code) => {
+            let source = *source;
+            Error::NoPeerAccess { gpu, owner, source }
+        }
+        _ => error,
+    }
 }
 
 /// NOT_PERMITTED means a missing channel only if there is none.

@@ -93,6 +93,11 @@ fn of_the_machine() -> Vec<Error> {
         },
         Error::NoSuchGpu { gpu: 4, count: 4 },
         Error::NoSuchGpu { gpu: 0, count: 0 },
+        Error::NoPeerAccess {
+            gpu: 2,
+            owner: 0,
+            source: failed(Call::MemSetAccess, Code::INVALID_DEVICE),
+        },
         Error::ContextLost {
             device: 0,
             source: failed(Call::StreamSynchronize, Code::ILLEGAL_ADDRESS),

@@ -6,6 +6,7 @@ mod buffers;
 mod grants;
 mod leaked;
 mod objects;
+mod peers;
 mod pools;
 mod streams;
 mod transfers;
@@ -102,6 +103,10 @@ on_both! {
         imported_memory_keeps_to_the_importers_grants,
         kernels_keep_to_a_pools_grants,
         kernels_leave_plain_memory_of_other_gpus_alone,
+    }
+    peers {
+        a_gpus_memory_is_its_peers_to_use_as_granted,
+        a_ring_of_gpus_passes_on_what_each_wrote,
     }
     vmm {
         exported_memory_outlives_its_maker,

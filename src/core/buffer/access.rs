@@ -1,7 +1,10 @@
-//! Who is to have access to new memory.
+//! Who is to have access to new memory, and changes of the access to a buffer.
 
-use crate::Result;
+use super::{Buffer, BufferOptions};
 use crate::driver::{Access, AccessDesc, Driver, Location};
+use crate::memory::check_range;
+use crate::size::Granularity;
+use crate::{Error, Result};
 
 /// The access that a program asked for, with defaults for what it left out.
 #[derive(Clone, Debug, Default)]
@@ -71,4 +74,84 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
         }
     }
     Ok(reachable)
+}
+
+impl BufferOptions {
+    /// Cuts each part into chunks, if that was asked for.
+    pub(super) fn cut_into_chunks(&mut self) -> Result<()> {
+        let Some(chunk) = self.chunk else {
+            return Ok(());
+        };
+        if chunk == 0 || !Granularity::TWO_MIB.divides(chunk) {
+            let why = format!("{chunk} bytes");
+            return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
+        }
+        let mut chunks = Vec::with_capacity(self.parts.len());
+        for &(location, bytes) in &self.parts {
+            let whole = bytes.saturating_sub(1) / chunk;
+            chunks.extend((0..whole).map(|_| (location, chunk)));
+            chunks.push((location, bytes - whole * chunk));
+        }
+        self.parts = chunks;
+        Ok(())
+    }
+}
+
+impl Buffer {
+    /// Changes the access of locations. See [`Mapping::set_access`](crate::vmm::Mapping::set_access).
+    ///
+    /// # Errors
+    /// As `Mapping::set_access`; the parts of a buffer in several before the failing one are changed then.
+    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
+        self.range.set_access(access)
+    }
+
+    /// Changes the access of locations to `len` bytes from `offset` on, which are whole parts: chunks
+    /// ([`BufferOptions::chunk`]), shares or stripes. The last part counts with its padding or without.
+    ///
+    /// A location that may only read is held to it by its page tables: the CPU that writes gets SIGSEGV, and a GPU
+    /// whose kernel writes fails with ILLEGAL_ADDRESS and is lost to the process. Safe calls refuse such work before
+    /// ([`Error::NotAccessible`]). Take access away only when no work of the program that uses it is left.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that begins or ends inside a part; [`Error::OutOfRange`]; otherwise as
+    /// [`set_access`](Self::set_access).
+    ///
+    /// ```
+    /// use egmem::driver::{Access, AccessDesc, Location, NodeId};
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let mut buffer = Buffer::on(NodeId(0)).bytes(64 << 20).chunk(4 << 20).allocate(&driver)?;
+    /// // The first 16 MiB are complete: nobody writes them any more.
+    /// let readers = [Location::Host, Location::Device(0)];
+    /// let reads = readers.map(|who| AccessDesc::new(who, Access::Read));
+    /// buffer.set_access_at(0, 16 << 20, &reads)?;
+    /// assert!(buffer.put(0, 1_u8).is_err());
+    /// buffer.put(16 << 20, 1_u8)?;
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn set_access_at(&mut self, offset: u64, len: u64, access: &[AccessDesc]) -> Result<()> {
+        let end = offset.saturating_add(len);
+        if end > self.padded() {
+            check_range(offset, len, self.len)?;
+        }
+        let len = match end == self.len {
+            true => self.padded() - offset,
+            false => len,
+        };
+        self.range.set_access_at(offset, len, access)
+    }
+
+    /// Returns the least that `location` may do with any part, as the driver reports it.
+    ///
+    /// # Errors
+    /// As [`Mapping::access`](crate::vmm::Mapping::access).
+    pub fn access(&self, location: impl Into<Location>) -> Result<Access> {
+        let location = location.into();
+        let mut mappings = self.range.mappings().iter();
+        mappings.try_fold(Access::ReadWrite, |least, mapping| {
+            Ok(least.min(mapping.access(location)?))
+        })
+    }
 }

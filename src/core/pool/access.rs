@@ -14,6 +14,7 @@ pub(super) struct Granting<'a> {
     handle: PoolHandle,
     uses: &'a GrantUses,
     grants: &'a Grants,
+    location: Location,
 }
 
 impl<'a> Granting<'a> {
@@ -32,7 +33,13 @@ impl<'a> Granting<'a> {
             handle,
             uses,
             grants,
+            location: Location::Host,
         }
+    }
+
+    /// Sets where the pool's memory is, so that errors can name its GPU.
+    pub(super) fn of(self, location: Location) -> Self {
+        Self { location, ..self }
     }
 
     /// As [`Pool::set_access`](super::Pool::set_access).
@@ -47,7 +54,7 @@ impl<'a> Granting<'a> {
             // SAFETY: the pool lives, as `new` requires; the CPU's access is never revoked, as just checked,
             // so views stay valid; work of safe calls counts among the uses.
             unsafe { calls.pool_set_access(self.handle, access) }
-                .map_err(|error| explain_access(self.driver, error, access))?;
+                .map_err(|error| explain_access(self.driver, error, self.location, access))?;
             self.grants.set(access);
             Ok(())
         })

@@ -89,7 +89,7 @@ impl Pool {
 
     fn granting(&self) -> Granting<'_> {
         // SAFETY: `self` keeps the pool alive.
-        unsafe {
+        let granting = unsafe {
             Granting::new(
                 &self.0.driver,
                 self.0.api,
@@ -97,7 +97,8 @@ impl Pool {
                 &self.0.uses,
                 &self.0.grants,
             )
-        }
+        };
+        granting.of(self.0.props.location)
     }
 
     /// Changes what GPUs may do with all of the pool's memory, present and future.

@@ -162,9 +162,9 @@ impl Mapping {
     /// that cannot reach the memory.
     ///
     /// # Errors
-    /// [`Error::NoSuchGpu`]; [`Error::TooManyReferences`] if the host is refused because the memory is shared
-    /// too often; or the driver's: INVALID_VALUE or INVALID_DEVICE for a GPU that cannot reach the memory,
-    /// NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
+    /// [`Error::NoSuchGpu`]; [`Error::NoPeerAccess`] for a GPU that cannot access the memory of another one;
+    /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often; or the
+    /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
             return Ok(());
@@ -183,7 +183,7 @@ impl Mapping {
         }
         result.map_err(|error| {
             let wanted = host.map(|host| access[host]);
-            match explain_access(self.driver(), error, access) {
+            match explain_access(self.driver(), error, self.location, access) {
                 Error::Driver(source) if self.is_refused_to_host(source.code, wanted, before) => {
                     Error::TooManyReferences { source }
                 }

@@ -150,10 +150,36 @@ impl<P> MappedRange<P> {
     /// # Errors
     /// As [`Mapping::set_access`]; the parts before the failing one are changed then.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        let mut mappings = self.mappings.iter_mut();
+        self.set_access_at(0, self.padded, access)
+    }
+
+    /// As [`set_access`](Self::set_access), for the parts that `len` bytes from `offset` on are, padding included.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that begins or ends inside a part; [`Error::OutOfRange`]; as
+    /// [`set_access`](Self::set_access).
+    pub fn set_access_at(&mut self, offset: u64, len: u64, access: &[AccessDesc]) -> Result<()> {
+        check_range(offset, len, self.padded)?;
+        let first = self.border(offset)?;
+        let last = self.border(offset + len)?;
+        let mut mappings = self.mappings[first..last].iter_mut();
         let result = mappings.try_for_each(|mapping| mapping.set_access(access));
         self.host = least(&self.mappings);
         result
+    }
+
+    /// Returns how many parts end at `offset` or before, if a part begins or the last one ends there.
+    fn border(&self, offset: u64) -> Result<usize> {
+        let before = |mapping: &Mapping| self.place(mapping).end <= offset;
+        let parts = self.mappings.partition_point(before);
+        match self.mappings.get(parts).map(|next| self.place(next)) {
+            Some(next) if next.start != offset => {
+                let why = format!("byte {offset} is inside a part, whose access cannot be divided");
+                let valid = format!("borders of parts, such as {} and {}", next.start, next.end);
+                Err(Error::invalid_of("range", why, valid))
+            }
+            _ => Ok(parts),
+        }
     }
 
     /// Returns the CPU's view of the first `len` bytes, which may include padding.

@@ -104,6 +104,9 @@ impl Error {
                 f,
                 "there is no GPU {gpu}; this machine has {count}, numbered from 0"
             ),
+            Self::NoPeerAccess { gpu, owner, .. } => {
+                write!(f, "GPU {gpu} cannot access the memory of GPU {owner}")
+            }
             Self::InvalidArgument { what, why, valid } => match valid {
                 Some(valid) => write!(f, "invalid {what}: {why}; valid: {valid}"),
                 None => write!(f, "invalid {what}: {why}"),

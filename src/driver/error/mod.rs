@@ -130,6 +130,15 @@ pub enum Error {
         /// The number of GPUs.
         count: usize,
     },
+    /// A GPU cannot access the memory of another one.
+    NoPeerAccess {
+        /// The GPU that was to be granted the memory.
+        gpu: i32,
+        /// The GPU whose memory it is.
+        owner: i32,
+        /// The refused call.
+        source: DriverError,
+    },
     /// An argument is invalid.
     InvalidArgument {
         /// The argument.

@@ -42,6 +42,10 @@ impl Error {
             Self::NoSuchNode { .. } | Self::NoSuchGpu { .. } => {
                 "choose one that `egmem topo` lists"
             }
+            Self::NoPeerAccess { .. } => {
+                "put the memory on a host node, which every GPU reaches, or copy it between the GPUs; `egmem topo` shows \
+                 which GPUs reach each other"
+            }
             Self::NotAccessible { .. } => {
                 "grant the access: with set_access on a buffer or a mapping, with HeapOptions::access when a heap is \
                  built, with ImportOptions::access when memory is imported"

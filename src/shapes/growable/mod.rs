@@ -336,20 +336,39 @@ impl<T> Growable<T> {
         index: usize,
         access: &[AccessDesc],
     ) -> Result<std::ops::Range<usize>> {
+        self.set_access_of(index..index.saturating_add(1), access)
+    }
+
+    /// Changes the access of locations to all chunks that hold some of these elements. Returns the range of elements that
+    /// lie in them, at least in part. The options' [`step`](GrowableOptions::step) decides how large chunks are.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where some have no memory; otherwise as [`set_access`](Self::set_access).
+    pub fn set_access_of(
+        &mut self,
+        elements: std::ops::Range<usize>,
+        access: &[AccessDesc],
+    ) -> Result<std::ops::Range<usize>> {
         let element = size_of::<T>() as u64;
-        let offset = (index as u64).saturating_mul(element);
-        let mut chunks = self.chunks.iter_mut();
-        let Some(chunk) = chunks.find(|chunk| offset < chunk.range().end) else {
-            return Err(Error::OutOfRange {
-                offset,
-                len: element,
-                size: self.mapped,
-            });
-        };
-        let chunk = Arc::get_mut(chunk).ok_or_else(held)?;
-        chunk.set_access(access)?;
-        let range = chunk.range();
-        Ok((range.start / element) as usize..range.end.div_ceil(element) as usize)
+        let offset = (elements.start as u64).saturating_mul(element);
+        let len = (elements.len() as u64).saturating_mul(element);
+        check_range(offset, len, self.mapped)?;
+        let is_touched =
+            |chunk: &Chunk| chunk.range().start < offset + len && offset < chunk.range().end;
+        let touched = self.chunks.iter_mut().filter(|chunk| is_touched(chunk));
+        let mut chunks = touched
+            .map(|chunk| Arc::get_mut(chunk).ok_or_else(held))
+            .collect::<Result<Vec<_>>>()?;
+        for chunk in &mut chunks {
+            chunk.set_access(access)?;
+        }
+        Ok(match (chunks.first(), chunks.last()) {
+            (Some(first), Some(last)) => {
+                let end = last.range().end.div_ceil(element);
+                (first.range().start / element) as usize..end as usize
+            }
+            _ => elements.start..elements.start,
+        })
     }
 }
 

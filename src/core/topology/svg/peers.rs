@@ -24,10 +24,12 @@ pub(super) fn draw(out: &mut String, groups: &[PeerGroup], gpus: &[(i32, f64)], 
         let right = here.iter().copied().fold(left, f64::max);
         for x in &here {
             line(out, group.kind, (*x, y), (*x, level));
+        }
+        line(out, group.kind, (left, level), (right, level));
+        for x in &here {
             let dot = format_args!("<circle cx=\"{x:.1}\" cy=\"{level:.1}\" r=\"4\"/>\n");
             put(out, dot);
         }
-        line(out, group.kind, (left, level), (right, level));
         text(
             out,
             left + 6.0,
