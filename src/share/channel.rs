@@ -149,10 +149,7 @@ impl Channel {
     }
 
     pub(super) fn protocol(&self, detail: impl Into<String>) -> Error {
-        Error::Protocol {
-            peer: self.peer.to_string(),
-            detail: detail.into(),
-        }
+        Error::protocol(self.peer.to_string(), detail)
     }
 
     fn close(&mut self) {
@@ -164,10 +161,10 @@ impl Channel {
     fn check_open(&self) -> Result<()> {
         match self.closed {
             false => Ok(()),
-            true => Err(Error::PeerLost {
-                peer: self.peer.to_string(),
-                why: "the connection was closed after an error".into(),
-            }),
+            true => Err(Error::peer_lost(
+                self.peer.to_string(),
+                "the connection was closed after an error",
+            )),
         }
     }
 
@@ -267,17 +264,14 @@ impl Wait<'_> {
     }
 
     fn timed_out(&self) -> Error {
-        Error::TimedOut {
-            what: format!("{} ({})", self.what, self.channel.peer),
-            after: self.channel.timeout,
-        }
+        Error::timed_out(
+            format!("{} ({})", self.what, self.channel.peer),
+            self.channel.timeout,
+        )
     }
 
     fn lost(&self, why: impl fmt::Display) -> Error {
-        Error::PeerLost {
-            peer: self.channel.peer.to_string(),
-            why: why.to_string(),
-        }
+        Error::peer_lost(self.channel.peer.to_string(), why.to_string())
     }
 
     fn explain(&self, error: io::Error) -> Error {

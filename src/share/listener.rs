@@ -91,8 +91,5 @@ impl Listener {
 }
 
 fn timed_out(after: Duration) -> Error {
-    Error::TimedOut {
-        what: "waiting for a connection".into(),
-        after,
-    }
+    Error::timed_out("waiting for a connection", after)
 }

@@ -138,10 +138,10 @@ pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
     match connected {
         Ok(()) => Ok(socket),
-        Err(Errno::WOULDBLOCK) => Err(Error::TimedOut {
-            what: format!("connecting to {}", path.display()),
-            after: timeout,
-        }),
+        Err(Errno::WOULDBLOCK) => Err(Error::timed_out(
+            format!("connecting to {}", path.display()),
+            timeout,
+        )),
         Err(error) => {
             let error = io::Error::from(error);
             Err(Error::Unreachable {

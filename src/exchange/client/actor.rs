@@ -16,7 +16,7 @@ use super::{text, trust};
 use crate::limits::deadline;
 use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
 use crate::transport::{FrameReader, FrameWriter};
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 
 /// Runs a session until its last user is gone.
 pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Established) {
@@ -41,10 +41,7 @@ pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Es
 }
 
 fn closed(session: &Session) -> Error {
-    Error::Share(ShareError::PeerLost {
-        peer: session.peer(),
-        why: "this client was closed".into(),
-    })
+    Error::peer_lost(session.peer(), "this client was closed")
 }
 
 /// Serves one connection until it breaks; `Ok` when it is not needed any more.
@@ -80,10 +77,7 @@ async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
     let limit = session.dial.options.limits.frame_bytes;
     loop {
         let Some(mut frame) = reader.read(limit).await? else {
-            return Err(Error::Share(ShareError::PeerLost {
-                peer: session.peer(),
-                why: "it closed the connection".into(),
-            }));
+            return Err(Error::peer_lost(session.peer(), "it closed the connection"));
         };
         session.heard();
         match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
@@ -151,10 +145,10 @@ async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> R
         ticks.tick().await;
         let silent = session.tick(tick);
         if silent > patience {
-            return Err(Error::Share(ShareError::PeerLost {
-                peer: session.peer(),
-                why: format!("not a word for {silent:?}"),
-            }));
+            return Err(Error::peer_lost(
+                session.peer(),
+                format!("not a word for {silent:?}"),
+            ));
         }
         // It also wakes the writer, which checks whether closing has taken too long.
         session.ping();

@@ -152,21 +152,16 @@ pub(super) async fn establish(
             .read(options.limits.frame_bytes)
             .await?
             .ok_or_else(|| {
-                Error::Share(ShareError::PeerLost {
-                    peer: peer.clone(),
-                    why: "it closed the connection instead of a greeting".into(),
-                })
+                Error::peer_lost(
+                    peer.clone(),
+                    "it closed the connection instead of a greeting",
+                )
             })?;
         let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
             Greeting::Welcome(welcome) => welcome,
             Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
         };
-        let broken = |detail: String| {
-            Error::Share(ShareError::Protocol {
-                peer: peer.clone(),
-                detail,
-            })
-        };
+        let broken = |detail: String| Error::protocol(peer.clone(), detail);
         if !(OLDEST..=VERSION).contains(&welcome.version) {
             return Err(broken(format!("version {} was not offered", welcome.version)).into());
         }
@@ -196,13 +191,9 @@ pub(super) async fn establish(
             writer: connection.writer,
         })
     };
-    timeout_at(deadline, work).await.unwrap_or_else(|_| {
-        Err(Error::Share(ShareError::TimedOut {
-            what: format!("connecting to {address}"),
-            after: left,
-        })
-        .into())
-    })
+    timeout_at(deadline, work)
+        .await
+        .unwrap_or_else(|_| Err(Error::timed_out(format!("connecting to {address}"), left).into()))
 }
 
 /// Encodes a hello that the server accepts: without the list of leases if that is too long, in which case all

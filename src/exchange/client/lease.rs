@@ -9,7 +9,7 @@ use tokio::sync::{oneshot, watch};
 use super::session::Keep;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 
 /// The state of a lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,10 +133,10 @@ impl Noted {
         match tokio::time::timeout(patience, self.answer).await {
             Ok(Ok(released)) => released,
             Ok(Err(_)) => Err(session.down()),
-            Err(_) => Err(Error::Share(ShareError::TimedOut {
-                what: format!("the release of '{name}'"),
-                after: patience,
-            })),
+            Err(_) => Err(Error::timed_out(
+                format!("the release of '{name}'"),
+                patience,
+            )),
         }
     }
 }

@@ -161,10 +161,10 @@ impl Client {
                     reason: Refusal::TimedOut,
                     ..
                 }) => {
-                    return Err(Error::Share(ShareError::TimedOut {
-                        what: format!("waiting for '{name}' at {}", self.peer()),
-                        after: patience,
-                    }));
+                    return Err(Error::timed_out(
+                        format!("waiting for '{name}' at {}", self.peer()),
+                        patience,
+                    ));
                 }
                 Err(error) => return Err(error),
                 Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
@@ -266,10 +266,7 @@ impl Client {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Share(ShareError::Protocol {
-            peer: self.peer(),
-            detail: detail.into(),
-        })
+        Error::protocol(self.peer(), detail)
     }
 
     /// Sends a request once.

@@ -17,18 +17,17 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);
-    let fd_socket = terms
-        .fd_socket
-        .clone()
-        .ok_or_else(|| ShareError::Protocol {
-            peer: terms.peer.clone(),
-            detail: "a ticket, and no fd socket to redeem it at".into(),
-        })?;
+    let fd_socket = terms.fd_socket.clone().ok_or_else(|| {
+        ShareError::protocol(
+            terms.peer.clone(),
+            "a ticket, and no fd socket to redeem it at",
+        )
+    })?;
     if !fd_socket.is_absolute() {
-        return Err(Error::Share(ShareError::Protocol {
-            peer: terms.peer.clone(),
-            detail: "an fd socket without an absolute path".into(),
-        }));
+        return Err(Error::protocol(
+            terms.peer.clone(),
+            "an fd socket without an absolute path",
+        ));
     }
     let mut options = session.dial.options.clone();
     options.address = Address::Unix(fd_socket);
@@ -55,10 +54,8 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
         let limit = dial.options.limits.frame_bytes;
         loop {
             let frame = connection.reader.read(limit).await?;
-            let mut frame = frame.ok_or_else(|| ShareError::PeerLost {
-                peer: peer.clone(),
-                why: "it closed its fd socket".into(),
-            })?;
+            let mut frame = frame
+                .ok_or_else(|| ShareError::peer_lost(peer.clone(), "it closed its fd socket"))?;
             match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
                 FromServer::Notice(_) => {}
                 FromServer::Reply(Reply {
@@ -72,19 +69,16 @@ pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec
                     answer: Some(Answer::Refused(why)),
                 }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
                 FromServer::Reply(_) => {
-                    return Err(Error::Share(ShareError::Protocol {
-                        peer: peer.clone(),
-                        detail: "the answer does not carry as many fds as it says".into(),
-                    }));
+                    return Err(Error::protocol(
+                        peer.clone(),
+                        "the answer does not carry as many fds as it says",
+                    ));
                 }
             }
         }
     };
     let done = timeout_at(deadline, work).await;
-    done.unwrap_or(Err(Error::Share(ShareError::TimedOut {
-        what,
-        after: patience,
-    })))
+    done.unwrap_or(Err(Error::timed_out(what, patience)))
 }
 
 /// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped

@@ -13,7 +13,7 @@ use crate::memory::{AccessChecks, Engine, Memory};
 use crate::pinned::PinnedHost;
 use crate::protocol::{Answer, Ask, Probe, Probed};
 use crate::share::{Description, ImportedBuffer};
-use crate::{Error, MemoryResult, Refusal, Result, ShareError, Stream};
+use crate::{Error, MemoryResult, Refusal, Result, Stream};
 
 /// How often a word is tried: another client may write to the same place at the same time.
 const ATTEMPTS: u32 = 4;
@@ -179,10 +179,10 @@ async fn one_way(
             Ok(answered) => match answered.answer {
                 Answer::Probed(probed) => probed,
                 _ => {
-                    return Err(Error::Share(ShareError::Protocol {
-                        peer: session.peer(),
-                        detail: "unexpected answer to a probe".into(),
-                    }));
+                    return Err(Error::protocol(
+                        session.peer(),
+                        "unexpected answer to a probe",
+                    ));
                 }
             },
             Err(Error::Refused {

@@ -20,7 +20,7 @@ use super::text;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Entry, Lost, Release};
 use crate::transport::Unconnected;
-use crate::{Driver, Error, Result, ShareError};
+use crate::{Driver, Error, Result};
 
 /// The most notices that are kept for leases whose grant has not been read yet.
 const EARLY: usize = 64;
@@ -259,10 +259,7 @@ impl Session {
 
     fn late(&self, what: &str, after: Duration) -> Error {
         match &self.lock().link {
-            Link::Up => Error::Share(ShareError::TimedOut {
-                what: format!("{what} ({})", self.dial.options.address),
-                after,
-            }),
+            Link::Up => Error::timed_out(format!("{what} ({})", self.dial.options.address), after),
             Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
         }
     }
@@ -276,10 +273,7 @@ impl Session {
             Link::Down(Unconnected { error, .. }) => return error.clone(),
             Link::Up => "the client's runtime has ended",
         };
-        Error::Share(ShareError::PeerLost {
-            peer: self.dial.options.address.to_string(),
-            why: why.into(),
-        })
+        Error::peer_lost(self.dial.options.address.to_string(), why)
     }
 
     /// Ends a lease, as soon as there is a connection: the release is not lost while the session lasts.

@@ -23,12 +23,12 @@ pub(super) fn tidy(text: &str) -> String {
 
 /// Converts a peer's refusal to an error.
 pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Error {
-    Error::Refused {
-        peer: peer.into(),
-        what: what.into(),
-        reason: Refusal::from_word(&tidy(&why.reason)),
-        detail: tidy(&why.detail),
-    }
+    Error::refused(
+        peer,
+        what,
+        Refusal::from_word(&tidy(&why.reason)),
+        tidy(&why.detail),
+    )
 }
 
 /// Converts a peer's reason for ending the session to an error.
@@ -46,10 +46,7 @@ pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
 /// Completes a decoder's error with this peer.
 pub(super) fn of(peer: &str, error: Error) -> Error {
     match error {
-        Error::Share(ShareError::Protocol { detail, .. }) => Error::Share(ShareError::Protocol {
-            peer: peer.into(),
-            detail,
-        }),
+        Error::Share(ShareError::Protocol { detail, .. }) => Error::protocol(peer, detail),
         other => other,
     }
 }

@@ -35,10 +35,10 @@ pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>
             due = credential.next_expiry(now);
         }
         if is_renewed(session, tls, &credential) && !session.is_asking() {
-            return Error::Share(ShareError::PeerLost {
-                peer: session.peer(),
-                why: "this process connects anew with its new certificate".into(),
-            });
+            return Error::peer_lost(
+                session.peer(),
+                "this process connects anew with its new certificate",
+            );
         }
         reloaded = tokio::select! {
             () = reloads.next() => true,

@@ -133,10 +133,10 @@ impl Finder {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let late = || {
-                Error::Share(ShareError::TimedOut {
-                    what: format!("waiting for '{name}' ({})", self.0.directory),
-                    after: patience,
-                })
+                Error::timed_out(
+                    format!("waiting for '{name}' ({})", self.0.directory),
+                    patience,
+                )
             };
             match timeout(left, self.fetch_with(name, &options)).await {
                 Ok(Err(error)) if may_pass(&error) => {}
@@ -157,14 +157,14 @@ impl Finder {
     /// [`PeerLost`](crate::ShareError::PeerLost) if the exporter has no address that this process can reach;
     /// [`Error::Stale`] if it has restarted since it registered; those of [`ClientOptions::connect`].
     pub async fn client(&self, exporter: &Exporter) -> Result<Client> {
-        let address = exporter
-            .address(BootId::current()?)
-            .ok_or_else(|| ShareError::PeerLost {
-                peer: exporter
+        let address = exporter.address(BootId::current()?).ok_or_else(|| {
+            ShareError::peer_lost(
+                exporter
                     .instance
                     .map_or_else(|| "exporter".into(), |id| id.to_string()),
-                why: "it is on another machine, and has no TCP address".into(),
-            })?;
+                "it is on another machine, and has no TCP address",
+            )
+        })?;
         let kept = self.kept(address);
         // Other callers for the same exporter wait here for one connection.
         let mut slot = kept.lock().await;
@@ -287,12 +287,12 @@ impl Finder {
     }
 
     fn not_found(&self, name: &str) -> Error {
-        Error::Refused {
-            peer: self.0.directory.to_string(),
-            what: format!("'{name}'"),
-            reason: Refusal::NotFound,
-            detail: "no exporter has it".into(),
-        }
+        Error::refused(
+            self.0.directory.to_string(),
+            format!("'{name}'"),
+            Refusal::NotFound,
+            "no exporter has it",
+        )
     }
 }
 

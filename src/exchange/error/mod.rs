@@ -10,6 +10,8 @@ pub use end::End;
 pub use mismatch::Mismatch;
 pub use refusal::Refusal;
 
+use std::time::Duration;
+
 use crate::{DriverError, MemoryError, ShareError};
 
 /// A result with the exchange's [`Error`].
@@ -129,6 +131,33 @@ impl Error {
     /// Creates an error of a system facility that has no system error, such as a thread.
     pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
         MemoryError::failed(what, detail).into()
+    }
+
+    pub(crate) fn peer_lost(peer: impl Into<String>, why: impl Into<String>) -> Self {
+        ShareError::peer_lost(peer, why).into()
+    }
+
+    pub(crate) fn protocol(peer: impl Into<String>, detail: impl Into<String>) -> Self {
+        ShareError::protocol(peer, detail).into()
+    }
+
+    pub(crate) fn timed_out(what: impl Into<String>, after: Duration) -> Self {
+        ShareError::timed_out(what, after).into()
+    }
+
+    /// Creates the error of a request that a peer refused.
+    pub(crate) fn refused(
+        peer: impl Into<String>,
+        what: impl Into<String>,
+        reason: Refusal,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self::Refused {
+            peer: peer.into(),
+            what: what.into(),
+            reason,
+            detail: detail.into(),
+        }
     }
 
     /// Returns the error of sharing that this error carries, if it does.

@@ -30,12 +30,7 @@ pub(super) fn incomplete(
             group: group.into(),
             reasons: reasons(why),
         },
-        reason => Error::Exchange(crate::Error::Refused {
-            peer,
-            what,
-            reason,
-            detail: tidy(&why.detail),
-        }),
+        reason => Error::Exchange(crate::Error::refused(peer, what, reason, tidy(&why.detail))),
     }
 }
 

@@ -173,9 +173,11 @@ impl Group {
             return Err(ExchangeError::invalid("group", why).into());
         };
         let turn = timeout_at(until, self.calls.lock()).await;
-        let mut turn = turn.map_err(|_| ShareError::TimedOut {
-            what: format!("an earlier gather of group '{}'", self.name()),
-            after: within,
+        let mut turn = turn.map_err(|_| {
+            ShareError::timed_out(
+                format!("an earlier gather of group '{}'", self.name()),
+                within,
+            )
         })?;
         turn.last += 1;
         let call = Call {
@@ -359,9 +361,6 @@ impl Call {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::Share(ShareError::Protocol {
-            peer: self.client.peer(),
-            detail: detail.into(),
-        }))
+        Error::Exchange(ExchangeError::protocol(self.client.peer(), detail))
     }
 }

@@ -277,17 +277,17 @@ impl Group {
                         name: format!("the memory of group '{}'", self.name),
                         holders: ranks.collect(),
                     })),
-                    _ => Error::Share(ShareError::PeerLost {
-                        peer: ranks.collect::<Vec<_>>().join(", "),
-                        why: format!("before leaving group '{}'", self.name),
-                    }),
+                    _ => Error::peer_lost(
+                        ranks.collect::<Vec<_>>().join(", "),
+                        format!("before leaving group '{}'", self.name),
+                    ),
                 }
                 .into())
             }
-            _ => Err(super::Error::Exchange(Error::Share(ShareError::Protocol {
+            _ => Err(super::Error::Exchange(Error::protocol(
                 peer,
-                detail: "unexpected answer to a rank that leaves".into(),
-            }))),
+                "unexpected answer to a rank that leaves",
+            ))),
         }
     }
 }

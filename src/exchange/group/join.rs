@@ -371,10 +371,7 @@ impl Joining<'_> {
     }
 
     fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::Share(ShareError::Protocol {
-            peer: self.client.peer(),
-            detail: detail.into(),
-        }))
+        Error::Exchange(ExchangeError::protocol(self.client.peer(), detail))
     }
 
     /// Turns the server's answer to all ranks into an error.

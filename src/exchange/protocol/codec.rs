@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::scan::scan;
 use crate::text::bounded;
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 
 /// How many bytes of a decoder's message an error contains: it may quote the peer.
 const MAX_DETAIL: usize = 160;
@@ -50,10 +50,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 fn fault(detail: &str) -> Error {
-    Error::Share(ShareError::Protocol {
-        peer: "peer".into(),
-        detail: bounded(detail, MAX_DETAIL),
-    })
+    Error::protocol("peer", bounded(detail, MAX_DETAIL))
 }
 
 /// Counts the bytes that would be written.

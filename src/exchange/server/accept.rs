@@ -169,16 +169,10 @@ pub(super) async fn hello(
         return Err(late(&peer, inner.limits.handshake));
     };
     let Some(frame) = frame? else {
-        let why = "it closed the connection".into();
-        return Err(Error::Share(ShareError::PeerLost { peer, why }));
+        return Err(Error::peer_lost(peer, "it closed the connection"));
     };
     let hello: Hello = decode(&frame.bytes)?;
-    let wrong = |detail: &str| {
-        Error::Share(ShareError::Protocol {
-            peer: peer.clone(),
-            detail: detail.into(),
-        })
-    };
+    let wrong = |detail: &str| Error::protocol(peer.clone(), detail);
     if hello.magic != MAGIC {
         return Err(wrong("it begins with something else than a hello"));
     }
@@ -193,10 +187,7 @@ pub(super) async fn hello(
 }
 
 fn late(peer: &str, after: Duration) -> Error {
-    Error::Share(ShareError::TimedOut {
-        what: format!("the hello of {peer}"),
-        after,
-    })
+    Error::timed_out(format!("the hello of {peer}"), after)
 }
 
 /// Sends a greeting.
@@ -234,12 +225,12 @@ pub(super) async fn refuse(
     };
     // It no longer matters whether it arrives.
     let _ = send(inner, &mut connection, Greeting::Refused(refused), deadline).await;
-    Error::Refused {
-        peer: "the server".into(),
-        what: format!("a session with {}", connection.peer),
+    Error::refused(
+        "the server",
+        format!("a session with {}", connection.peer),
         reason,
         detail,
-    }
+    )
 }
 
 impl Inner {

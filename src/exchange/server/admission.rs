@@ -10,7 +10,7 @@ use super::stats::count;
 use crate::PeerName;
 use crate::account::{Account, CONNECTION, Charge};
 use crate::transport::{Connection, Incoming};
-use crate::{Error, Refusal, Result, ShareError};
+use crate::{Error, Refusal, Result};
 
 /// A connection that has not been greeted yet.
 pub(super) struct Newcomer {
@@ -63,13 +63,13 @@ impl Drop for Shaking {
 pub(super) fn gave_way(inner: &Inner) -> Error {
     count(&inner.counters.dropped_handshakes);
     let limit = inner.limits.handshakes;
-    Error::Share(ShareError::PeerLost {
-        peer: "a connection without a hello".into(),
-        why: format!(
+    Error::peer_lost(
+        "a connection without a hello",
+        format!(
             "it gave way to newer ones: {limit} go at once (`handshakes`), fewer where file \
              descriptors run out"
         ),
-    })
+    )
 }
 
 /// Counts as a greeted connection, and as one of its peer, until dropped.

@@ -191,11 +191,13 @@ impl Server {
         admission: &Admission,
     ) -> Result<()> {
         let kept = self.handle.inner.groups.keep_room(peer, group, admission);
-        kept.map_err(|no| Error::Refused {
-            peer: peer.to_string(),
-            what: format!("group '{group}'"),
-            reason: Refusal::from_word(&no.reason),
-            detail: no.detail,
+        kept.map_err(|no| {
+            Error::refused(
+                peer.to_string(),
+                format!("group '{group}'"),
+                Refusal::from_word(&no.reason),
+                no.detail,
+            )
         })
     }
 
@@ -263,10 +265,10 @@ impl Server {
             .await
             .is_err()
         {
-            return Err(Error::Share(ShareError::TimedOut {
-                what: format!("ending {} tasks of the server", inner.tasks.len()),
-                after: grace,
-            }));
+            return Err(Error::timed_out(
+                format!("ending {} tasks of the server", inner.tasks.len()),
+                grace,
+            ));
         }
         let sessions = inner.state().clear();
         // No session returns for what groups keep.

@@ -90,11 +90,13 @@ impl<'a> PublishOptions<'a> {
             return Err(Error::invalid("memory", why));
         }
         let inner = Arc::clone(&self.server.handle.inner);
-        let refused = |reason| Error::Refused {
-            peer: "the server".into(),
-            what: format!("to publish {}", self.name),
-            reason,
-            detail: String::new(),
+        let refused = |reason| {
+            Error::refused(
+                "the server",
+                format!("to publish {}", self.name),
+                reason,
+                String::new(),
+            )
         };
         // The bytes around a window belong to other memory.
         let places = match self.probe && !self.shared.is_window() {

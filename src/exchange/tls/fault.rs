@@ -11,10 +11,7 @@ pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     match inner {
         Some(inner) => refuse(peer, inner),
-        None => Error::Share(ShareError::PeerLost {
-            peer: peer.into(),
-            why: format!("{doing}: {error}"),
-        }),
+        None => Error::peer_lost(peer, format!("{doing}: {error}")),
     }
 }
 
@@ -34,10 +31,7 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
                 (Distrust::ByPeer, why)
             }
             None => {
-                return Error::Share(ShareError::Protocol {
-                    peer: peer.into(),
-                    detail: format!("TLS alert {alert:?}"),
-                });
+                return Error::protocol(peer, format!("TLS alert {alert:?}"));
             }
         },
         Tls::PeerIncompatible(_) => {
@@ -49,10 +43,7 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
             (Distrust::Certificate, why)
         }
         _ => {
-            return Error::Share(ShareError::Protocol {
-                peer: peer.into(),
-                detail: format!("TLS: {error}"),
-            });
+            return Error::protocol(peer, format!("TLS: {error}"));
         }
     };
     Error::Share(ShareError::NotTrusted {

@@ -294,10 +294,7 @@ pub(crate) fn proved(
     basis: Basis,
 ) -> Result<(PeerName, Arc<Credential>)> {
     if state.alpn_protocol() != Some(ALPN) {
-        return Err(Error::Share(ShareError::Protocol {
-            peer: peer.into(),
-            detail: "no agreement on egmem/1 in TLS".into(),
-        }));
+        return Err(Error::protocol(peer, "no agreement on egmem/1 in TLS"));
     }
     let chain = state.peer_certificates().unwrap_or_default();
     peer_name::peer_name(chain.first())

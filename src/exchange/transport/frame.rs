@@ -226,10 +226,8 @@ impl FrameReader {
         loop {
             self.charge(limit)?;
             let room = self.assembly.room(limit);
-            let room = room.map_err(|detail| ShareError::Protocol {
-                peer: self.peer.to_string(),
-                detail,
-            })?;
+            let room =
+                room.map_err(|detail| ShareError::protocol(self.peer.to_string(), detail))?;
             let left = match self.rule {
                 FdRule::Forbid => 0,
                 _ => self.max_fds - self.came,
@@ -240,19 +238,16 @@ impl FrameReader {
                 Some(until) => match timeout_at(until, reading).await {
                     Ok(result) => result,
                     Err(_) => {
-                        return Err(Error::Share(ShareError::TimedOut {
-                            what: format!("a frame from {}", self.peer),
-                            after: self.within,
-                        }));
+                        return Err(Error::timed_out(
+                            format!("a frame from {}", self.peer),
+                            self.within,
+                        ));
                     }
                 },
             };
             let (count, fds) = result.map_err(|error| match error.kind() {
                 std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
-                    Error::Share(ShareError::Protocol {
-                        peer: self.peer.to_string(),
-                        detail: error.to_string(),
-                    })
+                    Error::protocol(self.peer.to_string(), error.to_string())
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
@@ -300,10 +295,7 @@ impl FrameReader {
     }
 
     fn lost(&self, why: &str) -> Error {
-        Error::Share(ShareError::PeerLost {
-            peer: self.peer.to_string(),
-            why: why.into(),
-        })
+        Error::peer_lost(self.peer.to_string(), why)
     }
 }
 
@@ -373,10 +365,10 @@ impl FrameWriter {
         let charge = account.map(|account| account.charge(2 * bytes.len()));
         let _charge = charge.transpose().map_err(reached)?;
         if std::mem::replace(&mut self.broken, true) {
-            return Err(Error::Share(ShareError::PeerLost {
-                peer: self.peer.to_string(),
-                why: "its connection was given up".into(),
-            }));
+            return Err(Error::peer_lost(
+                self.peer.to_string(),
+                "its connection was given up",
+            ));
         }
         // In one write: one segment, one TLS record, one wakeup at the other end.
         let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
@@ -388,10 +380,10 @@ impl FrameWriter {
                 Ok(())
             }
             Ok(Err(error)) => Err(tls::explain(&self.peer, "writing", &error)),
-            Err(_) => Err(Error::Share(ShareError::TimedOut {
-                what: format!("writing to {}", self.peer),
-                after: self.within,
-            })),
+            Err(_) => Err(Error::timed_out(
+                format!("writing to {}", self.peer),
+                self.within,
+            )),
         }
     }
 

@@ -15,7 +15,7 @@ use super::{Connection, Security, net};
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
 use crate::{Address, Limits, PeerName, tls};
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 
 /// How many bytes of a refused peer are still read, and for how long.
 const LINGER: (usize, Duration) = (64 << 10, Duration::from_millis(500));
@@ -201,10 +201,10 @@ impl Incoming {
         let remote = self.remote.clone();
         match timeout(limit, self.shake()).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Share(ShareError::TimedOut {
-                what: format!("the handshake of {remote}"),
-                after: limit,
-            })),
+            Err(_) => Err(Error::timed_out(
+                format!("the handshake of {remote}"),
+                limit,
+            )),
         }
     }
 

@@ -173,11 +173,9 @@ pub(crate) async fn connect(
     let connecting = connect_now(address, security, peers, limits);
     match timeout(limits.handshake, connecting).await {
         Ok(result) => result,
-        Err(_) => Err(Error::Share(ShareError::TimedOut {
-            what: format!("connecting to {address}"),
-            after: limits.handshake,
-        })
-        .into()),
+        Err(_) => {
+            Err(Error::timed_out(format!("connecting to {address}"), limits.handshake).into())
+        }
     }
 }
 

@@ -110,10 +110,9 @@ pub(super) async fn listen(
     limits: &Limits,
 ) -> Result<(TcpListener, SocketAddr)> {
     let found = timeout(limits.handshake, resolve(host, port, address));
-    let found = found.await.map_err(|_| ShareError::TimedOut {
-        what: format!("looking up {address}"),
-        after: limits.handshake,
-    })??;
+    let found = found
+        .await
+        .map_err(|_| ShareError::timed_out(format!("looking up {address}"), limits.handshake))??;
     let mut last = None;
     for real in found {
         // Before the socket is open.

@@ -67,6 +67,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// Creates the error of a connected peer that is lost, with what happened.
+    pub fn peer_lost(peer: impl Into<String>, why: impl Into<String>) -> Self {
+        let (peer, why) = (peer.into(), why.into());
+        Self::PeerLost { peer, why }
+    }
+
+    /// Creates the error of a peer that violates the protocol, with what it sent.
+    pub fn protocol(peer: impl Into<String>, detail: impl Into<String>) -> Self {
+        let (peer, detail) = (peer.into(), detail.into());
+        Self::Protocol { peer, detail }
+    }
+
+    /// Creates the error of an operation that did not finish in time.
+    pub fn timed_out(what: impl Into<String>, after: Duration) -> Self {
+        let what = what.into();
+        Self::TimedOut { what, after }
+    }
+
     /// Returns the memory's error that this error carries, if it does.
     pub const fn memory(&self) -> Option<&MemoryError> {
         match self {

@@ -99,12 +99,7 @@ mod tests {
     use crate::share::Description;
 
     fn refused(reason: Refusal) -> Error {
-        Error::Refused {
-            peer: "node-a".into(),
-            what: "'x'".into(),
-            reason,
-            detail: String::new(),
-        }
+        Error::refused("node-a", "'x'", reason, String::new())
     }
 
     #[test]
@@ -124,10 +119,7 @@ mod tests {
         }
         let detail = || "x".to_owned();
         let (peer, why) = (detail(), detail());
-        assert_eq!(
-            fate(&Error::Share(ShareError::PeerLost { peer, why })),
-            Fate::Passes
-        );
+        assert_eq!(fate(&Error::peer_lost(peer, why)), Fate::Passes);
         let (what, peer) = (detail(), detail());
         let detail = detail();
         assert_eq!(

@@ -34,10 +34,10 @@ impl Session {
                 Link::Down(Unconnected { error, .. }) | Link::Over(error) => format!("; {error}"),
                 Link::Up => String::new(),
             };
-            let why = Error::Share(ShareError::PeerLost {
-                peer: state.terms.peer.clone(),
-                why: format!("not a word for {silent:?}{last}"),
-            });
+            let why = Error::peer_lost(
+                state.terms.peer.clone(),
+                format!("not a word for {silent:?}{last}"),
+            );
             self.lose_all(&state, &why);
             if matches!(state.link, Link::Down(_)) {
                 self.gone.send_replace(Some(why));
@@ -66,10 +66,10 @@ impl Session {
         if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
             && state.silence.total >= state.terms.heartbeat
         {
-            let why = Error::Share(ShareError::PeerLost {
-                peer: state.terms.peer.clone(),
-                why: "nobody listens at its address any more".into(),
-            });
+            let why = Error::peer_lost(
+                state.terms.peer.clone(),
+                "nobody listens at its address any more",
+            );
             self.lose_all(state, &why);
             self.gone.send_replace(Some(why));
         }
@@ -146,12 +146,12 @@ impl Session {
         let mut state = self.lock();
         if !established.resumed {
             let why = if established.terms.instance == state.terms.instance {
-                Error::Refused {
-                    peer: established.terms.peer.clone(),
-                    what: "to go on with the session".into(),
-                    reason: Refusal::Expired,
-                    detail: "it heard nothing for too long".into(),
-                }
+                Error::refused(
+                    established.terms.peer.clone(),
+                    "to go on with the session",
+                    Refusal::Expired,
+                    "it heard nothing for too long",
+                )
             } else {
                 Error::Stale {
                     what: format!("a lease from {}", established.terms.peer),
@@ -181,12 +181,12 @@ impl Session {
         let epoch = state.epoch;
         for &lease in &established.ended {
             if let Some(held) = state.leases.get(&LeaseKey { epoch, lease }) {
-                let why = Error::Refused {
-                    peer: established.terms.peer.clone(),
-                    what: format!("the lease on '{}'", held.name),
-                    reason: Refusal::Expired,
-                    detail: "it ended while the connection was broken".into(),
-                };
+                let why = Error::refused(
+                    established.terms.peer.clone(),
+                    format!("the lease on '{}'", held.name),
+                    Refusal::Expired,
+                    "it ended while the connection was broken",
+                );
                 change(&held.state, &LeaseState::Lost(why));
             }
         }
@@ -223,9 +223,7 @@ impl Session {
 /// Converts the error of an attempt to reconnect to an error of the connection before.
 fn lost(error: Error) -> Error {
     match error {
-        Error::Share(ShareError::Unreachable { peer, why, .. }) => {
-            Error::Share(ShareError::PeerLost { peer, why })
-        }
+        Error::Share(ShareError::Unreachable { peer, why, .. }) => Error::peer_lost(peer, why),
         other => other,
     }
 }

@@ -12,7 +12,7 @@ use super::{
 use crate::client::lease::{Held, Lease, LeaseKey, LeaseState};
 use crate::client::text;
 use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
-use crate::{Error, Refusal, Result, ShareError};
+use crate::{Error, Refusal, Result};
 
 impl Session {
     /// Returns how long it has been closing.
@@ -91,12 +91,7 @@ impl Session {
         answer: Option<Answer>,
         fds: Vec<OwnedFd>,
     ) -> Result<()> {
-        let broken = |detail: &str| {
-            Error::Share(ShareError::Protocol {
-                peer: self.peer(),
-                detail: detail.into(),
-            })
-        };
+        let broken = |detail: &str| Error::protocol(self.peer(), detail);
         let waiting = self
             .remove(id)
             .ok_or_else(|| broken("an answer to what was not asked"))?;
@@ -141,10 +136,7 @@ impl Session {
         };
         if state.leases.contains_key(&key) {
             let peer = state.terms.peer.clone();
-            return Err(Error::Share(ShareError::Protocol {
-                peer,
-                detail: "the same lease granted twice".into(),
-            }));
+            return Err(Error::protocol(peer, "the same lease granted twice"));
         }
         let mut now = LeaseState::Held;
         state.early.retain(|(early, word)| {

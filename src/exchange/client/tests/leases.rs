@@ -275,10 +275,7 @@ async fn where_nobody_listens_leases_are_lost_sooner() {
     let error = expect_err(
         timeout(soon(300), client.list(""))
             .await
-            .unwrap_or(Err(Error::Share(ShareError::PeerLost {
-                peer: String::new(),
-                why: String::new(),
-            }))),
+            .unwrap_or(Err(Error::peer_lost(String::new(), String::new()))),
     );
     assert!(
         matches!(error, Error::Share(ShareError::PeerLost { .. })),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::slot::Slot;
+use crate::Error;
 use crate::client::session::Session;
-use crate::{Error, ShareError};
 
 /// Says that the task has ended, whatever ended it.
 pub(super) struct Ends {
@@ -36,10 +36,7 @@ impl Ends {
             true => "the task that follows the name has panicked",
             false => "the client's runtime has ended",
         };
-        Error::Share(ShareError::PeerLost {
-            peer: self.session.peer(),
-            why: why.into(),
-        })
+        Error::peer_lost(self.session.peer(), why)
     }
 }
 

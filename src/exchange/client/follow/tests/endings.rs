@@ -187,10 +187,7 @@ async fn a_lease_that_ends_as_forbidden_ends_it() {
 
 #[test]
 fn why_there_is_nothing_is_said_in_words() {
-    let lost = Error::Share(ShareError::PeerLost {
-        peer: "node-a".into(),
-        why: "it is gone".into(),
-    });
+    let lost = Error::peer_lost("node-a", "it is gone");
     for (absence, word) in [
         (Absence::NotThere, "may fetch"),
         (Absence::Away(lost.clone()), "it is gone"),
