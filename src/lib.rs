@@ -53,7 +53,7 @@
 //! | `nightly` | no | the same with std's trait; needs a nightly compiler |
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
-//! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs |
+//! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `exchange` | no | sharing by name, also between nodes: server, client, leases, groups; mutual TLS |
@@ -185,6 +185,11 @@ struct Readme;
 #[cfg(all(doctest, feature = "share", feature = "allocator-api2"))]
 #[doc = include_str!("../docs/heap.md")]
 struct HeapPage;
+
+/// See [`HeapPage`].
+#[cfg(all(doctest, feature = "shapes"))]
+#[doc = include_str!("../docs/shapes.md")]
+struct ShapesPage;
 
 /// See [`HeapPage`].
 #[cfg(doctest)]

@@ -140,6 +140,19 @@ const OPERATIONS: &[Operation] = &[
         prover.read(&memory)?;
         Stream::new(driver, 1)?.fill(&memory, 0, MIB, 1)
     }),
+    #[cfg(feature = "shapes")]
+    ("ring", |driver| {
+        let ring = egmem::shapes::Ring::<u64>::on(NodeId(0)).create(driver)?;
+        let (mut producer, mut consumer) = (ring.producer, ring.consumer);
+        assert!(producer.try_push(7)?);
+        assert_eq!(consumer.try_pop()?, Some(7));
+        producer.into_gpu().into_cpu().map(drop)
+    }),
+    #[cfg(feature = "shapes")]
+    ("ring in a GPU's memory", |driver| {
+        let options = egmem::shapes::Ring::<u64>::on(Location::Device(1));
+        options.create(driver).map(drop)
+    }),
     #[cfg(feature = "share")]
     ("shared and imported", |driver| {
         use egmem::share::{ImportOptions, Shared};

@@ -220,6 +220,12 @@ fn of_memory() -> Vec<Error> {
             name: "weights".into(),
             holders: vec!["node-b".into(), "uid 1000".into()],
         },
+        Error::CursorDamaged {
+            what: "the head of a ring",
+            found: u64::MAX,
+            least: 40,
+            most: 1064,
+        },
     ];
     let rooms = [
         NoRoom::Limit,

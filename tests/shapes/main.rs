@@ -1,7 +1,11 @@
 //! Shapes of memory, on simulated machines and on CUDA.
 
 mod growable;
+mod kernels;
 mod model;
+mod ring;
+mod ring_model;
+mod ring_on_gpu;
 mod striped;
 
 use egmem::driver::NodeId;
@@ -60,6 +64,25 @@ on_both! {
         what_is_behind_the_elements_is_given_back,
         access_is_changed_for_all_chunks_or_for_one,
         what_cannot_be_is_refused,
+    }
+    ring {
+        records_come_out_as_they_went_in,
+        a_full_ring_refuses_and_an_empty_one_has_none,
+        threads_pass_batches_untorn,
+        what_was_not_committed_or_released_did_not_happen,
+        both_mappings_are_the_same_memory,
+        a_damaged_counter_is_an_error,
+        sides_go_to_a_gpu_and_come_back,
+        a_ring_in_a_gpus_memory_is_not_the_cpus,
+        either_side_keeps_the_memory,
+        rings_that_cannot_be_are_refused,
+    }
+    ring_on_gpu {
+        a_gpu_pushes_what_the_cpu_pops,
+        a_gpu_pops_what_the_cpu_pushes,
+        kernels_pass_records_to_each_other,
+        a_block_pushes_batches,
+        a_full_ring_ends_a_kernel_that_waits_no_longer,
     }
     striped {
         stripes_on_all_nodes_are_one_range,

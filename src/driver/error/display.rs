@@ -156,6 +156,15 @@ impl Error {
                 Bytes(*free),
                 Bytes(*largest_free)
             ),
+            Self::CursorDamaged {
+                what,
+                found,
+                least,
+                most,
+            } => write!(
+                f,
+                "{what} is damaged: it is {found}, valid: {least} to {most}"
+            ),
             Self::OutOfAddresses { requested, .. } => write!(
                 f,
                 "this process has no {} of contiguous addresses left",

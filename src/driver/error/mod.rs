@@ -238,6 +238,17 @@ pub enum Error {
         /// Bytes of the largest free range, or slightly less: not all are examined.
         largest_free: u64,
     },
+    /// A cursor in memory that a GPU writes has a value that it cannot have. Nothing was read or written for it.
+    CursorDamaged {
+        /// The cursor.
+        what: &'static str,
+        /// Its value.
+        found: u64,
+        /// The least valid value.
+        least: u64,
+        /// The greatest valid value; less than `least` where the count has passed 2^64.
+        most: u64,
+    },
     /// The address space has no hole for a reservation. A reservation needs no memory.
     OutOfAddresses {
         /// Bytes of addresses requested.

@@ -67,6 +67,10 @@ impl Error {
                 "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it"
             }
             Self::HeapFull { why, .. } => why.remedy(),
+            Self::CursorDamaged { .. } => {
+                "check the kernels that have the address: one that writes beyond its memory, or a second one on the same \
+                 side; then create the memory anew"
+            }
             Self::OutOfAddresses { .. } => {
                 "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"
             }

@@ -1,42 +1,18 @@
-//! A growable vector beside what it replaces: growing by 2 MiB up to a size, in one table of medians.
-//!
-//! ```text
-//! cargo bench --bench shapes -- --size 64MiB --rounds 5 [--cuda]
-//! ```
-//! `copies` takes time with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
+//! A growable vector beside what it replaces: growing by 2 MiB up to a size, in one table of medians. `copies` takes time
+//! with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
 //! - `growable`: `Growable::reserve` of the next 2 MiB;
 //! - `calls`: the driver's calls alone, `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` in reserved addresses;
 //! - `copies`: a larger buffer, a copy of everything by one CPU, and the end of the old one, whenever 2 MiB are missing;
 //! - `doubling`: the same with twice the size, as `Vec` grows.
-//!
-//! Times on the simulator are not those of any GPU: there only the bytes copied mean something.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
 use egmem::driver::{Access, AccessDesc, AllocationProps, Location, PhysicalHandle};
 use egmem::shapes::Growable;
 use egmem::size::Bytes;
-use egmem::{Buffer, Driver, Machine, Result, Topology};
+use egmem::{Buffer, Driver, Result, Topology};
 
 const STEP: u64 = 2 << 20;
-
-#[derive(Parser)]
-struct Args {
-    /// Grow to this size
-    #[arg(long, default_value = "64MiB")]
-    size: Bytes,
-    /// Rounds, of which the medians are shown
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// On GPU 0's host node; otherwise on the simulator
-    #[arg(long)]
-    cuda: bool,
-    /// Passed by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
-}
 
 /// Where memory is put and who is granted it.
 struct Setting {
@@ -145,48 +121,34 @@ fn medians(setting: &Setting, rounds: usize) -> Result<Vec<(&'static str, f64, u
         .collect())
 }
 
-fn run(args: &Args) -> Result<()> {
-    let driver = match args.cuda {
-        true => Driver::open()?,
-        false => Driver::simulated(Machine::gh200())?,
-    };
-    let node = Topology::discover(&driver)?.gpu(0)?.host_node()?;
-    let location = Location::from(node);
+/// Prints the table.
+pub fn run(driver: &Driver, size: u64, rounds: usize) -> Result<()> {
+    let location = Location::from(Topology::discover(driver)?.gpu(0)?.host_node()?);
     let access =
         [Location::Host, Location::Device(0)].map(|who| AccessDesc::new(who, Access::ReadWrite));
     let setting = Setting {
-        driver,
+        driver: driver.clone(),
         location,
         access: access.to_vec(),
-        size: args.size.0.max(STEP) / STEP * STEP,
+        size: size.max(STEP) / STEP * STEP,
     };
-    let medians = medians(&setting, args.rounds.max(1))?;
+    let medians = medians(&setting, rounds)?;
     let steps = (setting.size / STEP) as f64;
     let beside = medians[1].1;
-    println!("to {} by 2 MiB", Bytes(setting.size));
+    println!("growing to {} by 2 MiB", Bytes(setting.size));
     println!(
         "{:<9} {:>12} {:>10} {:>14}",
         "way", "us per step", "/ calls", "bytes copied"
     );
     for (name, seconds, copied) in medians {
-        let (time, ratio) = match args.cuda {
-            true => (
+        let (time, ratio) = match driver.is_simulated() {
+            false => (
                 format!("{:.1}", seconds / steps * 1e6),
                 format!("{:.3}", seconds / beside),
             ),
-            false => ("simulated".into(), "-".into()),
+            true => ("simulated".into(), "-".into()),
         };
         println!("{name:<9} {time:>12} {ratio:>10} {copied:>14}");
     }
     Ok(())
-}
-
-fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -1,0 +1,66 @@
+//! Launches of the shapes' kernels.
+
+use std::ffi::CStr;
+
+use egmem::driver::{LaunchDims, ModuleHandle};
+use egmem::pinned::PinnedHost;
+use egmem::shapes::device;
+use egmem::{Driver, Memory, Result, Stream};
+
+/// The kernels, loaded on GPU 0.
+pub struct Kernels {
+    driver: Driver,
+    module: ModuleHandle,
+    pub stream: Stream,
+    /// Where kernels report; 64 bytes.
+    pub report: PinnedHost,
+}
+
+impl Kernels {
+    pub fn load(driver: &Driver) -> Result<Self> {
+        Ok(Self {
+            stream: Stream::new(driver, 0)?,
+            report: PinnedHost::new(driver, 0, 64)?,
+            // SAFETY: the text is PTX.
+            module: unsafe { driver.module_load(0, device::PTX)? },
+            driver: driver.clone(),
+        })
+    }
+
+    /// Starts a kernel; the report's address is added to its arguments.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's, and their memory lives until the stream was synchronised.
+    pub unsafe fn start(&self, name: &CStr, dims: (u32, u32), args: &[u64]) -> Result<()> {
+        let args = [args, &[self.report.device_ptr().0]].concat();
+        let (blocks, threads) = dims;
+        // SAFETY: the caller's promise; the module is loaded and the report lives.
+        unsafe {
+            let kernel = self.driver.module_function(0, self.module, name)?;
+            let dims = LaunchDims { blocks, threads };
+            self.driver
+                .launch_kernel(kernel, dims, &args, self.stream.handle())
+        }
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // SAFETY: the stream is waited for, and launches are the stream's.
+        let result = unsafe {
+            self.stream
+                .synchronize()
+                .and(self.driver.module_unload(0, self.module))
+        };
+        if let Err(error) = result {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// Returns the median and the value that 99 of 100 do not exceed.
+pub fn median_and_p99(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let at = |part: f64| values[((values.len() - 1) as f64 * part) as usize];
+    (at(0.5), at(0.99))
+}

@@ -1,0 +1,67 @@
+//! Shapes of memory beside what they replace, in one table for each part.
+//!
+//! ```text
+//! cargo bench --bench shapes -- [--part growing|ring] [--cuda] [--rounds 5] [--size 64MiB]
+//! ```
+//! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
+
+mod gpu;
+mod growing;
+mod ring;
+
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use egmem::size::Bytes;
+use egmem::{Driver, Machine, Result};
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Part {
+    Growing,
+    Ring,
+}
+
+#[derive(Parser)]
+struct Args {
+    /// Only these parts; otherwise all
+    #[arg(long)]
+    part: Vec<Part>,
+    /// Growing: to this size
+    #[arg(long, default_value = "64MiB")]
+    size: Bytes,
+    /// Rounds, of which the medians are shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// On GPU 0 and its host node; otherwise on the simulator
+    #[arg(long)]
+    cuda: bool,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn run(args: &Args) -> Result<()> {
+    let driver = match args.cuda {
+        true => Driver::open()?,
+        false => Driver::simulated(Machine::gh200())?,
+    };
+    let rounds = args.rounds.max(1);
+    let wanted = |part| args.part.is_empty() || args.part.contains(&part);
+    if wanted(Part::Growing) {
+        growing::run(&driver, args.size.0, rounds)?;
+    }
+    if wanted(Part::Ring) {
+        ring::run(&driver, rounds)?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

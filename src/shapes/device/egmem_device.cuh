@@ -1,0 +1,64 @@
+// What the device functions are made of: CUDA C++ for nvcc, NVRTC, and clang with or without CUDA's headers.
+#ifndef EGMEM_DEVICE_CUH
+#define EGMEM_DEVICE_CUH
+
+#if defined(__CUDACC_RTC__) || defined(__CUDA_RUNTIME_H__)
+#define EGMEM_FN static __device__ __forceinline__
+#else // clang without CUDA's headers
+#define EGMEM_FN static inline __attribute__((device, always_inline))
+#endif
+
+typedef unsigned long long egmem_u64;
+
+// System scope: the same over PCIe and over NVLink-C2C.
+EGMEM_FN egmem_u64 egmem_load_acquire(const egmem_u64 *at) {
+    egmem_u64 value;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+EGMEM_FN void egmem_store_release(egmem_u64 *at, egmem_u64 value) {
+    asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
+}
+
+EGMEM_FN unsigned egmem_lane() {
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// All 32 lanes call the following together.
+
+EGMEM_FN void egmem_warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
+
+EGMEM_FN unsigned egmem_warp_ballot(bool yes) {
+    unsigned lanes;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
+                 : "=r"(lanes)
+                 : "r"((unsigned)yes)
+                 : "memory");
+    return lanes;
+}
+
+// The first lane's value.
+EGMEM_FN egmem_u64 egmem_warp_first(egmem_u64 value) {
+    unsigned low = (unsigned)value, high = (unsigned)(value >> 32);
+    asm volatile("shfl.sync.idx.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(low) : : "memory");
+    asm volatile("shfl.sync.idx.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(high) : : "memory");
+    return (egmem_u64)high << 32 | low;
+}
+
+EGMEM_FN unsigned egmem_count_bits(unsigned word) {
+    unsigned count;
+    asm("popc.b32 %0, %1;" : "=r"(count) : "r"(word));
+    return count;
+}
+
+// The lanes before this one.
+EGMEM_FN unsigned egmem_lanes_before() {
+    unsigned lanes;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes));
+    return lanes;
+}
+
+#endif

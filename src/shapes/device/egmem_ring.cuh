@@ -1,0 +1,154 @@
+// The sides of an egmem::shapes::Ring on a GPU.
+//
+//     __global__ void produce(void *ring, const Record *from, int count) { // one thread
+//         egmem_ring_side side;
+//         if (!egmem_ring_open_producer(&side, ring)) return;
+//         for (int i = 0; i < count; i++)
+//             if (!egmem_ring_push(&side, from[i], 1 << 20)) return; // full for too long
+//     }
+//
+// `ring` is GpuProducer::device_ptr or GpuConsumer::device_ptr. A side belongs to one kernel at a time. In it the
+// functions without `warp` in their name are for one thread, which keeps the side in its registers. Threads of its
+// block may write a batch's records, or read them: a barrier (__syncthreads) then lies between them and the thread's
+// calls. Read records with plain loads, not through `const __restrict__` pointers: other caches are not coherent.
+//
+// Nothing waits for ever: a function that waits takes the number of times to look.
+#ifndef EGMEM_RING_CUH
+#define EGMEM_RING_CUH
+
+#include "egmem_device.cuh"
+
+// As src/shapes/ring/memory.rs lays them out.
+struct egmem_ring_control {
+    egmem_u64 head; // records committed; the producer's
+    egmem_u64 pad0[15];
+    egmem_u64 tail; // records released; the consumer's
+    egmem_u64 pad1[15];
+    egmem_u64 magic; // and what never changes
+    egmem_u64 records; // where they begin, in bytes from here
+    egmem_u64 capacity;
+    egmem_u64 mask;
+    egmem_u64 record_bytes;
+};
+
+struct egmem_ring_side {
+    unsigned char *records;
+    egmem_u64 mask;
+    egmem_u64 record_bytes;
+    egmem_u64 capacity;
+    egmem_u64 *own;
+    const egmem_u64 *others;
+    egmem_u64 next;  // the own counter
+    egmem_u64 limit; // where it must stop, as last seen
+    egmem_u64 ahead; // how far the limit is ahead of the other's counter
+};
+
+#define EGMEM_RING_MAGIC 0x31474e49524d4745ull // "EGMRING1"
+
+EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) {
+    egmem_ring_control *control = (egmem_ring_control *)ring;
+    side->records = (unsigned char *)ring + control->records;
+    side->mask = control->mask;
+    side->record_bytes = control->record_bytes;
+    side->capacity = control->capacity;
+    side->own = produces ? &control->head : &control->tail;
+    side->others = produces ? &control->tail : &control->head;
+    side->ahead = produces ? side->capacity : 0;
+    side->next = egmem_load_acquire(side->own);
+    side->limit = egmem_load_acquire(side->others) + side->ahead;
+    return control->magic == EGMEM_RING_MAGIC;
+}
+
+// Opens a side; false if there is no ring at this address.
+EGMEM_FN bool egmem_ring_open_producer(egmem_ring_side *side, void *ring) {
+    return egmem_ring_open(side, ring, true);
+}
+EGMEM_FN bool egmem_ring_open_consumer(egmem_ring_side *side, void *ring) {
+    return egmem_ring_open(side, ring, false);
+}
+
+// How many records the producer has room for, or are there for the consumer, by the last look.
+EGMEM_FN egmem_u64 egmem_ring_known(const egmem_ring_side *side) { return side->limit - side->next; }
+
+// Looks at the other side's counter: a read across the bus if the ring is not in this GPU's memory.
+EGMEM_FN egmem_u64 egmem_ring_look(egmem_ring_side *side) {
+    side->limit = egmem_load_acquire(side->others) + side->ahead;
+    return egmem_ring_known(side);
+}
+
+// Waits until there is room for `count` records, or until as many are there; looks at most `looks` times. `count` is at
+// most the capacity.
+EGMEM_FN bool egmem_ring_wait(egmem_ring_side *side, egmem_u64 count, egmem_u64 looks) {
+    while (egmem_ring_known(side) < count) {
+        if (looks-- == 0) {
+            return false;
+        }
+        egmem_ring_look(side);
+    }
+    return true;
+}
+
+// The address of the side's next record; as many as were waited for follow it without a gap.
+EGMEM_FN void *egmem_ring_at(const egmem_ring_side *side) {
+    return side->records + ((side->next * side->record_bytes) & side->mask);
+}
+
+// Lets the other side have the next `count` records: it sees all of them at once, and whatever this thread wrote before.
+EGMEM_FN void egmem_ring_advance(egmem_ring_side *side, egmem_u64 count) {
+    side->next += count;
+    egmem_store_release(side->own, side->next);
+}
+
+// Whether the consumer has released all that this producer committed.
+EGMEM_FN bool egmem_ring_is_drained(egmem_ring_side *side) {
+    return egmem_ring_look(side) == side->capacity;
+}
+
+// Writes and commits one record.
+template <class Record>
+EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem_u64 looks) {
+    if (!egmem_ring_wait(side, 1, looks)) {
+        return false;
+    }
+    *(Record *)egmem_ring_at(side) = record;
+    egmem_ring_advance(side, 1);
+    return true;
+}
+
+// Takes one record.
+template <class Record>
+EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 looks) {
+    if (!egmem_ring_wait(side, 1, looks)) {
+        return false;
+    }
+    *record = *(const Record *)egmem_ring_at(side);
+    egmem_ring_advance(side, 1);
+    return true;
+}
+
+// Writes and commits the records of those lanes that have one, together and in the order of the lanes. All 32 lanes of
+// a warp call it, each with the same side.
+template <class Record>
+EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record &record, egmem_u64 looks) {
+    unsigned lanes = egmem_warp_ballot(has);
+    unsigned count = egmem_count_bits(lanes);
+    bool first = egmem_lane() == 0;
+    bool room = first ? egmem_ring_wait(side, count, looks) : false;
+    room = egmem_warp_ballot(room) != 0;
+    if (!room) {
+        return false;
+    }
+    egmem_u64 number = side->next + egmem_count_bits(lanes & egmem_lanes_before());
+    if (has) {
+        *(Record *)(side->records + ((number * side->record_bytes) & side->mask)) = record;
+    }
+    egmem_warp_barrier();
+    if (first) {
+        egmem_ring_advance(side, count);
+    } else {
+        side->next += count;
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,67 @@
+//! What runs on a GPU: device functions as headers for CUDA C++, and kernels as PTX.
+//!
+//! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` says how its
+//! functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are
+//! multiples of 8. It needs a GPU of compute capability 7.0 or later. The simulator runs none of it.
+//!
+//! ```no_run
+//! use egmem::driver::{LaunchDims, NodeId};
+//! use egmem::pinned::PinnedHost;
+//! use egmem::shapes::{Ring, device};
+//! use egmem::{Driver, Memory, Stream};
+//!
+//! // A kernel fills a ring while the CPU empties it.
+//! let driver = Driver::open()?;
+//! let stream = Stream::new(&driver, 0)?;
+//! let Ring { producer, mut consumer } = Ring::<[u64; 2]>::on(NodeId(0)).create(&driver)?;
+//! let producer = producer.into_gpu();
+//! let done = PinnedHost::new(&driver, 0, 8)?;
+//! // SAFETY: the text is PTX.
+//! let module = unsafe { driver.module_load(0, device::PTX)? };
+//! let args = [producer.device_ptr().0, 5000, 64, u64::MAX, done.device_ptr().0];
+//! // SAFETY: the module is loaded; the arguments are the kernel's; the ring and `done` live until the kernel has ended.
+//! unsafe {
+//!     let kernel = driver.module_function(0, module, device::RING_PUSH_NUMBERED)?;
+//!     driver.launch_kernel(kernel, LaunchDims { blocks: 1, threads: 64 }, &args, stream.handle())?;
+//! }
+//! let mut left = 5000;
+//! while left > 0 {
+//!     left -= consumer.pop_into(&mut vec![[0; 2]; left])?;
+//! }
+//! stream.synchronize()?;
+//! // SAFETY: nothing runs any more.
+//! unsafe { driver.module_unload(0, module)? };
+//! # Ok::<(), egmem::Error>(())
+//! ```
+
+use std::ffi::CStr;
+
+/// The header files: name and text, as NVRTC takes them.
+pub const HEADERS: [(&str, &str); 2] = [
+    ("egmem_device.cuh", include_str!("egmem_device.cuh")),
+    ("egmem_ring.cuh", include_str!("egmem_ring.cuh")),
+];
+
+/// The kernels below as PTX, and the header's functions for PTX of other sources: `egmem_ring_fn_open`, `_look`, `_wait`,
+/// `_at` and `_advance`, for `cuLinkAddData`.
+pub const PTX: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("shapes.ptx"), "\0").as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("shapes.ptx holds a NUL"),
+    };
+
+/// `(ring, from, count, looks, done)`, one warp: pushes `count` records that lie side by side at `from`. Stops where the
+/// ring stays full for `looks` looks. `done` gets the number of records pushed.
+pub const RING_PUSH_RECORDS: &CStr = c"egmem_ring_push_records";
+
+/// `(ring, to, count, looks, done)`, one warp: pops `count` records to `to`. Stops where the ring stays empty for `looks`
+/// looks. `done` gets the number of records popped.
+pub const RING_POP_RECORDS: &CStr = c"egmem_ring_pop_records";
+
+/// `(ring, count, batch, looks, done)`, one block: pushes records of 16 bytes, a number from 0 on and its complement, in
+/// batches that are at most the ring's capacity. For measurements.
+pub const RING_PUSH_NUMBERED: &CStr = c"egmem_ring_push_numbered";
+
+/// `(ring, count, looks, times, clock)`, one thread: pushes a record of 16 bytes and waits until it is released, `count`
+/// times. `times` gets the cycles of each; `clock` the nanoseconds and the cycles of all. For measurements.
+pub const RING_ROUND_TRIPS: &CStr = c"egmem_ring_round_trips";

@@ -1,0 +1,109 @@
+//! The sides while a GPU has them.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+
+use super::memory::{HEAD, RingMemory, TAIL};
+use super::{Consumer, Producer};
+use crate::Result;
+use crate::cursor::check;
+use crate::driver::DevicePtr;
+
+/// Defines a side that a GPU has. The other side's CPU end has the counter that is not this one's own.
+macro_rules! gpu_side {
+    ($name:ident of $cpu:ident, $what:literal, $elements:ty) => {
+        #[doc = concat!("The ", $what, " of a ring while kernels have it.")]
+        ///
+        /// It keeps the ring's memory mapped. Launching a kernel is unsafe, and whoever launches one with
+        /// [`device_ptr`](Self::device_ptr) promises that it ends before this value and the other side are dropped, and
+        /// that one kernel at a time has this side. Kernels one after the other go on where the last one stopped.
+        ///
+        /// See [`Ring`](super::Ring).
+        pub struct $name<T> {
+            memory: Arc<RingMemory>,
+            records: PhantomData<$elements>,
+        }
+
+        impl<T> $name<T> {
+            /// Returns the ring's address, which a kernel's argument is and the device functions take.
+            pub fn device_ptr(&self) -> DevicePtr {
+                self.memory.address()
+            }
+
+            /// Returns the address of the ring's records, which are mapped twice side by side.
+            pub fn records_ptr(&self) -> DevicePtr {
+                self.memory.first_record()
+            }
+
+            /// Returns the most records that the ring holds.
+            pub fn capacity(&self) -> usize {
+                self.memory.shape.capacity as usize
+            }
+
+            /// Returns whether the other side was dropped.
+            pub fn is_alone(&self) -> bool {
+                Arc::strong_count(&self.memory) == 1
+            }
+
+            /// Gives the side back to the CPU. No kernel may use it any more.
+            ///
+            /// # Errors
+            /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if a counter has a value that it cannot have;
+            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory. This
+            /// side is dropped then.
+            pub fn into_cpu(self) -> Result<$cpu<T>> {
+                // The other side may move its own counter on meanwhile, which leaves the distance valid.
+                let head = self.memory.counter(HEAD)?.load(Acquire);
+                let tail = self.memory.counter(TAIL)?.load(Acquire);
+                let capacity = self.memory.shape.capacity;
+                $cpu::resume(self.memory, (head, tail), capacity)
+            }
+        }
+
+        impl<T> $cpu<T> {
+            /// Hands this side to a GPU. Records that are in the ring stay.
+            pub fn into_gpu(self) -> $name<T> {
+                $name {
+                    memory: self.memory,
+                    records: PhantomData,
+                }
+            }
+        }
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("ring", &self.device_ptr())
+                    .field("capacity", &self.capacity())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+gpu_side!(GpuProducer of Producer, "producer's side", fn(T));
+gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T);
+
+impl<T> Producer<T> {
+    fn resume(memory: Arc<RingMemory>, (head, tail): (u64, u64), capacity: u64) -> Result<Self> {
+        check(
+            "the head of a ring",
+            head,
+            (tail, tail.wrapping_add(capacity)),
+        )?;
+        Ok(Self::new(memory, head, tail))
+    }
+}
+
+impl<T> Consumer<T> {
+    fn resume(memory: Arc<RingMemory>, (head, tail): (u64, u64), capacity: u64) -> Result<Self> {
+        check(
+            "the tail of a ring",
+            tail,
+            (head.wrapping_sub(capacity), head),
+        )?;
+        Ok(Self::new(memory, tail, head))
+    }
+}

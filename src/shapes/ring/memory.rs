@@ -1,0 +1,234 @@
+//! A ring's memory: its counters, and its records mapped twice side by side.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::cursor::counter;
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::memory::CpuView;
+use crate::pinned::PinnedHost;
+use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::{Error, Result, Stream};
+
+/// Where the counters and the constants lie in the first part, in bytes. `device/egmem_ring.cuh` says the same. Each
+/// counter has a cache line of its own, and none that a processor would fetch together with the other's.
+pub(super) const HEAD: u64 = 0;
+pub(super) const TAIL: u64 = 128;
+const CONSTANTS: u64 = 256;
+
+/// "EGMRING1", so that a kernel that gets another address finds it out.
+const MAGIC: u64 = u64::from_le_bytes(*b"EGMRING1");
+
+/// The bytes at the start of the first part that mean something.
+const USED: usize = 512;
+
+/// How many records a ring has, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// The most records at a time.
+    pub(super) capacity: u64,
+    /// The size of a record in bytes.
+    pub(super) record: u64,
+    /// The bytes that the records have: a power of two.
+    pub(super) bytes: u64,
+}
+
+impl Shape {
+    /// Returns a shape with room for `capacity` records, or for as many as one granule holds.
+    pub(super) fn new(capacity: Option<usize>, record: u64, granule: u64) -> Result<Self> {
+        if record == 0 {
+            let why = "records of 0 bytes need no memory";
+            return Err(Error::invalid("record type", why));
+        }
+        let valid = || format!("1 to {}", (1_u64 << 46) / record);
+        let capacity = match capacity {
+            Some(0) => {
+                let why = "a ring without room passes nothing on";
+                return Err(Error::invalid_of("records", why, valid()));
+            }
+            Some(records) => records as u64,
+            None => (granule / record).max(1),
+        };
+        // Two mappings of more would not fit into the address space.
+        let bytes = capacity.checked_mul(record).filter(|&n| n <= 1 << 46);
+        let Some(bytes) = bytes else {
+            let why = "no addresses can hold that many records twice";
+            return Err(Error::invalid_of("records", why, valid()));
+        };
+        Ok(Self {
+            capacity,
+            record,
+            bytes: bytes.next_power_of_two().max(granule),
+        })
+    }
+
+    /// Returns where the record with this number begins, in bytes from the first mapping's start. As many records as
+    /// the ring has room for follow without a gap.
+    ///
+    /// The bytes are a power of two, so this goes on evenly where the count passes 2^64.
+    pub(super) const fn place(&self, number: u64) -> u64 {
+        number.wrapping_mul(self.record) & (self.bytes - 1)
+    }
+}
+
+/// The memory of a ring. Both sides keep it.
+#[derive(Debug)]
+pub(super) struct RingMemory {
+    // Unmapped first, then released. The counters' part, then the records' part twice.
+    control: Mapping,
+    records: [Mapping; 2],
+    _physical: [PhysicalMemory; 2],
+    pub(super) shape: Shape,
+}
+
+impl RingMemory {
+    /// Creates and maps the memory. If a step fails, those before it are undone.
+    pub(super) fn create(
+        driver: &Driver,
+        (location, options): (Location, PhysicalOptions),
+        access: &[AccessDesc],
+        (capacity, record): (Option<usize>, u64),
+    ) -> Result<Arc<Self>> {
+        let granule = options.granularity_of(driver)?.bytes();
+        let shape = Shape::new(capacity, record, granule)?;
+        let reservation = Reservation::options().alignment(granule);
+        let reservation = Arc::new(reservation.reserve(driver, granule + 2 * shape.bytes)?);
+        let control = options.clone().create(driver, granule)?;
+        let records = options.create(driver, shape.bytes)?;
+        let map = |offset, physical: &PhysicalMemory| {
+            let mut mapping = reservation.map(offset, physical)?;
+            mapping.set_access(access)?;
+            Ok::<_, Error>(mapping)
+        };
+        let memory = Self {
+            control: map(0, &control)?,
+            records: [
+                map(granule, &records)?,
+                map(granule + shape.bytes, &records)?,
+            ],
+            _physical: [control, records],
+            shape,
+        };
+        memory.set_up(driver, location, granule)?;
+        Ok(Arc::new(memory))
+    }
+
+    /// Writes the counters and what the kernels must know, by the GPU if the CPU may not.
+    fn set_up(&self, driver: &Driver, location: Location, granule: u64) -> Result<()> {
+        let mut words = [0_u64; USED / 8];
+        let Shape {
+            capacity,
+            record,
+            bytes,
+        } = self.shape;
+        let constants = [MAGIC, granule, capacity, bytes - 1, record];
+        let first = CONSTANTS as usize / 8;
+        words[first..first + constants.len()].copy_from_slice(&constants);
+        match (self.control.host(), location) {
+            (Access::ReadWrite, _) => self.control.cpu()?.write_at(0, &words),
+            (_, Location::Device(gpu)) => {
+                let from = PinnedHost::new(driver, gpu, USED as u64)?;
+                from.cpu().write_at(0, &words)?;
+                Stream::new(driver, gpu)?.copy(&self.control, 0, &from, 0, USED as u64)
+            }
+            _ => Err(self.refused()),
+        }
+    }
+
+    fn refused(&self) -> Error {
+        Error::NotAccessible {
+            who: Location::Host,
+            have: self.control.host(),
+            need: Access::ReadWrite,
+        }
+    }
+
+    /// Fails unless the CPU may read and write.
+    pub(super) fn expect_cpu(&self) -> Result<()> {
+        let hosts = [&self.control, &self.records[0], &self.records[1]].map(Mapping::host);
+        match hosts.iter().all(|&host| host == Access::ReadWrite) {
+            true => Ok(()),
+            false => Err(self.refused()),
+        }
+    }
+
+    /// Returns the counter at `offset`, which is [`HEAD`] or [`TAIL`].
+    pub(super) fn counter(&self, offset: u64) -> Result<&AtomicU64> {
+        self.expect_cpu()?;
+        // SAFETY:
+        // - Both offsets are multiples of 8 inside the first part, which the CPU may read and write, as just checked.
+        // - It is mapped so while `self` lives: no function of this type changes its access.
+        // - Safe code of this process reaches the word through this function alone.
+        Ok(unsafe { counter(self.address().add(offset)) })
+    }
+
+    /// Returns the CPU's view of `count` records, at most the ring's room, from the one with this number on.
+    pub(super) fn view(&self, number: u64, count: u64) -> Result<CpuView<'_>> {
+        self.expect_cpu()?;
+        let start = self.first_record().add(self.shape.place(number));
+        let len = count.min(self.shape.capacity) * self.shape.record;
+        // SAFETY:
+        // - The place is before the end of the first mapping and the records are no longer than one, so they end before
+        //   the second one does. Both mappings are whole pages, and the CPU may read and write them while `self` lives.
+        // - Safe code reaches the bytes through such views only. The two mappings are two addresses of the same bytes:
+        //   a store through one is, for the other, a store by somebody else, which a view allows at any time.
+        Ok(unsafe { CpuView::new(start, len, true) })
+    }
+
+    /// Returns the address of the first part.
+    pub(super) fn address(&self) -> DevicePtr {
+        self.control.reservation().start()
+    }
+
+    /// Returns the address of the records' first mapping.
+    pub(super) fn first_record(&self) -> DevicePtr {
+        self.address().add(self.control.size().padded())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GRANULE: u64 = 2 << 20;
+
+    proptest! {
+        #[test]
+        fn records_follow_each_other_and_stay_inside(
+            capacity in 1..100_000_usize,
+            record in 1..5_000_u64,
+            number in any::<u64>(),
+        ) {
+            let shape = Shape::new(Some(capacity), record, GRANULE).unwrap();
+            prop_assert!(shape.bytes.is_power_of_two() && shape.bytes >= GRANULE);
+            prop_assert!(shape.capacity * record <= shape.bytes);
+            let place = shape.place(number);
+            prop_assert!(place < shape.bytes);
+            prop_assert!(place + shape.capacity * record < 2 * shape.bytes);
+            // The next record begins where this one ends, also where the count passes 2^64.
+            let next = shape.place(number.wrapping_add(1));
+            prop_assert_eq!(next, (place + record) & (shape.bytes - 1));
+        }
+    }
+
+    #[test]
+    fn the_count_passes_its_end_without_a_gap() {
+        let shape = Shape::new(Some(1000), 48, GRANULE).unwrap();
+        let last = shape.place(u64::MAX);
+        assert_eq!(shape.place(0), (last + 48) & (shape.bytes - 1));
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let default = Shape::new(None, 16, GRANULE).unwrap();
+        assert_eq!((default.capacity, default.bytes), (131_072, GRANULE));
+        let large = Shape::new(None, 3 * GRANULE, GRANULE).unwrap();
+        assert_eq!((large.capacity, large.bytes), (1, 4 * GRANULE));
+        for (capacity, record) in [(Some(0), 8), (None, 0), (Some(usize::MAX), 8)] {
+            let error = Shape::new(capacity, record, GRANULE).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        }
+    }
+}
