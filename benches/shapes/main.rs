@@ -1,12 +1,13 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|ring] [--cuda] [--rounds 5] [--size 64MiB]
+//! cargo bench --bench shapes -- [--part growing|replicated|ring] [--cuda] [--rounds 5] [--size 64MiB]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
 mod gpu;
 mod growing;
+mod replicated;
 mod ring;
 
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ use egmem::{Driver, Machine, Result};
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
     Growing,
+    Replicated,
     Ring,
 }
 
@@ -26,7 +28,7 @@ struct Args {
     /// Only these parts; otherwise all
     #[arg(long)]
     part: Vec<Part>,
-    /// Growing: to this size
+    /// Growing: to this size; replicated: of this size
     #[arg(long, default_value = "64MiB")]
     size: Bytes,
     /// Rounds, of which the medians are shown
@@ -49,6 +51,9 @@ fn run(args: &Args) -> Result<()> {
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     if wanted(Part::Growing) {
         growing::run(&driver, args.size.0, rounds)?;
+    }
+    if wanted(Part::Replicated) {
+        replicated::run(&driver, args.size.0, rounds)?;
     }
     if wanted(Part::Ring) {
         ring::run(&driver, rounds)?;

@@ -3,6 +3,7 @@
 mod growable;
 mod kernels;
 mod model;
+mod replicated;
 mod ring;
 mod ring_model;
 mod ring_on_gpu;
@@ -64,6 +65,14 @@ on_both! {
         what_is_behind_the_elements_is_given_back,
         access_is_changed_for_all_chunks_or_for_one,
         what_cannot_be_is_refused,
+    }
+    replicated {
+        every_place_has_its_copy_of_each_version,
+        a_version_stays_while_it_has_readers,
+        gpu_work_in_flight_reads_its_version,
+        no_reader_sees_a_torn_version,
+        a_replica_is_read_only,
+        what_cannot_be_replicated_is_refused,
     }
     ring {
         records_come_out_as_they_went_in,

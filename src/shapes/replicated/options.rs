@@ -1,0 +1,158 @@
+//! How replicated data are created.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::plan::{nearest, waves};
+use super::version::Version;
+use super::{Near, Replicated};
+use crate::driver::{Access, Location};
+use crate::ledger::Label;
+use crate::topology::Topology;
+use crate::{Buffer, Driver, Error, Result, Stream};
+
+/// The most bytes of host memory that pass data on where no copy is on a host node.
+const STAGING: u64 = 64 << 20;
+
+/// Options for replicated data; [`create`](Self::create) creates them.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct ReplicatedOptions<T> {
+    places: Vec<Location>,
+    overcommit: bool,
+    label: Option<Label>,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Replicated<T> {
+    /// Returns options for data with a copy at each of these locations: host nodes, GPUs, or both.
+    pub fn on<L: Into<Location>>(places: impl IntoIterator<Item = L>) -> ReplicatedOptions<T> {
+        ReplicatedOptions {
+            places: places.into_iter().map(Into::into).collect(),
+            overcommit: false,
+            label: None,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
+    /// Sets whether to ask the driver for more memory than a node has free.
+    pub const fn overcommit(mut self, on: bool) -> Self {
+        self.overcommit = on;
+        self
+    }
+
+    /// Sets the copies' name in the ledger.
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Creates the copies, each twice, and publishes `values` as epoch 1. The number of elements stays the same from then on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no location, one that is named twice, one that is neither a node nor a GPU, and for no
+    /// element or elements of no bytes; those of [`BufferOptions::allocate`](crate::BufferOptions::allocate),
+    /// [`Topology::discover`] and [`Stream::copy`].
+    pub fn create(self, driver: &Driver, values: &[T]) -> Result<Replicated<T>> {
+        let bytes = size_of_val(values) as u64;
+        if bytes == 0 {
+            let why = "0 bytes hold nothing";
+            return Err(Error::invalid_of("values", why, "1 byte or more"));
+        }
+        self.check_places()?;
+        let topology = Topology::discover(driver)?;
+        let mut versions = Vec::with_capacity(2);
+        for _ in 0..2 {
+            let buffers = self.places.iter();
+            let buffers = buffers.map(|&place| self.buffer(driver, &topology, place, bytes));
+            let buffers = buffers.collect::<Result<_>>()?;
+            versions.push(Arc::new(Version::new(driver, buffers)));
+        }
+        let waves = waves(&topology, &self.places);
+        let mut streams = Vec::with_capacity(self.places.len());
+        for place in &self.places {
+            streams.push(match place {
+                Location::Device(gpu) => Some(Stream::new(driver, *gpu)?),
+                _ => None,
+            });
+        }
+        let from_cpu = waves.iter().flatten().find(|(_, from)| from.is_none());
+        let staging = match from_cpu.map(|&(to, _)| self.places[to]) {
+            Some(Location::Device(gpu)) => {
+                Some(Arc::new(Buffer::near(driver, gpu, bytes.min(STAGING))?))
+            }
+            _ => None,
+        };
+        let replicated = Replicated {
+            driver: driver.clone(),
+            near: self.near(&topology),
+            len: values.len(),
+            versions,
+            current: Mutex::new(0),
+            publishing: Mutex::default(),
+            waves,
+            streams,
+            staging,
+            elements: PhantomData,
+        };
+        replicated.publish(values)?;
+        Ok(replicated)
+    }
+
+    fn check_places(&self) -> Result<()> {
+        let bad = |why: String| Err(Error::invalid("locations", why));
+        if self.places.is_empty() {
+            return bad("the list is empty".into());
+        }
+        for (index, place) in self.places.iter().enumerate() {
+            if !matches!(place, Location::Device(_) | Location::HostNuma(_)) {
+                return bad(format!("{place} is neither a GPU nor a host node"));
+            }
+            if self.places[..index].contains(place) {
+                return bad(format!("{place} is named twice"));
+            }
+        }
+        Ok(())
+    }
+
+    /// GPUs may read; the GPU whose memory it is writes when a version is published, and the CPU writes its own.
+    fn buffer(
+        &self,
+        driver: &Driver,
+        topology: &Topology,
+        place: Location,
+        bytes: u64,
+    ) -> Result<Arc<Buffer>> {
+        let mut options = Buffer::on(place).bytes(bytes).overcommit(self.overcommit);
+        for gpu in topology.gpus() {
+            options = match place {
+                Location::Device(owner) if owner == gpu.ordinal => {
+                    options.access(gpu, Access::ReadWrite)
+                }
+                Location::Device(owner) if !gpu.peers.contains(&owner) => options,
+                _ => options.access(gpu, Access::Read),
+            };
+        }
+        if let Some(label) = &self.label {
+            options = options.label(label.as_str());
+        }
+        options.allocate(driver).map(Arc::new)
+    }
+
+    fn near(&self, topology: &Topology) -> Near {
+        let near = |who| nearest(topology, &self.places, who);
+        Near {
+            gpus: topology.gpus().iter().map(|gpu| near(gpu.into())).collect(),
+            nodes: topology
+                .nodes()
+                .iter()
+                .map(|node| (node.id, near(node.into())))
+                .collect(),
+            host: near(Location::Host),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! New versions: written to the slots that nobody reads, then made the current one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::Transfer;
+use egmem_core::per_driver::lock;
+
+use super::Replicated;
+use super::version::Version;
+use crate::{Buffer, Error, Result};
+
+/// How long a publisher rests before it looks again for readers: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+
+type Copy = Transfer<(Arc<Buffer>, Arc<Buffer>)>;
+
+impl<T: AnyBitPattern + NoUninit> Replicated<T> {
+    /// Writes a new version to all copies and makes it the one that [`local`](Self::local) returns; returns its epoch.
+    ///
+    /// The call waits for other publishers and for the copies, not for readers. If it fails, readers go on with the version
+    /// that they had.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] while the version before the newest has readers; [`Error::InvalidArgument`] for another number
+    /// of elements, and in a forked child; those of [`Stream::copy`](crate::Stream::copy).
+    pub fn publish(&self, values: &[T]) -> Result<u64> {
+        self.publish_within(values, Duration::ZERO)
+    }
+
+    /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest.
+    ///
+    /// A thread that holds a [`Replica`](super::Replica) of that version waits for itself in vain.
+    ///
+    /// # Errors
+    /// As `publish`.
+    pub fn publish_within(&self, values: &[T], timeout: Duration) -> Result<u64> {
+        self.driver.expect_this_process("replicated data")?;
+        if values.len() != self.len {
+            let why = format!("{} elements", values.len());
+            return Err(Error::invalid_of("values", why, self.len.to_string()));
+        }
+        let _publishing = lock(&self.publishing);
+        let current = *lock(&self.current);
+        let (old, spare) = (&self.versions[current], &self.versions[1 - current]);
+        wait_for_readers(spare, timeout)?;
+        self.write(spare, bytemuck::cast_slice(values))?;
+        let epoch = old.epoch() + 1;
+        spare.set_epoch(epoch);
+        *lock(&self.current) = 1 - current;
+        Ok(epoch)
+    }
+
+    /// Writes all copies of a version without readers.
+    fn write(&self, version: &Version, bytes: &[u8]) -> Result<()> {
+        let buffers = version.buffers();
+        for (buffer, _) in buffers
+            .iter()
+            .zip(&self.streams)
+            .filter(|(_, stream)| stream.is_none())
+        {
+            buffer.write_at(0, bytes)?;
+        }
+        for wave in &self.waves {
+            let staged: Vec<usize> = wave
+                .iter()
+                .filter(|(_, from)| from.is_none())
+                .map(|(to, _)| *to)
+                .collect();
+            self.write_staged(version, &staged, bytes)?;
+            let mut copies = Vec::new();
+            for &(to, from) in wave {
+                if let Some(from) = from {
+                    copies.push(self.start(
+                        buffers,
+                        to,
+                        (&buffers[from], 0),
+                        (0, bytes.len() as u64),
+                    )?);
+                }
+            }
+            finish(version, copies)?;
+        }
+        Ok(())
+    }
+
+    /// Writes copies on GPUs through host memory, piece by piece.
+    fn write_staged(&self, version: &Version, to: &[usize], bytes: &[u8]) -> Result<()> {
+        let Some(staging) = self.staging.as_ref().filter(|_| !to.is_empty()) else {
+            return Ok(());
+        };
+        let mut offset = 0;
+        for piece in bytes.chunks(staging.len() as usize) {
+            staging.write_at(0, piece)?;
+            let len = piece.len() as u64;
+            let mut copies = Vec::new();
+            for &to in to {
+                copies.push(self.start(version.buffers(), to, (staging, 0), (offset, len))?);
+            }
+            finish(version, copies)?;
+            offset += len;
+        }
+        Ok(())
+    }
+
+    /// Submits a copy of `len` bytes to `offset` in a place.
+    fn start(
+        &self,
+        buffers: &[Arc<Buffer>],
+        to: usize,
+        (from, at): (&Arc<Buffer>, u64),
+        (offset, len): (u64, u64),
+    ) -> Result<Copy> {
+        let Some(stream) = &self.streams[to] else {
+            return Err(Error::invalid("copy", "it is written by the CPU"));
+        };
+        let to = (Arc::clone(&buffers[to]), offset);
+        Ok(stream.start_copy(to, (Arc::clone(from), at), len)?)
+    }
+}
+
+/// Waits for all of the copies, also after one has failed.
+fn finish(version: &Version, copies: Vec<Copy>) -> Result<()> {
+    let mut result = Ok(());
+    for copy in copies {
+        if let Err(failed) = copy.wait() {
+            if failed.operands.is_none() {
+                version.lose();
+            }
+            result = result.and(Err(*failed.error));
+        }
+    }
+    result
+}
+
+fn wait_for_readers(version: &Arc<Version>, timeout: Duration) -> Result<()> {
+    let start = Instant::now();
+    let [mut pause, longest] = PAUSES;
+    loop {
+        let holders = version.holders()?;
+        if holders.is_empty() {
+            return Ok(());
+        }
+        let left = timeout.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Err(Version::still_held(holders));
+        }
+        std::thread::sleep(pause.min(left));
+        pause = longest.min(2 * pause);
+    }
+}

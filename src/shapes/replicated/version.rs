@@ -1,0 +1,134 @@
+//! One version of the data, in every copy.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, fence};
+use std::sync::{Arc, Mutex};
+
+use egmem_core::per_driver::lock;
+
+use crate::driver::{Driver, Relaxed as RelaxedCaptures};
+use crate::{Buffer, Error, Event, Result, Stream};
+
+/// Events of this many uses are kept before those that have passed are looked for.
+const MANY: usize = 16;
+
+/// A buffer in each place, and who reads it: replicas have clones of its `Arc`, GPU work that outlives its replica an event.
+#[derive(Debug)]
+pub(super) struct Version {
+    buffers: Vec<Arc<Buffer>>,
+    driver: Driver,
+    epoch: AtomicU64,
+    /// Behind GPU work that may still read.
+    pending: Mutex<Vec<Event>>,
+    /// A copy into it may still run, as far as the driver says: it is not used again.
+    is_lost: AtomicBool,
+}
+
+impl Version {
+    pub(super) fn new(driver: &Driver, buffers: Vec<Arc<Buffer>>) -> Self {
+        Self {
+            buffers,
+            driver: driver.clone(),
+            epoch: AtomicU64::new(0),
+            pending: Mutex::default(),
+            is_lost: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn buffers(&self) -> &[Arc<Buffer>] {
+        &self.buffers
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Relaxed)
+    }
+
+    /// Sets the epoch of a version that has no readers.
+    pub(super) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Relaxed);
+    }
+
+    pub(super) fn lose(&self) {
+        self.is_lost.store(true, Relaxed);
+    }
+
+    /// Counts everything submitted to `stream` so far as reading this version until it has run.
+    pub(super) fn read_by(&self, stream: &Stream) -> Result<()> {
+        stream.expect_no_capture()?;
+        let event = Event::new(&self.driver, stream.device(), false)?;
+        event.record(stream)?;
+        let mut pending = lock(&self.pending);
+        if pending.len() >= MANY {
+            // One that cannot be asked is kept, and asked again.
+            let _captures = RelaxedCaptures::new(&self.driver);
+            pending.retain(|event| event.is_done() != Ok(true));
+        }
+        pending.push(event);
+        Ok(())
+    }
+
+    /// Returns who still reads this version, which is handed out no more; none: it can be written.
+    pub(super) fn holders(self: &Arc<Self>) -> Result<Vec<String>> {
+        let mut holders = Vec::new();
+        if self.is_lost.load(Relaxed) {
+            holders.push("a copy whose end the driver does not tell".into());
+        }
+        let replicas = Arc::strong_count(self) - 1;
+        // Orders what readers did before they dropped their replicas, events that they left included, before all that follows.
+        fence(Acquire);
+        if replicas > 0 {
+            holders.push(format!("replicas of epoch {}: {replicas}", self.epoch()));
+        }
+        let mut pending = lock(&self.pending);
+        if pending.is_empty() {
+            return Ok(holders);
+        }
+        let _captures = RelaxedCaptures::new(&self.driver);
+        let mut index = 0;
+        while let Some(event) = pending.get(index) {
+            match event.is_done()? {
+                true => drop(pending.swap_remove(index)),
+                false => index += 1,
+            }
+        }
+        if !pending.is_empty() {
+            holders.push(format!(
+                "GPU work on epoch {}: {}",
+                self.epoch(),
+                pending.len()
+            ));
+        }
+        Ok(holders)
+    }
+
+    pub(super) fn still_held(holders: Vec<String>) -> Error {
+        Error::StillHeld {
+            name: "the copies for the next version".into(),
+            holders,
+        }
+    }
+}
+
+impl Drop for Version {
+    /// Waits for GPU work that reads it. Where the driver does not say that the work has ended, the memory is not unmapped.
+    fn drop(&mut self) {
+        let pending = std::mem::take(
+            self.pending
+                .get_mut()
+                .unwrap_or_else(|lost| lost.into_inner()),
+        );
+        if pending.is_empty() || !self.driver.is_of_this_process() {
+            return;
+        }
+        let _captures = RelaxedCaptures::new(&self.driver);
+        for event in &pending {
+            // A refusal that may pass is tried once more.
+            match event.synchronize().or_else(|_| event.synchronize()) {
+                Err(error) if !error.code().is_some_and(|code| code.loses_context()) => {
+                    std::mem::forget(std::mem::take(&mut self.buffers));
+                }
+                _ => {}
+            }
+        }
+    }
+}
