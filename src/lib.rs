@@ -53,6 +53,7 @@
 //! | `nightly` | no | the same with std's trait; needs a nightly compiler |
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
+//! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |
 //! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
@@ -133,6 +134,12 @@ pub mod ledger {
         MAX_PARTIES, MappedAt, Party, all_allocations, allocations, capture_backtraces, count,
         locate,
     };
+    #[cfg(feature = "ledger")]
+    #[doc(inline)]
+    pub use egmem_ledger::{
+        Exporter, GpuUse, Importer, Kept, LEAKS, Ledger, MAX_TEXT, NodeUse, Offer, PS, Process,
+        Report, Silent, Total, offer, processes, report_leaks_at_exit,
+    };
 }
 
 /// Streams and events, and the copies and fills that run on them.
@@ -192,9 +199,14 @@ struct HeapPage;
 struct ShapesPage;
 
 /// See [`HeapPage`].
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ledger"))]
 #[doc = include_str!("../docs/ledger.md")]
 struct LedgerPage;
+
+/// See [`HeapPage`].
+#[cfg(all(doctest, feature = "ledger", feature = "shapes"))]
+#[doc = include_str!("../docs/questions.md")]
+struct QuestionsPage;
 
 /// See [`HeapPage`].
 #[cfg(doctest)]

@@ -492,3 +492,29 @@ fn serve_finds_the_users_configuration_and_then_says_where_it_looked() {
     assert_eq!(status(&output), 2);
     assert!(stderr(&output).contains(own.to_str().unwrap()));
 }
+
+#[test]
+fn ps_shows_the_machine_and_who_has_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let ps = |args: &[&str]| {
+        let output = egmem(&[&["ps", "--sim", "gh200"], args].concat())
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .output()
+            .unwrap();
+        assert_eq!(status(&output), 0, "{}", stderr(&output));
+        output
+    };
+    let report = json(&ps(&["--json"]));
+    assert_eq!(report["gpus"].as_array().unwrap().len(), 1);
+    assert_eq!(report["gpus"][0]["unaccounted"], 0);
+    assert!(report["processes"].is_array() && report["kept"].is_array());
+    let text = stdout(&ps(&[]));
+    for word in ["NOT ACCOUNTED FOR", "host NUMA node 0", "GPU 0"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let svg = stdout(&ps(&["--svg", "-"]));
+    assert!(svg.starts_with("<svg") && svg.contains("GPU 0"), "{svg}");
+    let file = folder.path().join("ps.svg");
+    ps(&["--svg", file.to_str().unwrap()]);
+    assert_eq!(std::fs::read_to_string(file).unwrap(), svg);
+}

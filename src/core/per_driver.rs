@@ -1,10 +1,9 @@
 //! State of this process for each driver.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Driver;
 use crate::driver::WeakDriver;
-pub use crate::driver::lock;
 
 /// Values by driver. The references are weak, so that the registry keeps no driver alive; a dead driver's
 /// address is not reused before its entry is removed.
@@ -34,6 +33,11 @@ impl<T: Clone + Default> Default for PerDriver<T> {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Locks data that is valid even after a panic: an entry is complete or absent.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! Proves that the CPU and a GPU see the same bytes.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{
     Access, DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle,
 };
 use crate::kernels::{self, pattern};
 use crate::memory::{CpuView, Engine, GrantUse, Memory, expect_gpu_access};
-use crate::per_driver::lock;
 use crate::pinned::PinnedHost;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
@@ -197,7 +196,9 @@ impl Prover {
     }
 
     fn reporting(&self) -> MutexGuard<'_, ()> {
-        lock(&self.reporting)
+        self.reporting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the stream that the kernels run on.

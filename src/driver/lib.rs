@@ -24,7 +24,6 @@ pub mod fork;
 #[cfg(feature = "interop")]
 mod interop;
 pub mod kernels;
-mod lock;
 pub mod numbers;
 mod random;
 #[cfg(feature = "simulator")]
@@ -42,7 +41,6 @@ pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
 pub use error::{DriverError, Error, Explain, Explained, NoRoom, Result};
-pub use lock::lock;
 pub use random::random;
 #[cfg(feature = "simulator")]
 pub use sim::Machine;

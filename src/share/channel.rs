@@ -148,6 +148,12 @@ impl Channel {
         self.protocol(format!("it sent {}", found.name()))
     }
 
+    /// Closes the connection after a message that breaks the rules.
+    pub(super) fn refuse(&mut self, detail: impl Into<String>) -> Error {
+        self.close();
+        self.protocol(detail)
+    }
+
     pub(super) fn protocol(&self, detail: impl Into<String>) -> Error {
         Error::protocol(self.peer.to_string(), detail)
     }

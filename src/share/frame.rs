@@ -33,6 +33,13 @@ pub(super) enum Body {
         /// The data with which the driver imports it.
         pointer: Pointer,
     },
+    /// A piece of a text of the program's own.
+    Text {
+        /// The piece.
+        text: String,
+        /// Whether another piece follows.
+        more: bool,
+    },
 }
 
 impl Body {
@@ -41,6 +48,7 @@ impl Body {
         match self {
             Self::Memory(description) => description.parts.len(),
             Self::Pool { .. } | Self::PoolBuffer { .. } => 1,
+            Self::Text { .. } => 0,
         }
     }
 
@@ -50,6 +58,7 @@ impl Body {
             Self::Memory(_) => "memory",
             Self::Pool { .. } => "a pool",
             Self::PoolBuffer { .. } => "a pool's memory",
+            Self::Text { .. } => "a text",
         }
     }
 

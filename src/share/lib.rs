@@ -35,6 +35,7 @@ pub mod socket;
 mod socket_lock;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod view;
 
 pub use channel::{Channel, DEFAULT_TIMEOUT};

@@ -2,6 +2,7 @@
 
 mod entries;
 mod overlap;
+mod processes;
 
 use egmem::driver::{Location, NodeId};
 use egmem::ledger::{self, Allocation};
@@ -77,5 +78,10 @@ on_both! {
     }
     overlap {
         live_ranges_never_overlap,
+    }
+    processes {
+        a_process_is_seen_if_it_asks_for_it,
+        memory_of_a_dead_exporter_is_kept_by_its_importer,
+        what_is_left_at_the_exit_is_reported,
     }
 }

@@ -13,6 +13,7 @@ mod ls;
 mod names;
 mod output;
 mod probe;
+mod ps;
 mod render;
 mod serve;
 mod signals;
@@ -69,6 +70,11 @@ enum Command {
     ///
     /// It reports when the server goes away, waits for it, and continues.
     Watch(watch::Watch),
+    /// Show whose memory it is: the allocations of all processes of this user that offer their ledgers
+    ///
+    /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. Beside them stands
+    /// what each node and GPU has in use and no ledger accounts for, and imported memory whose exporter has ended.
+    Ps(ps::Ps),
     /// Create certificates: a private authority, and one certificate for each node and user
     Certs(certs::Certs),
     /// Print a script that completes this program's commands and options in a shell
@@ -102,6 +108,7 @@ fn main() -> ExitCode {
         Command::Fetch(fetch) => fetch.run().map(success),
         Command::Delete(delete) => delete.run(),
         Command::Watch(watch) => watch.run().map(success),
+        Command::Ps(ps) => ps.run().map(success).map_err(Error::from),
         Command::Certs(certs) => certs.run().map(success),
         Command::Completions(completions) => {
             completions.run(command).map(success).map_err(Error::from)

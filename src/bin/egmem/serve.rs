@@ -46,6 +46,9 @@ impl Serve {
         // Before anything is created, so that no signal is lost or kills the process.
         let signals = Signals::new()?;
         let driver = self.source.open()?;
+        // For `egmem ps`.
+        let _offer = egmem::ledger::offer()
+            .inspect_err(|error| tracing::warn!(%error, "egmem ps will not see this service"));
         tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()

@@ -126,6 +126,8 @@ impl MappedAt {
 pub struct Allocation {
     /// Its number among all that this process ever had.
     pub number: u64,
+    /// The driver: `"cuda"`, `"simulated"`, or the name of a backend of the program's own.
+    pub driver: String,
     /// Its size in bytes, in the allocator's units.
     pub bytes: u64,
     /// The node or GPU where it lies.

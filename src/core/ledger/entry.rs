@@ -85,6 +85,7 @@ impl Entry {
         let record = Record {
             number: 0,
             driver: new.driver.address(),
+            driver_name: new.driver.name(),
             bytes: new.bytes,
             location: new.location,
             path: new.path,

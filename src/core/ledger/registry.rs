@@ -33,6 +33,7 @@ pub(super) struct Record {
     pub(super) number: u64,
     /// [`Driver::address`](crate::Driver::address): the entry's owner keeps the driver alive.
     pub(super) driver: usize,
+    pub(super) driver_name: &'static str,
     pub(super) bytes: u64,
     pub(super) location: Location,
     pub(super) path: AllocPath,
@@ -82,6 +83,7 @@ impl Record {
         let age = now.saturating_duration_since(self.since).as_millis();
         Allocation {
             number: self.number,
+            driver: self.driver_name.to_owned(),
             bytes: self.bytes,
             location: self.location,
             path: self.path,

@@ -1,11 +1,11 @@
 //! Primary contexts: retained once per device, made current for a call, and released.
 
 use std::ptr;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::symbols::{DriverApi, Opaque};
 use crate::{Call, Code};
-use crate::{Error, Result, lock};
+use crate::{Error, Result};
 
 /// The devices, and the primary contexts retained so far.
 pub(super) struct Contexts {
@@ -60,7 +60,10 @@ impl Contexts {
         if let Some(context) = slot.context.get() {
             return Ok(*context as Opaque);
         }
-        let _retaining = lock(&self.retaining);
+        let _retaining = self
+            .retaining
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = slot.context.get() {
             return Ok(*context as Opaque);
         }

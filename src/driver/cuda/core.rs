@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use super::context::Contexts;
 use super::handles::opaque;
@@ -10,7 +10,7 @@ use super::library::Library;
 use super::symbols::{DriverApi, Opaque};
 use crate::{
     AllocationProps, CudaVersion, Error, EventHandle, GranularityKind, HandleTypes, Location,
-    Result, StreamHandle, lock, versions,
+    Result, StreamHandle, versions,
 };
 
 /// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
@@ -88,11 +88,13 @@ impl Core {
     }
 
     pub(super) fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {
-        lock(&self.events)
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
-        lock(&self.granularities)
+        self.granularities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `work` on the device of `event`; in the caller's context if the event was created elsewhere.

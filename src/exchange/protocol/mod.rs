@@ -11,7 +11,6 @@ mod scan;
 mod secret;
 #[cfg(test)]
 mod tests;
-mod wiped;
 
 pub use codec::{decode, encode};
 pub use message::*;

@@ -14,7 +14,6 @@ use super::process::{Known, Process};
 use crate::PeerName;
 use crate::account::{Charge, shrink};
 use crate::numbers::Numbers;
-use crate::peer_counts::PeerCounts;
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -110,7 +109,7 @@ pub(super) struct Leases {
     leases: HashMap<u64, Record>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
-    peers: PeerCounts,
+    peers: HashMap<PeerName, usize>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
@@ -184,10 +183,11 @@ impl Leases {
         limit: usize,
     ) -> Result<u64, NoLease> {
         let entry = self.sessions.get_mut(&session).ok_or(NoLease::NoSession)?;
-        if self.peers.of(&entry.peer) >= limit {
+        let of_peer = self.peers.entry(entry.peer.clone()).or_default();
+        if *of_peer >= limit {
             return Err(NoLease::Full);
         }
-        self.peers.add(&entry.peer, 1);
+        *of_peer += 1;
         let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
@@ -381,7 +381,7 @@ impl Leases {
         }
         record.holder.state = HolderState::Expired;
         let record = Lease::clone(record);
-        self.peers.take(&record.holder.peer, 1);
+        lower(&mut self.peers, &record.holder.peer);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
@@ -432,7 +432,7 @@ impl Leases {
 
     /// Returns the number of live leases.
     pub fn live(&self) -> usize {
-        self.peers.all()
+        self.peers.values().sum()
     }
 
     /// Returns the number of sessions.
@@ -454,12 +454,22 @@ impl Leases {
             }
         }
         if record.holder.state != HolderState::Expired {
-            self.peers.take(&record.holder.peer, 1);
+            lower(&mut self.peers, &record.holder.peer);
             if let Some(entry) = self.sessions.get_mut(&record.session) {
                 entry.leases.remove(&lease);
             }
         }
         Some(record)
+    }
+}
+
+/// Decrements a count; removes it at 0.
+fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
+    if let Some(count) = counts.get_mut(peer) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(peer);
+        }
     }
 }
 

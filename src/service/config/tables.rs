@@ -87,15 +87,17 @@ pub struct TlsConfig {
 
 /// See [`ServiceConfig::local`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct LocalConfig {
     /// The Unix socket where TCP clients of this machine get their fds; by default one in a directory of its
     /// own.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub door: Option<PathBuf>,
     /// The users that may connect to Unix sockets besides the service's own.
+    #[serde(default)]
     pub users: Vec<u32>,
     /// Whether any user may; the names' lists of peers still apply.
+    #[serde(default)]
     pub any_user: bool,
 }
 
@@ -204,48 +206,51 @@ pub struct ReserveConfig {
 
 /// Limits for each node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct NodeConfig {
     /// The most bytes that the service pins on one node, including the reserve; without it, what the headroom
     /// leaves.
-    #[serde(with = "maybe_bytes", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "maybe_bytes", default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
     /// How much a node is to have free after each step.
-    #[serde(with = "bytes")]
+    #[serde(with = "bytes", default = "defaults::headroom")]
     pub headroom: u64,
     /// How long the reserve stops filling after memory was handed out, so that the driver is free for the
     /// client that imports it.
-    #[serde(with = "duration")]
+    #[serde(with = "duration", default = "defaults::quiet")]
     pub quiet: Duration,
     /// When to retry after a reserve could not be filled.
-    #[serde(with = "duration")]
+    #[serde(with = "duration", default = "defaults::retry")]
     pub retry: Duration,
 }
 
 /// See [`ServiceConfig::reuse`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct ReuseConfig {
     /// Which peers may get memory that was released cleanly.
+    #[serde(default)]
     pub policy: Reuse,
     /// The most bytes kept on each node for the peers that had them.
-    #[serde(with = "bytes")]
+    #[serde(with = "bytes", default = "defaults::keep")]
     pub keep: u64,
     /// What zeroes the memory.
+    #[serde(default)]
     pub scrub: Scrubber,
     /// The number of CPU threads for zeroing, for each node.
+    #[serde(default = "defaults::threads")]
     pub threads: usize,
 }
 
 /// See [`ServiceConfig::lease`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct LeaseConfig {
     /// How often clients send a heartbeat.
-    #[serde(with = "duration")]
+    #[serde(with = "duration", default = "defaults::heartbeat")]
     pub heartbeat: Duration,
     /// How long a client may be silent before its leases end: at least twice the heartbeat.
-    #[serde(with = "duration")]
+    #[serde(with = "duration", default = "defaults::expiry")]
     pub expiry: Duration,
 }
 
@@ -271,10 +276,10 @@ pub struct AuditConfig {
 
 /// See [`ServiceConfig::drain`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct DrainConfig {
     /// How long holders may take to release what they hold.
-    #[serde(with = "duration")]
+    #[serde(with = "duration", default = "defaults::drain")]
     pub deadline: Duration,
 }
 
@@ -313,9 +318,9 @@ impl Default for NodeConfig {
     fn default() -> Self {
         Self {
             max_bytes: None,
-            headroom: 1 << 30,
-            quiet: Duration::from_secs(1),
-            retry: Duration::from_secs(5),
+            headroom: defaults::headroom(),
+            quiet: defaults::quiet(),
+            retry: defaults::retry(),
         }
     }
 }
@@ -324,9 +329,9 @@ impl Default for ReuseConfig {
     fn default() -> Self {
         Self {
             policy: Reuse::default(),
-            keep: 16 << 30,
+            keep: defaults::keep(),
             scrub: Scrubber::default(),
-            threads: 4,
+            threads: defaults::threads(),
         }
     }
 }
@@ -334,8 +339,8 @@ impl Default for ReuseConfig {
 impl Default for LeaseConfig {
     fn default() -> Self {
         Self {
-            heartbeat: Duration::from_secs(2),
-            expiry: Duration::from_secs(10),
+            heartbeat: defaults::heartbeat(),
+            expiry: defaults::expiry(),
         }
     }
 }
@@ -343,7 +348,7 @@ impl Default for LeaseConfig {
 impl Default for DrainConfig {
     fn default() -> Self {
         Self {
-            deadline: Duration::from_secs(30),
+            deadline: defaults::drain(),
         }
     }
 }

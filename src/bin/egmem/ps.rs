@@ -1,0 +1,53 @@
+//! `egmem ps`: whose memory it is, over all processes of this user.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use egmem::Error;
+use egmem::ledger::Report;
+use egmem::share::Result;
+
+use crate::output::{complain, print, print_json};
+use crate::source::Source;
+
+/// `egmem ps`
+#[derive(Args, Debug)]
+pub struct Ps {
+    #[command(flatten)]
+    source: Source,
+    /// Draw as SVG to this file; - is standard output
+    #[arg(long, value_name = "FILE|-", conflicts_with = "json")]
+    svg: Option<PathBuf>,
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Ps {
+    /// Shows the report.
+    pub fn run(&self) -> Result<()> {
+        let driver = match self.source.open() {
+            Ok(driver) => Some(driver),
+            Err(error @ (Error::NoDriver { .. } | Error::Driver(_)))
+                if self.source.sim.is_none() =>
+            {
+                complain(&format!(
+                    "warning: {error}; what to do: {}\nGPUs are not shown.\n",
+                    error.remedy()
+                ));
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let report = Report::gather(driver.as_ref())?;
+        match &self.svg {
+            _ if self.json => print_json(&report)?,
+            None => print(&report.to_text())?,
+            Some(path) if path.as_os_str() == "-" => print(&report.to_svg())?,
+            Some(path) => std::fs::write(path, report.to_svg()).map_err(|error| {
+                Error::system(format!("cannot write {}", path.display()), &error)
+            })?,
+        }
+        Ok(())
+    }
+}

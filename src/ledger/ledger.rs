@@ -1,0 +1,125 @@
+//! The ledger of one process, and its sums.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{Driver, Location};
+use crate::entries::{self, AllocPath, Allocation};
+use crate::procs;
+use crate::vmm::identity::InstanceId;
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Process {
+    /// Its process id, in its own PID namespace.
+    pub pid: u32,
+    /// The name of its program, as the kernel has it: at most 15 bytes.
+    pub name: String,
+    /// The process as exporter of memory. `None`: the kernel has no random bytes.
+    pub instance: Option<InstanceId>,
+}
+
+impl Process {
+    /// Returns this process.
+    pub fn current() -> Self {
+        let pid = std::process::id();
+        Self {
+            pid,
+            name: procs::name(pid).unwrap_or_default(),
+            instance: InstanceId::current().ok(),
+        }
+    }
+}
+
+/// The sum of a process's allocations at one location.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Total {
+    /// The driver: `"cuda"`, `"simulated"`, or a backend's own name.
+    pub driver: String,
+    /// The node or GPU.
+    pub location: Location,
+    /// The number of allocations.
+    pub allocations: u64,
+    /// The bytes that this process allocated.
+    pub own: u64,
+    /// The bytes that it has imported: another process has allocated them.
+    pub imported: u64,
+    /// The bytes by path, own and imported.
+    pub by_path: BTreeMap<AllocPath, u64>,
+}
+
+/// What one process has allocated.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::ledger::Ledger;
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let buffer = Buffer::on(NodeId(0)).bytes(3 << 20).label("weights").allocate(&driver)?;
+/// let ledger = Ledger::of(&driver);
+/// assert_eq!(ledger.totals[0].own, 4 << 20);
+/// assert!(ledger.to_text().contains("weights"));
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Ledger {
+    /// The process.
+    pub process: Process,
+    /// Sums by driver and location, of all allocations.
+    pub totals: Vec<Total>,
+    /// The live allocations, the oldest first.
+    pub allocations: Vec<Allocation>,
+    /// How many allocations are in the sums alone, because a ledger that is sent is bounded.
+    pub omitted: u64,
+}
+
+impl Ledger {
+    /// Returns this process's allocations of `driver`.
+    pub fn of(driver: &Driver) -> Self {
+        Self::from_allocations(entries::allocations(driver))
+    }
+
+    /// Returns this process's allocations of all drivers.
+    pub fn of_this_process() -> Self {
+        Self::from_allocations(entries::all_allocations())
+    }
+
+    fn from_allocations(allocations: Vec<Allocation>) -> Self {
+        Self {
+            process: Process::current(),
+            totals: totals(&allocations),
+            allocations,
+            omitted: 0,
+        }
+    }
+}
+
+/// Sums allocations up, by driver and location.
+fn totals(allocations: &[Allocation]) -> Vec<Total> {
+    let mut totals: BTreeMap<(&str, Location), Total> = BTreeMap::new();
+    for entry in allocations {
+        let key = (entry.driver.as_str(), entry.location);
+        let total = totals.entry(key).or_insert_with(|| Total {
+            driver: entry.driver.clone(),
+            location: entry.location,
+            allocations: 0,
+            own: 0,
+            imported: 0,
+            by_path: BTreeMap::new(),
+        });
+        total.allocations += 1;
+        let sum = match entry.path.is_import() {
+            true => &mut total.imported,
+            false => &mut total.own,
+        };
+        *sum = sum.saturating_add(entry.bytes);
+        let sum = total.by_path.entry(entry.path).or_default();
+        *sum = sum.saturating_add(entry.bytes);
+    }
+    totals.into_values().collect()
+}

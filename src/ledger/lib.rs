@@ -1,0 +1,35 @@
+//! egmem's ledger over processes: whose memory it is, as tables and drawings.
+//!
+//! The entries themselves are made in [`egmem_core::ledger`], with the values that own memory. This crate sums them up,
+//! offers them to other processes of the same user, and asks those for theirs.
+//!
+//! Programs depend on the crate `egmem`, which re-exports what they need.
+#![deny(missing_docs)]
+
+mod ask;
+mod folder;
+mod hook;
+mod leaks;
+mod ledger;
+mod nodes;
+mod offer;
+mod once;
+mod procs;
+mod report;
+mod svg;
+mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use ask::{Silent, processes};
+pub use hook::{LEAKS, PS};
+pub use leaks::report_leaks_at_exit;
+pub use ledger::{Ledger, Process, Total};
+pub use nodes::NodeUse;
+pub use offer::{MAX_TEXT, Offer, offer};
+pub use report::{Exporter, GpuUse, Importer, Kept, Report};
+
+use egmem_core::ledger as entries;
+use egmem_core::{Error as MemoryError, driver, fork, size, text as texts, topology, vmm};
+use egmem_share::{Error, Result};

@@ -1,0 +1,59 @@
+//! Processes, as `/proc` has them.
+
+use std::path::PathBuf;
+
+fn path(pid: u32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{file}"))
+}
+
+/// Returns the name of a process's program, without a line break.
+pub(crate) fn name(pid: u32) -> Option<String> {
+    let name = std::fs::read_to_string(path(pid, "comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+/// Returns whether there is a process of this id.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    path(pid, "").exists()
+}
+
+/// Returns how many milliseconds ago a process began, or `None` if there is none of this id.
+pub(crate) fn age_ms(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(path(pid, "stat")).ok()?;
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    age(&stat, &uptime, rustix::param::clock_ticks_per_second())
+}
+
+/// Field 22 of `stat`, in clock ticks since boot: proc(5). The name in field 2 may contain anything.
+fn age(stat: &str, uptime: &str, ticks: u64) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let begun: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let begun = begun.checked_mul(1000)? / ticks.max(1);
+    let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    Some(((uptime * 1000.0) as u64).saturating_sub(begun))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_young() {
+        let this = std::process::id();
+        assert!(is_alive(this) && name(this).is_some_and(|name| !name.is_empty()));
+        assert!(age_ms(this).is_some());
+        assert!(!is_alive(u32::MAX) && name(u32::MAX).is_none() && age_ms(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn ages_are_read_behind_any_name() {
+        let behind = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 250 20 21";
+        for name in ["sleep", "a) b (c", ") 1 2"] {
+            let stat = format!("7 ({name}) {behind}");
+            assert_eq!(age(&stat, "10.50 3.2\n", 100), Some(8000), "{name}");
+        }
+        for (stat, uptime) in [("7 (x) S 1", "1 1"), ("7 x", "1 1"), ("", "")] {
+            assert_eq!(age(stat, uptime, 100), None);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Whose memory it is, over all processes of a user.
+
+use std::collections::{BTreeMap, HashSet};
+
+use egmem_share::{BootId, Identity, InstanceId};
+use serde::{Deserialize, Serialize};
+
+use crate::ask::{Silent, processes};
+use crate::driver::{Driver, Location};
+use crate::entries::{Allocation, Party};
+use crate::ledger::{Ledger, Process};
+use crate::nodes::{Meminfo, NodeUse};
+use crate::once::{drawn_once, source};
+use crate::topology::Topology;
+use crate::{Result, procs};
+
+/// A GPU's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GpuUse {
+    /// The GPU's ordinal.
+    pub gpu: i32,
+    /// All of its memory in bytes.
+    pub total: u64,
+    /// The bytes in use, as the driver reports it: `cuMemGetInfo`.
+    pub used: u64,
+    /// The bytes in the ledgers.
+    pub accounted: u64,
+    /// The bytes in use that no ledger accounts for: contexts (also that of the asking process), other libraries, other
+    /// users, and what pools hold and have not allocated.
+    pub unaccounted: u64,
+}
+
+/// A process that has imported memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Importer {
+    /// The process.
+    pub process: Process,
+    /// Its name for the memory.
+    pub label: Option<String>,
+}
+
+/// What became of the process that exported memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Exporter {
+    /// It has ended: its importers alone keep the memory.
+    Ended(Party),
+    /// It runs and offers no ledger, or no longer has the memory.
+    Running(Party),
+    /// It is on another machine, or on this one before its last boot.
+    Elsewhere(Option<Party>),
+    /// Nothing tells which process it was.
+    Unknown(Option<Party>),
+}
+
+/// Memory that importers keep and that is in no ledger as a process's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Kept {
+    /// The memory, as its exporter named it.
+    pub identity: Identity,
+    /// Where it lies.
+    pub location: Location,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The process that exported it.
+    pub exporter: Exporter,
+    /// The processes that have it mapped or hold a handle.
+    pub importers: Vec<Importer>,
+}
+
+/// The ledgers of all processes of a user that offer theirs, beside what the machine reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The processes, by their ids.
+    pub processes: Vec<Ledger>,
+    /// Processes that did not answer.
+    pub silent: Vec<Silent>,
+    /// GPUs; none without a driver.
+    pub gpus: Vec<GpuUse>,
+    /// Host nodes.
+    pub nodes: Vec<NodeUse>,
+    /// Imported memory that no process has as its own.
+    pub kept: Vec<Kept>,
+}
+
+impl Report {
+    /// Asks all processes of this user, and the machine; without a driver, the host's nodes alone.
+    ///
+    /// Source: `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
+    ///
+    /// # Errors
+    /// [`Memory`](crate::Error::Memory) for a folder of sockets that cannot be read or that other users can access, and
+    /// for the driver's errors.
+    pub fn gather(driver: Option<&Driver>) -> Result<Self> {
+        let (processes, silent) = processes()?;
+        Self::of(processes, silent, driver)
+    }
+
+    /// As [`gather`](Self::gather), of ledgers that were asked for before.
+    pub(crate) fn of(
+        processes: Vec<Ledger>,
+        silent: Vec<Silent>,
+        driver: Option<&Driver>,
+    ) -> Result<Self> {
+        let name = driver.map_or("cuda", |driver| driver.name());
+        let accounted = accounted(&processes, name);
+        let at = |location| accounted.get(&location).copied().unwrap_or(0);
+        Ok(Self {
+            gpus: driver.map_or(Ok(Vec::new()), |driver| gpus(driver, at))?,
+            nodes: nodes(driver, at)?,
+            kept: kept(&processes),
+            processes,
+            silent,
+        })
+    }
+}
+
+/// Returns the bytes that the ledgers have at each location, each byte once.
+fn accounted(processes: &[Ledger], driver: &str) -> BTreeMap<Location, u64> {
+    let entries = processes
+        .iter()
+        .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
+    let mut sums: BTreeMap<Location, u64> = BTreeMap::new();
+    for (_, entry) in drawn_once(entries).filter(|(_, entry)| entry.driver == driver) {
+        let sum = sums.entry(entry.location).or_default();
+        *sum = sum.saturating_add(entry.bytes);
+    }
+    // What was not sent is in a process's own sums.
+    for ledger in processes.iter().filter(|ledger| ledger.omitted > 0) {
+        for total in ledger.totals.iter().filter(|total| total.driver == driver) {
+            let sent = ledger.allocations.iter().filter(|entry| {
+                !entry.path.is_import()
+                    && entry.driver == driver
+                    && entry.location == total.location
+            });
+            let sent = sent.fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
+            let sum = sums.entry(total.location).or_default();
+            *sum = sum.saturating_add(total.own.saturating_sub(sent));
+        }
+    }
+    sums
+}
+
+fn gpus(driver: &Driver, accounted: impl Fn(Location) -> u64) -> Result<Vec<GpuUse>> {
+    let mut gpus = Vec::new();
+    for gpu in 0..driver.device_count()? {
+        let (free, total) = driver.mem_info(gpu)?;
+        let (used, accounted) = (total.saturating_sub(free), accounted(Location::Device(gpu)));
+        gpus.push(GpuUse {
+            gpu,
+            total,
+            used,
+            accounted,
+            unaccounted: used.saturating_sub(accounted),
+        });
+    }
+    Ok(gpus)
+}
+
+fn nodes(driver: Option<&Driver>, accounted: impl Fn(Location) -> u64) -> Result<Vec<NodeUse>> {
+    let topology = driver.map_or_else(|| Ok(Topology::of_host()), Topology::discover)?;
+    let is_simulated = driver.is_some_and(Driver::is_simulated);
+    let uses = topology.nodes().iter().map(|node| {
+        let known = match is_simulated {
+            true => None,
+            false => Meminfo::read(node.id),
+        };
+        let (total, free, kernel) = match known {
+            Some(known) => (known.total, Some(known.free), Some(known.kernel)),
+            None => (node.memory_total, node.memory_free, None),
+        };
+        let accounted = accounted(node.id.into());
+        let used = total.saturating_sub(free.unwrap_or(total));
+        let explained = accounted.saturating_add(kernel.unwrap_or(0));
+        // Where the kernel does not say what it has, the rest says nothing on a real machine.
+        let is_known = free.is_some() && (is_simulated || kernel.is_some());
+        NodeUse {
+            node: node.id,
+            total,
+            used,
+            kernel,
+            accounted,
+            unaccounted: is_known.then(|| used.saturating_sub(explained)),
+        }
+    });
+    Ok(uses.collect())
+}
+
+/// Returns imported memory that no process has as its own.
+fn kept(processes: &[Ledger]) -> Vec<Kept> {
+    let all = || processes.iter().flat_map(|ledger| &ledger.allocations);
+    let own = all().filter(|entry| !entry.path.is_import());
+    let own: HashSet<Identity> = own.filter_map(|entry| entry.identity).collect();
+    let mut kept: Vec<Kept> = Vec::new();
+    for ledger in processes {
+        for entry in &ledger.allocations {
+            let Some(identity) = source(entry).filter(|identity| !own.contains(identity)) else {
+                continue;
+            };
+            let importer = Importer {
+                process: ledger.process.clone(),
+                label: entry.label.clone(),
+            };
+            match kept.iter_mut().find(|known| known.identity == identity) {
+                Some(known) => known.importers.push(importer),
+                None => kept.push(Kept {
+                    identity,
+                    location: entry.location,
+                    bytes: entry.bytes,
+                    exporter: exporter(processes, entry, &identity),
+                    importers: vec![importer],
+                }),
+            }
+        }
+    }
+    kept
+}
+
+/// Finds out what became of the exporter of an imported entry.
+fn exporter(processes: &[Ledger], entry: &Allocation, identity: &Identity) -> Exporter {
+    let from = entry
+        .imported
+        .as_ref()
+        .and_then(|imported| imported.from.clone());
+    if BootId::current().is_ok_and(|boot| boot != identity.boot) {
+        return Exporter::Elsewhere(from);
+    }
+    let of = |instance: &InstanceId, ledger: &&Ledger| ledger.process.instance == Some(*instance);
+    if let Some(ledger) = processes
+        .iter()
+        .find(|ledger| of(&identity.instance, ledger))
+    {
+        return Exporter::Running(Party {
+            pid: Some(ledger.process.pid),
+            name: ledger.process.name.clone(),
+        });
+    }
+    let Some((party, pid)) = from
+        .clone()
+        .and_then(|party| Some((party.clone(), party.pid?)))
+    else {
+        return Exporter::Unknown(from);
+    };
+    // A process that is younger than the import has the id of the one that has ended.
+    match procs::age_ms(pid) {
+        Some(age) if age.saturating_add(1000) >= entry.age_ms => Exporter::Running(party),
+        _ => Exporter::Ended(party),
+    }
+}

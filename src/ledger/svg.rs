@@ -1,0 +1,239 @@
+//! Ledgers as a drawing: a bar for each location, with a part for each allocation.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::driver::Location;
+use crate::entries::{AllocPath, Allocation};
+use crate::ledger::Ledger;
+use crate::once::drawn_once;
+use crate::report::Report;
+use crate::size::Bytes;
+use crate::texts::escape_xml;
+
+const MARGIN: u64 = 24;
+const TOP: u64 = 86;
+const LABEL: u64 = 150;
+const BAR: u64 = 720;
+const HEIGHT: u64 = 34;
+const PITCH: u64 = 62;
+const WIDTH: u64 = MARGIN + LABEL + BAR + 170;
+/// The most parts of a bar; the smallest share the last.
+const PARTS: usize = 400;
+
+impl Ledger {
+    /// Returns a drawing: a bar for each location, with a part for each allocation. It is a complete SVG file without
+    /// external fonts or style sheets.
+    pub fn to_svg(&self) -> String {
+        draw(&self.process.name, std::slice::from_ref(self), &[])
+    }
+}
+
+impl Report {
+    /// Returns a drawing: a bar for each node and GPU, to the scale of its memory, with a part for each allocation. It is a
+    /// complete SVG file without external fonts or style sheets.
+    pub fn to_svg(&self) -> String {
+        let gpus = self.gpus.iter().map(|gpu| Capacity {
+            location: Location::Device(gpu.gpu),
+            total: gpu.total,
+            used: gpu.used,
+        });
+        let nodes = self.nodes.iter().map(|node| Capacity {
+            location: node.node.into(),
+            total: node.total,
+            used: node.used,
+        });
+        let capacities: Vec<_> = nodes.chain(gpus).collect();
+        draw("Whose memory it is", &self.processes, &capacities)
+    }
+}
+
+/// Light by default; a viewer that prefers dark gets dark. As in the other pictures, there are no variables and no fonts,
+/// because converters do not support them.
+const STYLE: &str = "\
+text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
+.head{font-size:18px;font-weight:600}.name{font-size:14px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
+.bg{fill:#fff}.box{fill:#eef3f9;stroke:#9db0c6}.part{stroke:#fff;stroke-width:.5}.v{fill:#1f5fa8}.h{fill:#3d9a5f}\
+.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}\n\
+@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}.box{fill:#1d2631;stroke:#48607a}\
+.part{stroke:#12161c}.other{fill:#3a4552}}";
+
+/// Bytes of a location that exist, and how many are in use by whomever.
+#[derive(Clone, Debug)]
+struct Capacity {
+    location: Location,
+    total: u64,
+    used: u64,
+}
+
+const fn class(path: AllocPath) -> &'static str {
+    match path {
+        AllocPath::Vmm => "v",
+        AllocPath::HeapChunk => "h",
+        AllocPath::ShapeChunk => "s",
+        AllocPath::Import | AllocPath::ImportedPool => "i",
+        AllocPath::Pool => "p",
+        _ => "o",
+    }
+}
+
+/// The allocations at one location.
+struct Bar<'a> {
+    parts: Vec<(&'a Ledger, &'a Allocation)>,
+    capacity: Option<&'a Capacity>,
+}
+
+impl Bar<'_> {
+    /// Returns the bytes of all parts.
+    fn bytes(&self) -> u64 {
+        let bytes = self.parts.iter().map(|(_, entry)| entry.bytes);
+        bytes.fold(0, u64::saturating_add)
+    }
+}
+
+fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Location, Bar<'a>> {
+    let mut bars: BTreeMap<Location, Bar<'a>> = BTreeMap::new();
+    for capacity in capacities {
+        let bar = Bar {
+            parts: Vec::new(),
+            capacity: Some(capacity),
+        };
+        bars.insert(capacity.location, bar);
+    }
+    let entries = ledgers
+        .iter()
+        .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
+    for (ledger, entry) in drawn_once(entries) {
+        let bar = bars.entry(entry.location).or_insert_with(|| Bar {
+            parts: Vec::new(),
+            capacity: None,
+        });
+        bar.parts.push((ledger, entry));
+    }
+    for bar in bars.values_mut() {
+        bar.parts
+            .sort_by_key(|(_, entry)| std::cmp::Reverse(entry.bytes));
+    }
+    bars
+}
+
+/// Draws the ledgers under a heading. Bars of locations with a capacity are to that scale, others to the largest.
+fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
+    let bars = bars(ledgers, capacities);
+    let largest = bars.values().map(Bar::bytes).max().unwrap_or(0).max(1);
+    let height = TOP + bars.len() as u64 * PITCH + 40;
+    let title = escape_xml(title);
+    let mut svg = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
+         <rect class=\"bg\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
+         <text class=\"head\" x=\"{MARGIN}\" y=\"34\">{title}</text>\n"
+    );
+    legend(&mut svg);
+    if bars.is_empty() {
+        let _ = writeln!(
+            svg,
+            "<text x=\"{MARGIN}\" y=\"{TOP}\">No allocations.</text>"
+        );
+    }
+    let mut y = TOP;
+    for (location, bar) in &bars {
+        draw_bar(&mut svg, *location, bar, largest, y);
+        y += PITCH;
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn legend(svg: &mut String) {
+    let kinds = [
+        ("v", "vmm"),
+        ("h", "heap"),
+        ("s", "shapes"),
+        ("p", "pool"),
+        ("i", "imported"),
+        ("o", "pinned, device"),
+        ("other", "not accounted for"),
+    ];
+    let mut x = MARGIN;
+    for (class, name) in kinds {
+        let (text, next) = (x + 18, x + 34 + 8 * name.len() as u64);
+        let _ = writeln!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"50\" width=\"12\" height=\"12\"/>\
+             <text class=\"soft\" x=\"{text}\" y=\"60\">{name}</text>"
+        );
+        x = next;
+    }
+}
+
+fn draw_bar(svg: &mut String, location: Location, bar: &Bar<'_>, largest: u64, y: u64) {
+    let bytes = bar.bytes();
+    let scale = bar
+        .capacity
+        .map_or(largest, |capacity| capacity.total)
+        .max(bytes)
+        .max(1);
+    let width = |bytes: u64| bytes as f64 / scale as f64 * BAR as f64;
+    let left = (MARGIN + LABEL) as f64;
+    let (middle, right) = (y + 22, MARGIN + LABEL + BAR + 10);
+    let known = match bar.capacity {
+        Some(capacity) => format!("{} of {}", Bytes(bytes), Bytes(capacity.total)),
+        None => Bytes(bytes).to_string(),
+    };
+    let _ = writeln!(
+        svg,
+        "<text class=\"name\" x=\"{MARGIN}\" y=\"{middle}\">{location}</text>\
+         <text class=\"soft\" x=\"{right}\" y=\"{middle}\">{known}</text>\n\
+         <rect class=\"box\" x=\"{left}\" y=\"{y}\" width=\"{BAR}\" height=\"{HEIGHT}\"/>"
+    );
+    if let Some(capacity) = bar.capacity {
+        let other = width(capacity.used.min(capacity.total));
+        let _ = writeln!(
+            svg,
+            "<rect class=\"other\" x=\"{left}\" y=\"{y}\" width=\"{other:.1}\" height=\"{HEIGHT}\">\
+             <title>{} in use, of which {} are accounted for</title></rect>",
+            Bytes(capacity.used),
+            Bytes(bytes),
+        );
+    }
+    let mut x = left;
+    for (ledger, entry) in bar.parts.iter().take(PARTS) {
+        let (class, wide) = (class(entry.path), width(entry.bytes));
+        let _ = writeln!(
+            svg,
+            "<rect class=\"part {class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{wide:.2}\" height=\"{HEIGHT}\">\
+             <title>{}</title></rect>",
+            escape_xml(&words(ledger, entry))
+        );
+        x += wide;
+    }
+    let rest = bar.parts.iter().skip(PARTS);
+    let rest = rest.fold(0_u64, |sum, (_, entry)| sum.saturating_add(entry.bytes));
+    if rest > 0 {
+        let (wide, count) = (width(rest), bar.parts.len() - PARTS);
+        let _ = writeln!(
+            svg,
+            "<rect class=\"part o\" x=\"{x:.2}\" y=\"{y}\" width=\"{wide:.2}\" height=\"{HEIGHT}\">\
+             <title>{count} smaller allocations: {}</title></rect>",
+            Bytes(rest)
+        );
+    }
+}
+
+/// Describes an allocation in a line.
+fn words(ledger: &Ledger, entry: &Allocation) -> String {
+    let label = entry.label.as_deref().unwrap_or("no label");
+    let process = &ledger.process;
+    format!(
+        "{}: {} ({}), process {} ({})",
+        Bytes(entry.bytes),
+        label,
+        entry.path,
+        process.pid,
+        process.name
+    )
+}

@@ -1,0 +1,294 @@
+//! Ledgers over processes, as one process can show it: with memory of a simulated machine, in folders of its own.
+
+use std::path::Path;
+
+use egmem_core::{Buffer, Driver, Machine};
+use egmem_share::{BootId, Identity, InstanceId};
+
+use crate::ask::processes_in;
+use crate::driver::{Access, HandleTypes, Location, NodeId};
+use crate::entries::{AllocPath, Allocation, Imported, Party};
+use crate::ledger::Process;
+use crate::offer::{encode, offer_in};
+use crate::report::Exporter;
+use crate::{Ledger, Report, Silent};
+
+const MIB: u64 = 1 << 20;
+
+fn machine() -> Driver {
+    Driver::simulated(Machine::gh200x4()).unwrap()
+}
+
+fn buffer(driver: &Driver, label: &str, bytes: u64) -> Buffer {
+    let buffer = Buffer::on(NodeId(1)).bytes(bytes).label(label);
+    let buffer = buffer.handle_types(HandleTypes::POSIX_FD);
+    buffer
+        .access(Location::Device(0), Access::Read)
+        .allocate(driver)
+        .unwrap()
+}
+
+fn ask(folder: &Path) -> (Vec<Ledger>, Vec<Silent>) {
+    let (mut ledgers, mut silent) = (Vec::new(), Vec::new());
+    processes_in(folder, &mut ledgers, &mut silent).unwrap();
+    (ledgers, silent)
+}
+
+fn folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+
+    let mode = PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new()
+        .permissions(mode)
+        .tempdir()
+        .unwrap()
+}
+
+fn files(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn a_ledger_is_offered_until_the_offer_ends() {
+    let (driver, folder) = (machine(), folder());
+    let kept = buffer(&driver, "offered <1>", 3 * MIB);
+    let offer = offer_in(folder.path()).unwrap();
+    for _ in 0..3 {
+        let (ledgers, silent) = ask(folder.path());
+        assert!(silent.is_empty(), "{silent:?}");
+        let [ledger] = &ledgers[..] else {
+            panic!("{ledgers:?}")
+        };
+        assert_eq!(ledger.process, Process::current());
+        let mut entries = ledger.allocations.iter();
+        let entry = entries.find(|entry| entry.label.as_deref() == Some("offered <1>"));
+        assert_eq!(entry.unwrap().bytes, 4 * MIB);
+    }
+    assert_eq!(files(folder.path()), 1);
+    drop(offer);
+    assert_eq!(files(folder.path()), 0);
+    assert_eq!(ask(folder.path()), (Vec::new(), Vec::new()));
+    drop(kept);
+}
+
+#[test]
+fn a_dead_processs_socket_is_removed_and_a_mute_one_is_named() {
+    use std::os::unix::net::UnixListener;
+
+    let folder = folder();
+    let pid = std::process::id();
+    // As after a crash: the file is there, and nothing listens.
+    let dead = folder.path().join(format!("ps-{}-00.sock", u32::MAX));
+    drop(UnixListener::bind(&dead).unwrap());
+    let starting = folder.path().join(format!("ps-{pid}-00.sock"));
+    drop(UnixListener::bind(&starting).unwrap());
+    std::fs::write(folder.path().join("other"), "").unwrap();
+    let (ledgers, silent) = ask(folder.path());
+    assert!(ledgers.is_empty() && !dead.exists() && starting.exists());
+    let [one] = &silent[..] else {
+        panic!("{silent:?}")
+    };
+    assert_eq!((one.pid, &one.path), (Some(pid), &starting));
+
+    std::fs::remove_file(&starting).unwrap();
+    let mute = UnixListener::bind(&starting).unwrap();
+    let answers = std::thread::spawn(move || {
+        use std::io::Write;
+        // No frame: a length beyond the largest.
+        mute.accept().unwrap().0.write_all(&[0xff; 64]).unwrap();
+    });
+    let (_, silent) = ask(folder.path());
+    answers.join().unwrap();
+    assert!(silent[0].why.contains("a frame of"), "{silent:?}");
+}
+
+#[test]
+fn only_an_own_folder_is_read() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = folder();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o770)).unwrap();
+    assert!(processes_in(folder.path(), &mut Vec::new(), &mut Vec::new()).is_err());
+    let none = folder.path().join("none");
+    assert!(processes_in(&none, &mut Vec::new(), &mut Vec::new()).is_ok());
+}
+
+#[test]
+fn a_ledger_that_is_sent_has_the_largest_allocations_and_all_sums() {
+    let driver = machine();
+    let buffers: Vec<_> = (1..=20)
+        .map(|n| buffer(&driver, "many", n * 2 * MIB))
+        .collect();
+    let ledger = Ledger::of(&driver);
+    let whole = serde_json::to_string(&ledger.allocations).unwrap().len();
+    let sent: Ledger = serde_json::from_str(&encode(ledger.clone(), whole / 2).unwrap()).unwrap();
+    assert_eq!(sent.totals, ledger.totals);
+    assert_eq!(sent.allocations.len() as u64 + sent.omitted, 20);
+    assert!(
+        sent.omitted >= 9 && !sent.allocations.is_empty(),
+        "{}",
+        sent.omitted
+    );
+    let least = sent.allocations.iter().map(|entry| entry.bytes).min();
+    assert_eq!(least, Some((sent.omitted + 1) * 2 * MIB));
+    let text = encode(ledger.clone(), usize::MAX).unwrap();
+    assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap().omitted, 0);
+    let report = Report::of(vec![sent], Vec::new(), Some(&driver)).unwrap();
+    let node = report
+        .nodes
+        .iter()
+        .find(|node| node.node == NodeId(1))
+        .unwrap();
+    assert_eq!(node.accounted, 420 * MIB, "what was not sent counts too");
+    drop(buffers);
+}
+
+#[test]
+fn a_machines_memory_is_in_the_ledgers_or_not_accounted_for() {
+    let driver = machine();
+    let known = buffer(&driver, "known", 6 * MIB);
+    let foreign = driver.mem_alloc(0, 10 * MIB).unwrap();
+    let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver)).unwrap();
+    let gpu = &report.gpus[0];
+    assert_eq!((gpu.used, gpu.accounted), (gpu.unaccounted, 0));
+    assert!(gpu.used >= 10 * MIB && gpu.used <= gpu.total);
+    let node = report
+        .nodes
+        .iter()
+        .find(|node| node.node == NodeId(1))
+        .unwrap();
+    assert_eq!(
+        (node.used, node.accounted, node.unaccounted),
+        (6 * MIB, 6 * MIB, Some(0))
+    );
+    let text = report.to_text();
+    assert_eq!(report.kept, []);
+    for words in ["known", "NOT ACCOUNTED FOR", "host NUMA node 1", "GPU 0"] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    // SAFETY: allocated above, and used by nothing.
+    unsafe { driver.mem_free(0, foreign).unwrap() };
+    drop(known);
+}
+
+/// A ledger with one import of the identity.
+fn importer(pid: u32, identity: Identity, from: Option<Party>) -> Ledger {
+    let driver = machine();
+    let _memory = buffer(&driver, "imported", 2 * MIB);
+    let mut ledger = Ledger::of(&driver);
+    ledger.process.pid = pid;
+    ledger.process.instance = None;
+    let entry: &mut Allocation = &mut ledger.allocations[0];
+    entry.path = AllocPath::Import;
+    entry.imported = Some(Imported {
+        from,
+        identity: Some(identity),
+    });
+    ledger
+}
+
+#[test]
+fn memory_of_ended_exporters_is_named_with_who_keeps_it() {
+    let party = |pid| Party {
+        pid: Some(pid),
+        name: format!("process {pid}"),
+    };
+    let identity = |boot, allocation| Identity {
+        boot,
+        instance: InstanceId::from_bytes([7; 16]),
+        allocation,
+        generation: 0,
+    };
+    let here = BootId::current().unwrap();
+    let this = std::process::id();
+    let ledgers = vec![
+        importer(1, identity(here, 1), Some(party(u32::MAX))),
+        importer(2, identity(here, 1), Some(party(u32::MAX))),
+        importer(3, identity(here, 2), Some(party(this))),
+        importer(4, identity(BootId::from_bytes([1; 16]), 3), None),
+        importer(5, identity(here, 4), None),
+    ];
+    let driver = machine();
+    let report = Report::of(ledgers.clone(), Vec::new(), Some(&driver)).unwrap();
+    let found: Vec<_> = report
+        .kept
+        .iter()
+        .map(|kept| (&kept.exporter, kept.importers.len()))
+        .collect();
+    let expected = [
+        (&Exporter::Ended(party(u32::MAX)), 2),
+        (&Exporter::Running(party(this)), 1),
+        (&Exporter::Elsewhere(None), 1),
+        (&Exporter::Unknown(None), 1),
+    ];
+    assert_eq!(found, expected);
+    assert!(
+        report
+            .to_text()
+            .contains(&format!("ended: process {}", u32::MAX))
+    );
+    let node = report
+        .nodes
+        .iter()
+        .find(|node| node.node == NodeId(1))
+        .unwrap();
+    assert_eq!(
+        node.accounted,
+        8 * MIB,
+        "two imports of one memory count once"
+    );
+
+    // With the exporter's own entry, nothing is kept by importers alone.
+    let mut owner = importer(6, identity(here, 1), None);
+    let entry = &mut owner.allocations[0];
+    (entry.path, entry.imported, entry.identity) = (AllocPath::Vmm, None, Some(identity(here, 1)));
+    let mut ledgers = ledgers;
+    ledgers.push(owner);
+    let report = Report::of(ledgers, Vec::new(), Some(&driver)).unwrap();
+    assert_eq!(report.kept.len(), 3);
+    let node = report
+        .nodes
+        .iter()
+        .find(|node| node.node == NodeId(1))
+        .unwrap();
+    assert_eq!(node.accounted, 8 * MIB);
+}
+
+/// Checks that tags are closed in order, which is what a picture's well-formedness needs here.
+fn expect_well_formed(svg: &str) {
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (inside, _) = tag.split_once('>').expect("a tag ends");
+        let name = inside
+            .trim_start_matches('/')
+            .split([' ', '\n', '/'])
+            .next()
+            .unwrap();
+        match inside {
+            _ if inside.starts_with('/') => assert_eq!(open.pop(), Some(name), "{inside}"),
+            _ if inside.ends_with('/') => {}
+            _ => open.push(name),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn drawings_show_each_allocation_and_escape_its_name() {
+    let driver = machine();
+    let buffers = [
+        buffer(&driver, "a <b> & \"c\"", 2 * MIB),
+        buffer(&driver, "d", 2 * MIB),
+    ];
+    let ledger = Ledger::of(&driver);
+    let svg = ledger.to_svg();
+    expect_well_formed(&svg);
+    assert_eq!(svg.matches("class=\"part v\"").count(), 2);
+    assert!(svg.contains("a &lt;b&gt; &amp;") && !svg.contains("<b>"));
+    let report = Report::of(vec![ledger], Vec::new(), Some(&driver)).unwrap();
+    let svg = report.to_svg();
+    expect_well_formed(&svg);
+    assert!(svg.contains("GPU 3") && svg.contains("are accounted for"));
+    drop(buffers);
+    expect_well_formed(&Ledger::of(&driver).to_svg());
+}
