@@ -64,7 +64,7 @@
 //! | `cli` | no | the command line `egmem`, with `service`, `certs` and `simulator` |
 //!
 //! # Non-goals
-//! Managed (unified) memory, multicast objects, Windows, and kernels for any purpose except proving memory.
+//! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose except proving memory.
 #![deny(missing_docs)]
 
 /// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.

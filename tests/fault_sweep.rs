@@ -4,7 +4,9 @@
 use egmem::driver::{
     Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location, NodeId, PoolApi,
 };
-use egmem::pinned::{DeviceMemory, PinnedHost};
+use egmem::pinned::{
+    DeviceMemory, ManagedMemory, PageSize, PinnedHost, RegisteredHost, SystemMemory,
+};
 use egmem::proof::Prover;
 use egmem::topology::Placement;
 use egmem::vmm::{PhysicalMemory, Reservation};
@@ -111,6 +113,15 @@ const OPERATIONS: &[Operation] = &[
     }),
     ("pinned host memory", |driver| {
         PinnedHost::new(driver, 0, MIB).map(drop)
+    }),
+    ("registered host memory", |driver| {
+        RegisteredHost::new(driver, 0, MIB, PageSize::Base).map(drop)
+    }),
+    ("managed memory", |driver| {
+        ManagedMemory::new(driver, 0, MIB).map(drop)
+    }),
+    ("system memory", |driver| {
+        SystemMemory::new(driver, MIB, PageSize::Base).map(drop)
     }),
     ("proof", |driver| {
         let buffer = Buffer::near(driver, 0, 64 << 10)?;
@@ -251,6 +262,7 @@ fn may_be_survived(name: &str, call: Call, code: Code) -> bool {
                 | Call::MemAddressFree
                 | Call::MemFree
                 | Call::MemFreeHost
+                | Call::MemHostUnregister
                 | Call::MemFreeAsync
                 | Call::RtFreeAsync
                 | Call::MemPoolDestroy

@@ -1,11 +1,31 @@
-//! The older allocators: pinned host memory as from `cudaHostAlloc`, and plain device memory.
+//! Other memory behind the same interfaces: the older allocators and what the system has.
 //!
-//! For comparison with EGM, and for the other end of copies.
+//! For comparison with EGM, for the other end of copies, and where one of them is right:
+//!
+//! | type | memory | right for |
+//! |---|---|---|
+//! | [`PinnedHost`] | `cudaHostAlloc`: pinned, on no chosen node | small things that live as long as the program |
+//! | [`RegisteredHost`] | this process's own pages, pinned later: huge pages, files | memory that must be of a kind, such as a file's |
+//! | [`SystemMemory`] | plain pages that GPUs reach as the CPU does, on Grace | data that seldom meet a GPU |
+//! | [`ManagedMemory`] | pages that move to whoever touches them | data that one side uses long, then the other |
+//! | [`DeviceMemory`] | `cudaMalloc`: one GPU's | what a GPU alone uses |
+//!
+//! The example `host-memory` measures them beside EGM.
+
+mod managed;
+mod pages;
+mod registered;
+mod system;
+
+pub use managed::ManagedMemory;
+pub use pages::PageSize;
+pub use registered::RegisteredHost;
+pub use system::SystemMemory;
 
 use std::panic::Location as Caller;
 use std::sync::Arc;
 
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, Label, NewEntry};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
@@ -19,6 +39,22 @@ fn not_empty(bytes: u64) -> Result<()> {
             "0 bytes cannot be allocated",
             "1 byte or more",
         )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what a GPU says that it does not support. An attribute that the driver does not know says nothing.
+fn is_supported(
+    driver: &Driver,
+    device: i32,
+    attribute: DeviceAttribute,
+    what: &'static str,
+) -> Result<()> {
+    match driver.device_attribute(device, attribute) {
+        Ok(0) => Err(Error::PlatformUnsupported { what, source: None }),
+        Err(error) if error.code() != Some(Code::INVALID_VALUE) => {
+            Err(name_missing_gpu(driver, error, device))
+        }
         _ => Ok(()),
     }
 }

@@ -57,12 +57,17 @@ impl DeviceAttribute {
     pub const MULTIPROCESSOR_COUNT: Self = Self(16);
     pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
     pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    pub const MANAGED_MEMORY: Self = Self(83);
     pub const PAGEABLE_MEMORY_ACCESS: Self = Self(88);
+    pub const CONCURRENT_MANAGED_ACCESS: Self = Self(89);
+    pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: Self = Self(91);
+    pub const HOST_REGISTER_SUPPORTED: Self = Self(99);
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Self = Self(100);
     pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: Self = Self(101);
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
     pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
     pub const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: Self = Self(110);
+    pub const READ_ONLY_HOST_REGISTER_SUPPORTED: Self = Self(113);
     pub const MEMORY_POOLS_SUPPORTED: Self = Self(115);
     pub const MEMPOOL_SUPPORTED_HANDLE_TYPES: Self = Self(119);
     pub const DMA_BUF_SUPPORTED: Self = Self(124);

@@ -94,6 +94,17 @@ macro_rules! driver_calls {
     [fn] mem_host_alloc(device: i32, size: u64) -> DevicePtr = MemHostAlloc;
     /// `cuMemFreeHost`
     [unsafe fn] mem_free_host(device: i32, ptr: DevicePtr) -> () = MemFreeHost;
+    /// `cuMemHostRegister_v2` with PORTABLE and DEVICEMAP, and READ_ONLY if `read_only`. The range is mapped by this process
+    /// and stays so until it is unregistered.
+    [unsafe fn] mem_host_register(device: i32, ptr: DevicePtr, size: u64, read_only: bool)
+        -> () = MemHostRegister;
+    /// `cuMemHostUnregister`
+    [unsafe fn] mem_host_unregister(device: i32, ptr: DevicePtr) -> () = MemHostUnregister;
+    /// `cuMemHostGetDevicePointer_v2`: a GPU's address of pinned or registered memory.
+    [fn] mem_host_device_pointer(device: i32, ptr: DevicePtr)
+        -> DevicePtr = MemHostGetDevicePointer;
+    /// `cuMemAllocManaged` with ATTACH_GLOBAL; `cuMemFree` frees it.
+    [fn] mem_alloc_managed(device: i32, size: u64) -> DevicePtr = MemAllocManaged;
 
     // Streams, events, work.
 

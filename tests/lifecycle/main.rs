@@ -4,6 +4,7 @@
 mod awaiting;
 mod buffers;
 mod grants;
+mod host_memory;
 mod leaked;
 mod objects;
 mod peers;
@@ -103,6 +104,13 @@ on_both! {
         imported_memory_keeps_to_the_importers_grants,
         kernels_keep_to_a_pools_grants,
         kernels_leave_plain_memory_of_other_gpus_alone,
+    }
+    host_memory {
+        registered_memory_is_shared,
+        a_registered_file_gets_what_a_gpu_writes,
+        a_file_registered_for_reading_is_read,
+        managed_memory_is_shared,
+        system_memory_is_shared_on_coherent_machines,
     }
     peers {
         a_gpus_memory_is_its_peers_to_use_as_granted,

@@ -251,6 +251,26 @@ stubbed! {
         ]);
     }
 
+    fn other_host_memory(cuda()) {
+        let (driver, stub) = open();
+        let ptr = DevicePtr(0x4000);
+        // SAFETY: the stub follows no address.
+        unsafe {
+            driver.mem_host_register(0, ptr, 4096, false).unwrap();
+            driver.mem_host_register(0, ptr, 4096, true).unwrap();
+            assert_eq!(driver.mem_host_device_pointer(0, ptr), Ok(DevicePtr(0x4001)));
+            driver.mem_host_unregister(0, ptr).unwrap();
+        }
+        assert_eq!(driver.mem_alloc_managed(0, 100), Ok(DevicePtr(0x30000)));
+        assert_eq!(calls(&stub), [
+            "cuMemHostRegister_v2 gpu0 ptr=0x4000 size=4096 flags=3",
+            "cuMemHostRegister_v2 gpu0 ptr=0x4000 size=4096 flags=11",
+            "cuMemHostGetDevicePointer_v2 gpu0 ptr=0x4000 flags=0",
+            "cuMemHostUnregister gpu0 ptr=0x4000",
+            "cuMemAllocManaged gpu0 size=100 flags=1",
+        ]);
+    }
+
     fn pools(cuda()) {
         let (driver, stub) = open();
         let stream = driver.stream_create(0).unwrap();

@@ -29,6 +29,14 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
             ("cuMemFree_v2", |d| d.mem_free(1, PTR)),
             ("cuMemHostAlloc", |d| d.mem_host_alloc(1, 8).map(drop)),
             ("cuMemFreeHost", |d| d.mem_free_host(1, PTR)),
+            ("cuMemHostRegister_v2", |d| {
+                d.mem_host_register(1, PTR, 8, false)
+            }),
+            ("cuMemHostUnregister", |d| d.mem_host_unregister(1, PTR)),
+            ("cuMemHostGetDevicePointer_v2", |d| {
+                d.mem_host_device_pointer(1, PTR).map(drop)
+            }),
+            ("cuMemAllocManaged", |d| d.mem_alloc_managed(1, 8).map(drop)),
             ("cuStreamCreate", |d| d.stream_create(1).map(drop)),
             ("cuStreamDestroy_v2", |d| d.stream_destroy(stream(d))),
             ("cuStreamSynchronize", |d| d.stream_synchronize(stream(d))),

@@ -14,6 +14,24 @@ int cuMemHostAlloc(void **ptr, size_t size, unsigned flags) {
     *ptr = (void *)0x20000;
     return 0;
 }
+int cuMemHostRegister_v2(void *ptr, size_t size, unsigned flags) {
+    IN_CONTEXT("cuMemHostRegister_v2", " ptr=%p size=%zu flags=%u", ptr, size, flags);
+    return 0;
+}
+int cuMemHostUnregister(void *ptr) {
+    IN_CONTEXT("cuMemHostUnregister", " ptr=%p", ptr);
+    return 0;
+}
+int cuMemHostGetDevicePointer_v2(DevicePtr *device, void *ptr, unsigned flags) {
+    IN_CONTEXT("cuMemHostGetDevicePointer_v2", " ptr=%p flags=%u", ptr, flags);
+    *device = (DevicePtr)(uintptr_t)ptr + 1;
+    return 0;
+}
+int cuMemAllocManaged(DevicePtr *ptr, size_t size, unsigned flags) {
+    IN_CONTEXT("cuMemAllocManaged", " size=%zu flags=%u", size, flags);
+    *ptr = 0x30000;
+    return 0;
+}
 int cuMemFreeHost(void *ptr) {
     IN_CONTEXT("cuMemFreeHost", " ptr=%p", ptr);
     return 0;

@@ -28,6 +28,12 @@ pub enum AllocPath {
     Pinned,
     /// Plain device memory: `cuMemAlloc`.
     Device,
+    /// The process's own pages, pinned: `cuMemHostRegister`.
+    Registered,
+    /// The process's own pages, which GPUs reach through the CPU's page tables.
+    System,
+    /// Managed memory: `cuMemAllocManaged`.
+    Managed,
 }
 
 impl AllocPath {
@@ -47,6 +53,9 @@ impl AllocPath {
             Self::ImportedPool => "imported pool",
             Self::Pinned => "pinned",
             Self::Device => "device",
+            Self::Registered => "registered",
+            Self::System => "system",
+            Self::Managed => "managed",
         }
     }
 }

@@ -341,6 +341,51 @@ unsafe impl Backend for Cuda {
         })
     }
 
+    unsafe fn mem_host_register(
+        &self,
+        device: i32,
+        ptr: DevicePtr,
+        size: u64,
+        read_only: bool,
+    ) -> Result<()> {
+        let flags = match read_only {
+            true => abi::HOST_REGISTER_PORTABLE_DEVICEMAP | abi::HOST_REGISTER_READ_ONLY,
+            false => abi::HOST_REGISTER_PORTABLE_DEVICEMAP,
+        };
+        // SAFETY: as said above; the range is the caller's, which the driver checks too.
+        self.core.on(device, || unsafe {
+            self.api()
+                .mem_host_register(opaque(ptr.0), size as usize, flags)
+        })
+    }
+
+    unsafe fn mem_host_unregister(&self, device: i32, ptr: DevicePtr) -> Result<()> {
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api().mem_host_unregister(opaque(ptr.0))
+        })
+    }
+
+    fn mem_host_device_pointer(&self, device: i32, ptr: DevicePtr) -> Result<DevicePtr> {
+        let mut address = 0;
+        // SAFETY: as said above; the driver looks the address up and does not follow it; the flags must be 0.
+        self.core.on(device, || unsafe {
+            self.api()
+                .mem_host_get_device_pointer(&mut address, opaque(ptr.0), 0)
+        })?;
+        Ok(DevicePtr(address))
+    }
+
+    fn mem_alloc_managed(&self, device: i32, size: u64) -> Result<DevicePtr> {
+        let mut ptr = 0;
+        // SAFETY: as said above.
+        self.core.on(device, || unsafe {
+            self.api()
+                .mem_alloc_managed(&mut ptr, size as usize, abi::MEM_ATTACH_GLOBAL)
+        })?;
+        Ok(DevicePtr(ptr))
+    }
+
     fn stream_create(&self, device: i32) -> Result<StreamHandle> {
         let mut stream = ptr::null_mut();
         // SAFETY: as said above.

@@ -84,6 +84,13 @@ functions! {
     mem_host_alloc = MemHostAlloc [c"cuMemHostAlloc"] since 2020
         (ptr: *mut *mut c_void, size: usize, flags: u32);
     mem_free_host = MemFreeHost [c"cuMemFreeHost"] since 2000 (ptr: *mut c_void);
+    mem_host_register = MemHostRegister [c"cuMemHostRegister_v2"] since 6050
+        (ptr: *mut c_void, size: usize, flags: u32);
+    mem_host_unregister = MemHostUnregister [c"cuMemHostUnregister"] since 4000 (ptr: *mut c_void);
+    mem_host_get_device_pointer = MemHostGetDevicePointer [c"cuMemHostGetDevicePointer_v2"] since 3020
+        (device_ptr: *mut u64, ptr: *mut c_void, flags: u32);
+    mem_alloc_managed = MemAllocManaged [c"cuMemAllocManaged"] since 6000
+        (ptr: *mut u64, size: usize, flags: u32);
 
     pool_create = MemPoolCreate [c"cuMemPoolCreate"] since 11020
         (pool: *mut Opaque, props: *const MemPoolProps);

@@ -69,7 +69,7 @@ impl State {
             Ok(pieces)
         } else if pieces.is_empty()
             && !self.is_ours(start, len)
-            && (engine == Engine::Copy || coherent())
+            && (engine == Engine::Copy || coherent() || self.registration(start, len).is_some())
         {
             Ok(vec![Piece::Pageable {
                 address: start,
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Returns whether the driver has reserved or allocated any part of a range.
-    fn is_ours(&self, start: u64, len: u64) -> bool {
+    pub(super) fn is_ours(&self, start: u64, len: u64) -> bool {
         let last = start + (len - 1);
         let reserved = self.reservations.range(..=last).next_back();
         let region = self.regions.range(..=last).next_back();
@@ -101,7 +101,8 @@ impl State {
         {
             return Err(Code::INVALID_VALUE);
         }
-        Ok(matches!(pieces[..], [Piece::Pageable { .. }]))
+        let is_pinned = || self.registration(start, len).is_some();
+        Ok(matches!(pieces[..], [Piece::Pageable { .. }]) && !is_pinned())
     }
 }
 

@@ -35,6 +35,18 @@ impl State {
         self.insert(region?)
     }
 
+    /// The memory is the GPU's, as if nothing migrated.
+    pub(super) fn mem_alloc_managed(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
+        self.context(device)?;
+        let location = Location::Device(device);
+        let region = self.allocate(location, size, Access::ReadWrite, |_range| Kind::Managed {
+            device,
+            size,
+            _range,
+        });
+        self.insert(region?)
+    }
+
     pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
         self.context(device)?;
         if size == 0 {
@@ -92,7 +104,9 @@ impl State {
         self.device(device)?;
         let owner = match self.region(ptr.0) {
             Some((start, region)) => match region.kind {
-                Kind::Device { device, .. } if start == ptr.0 => device,
+                Kind::Device { device, .. } | Kind::Managed { device, .. } if start == ptr.0 => {
+                    device
+                }
                 Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
                 _ => return fail(Code::INVALID_VALUE),
             },
@@ -147,7 +161,7 @@ impl State {
                 owner(physical.location),
                 physical.handle_types,
             ),
-            Kind::Device { device, size, .. } => Found {
+            Kind::Device { device, size, .. } | Kind::Managed { device, size, .. } => Found {
                 size: *size,
                 ..whole(Location::Device(*device), *device, HandleTypes::NONE)
             },
@@ -172,6 +186,16 @@ impl State {
         ptr: DevicePtr,
         attribute: PointerAttribute,
     ) -> Answer<u64> {
+        if let Some((start, range)) = self.registration(ptr.0, 1) {
+            return Ok(match attribute {
+                PointerAttribute::MemoryType | PointerAttribute::Mapped => 1,
+                PointerAttribute::DevicePointer | PointerAttribute::HostPointer => ptr.0,
+                PointerAttribute::DeviceOrdinal => range.device as u64,
+                PointerAttribute::RangeStartAddr => start,
+                PointerAttribute::RangeSize => range.len,
+                PointerAttribute::AllowedHandleTypes => 0,
+            });
+        }
         let Some(found) = self.find(ptr) else {
             return fail(Code::INVALID_VALUE);
         };
@@ -187,6 +211,9 @@ impl State {
                 return fail(Code::INVALID_VALUE);
             }
             PointerAttribute::DevicePointer => ptr.0,
+            PointerAttribute::HostPointer if matches!(found.region.kind, Kind::Managed { .. }) => {
+                ptr.0
+            }
             PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
             PointerAttribute::DeviceOrdinal => found.device as u64,
@@ -258,7 +285,7 @@ impl State {
                 let block = self.region(start);
                 block.is_some_and(|(at, block)| at == start && end - start <= block.len)
             }
-            Kind::Host { .. } => false,
+            Kind::Host { .. } | Kind::Managed { .. } => false,
         }
     }
 

@@ -103,7 +103,11 @@ impl State {
             DeviceAttribute(34) => pci().2.into(),
             DeviceAttribute(40) => 3, // ASYNC_ENGINE_COUNT
             DeviceAttribute(50) => pci().0 as i32,
-            DeviceAttribute(83) => 1, // MANAGED_MEMORY
+            DeviceAttribute::MANAGED_MEMORY => 1,
+            DeviceAttribute::CONCURRENT_MANAGED_ACCESS => 1,
+            DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM => 1,
+            DeviceAttribute::HOST_REGISTER_SUPPORTED => 1,
+            DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED => 1,
             DeviceAttribute::INTEGRATED => 0,
             DeviceAttribute::UNIFIED_ADDRESSING => 1,
             DeviceAttribute::MULTIPROCESSOR_COUNT => gpu.multiprocessors,

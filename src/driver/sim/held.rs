@@ -22,6 +22,10 @@ pub struct Held {
     pub device_allocations: usize,
     /// `cuMemHostAlloc`.
     pub host_allocations: usize,
+    /// `cuMemAllocManaged`.
+    pub managed_allocations: usize,
+    /// `cuMemHostRegister`.
+    pub registrations: usize,
     /// Streams.
     pub streams: usize,
     /// Events.
@@ -51,6 +55,8 @@ impl Held {
             pool_allocations: state.pools.values().map(|pool| pool.live.len()).sum(),
             device_allocations: regions(|kind| matches!(kind, Kind::Device { .. })),
             host_allocations: regions(|kind| matches!(kind, Kind::Host { .. })),
+            managed_allocations: regions(|kind| matches!(kind, Kind::Managed { .. })),
+            registrations: state.registered.len(),
             streams: state
                 .streams
                 .iter()
@@ -72,6 +78,8 @@ impl fmt::Display for Held {
             (self.pool_allocations as u64, "pool allocations"),
             (self.device_allocations as u64, "device allocations"),
             (self.host_allocations as u64, "host allocations"),
+            (self.managed_allocations as u64, "managed allocations"),
+            (self.registrations as u64, "registrations"),
             (self.streams as u64, "streams"),
             (self.events as u64, "events"),
             (self.modules as u64, "modules"),

@@ -21,6 +21,7 @@ mod pool;
 mod presets;
 mod ranges;
 mod references;
+mod registered;
 mod share;
 mod shared;
 mod space;

@@ -9,6 +9,7 @@ use super::machine::Machine;
 use super::memory::{Memory, Purpose};
 use super::pool::Pool;
 use super::references::Counted;
+use super::registered::Registered;
 use super::space::Range;
 use super::window::{Placement, Window};
 use super::work::{Event, Function, Stream, StreamKey};
@@ -66,6 +67,13 @@ pub(super) enum Kind {
         size: u64,
         _range: Range,
     },
+    /// `cuMemAllocManaged` created it.
+    Managed {
+        device: i32,
+        /// The bytes requested.
+        size: u64,
+        _range: Range,
+    },
     /// `cuMemHostAlloc` created it.
     Host {
         device: i32,
@@ -91,6 +99,8 @@ pub(super) struct State {
     pub(super) window: Option<Arc<Window>>,
     pub(super) placement: Placement,
     pub(super) regions: BTreeMap<u64, Region>,
+    /// The process's own memory that is registered, by its start.
+    pub(super) registered: BTreeMap<u64, Registered>,
     pub(super) pools: BTreeMap<u64, Pool>,
     pub(super) default_pools: Box<[Option<u64>]>,
     pub(super) current_pools: Box<[Option<u64>]>,
@@ -119,6 +129,7 @@ impl State {
             window: None,
             placement,
             regions: BTreeMap::new(),
+            registered: BTreeMap::new(),
             pools: BTreeMap::new(),
             default_pools: vec![None; gpus].into(),
             current_pools: vec![None; gpus].into(),
@@ -212,7 +223,7 @@ impl State {
             Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
             Kind::Device { device: owner, .. } if *owner == device => Access::ReadWrite,
             Kind::Device { .. } => Access::None,
-            Kind::Host { .. } => Access::ReadWrite,
+            Kind::Host { .. } | Kind::Managed { .. } => Access::ReadWrite,
         }
     }
 

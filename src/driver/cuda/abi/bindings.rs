@@ -129,6 +129,15 @@ fn numbers_are_cudas() {
             HOST_ALLOC_PORTABLE_DEVICEMAP,
             sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP,
         ),
+        (
+            HOST_REGISTER_PORTABLE_DEVICEMAP,
+            sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+        ),
+        (HOST_REGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
+        (
+            MEM_ATTACH_GLOBAL,
+            sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32,
+        ),
     ];
     for (row, (ours, theirs)) in same.into_iter().enumerate() {
         assert_eq!(ours, theirs, "row {row}");

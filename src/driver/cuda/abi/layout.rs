@@ -26,6 +26,12 @@ pub(crate) const EVENT_DEFAULT: u32 = 0;
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`
 pub(crate) const HOST_ALLOC_PORTABLE_DEVICEMAP: u32 = 1 | 2;
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`
+pub(crate) const HOST_REGISTER_PORTABLE_DEVICEMAP: u32 = 1 | 2;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`
+pub(crate) const HOST_REGISTER_READ_ONLY: u32 = 8;
+/// `CU_MEM_ATTACH_GLOBAL`
+pub(crate) const MEM_ATTACH_GLOBAL: u32 = 1;
 
 /// `CUmemLocation`, `cudaMemLocation`
 #[derive(Clone, Copy, Default)]

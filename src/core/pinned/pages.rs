@@ -1,0 +1,129 @@
+//! Pages of this process: anonymous ones, and those of files.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use crate::driver::DevicePtr;
+use crate::memory::check_range;
+use crate::{Error, Result};
+
+/// The size of a huge page here.
+const HUGE: u64 = 2 << 20;
+
+/// Which pages anonymous memory gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PageSize {
+    /// The kernel's own size.
+    #[default]
+    Base,
+    /// 2 MiB where the kernel has them, without reserving any: transparent huge pages (`MADV_HUGEPAGE`).
+    Transparent,
+    /// 2 MiB each, of those that the administrator has reserved (`MAP_HUGETLB`, `vm.nr_hugepages`).
+    Reserved,
+}
+
+/// A mapping of this process, unmapped when dropped.
+#[derive(Debug)]
+pub(super) struct Pages {
+    base: *mut libc::c_void,
+    mapped: usize,
+    /// The first byte used.
+    start: DevicePtr,
+}
+
+// SAFETY: an address range is no thread's own.
+unsafe impl Send for Pages {}
+// SAFETY: as above; the type itself reads and writes nothing.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps at least `bytes` of zeros, from a multiple of 2 MiB on except for base pages.
+    pub(super) fn anonymous(bytes: u64, size: PageSize) -> Result<Self> {
+        let too_many = || Error::invalid("size", format!("{bytes} bytes exceed the address space"));
+        let (mapped, flags) = match size {
+            PageSize::Base => (bytes, 0),
+            // Room to begin at a multiple.
+            PageSize::Transparent => (
+                bytes
+                    .checked_next_multiple_of(HUGE)
+                    .and_then(|bytes| bytes.checked_add(HUGE))
+                    .ok_or_else(too_many)?,
+                0,
+            ),
+            PageSize::Reserved => (
+                bytes.checked_next_multiple_of(HUGE).ok_or_else(too_many)?,
+                libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+            ),
+        };
+        let mut pages = Self::map(
+            mapped,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+            (-1, 0),
+            "mapping memory",
+        )?;
+        if size == PageSize::Transparent {
+            let start = pages.start.0.next_multiple_of(HUGE);
+            pages.start = DevicePtr(start);
+            let len = bytes.next_multiple_of(HUGE) as usize;
+            // SAFETY: the range is in the mapping, which is ours and has no other pages yet. A kernel without such pages
+            // refuses, and the memory has base pages.
+            unsafe { libc::madvise(start as *mut _, len, libc::MADV_HUGEPAGE) };
+        }
+        Ok(pages)
+    }
+
+    /// Maps `bytes` of a file from `offset` on, shared with all that have it open.
+    pub(super) fn of_file(file: &File, offset: u64, bytes: u64, writable: bool) -> Result<Self> {
+        let size = file
+            .metadata()
+            .map_err(|error| Error::system("asking for a file's size", &error))?
+            .len();
+        check_range(offset, bytes, size)?;
+        let prot = match writable {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_READ,
+        };
+        let at = i64::try_from(offset).map_err(|_| Error::invalid("offset", "it is too large"))?;
+        Self::map(
+            bytes,
+            prot,
+            libc::MAP_SHARED,
+            (file.as_raw_fd(), at),
+            "mapping a file",
+        )
+    }
+
+    fn map(
+        bytes: u64,
+        prot: libc::c_int,
+        flags: libc::c_int,
+        (fd, offset): (libc::c_int, i64),
+        what: &str,
+    ) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice; the fd, if any, is borrowed by the caller.
+        let base = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, prot, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            return Err(Error::system(format!("{what} of {bytes} bytes"), &error));
+        }
+        Ok(Self {
+            base,
+            mapped: bytes as usize,
+            start: DevicePtr(base.expose_provenance() as u64),
+        })
+    }
+
+    pub(super) fn start(&self) -> DevicePtr {
+        self.start
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours; the owner has made sure that nothing uses it.
+        unsafe { libc::munmap(self.base, self.mapped) };
+    }
+}

@@ -1,0 +1,215 @@
+//! Memory of this process, pinned and mapped for GPUs later.
+
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::panic::Location as Caller;
+
+use super::pages::{PageSize, Pages};
+use super::{entry, is_supported, not_empty};
+use crate::driver::{Access, DeviceAttribute, DevicePtr, Driver, Location};
+use crate::explain::name_missing_gpu;
+use crate::ledger::{AllocPath, Entry, Label, NewEntry};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use crate::teardown::give_back_or_log;
+use crate::{Error, Result};
+
+/// Memory that this process has mapped and the driver has pinned afterwards, for the CPU and every GPU: anonymous pages, or
+/// those of a file.
+///
+/// Source: `mmap`, `cuMemHostRegister` with PORTABLE and DEVICEMAP.
+///
+/// ```
+/// use egmem::pinned::{PageSize, RegisteredHost};
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+/// let memory = RegisteredHost::new(&driver, 0, 4 << 20, PageSize::Transparent)?;
+/// memory.cpu().put(0, 7_u64)?;
+/// egmem::proof::Prover::new(&driver, 0)?.read(&memory)?; // by a kernel
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RegisteredHost {
+    driver: Driver,
+    device: i32,
+    len: u64,
+    writable: bool,
+    entry: Entry,
+    /// Unmapped after the registration has ended.
+    pages: ManuallyDrop<Pages>,
+}
+
+impl RegisteredHost {
+    /// Maps `bytes` of zeros and registers them in the primary context of GPU `device`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 bytes; [`Error::NoSuchGpu`]; [`Error::System`] if there are no such pages;
+    /// [`Error::PlatformUnsupported`] where memory cannot be registered, or not at the CPU's address; the driver's error.
+    #[track_caller]
+    pub fn new(driver: &Driver, device: i32, bytes: u64, size: PageSize) -> Result<Self> {
+        not_empty(bytes)?;
+        let site = Caller::caller();
+        let pages = Pages::anonymous(bytes, size)?;
+        Self::register(driver, (device, site), pages, bytes, true)
+    }
+
+    /// Maps `bytes` of a file from `offset` on, a multiple of the page size, and registers them. What CPU and GPUs write goes
+    /// to the file. Other processes may write it meanwhile; one that truncates the file ends this process by SIGBUS when
+    /// the CPU next touches what is gone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::OutOfRange`] beyond the file's end. [`Error::System`] if the file was not opened for
+    /// reading and writing. The driver's error also where it cannot pin the file system's pages.
+    #[track_caller]
+    pub fn of_file(
+        driver: &Driver,
+        device: i32,
+        file: &File,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self> {
+        not_empty(bytes)?;
+        let site = Caller::caller();
+        let pages = Pages::of_file(file, offset, bytes, true)?;
+        Self::register(driver, (device, site), pages, bytes, true)
+    }
+
+    /// As [`of_file`](Self::of_file), for reading alone, by the CPU and by GPUs. The file may be opened for reading.
+    ///
+    /// # Errors
+    /// As `of_file`; [`Error::PlatformUnsupported`] where the GPU has no read-only registrations.
+    #[track_caller]
+    pub fn of_file_read_only(
+        driver: &Driver,
+        device: i32,
+        file: &File,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self> {
+        not_empty(bytes)?;
+        let site = Caller::caller();
+        let attribute = DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED;
+        is_supported(
+            driver,
+            device,
+            attribute,
+            "registering memory that can only be read",
+        )?;
+        let pages = Pages::of_file(file, offset, bytes, false)?;
+        Self::register(driver, (device, site), pages, bytes, false)
+    }
+
+    fn register(
+        driver: &Driver,
+        (device, site): (i32, &'static Caller<'static>),
+        pages: Pages,
+        bytes: u64,
+        writable: bool,
+    ) -> Result<Self> {
+        let what = "registering memory of the process";
+        is_supported(
+            driver,
+            device,
+            DeviceAttribute::HOST_REGISTER_SUPPORTED,
+            what,
+        )?;
+        let gpus = (0..driver.device_count()?).map(Location::Device);
+        let start = pages.start();
+        // SAFETY: the pages are mapped, and unmapped after the registration.
+        unsafe { driver.mem_host_register(device, start, bytes, !writable) }
+            .map_err(|error| name_missing_gpu(driver, error, device))?;
+        let new = NewEntry {
+            driver,
+            bytes,
+            location: Location::Host,
+            path: AllocPath::Registered,
+            label: None,
+            site: Some(site),
+        };
+        let registered = Self {
+            entry: entry(new, start, std::iter::once(Location::Host).chain(gpus)),
+            driver: driver.clone(),
+            device,
+            len: bytes,
+            writable,
+            pages: ManuallyDrop::new(pages),
+        };
+        // From here on a failure ends the registration.
+        if driver.mem_host_device_pointer(device, start)? != start {
+            return Err(Error::PlatformUnsupported {
+                what: "registered memory at the CPU's address",
+                source: None,
+            });
+        }
+        Ok(registered)
+    }
+
+    /// Sets the memory's name in the [ledger](crate::ledger).
+    pub fn labelled(self, label: impl Into<Label>) -> Self {
+        self.entry.set_label(label.into());
+        self
+    }
+
+    /// Returns the CPU's view of the bytes.
+    pub fn cpu(&self) -> CpuView<'_> {
+        // SAFETY: the pages are mapped, whole, until this is dropped; safe code reaches them through atomic views only.
+        unsafe { CpuView::new(self.pages.start(), self.len, self.writable) }
+    }
+}
+
+impl Drop for RegisteredHost {
+    /// Pages that the driver does not let go stay mapped, and so do those of a forked child, which the kernel unmaps.
+    fn drop(&mut self) {
+        let mut is_lost = !self.driver.is_of_this_process();
+        self.entry.give_back(&self.driver, || {
+            let lost = give_back_or_log(&self.driver, "registered host memory", || {
+                // SAFETY: registered by `self`; views of it borrow `self`, so none exist.
+                unsafe {
+                    self.driver
+                        .mem_host_unregister(self.device, self.pages.start())
+                }
+            });
+            is_lost |= lost;
+            lost
+        });
+        if !is_lost {
+            // SAFETY: dropped once, here; the driver uses the pages no more.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+impl CpuMemory for RegisteredHost {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Ok(self.cpu())
+    }
+}
+
+// SAFETY: the memory is registered for all GPUs until this is dropped, for reading alone if it is not writable.
+unsafe impl AccessChecks for RegisteredHost {
+    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(match self.writable {
+            true => Access::ReadWrite,
+            false => Access::Read,
+        })
+    }
+
+    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
+        !self.writable
+    }
+}
+
+impl Memory for RegisteredHost {
+    fn driver(&self) -> &Driver {
+        &self.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.pages.start()
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        Location::Host
+    }
+}
