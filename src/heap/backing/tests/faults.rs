@@ -66,7 +66,7 @@ fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
         // Together, then one by one.
         Call::MemSetAccess => true,
         // An attribute that the driver does not know.
-        Call::DeviceGetAttribute => code == Code::INVALID_VALUE,
+        Call::DeviceGetAttribute | Call::DeviceGetP2PAttribute => code == Code::INVALID_VALUE,
         _ => false,
     }
 }
