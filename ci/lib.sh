@@ -17,11 +17,16 @@ FULL=(--features "async,interop,cli,etcd")
 PORTABLE=(--features "async,interop,cli")
 BARE=(--no-default-features)
 
-# For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests.
+# For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests; what makes and enters
+# the Debian root; libFuzzer, which comes as C++ with its crate.
 FULL_NEEDS=(
     protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
     etcd:etcd-server etcdctl:etcd-client ip:iproute2
 )
+ROOT_NEEDS=(
+    mount:mount mmdebstrap:mmdebstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring
+)
+FUZZ_NEEDS=(g++:g++)
 
 # CI builds each state once: incremental data would only cost time and disk.
 if [ -n "${CI:-}" ]; then
@@ -87,6 +92,11 @@ root_prefix() {
 target_directory() {
     cargo metadata --locked --no-deps --format-version 1 |
         sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
+}
+
+# Whether the egm-demo that was built last, to the given target directory, links libhwloc.
+links_hwloc() {
+    ldd "$1/debug/examples/egm-demo" | grep libhwloc >/dev/null # -q would end ldd early
 }
 
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
