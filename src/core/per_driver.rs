@@ -1,9 +1,10 @@
 //! State of this process for each driver.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crate::Driver;
 use crate::driver::WeakDriver;
+pub use crate::driver::lock;
 
 /// Values by driver. The references are weak, so that the registry keeps no driver alive; a dead driver's
 /// address is not reused before its entry is removed.
@@ -33,11 +34,6 @@ impl<T: Clone + Default> Default for PerDriver<T> {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// Locks data that is valid even after a panic: an entry is complete or absent.
-pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Proves that the CPU and a GPU see the same bytes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::driver::{
     Access, DeviceAttribute, Driver, FunctionHandle, LaunchDims, Location, ModuleHandle,
 };
 use crate::kernels::{self, pattern};
 use crate::memory::{CpuView, Engine, GrantUse, Memory, expect_gpu_access};
+use crate::per_driver::lock;
 use crate::pinned::PinnedHost;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
@@ -196,9 +197,7 @@ impl Prover {
     }
 
     fn reporting(&self) -> MutexGuard<'_, ()> {
-        self.reporting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reporting)
     }
 
     /// Returns the stream that the kernels run on.

@@ -24,6 +24,7 @@ pub mod fork;
 #[cfg(feature = "interop")]
 mod interop;
 pub mod kernels;
+mod lock;
 pub mod numbers;
 mod random;
 #[cfg(feature = "simulator")]
@@ -41,6 +42,7 @@ pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
 pub use error::{DriverError, Error, Explain, Explained, NoRoom, Result};
+pub use lock::lock;
 pub use random::random;
 #[cfg(feature = "simulator")]
 pub use sim::Machine;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, SeqAccess, Visitor};
+use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserializer, Serialize, Serializer};
 
 /// Bits of a length in each byte before a text: lengths are ASCII, so the whole is valid UTF-8.
@@ -136,7 +136,8 @@ pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
             let (mut all, mut count) = (Texts::new(), 0);
-            while list.next_element_seed(Next(&mut all))?.is_some() {
+            while let Some(text) = list.next_element::<String>()? {
+                all.push(&text);
                 count += 1;
                 if count > N {
                     return Err(de::Error::invalid_length(count, &self));
@@ -147,30 +148,6 @@ pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
         }
     }
     deserializer.deserialize_seq(List::<N>)
-}
-
-/// Deserializes a text into the end of a list.
-struct Next<'a>(&'a mut Texts);
-
-impl<'de> DeserializeSeed<'de> for Next<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Next<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
-        self.0.push(text);
-        Ok(())
-    }
 }
 
 #[cfg(test)]

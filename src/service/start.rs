@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::Service;
 use super::audit::AuditFile;
-use super::config::{BufferConfig, ServiceConfig, TlsConfig, server_options};
+use super::config::{self, BufferConfig, ServiceConfig, TlsConfig, server_options};
 use super::create::{Abandoned, Wanted};
 use super::etcd;
 use super::http::Endpoint;
@@ -224,8 +224,8 @@ fn reserves(
             handle_types: shareable.handle_types,
             target: asked.map_or(0, |reserve| reserve.bytes),
             keep: config.reuse.keep,
-            chunk: asked.map_or(DEFAULT_CHUNK, |reserve| reserve.chunk),
-            min_chunk: asked.map_or(DEFAULT_MIN_CHUNK, |reserve| reserve.min_chunk),
+            chunk: asked.map_or_else(config::chunk, |reserve| reserve.chunk),
+            min_chunk: asked.map_or_else(config::min_chunk, |reserve| reserve.min_chunk),
             cap: config.node.max_bytes.unwrap_or(u64::MAX),
             headroom: config.node.headroom,
             quiet: config.node.quiet,
@@ -245,9 +245,6 @@ fn reserves(
     }
     Ok(reserves)
 }
-
-const DEFAULT_CHUNK: u64 = 512 << 20;
-const DEFAULT_MIN_CHUNK: u64 = 16 << 20;
 
 /// The callback of a reserve that keeps nothing: nothing waits for it.
 #[derive(Debug)]

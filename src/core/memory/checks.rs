@@ -71,3 +71,76 @@ pub unsafe trait AccessChecks {
         Ok(())
     }
 }
+
+/// Implements [`AccessChecks`] for a type by memory that the value owns, borrows or points to:
+/// `access_checks!(unsafe impl for Wrapper, |this| &this.memory)`. `unsafe`, because the memory must live at least as
+/// long as the value, and its bytes must be the value's.
+#[macro_export]
+macro_rules! access_checks {
+    (unsafe impl $([$($generic:tt)*])? for $type:ty, |$this:ident| $memory:expr) => {
+        // SAFETY: the memory answers, and the caller guarantees that the answers are the value's.
+        unsafe impl$(<$($generic)*>)? $crate::memory::AccessChecks for $type {
+            fn gpu_access(
+                &self,
+                gpu: i32,
+                engine: $crate::memory::Engine,
+                offset: u64,
+                len: u64,
+            ) -> $crate::Result<$crate::driver::Access> {
+                let $this = self;
+                $crate::memory::AccessChecks::gpu_access(&$memory, gpu, engine, offset, len)
+            }
+            fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+                let $this = self;
+                $crate::memory::AccessChecks::is_read_only_for_cpu(&$memory, offset, len)
+            }
+            fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+                let $this = self;
+                $crate::memory::AccessChecks::may_be_on_host(&$memory, offset, len)
+            }
+            fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+                let $this = self;
+                $crate::memory::AccessChecks::of_one_kind(&$memory, offset, len)
+            }
+            fn hold_grants(&self) -> Option<$crate::memory::GrantUse> {
+                let $this = self;
+                $crate::memory::AccessChecks::hold_grants(&$memory)
+            }
+            unsafe fn ready_on(&self, stream: $crate::driver::StreamHandle) -> $crate::Result<()> {
+                let $this = self;
+                // SAFETY: the caller's promise.
+                unsafe { $crate::memory::AccessChecks::ready_on(&$memory, stream) }
+            }
+        }
+    };
+}
+pub use access_checks;
+
+/// As [`access_checks`], and implements [`Memory`](super::Memory) by the same memory.
+#[macro_export]
+macro_rules! memory_through {
+    (unsafe impl $([$($generic:tt)*])? for $type:ty, |$this:ident| $memory:expr) => {
+        $crate::memory::access_checks!(
+            unsafe impl $([$($generic)*])? for $type, |$this| $memory
+        );
+        impl$(<$($generic)*>)? $crate::memory::Memory for $type {
+            fn driver(&self) -> &$crate::Driver {
+                let $this = self;
+                $crate::memory::Memory::driver(&$memory)
+            }
+            fn device_ptr(&self) -> $crate::driver::DevicePtr {
+                let $this = self;
+                $crate::memory::Memory::device_ptr(&$memory)
+            }
+            fn len(&self) -> u64 {
+                let $this = self;
+                $crate::memory::Memory::len(&$memory)
+            }
+            fn location(&self) -> $crate::driver::Location {
+                let $this = self;
+                $crate::memory::Memory::location(&$memory)
+            }
+        }
+    };
+}
+pub use memory_through;

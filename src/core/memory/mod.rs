@@ -9,7 +9,7 @@ mod reach;
 mod view;
 mod words;
 
-pub use checks::{AccessChecks, Engine};
+pub use checks::{AccessChecks, Engine, access_checks, memory_through};
 pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;
@@ -19,7 +19,7 @@ pub use view::CpuView;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::driver::{DevicePtr, Driver, Location};
 use crate::{Error, Result};
 
 pub use gpu::{expect_gpu_access, expect_no_cpu_fault};
@@ -51,49 +51,8 @@ pub trait Memory: AccessChecks {
     }
 }
 
-/// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may both have.
-// SAFETY: the memory pointed to answers and lives as long.
-unsafe impl<M: Memory + ?Sized> AccessChecks for Arc<M> {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
-        (**self).gpu_access(gpu, engine, offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        (**self).is_read_only_for_cpu(offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        (**self).may_be_on_host(offset, len)
-    }
-
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        (**self).of_one_kind(offset, len)
-    }
-
-    fn hold_grants(&self) -> Option<GrantUse> {
-        (**self).hold_grants()
-    }
-
-    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { (**self).ready_on(stream) }
-    }
-}
-
-impl<M: Memory + ?Sized> Memory for Arc<M> {
-    fn driver(&self) -> &Driver {
-        (**self).driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        (**self).device_ptr()
-    }
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-    fn location(&self) -> Location {
-        (**self).location()
-    }
-}
+// Shared memory, which a [ticket](crate::stream::Transfer) and its owner may both have: it lives as long as the pointer.
+memory_through!(unsafe impl [M: Memory + ?Sized] for Arc<M>, |this| **this);
 
 /// Checks that `len` bytes from `offset` on lie in memory of `size` bytes.
 ///

@@ -1,10 +1,11 @@
 //! Makes a pool a device's current one, from which plain `cudaMallocAsync` allocates.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Pool, PoolBuffer};
 use crate::driver::{Code, PoolHandle};
 use crate::explain::{explain_pool, name_missing_gpu};
+use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 static CURRENT: Mutex<Vec<(usize, i32)>> = Mutex::new(Vec::new());
 
 fn current() -> MutexGuard<'static, Vec<(usize, i32)>> {
-    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CURRENT)
 }
 
 /// While it lives, the pool is the device's current one, for the whole process.

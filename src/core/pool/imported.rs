@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::panic::Location as Caller;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
 use super::access::Granting;
 use super::{Pool, PoolBuffer};
@@ -304,7 +304,7 @@ impl ImportedPool {
 /// create two owners.
 fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
     static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
-    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LIVE)
 }
 
 /// An allocation of another process's pool.

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::driver::random;
+use crate::per_driver::lock;
 use crate::{Error, Result};
 
 /// Implements a 16-byte id: displayed as 32 hex digits, in binary formats a string of 16 bytes.
@@ -137,7 +138,7 @@ impl InstanceId {
     /// As [`random`](Self::random).
     pub fn current() -> Result<Self> {
         static CURRENT: Mutex<Option<(u32, InstanceId)>> = Mutex::new(None);
-        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&CURRENT);
         Self::of_process(std::process::id(), &mut current)
     }
 

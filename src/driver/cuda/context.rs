@@ -1,11 +1,11 @@
 //! Primary contexts: retained once per device, made current for a call, and released.
 
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use super::symbols::{DriverApi, Opaque};
 use crate::{Call, Code};
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 
 /// The devices, and the primary contexts retained so far.
 pub(super) struct Contexts {
@@ -60,10 +60,7 @@ impl Contexts {
         if let Some(context) = slot.context.get() {
             return Ok(*context as Opaque);
         }
-        let _retaining = self
-            .retaining
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _retaining = lock(&self.retaining);
         if let Some(context) = slot.context.get() {
             return Ok(*context as Opaque);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::context::Contexts;
 use super::handles::opaque;
@@ -10,7 +10,7 @@ use super::library::Library;
 use super::symbols::{DriverApi, Opaque};
 use crate::{
     AllocationProps, CudaVersion, Error, EventHandle, GranularityKind, HandleTypes, Location,
-    Result, StreamHandle, versions,
+    Result, StreamHandle, lock, versions,
 };
 
 /// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
@@ -88,13 +88,11 @@ impl Core {
     }
 
     pub(super) fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.events)
     }
 
     pub(super) fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
-        self.granularities
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.granularities)
     }
 
     /// Runs `work` on the device of `event`; in the caller's context if the event was created elsewhere.

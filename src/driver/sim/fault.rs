@@ -1,10 +1,10 @@
 //! Call counts and injected faults.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::{Call, Code};
+use crate::{Call, Code, lock};
 
 /// Identifies an injected fault, to cancel it. A fault is removed once it has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +104,7 @@ impl Faults {
     }
 
     fn rules(&self) -> std::sync::MutexGuard<'_, Vec<Rule>> {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rules)
     }
 }
 

@@ -1,13 +1,13 @@
 //! The simulated driver's state as its calls reach it: counted, faulted, and under a lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::answer::{Answer, Fail};
 use super::fault::Faults;
 use super::machine::Machine;
 use super::state::State;
 use super::window::Placement;
-use crate::{Call, DriverError, Error, Result};
+use crate::{Call, DriverError, Error, Result, lock};
 
 /// The state that the driver API, the runtime API and the controls share.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Shared {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under the lock would be a defect of this crate; the state is still the best available.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Makes a call: counts it, and fails it if a fault was injected.

@@ -1,12 +1,12 @@
 //! A window of addresses for reservations, packed or with guards between them.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::granularity::GRANULARITY;
 use super::ranges::FreeRanges;
 use super::space::Range;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 
 /// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Window {
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.places)
     }
 
     /// Takes the lowest free range from `hint` on. `None`: the window has no room, the hint is outside it, or

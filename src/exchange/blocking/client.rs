@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{Background, Follow};
 use crate as exchange;
-use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use crate::driver::Driver;
+use crate::memory::{CpuMemory, CpuView, memory_through};
 use crate::protocol::Entry;
 use crate::share::InstanceId;
 use crate::{ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
@@ -208,39 +208,8 @@ impl CpuMemory for RemoteBuffer {
     }
 }
 
-// SAFETY: the remote memory that it wraps lives as long, and answers.
-unsafe impl AccessChecks for RemoteBuffer {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
-        self.remote.gpu_access(gpu, engine, offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.remote.may_be_on_host(offset, len)
-    }
-
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.remote.of_one_kind(offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.remote.is_read_only_for_cpu(offset, len)
-    }
-}
-
-impl Memory for RemoteBuffer {
-    fn driver(&self) -> &Driver {
-        self.remote.driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.remote.device_ptr()
-    }
-    fn len(&self) -> u64 {
-        self.remote.len()
-    }
-    fn location(&self) -> Location {
-        self.remote.location()
-    }
-}
+// The remote memory that it owns lives as long.
+memory_through!(unsafe impl for RemoteBuffer, |this| this.remote);
 
 /// Events about names. See [`exchange::Watch`].
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
-use crate::memory::{AccessChecks, Engine, Memory};
+use crate::memory::{AccessChecks, Memory, access_checks};
 use crate::pinned::PinnedHost;
 use crate::protocol::{Answer, Ask, Probe, Probed};
 use crate::share::{Description, ImportedBuffer};
@@ -265,24 +265,8 @@ fn get(memory: &ImportedBuffer, at: u64, by: By) -> MemoryResult<u64> {
 /// Imported memory with its padding.
 struct Padded<'a>(&'a ImportedBuffer);
 
-// SAFETY: the mapping that it borrows lives as long, and answers.
-unsafe impl AccessChecks for Padded<'_> {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
-        self.0.gpu_access(gpu, engine, offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.0.may_be_on_host(offset, len)
-    }
-
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.0.of_one_kind(offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.0.is_read_only_for_cpu(offset, len)
-    }
-}
+// The mapping that it borrows lives as long, and has the padding too.
+access_checks!(unsafe impl for Padded<'_>, |this| *this.0);
 
 impl Memory for Padded<'_> {
     fn driver(&self) -> &Driver {

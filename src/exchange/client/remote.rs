@@ -8,8 +8,8 @@ use super::lease::Lease;
 use super::session::Session;
 use super::{LeaseState, Proof, open};
 use crate::accessors::cpu_accessors;
-use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::driver::{Access, DevicePtr, HandleType, Location};
+use crate::memory::{CpuView, impl_cpu_memory, memory_through};
 use crate::share::{Description, ImportedBuffer};
 use crate::{MemoryResult, Owner, Result};
 
@@ -172,37 +172,5 @@ impl RemoteBuffer {
 
 impl_cpu_memory!(RemoteBuffer);
 
-// SAFETY: the import that it owns lives as long, and answers.
-unsafe impl AccessChecks for RemoteBuffer {
-    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> MemoryResult<Access> {
-        self.memory.gpu_access(gpu, engine, offset, len)
-    }
-
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.memory.may_be_on_host(offset, len)
-    }
-
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.memory.of_one_kind(offset, len)
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.memory.is_read_only_for_cpu(offset, len)
-    }
-}
-
-impl Memory for RemoteBuffer {
-    fn driver(&self) -> &Driver {
-        self.memory.driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.memory.device_ptr()
-    }
-    fn len(&self) -> u64 {
-        self.memory.len()
-    }
-    /// Returns the location of the first part.
-    fn location(&self) -> Location {
-        self.memory.location()
-    }
-}
+// The import that it owns lives as long.
+memory_through!(unsafe impl for RemoteBuffer, |this| this.memory);

@@ -11,6 +11,7 @@ mod scan;
 mod secret;
 #[cfg(test)]
 mod tests;
+mod wiped;
 
 pub use codec::{decode, encode};
 pub use message::*;

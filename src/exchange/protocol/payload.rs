@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use zeroize::Zeroizing;
+use super::wiped::wiped_bytes;
 
 /// The most bytes that a rank contributes to one gather.
 pub const MAX_GATHER: usize = 64 << 10;
@@ -12,47 +11,15 @@ pub const MAX_GATHER: usize = 64 << 10;
 /// ranks, and 16 KiB of each of 1024.
 pub const MAX_GATHER_TOTAL: usize = 16 << 20;
 
-/// A rank's bytes in a gather. They may be secret, so they are never displayed, and wiped when dropped.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Payload(Zeroizing<Vec<u8>>);
-
-impl Payload {
-    /// Returns the payload with these bytes; `None` for more than [`MAX_GATHER`].
-    pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() <= MAX_GATHER).then(|| Self(Zeroizing::new(bytes.to_vec())))
-    }
-
-    /// Returns the bytes.
-    pub fn expose(&self) -> &[u8] {
-        &self.0
-    }
+wiped_bytes! {
+    /// A rank's bytes in a gather. They may be secret, so they are never displayed, and wiped when dropped.
+    #[derive(Clone, PartialEq, Eq)]
+    Payload, at most MAX_GATHER
 }
 
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Payload({} bytes)", self.0.len())
-    }
-}
-
-impl Serialize for Payload {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Payload {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Payload;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {MAX_GATHER} bytes")
-            }
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Payload, E> {
-                Payload::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
-            }
-        }
-        deserializer.deserialize_bytes(Visitor)
     }
 }
 

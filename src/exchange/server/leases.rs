@@ -14,6 +14,7 @@ use super::process::{Known, Process};
 use crate::PeerName;
 use crate::account::{Charge, shrink};
 use crate::numbers::Numbers;
+use crate::peer_counts::PeerCounts;
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -109,7 +110,7 @@ pub(super) struct Leases {
     leases: HashMap<u64, Record>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
-    peers: HashMap<PeerName, usize>,
+    peers: PeerCounts,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
@@ -183,11 +184,10 @@ impl Leases {
         limit: usize,
     ) -> Result<u64, NoLease> {
         let entry = self.sessions.get_mut(&session).ok_or(NoLease::NoSession)?;
-        let of_peer = self.peers.entry(entry.peer.clone()).or_default();
-        if *of_peer >= limit {
+        if self.peers.of(&entry.peer) >= limit {
             return Err(NoLease::Full);
         }
-        *of_peer += 1;
+        self.peers.add(&entry.peer, 1);
         let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
@@ -381,7 +381,7 @@ impl Leases {
         }
         record.holder.state = HolderState::Expired;
         let record = Lease::clone(record);
-        lower(&mut self.peers, &record.holder.peer);
+        self.peers.take(&record.holder.peer, 1);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
@@ -432,7 +432,7 @@ impl Leases {
 
     /// Returns the number of live leases.
     pub fn live(&self) -> usize {
-        self.peers.values().sum()
+        self.peers.all()
     }
 
     /// Returns the number of sessions.
@@ -454,22 +454,12 @@ impl Leases {
             }
         }
         if record.holder.state != HolderState::Expired {
-            lower(&mut self.peers, &record.holder.peer);
+            self.peers.take(&record.holder.peer, 1);
             if let Some(entry) = self.sessions.get_mut(&record.session) {
                 entry.leases.remove(&lease);
             }
         }
         Some(record)
-    }
-}
-
-/// Decrements a count; removes it at 0.
-fn lower(counts: &mut HashMap<PeerName, usize>, peer: &PeerName) {
-    if let Some(count) = counts.get_mut(peer) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(peer);
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Default values of a configuration.
+//! Default values of tables that also have keys without a default.
 
 use std::time::Duration;
 
@@ -21,30 +21,6 @@ pub fn chunk() -> u64 {
 }
 pub fn min_chunk() -> u64 {
     16 << 20
-}
-pub fn headroom() -> u64 {
-    1 << 30
-}
-pub fn quiet() -> Duration {
-    Duration::from_secs(1)
-}
-pub fn retry() -> Duration {
-    Duration::from_secs(5)
-}
-pub fn keep() -> u64 {
-    16 << 30
-}
-pub fn threads() -> usize {
-    4
-}
-pub fn heartbeat() -> Duration {
-    Duration::from_secs(2)
-}
-pub fn expiry() -> Duration {
-    Duration::from_secs(10)
-}
-pub fn drain() -> Duration {
-    Duration::from_secs(30)
 }
 pub fn prefix() -> String {
     "/egmem/v1/".into()

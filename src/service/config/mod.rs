@@ -9,7 +9,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use defaults::forgive_after;
+pub(super) use defaults::{chunk, forgive_after, min_chunk};
 pub(super) use options::{peers, server_options};
 pub use tables::{
     AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,

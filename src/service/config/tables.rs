@@ -87,17 +87,15 @@ pub struct TlsConfig {
 
 /// See [`ServiceConfig::local`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct LocalConfig {
     /// The Unix socket where TCP clients of this machine get their fds; by default one in a directory of its
     /// own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub door: Option<PathBuf>,
     /// The users that may connect to Unix sockets besides the service's own.
-    #[serde(default)]
     pub users: Vec<u32>,
     /// Whether any user may; the names' lists of peers still apply.
-    #[serde(default)]
     pub any_user: bool,
 }
 
@@ -206,51 +204,48 @@ pub struct ReserveConfig {
 
 /// Limits for each node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
     /// The most bytes that the service pins on one node, including the reserve; without it, what the headroom
     /// leaves.
-    #[serde(with = "maybe_bytes", default, skip_serializing_if = "Option::is_none")]
+    #[serde(with = "maybe_bytes", skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
     /// How much a node is to have free after each step.
-    #[serde(with = "bytes", default = "defaults::headroom")]
+    #[serde(with = "bytes")]
     pub headroom: u64,
     /// How long the reserve stops filling after memory was handed out, so that the driver is free for the
     /// client that imports it.
-    #[serde(with = "duration", default = "defaults::quiet")]
+    #[serde(with = "duration")]
     pub quiet: Duration,
     /// When to retry after a reserve could not be filled.
-    #[serde(with = "duration", default = "defaults::retry")]
+    #[serde(with = "duration")]
     pub retry: Duration,
 }
 
 /// See [`ServiceConfig::reuse`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct ReuseConfig {
     /// Which peers may get memory that was released cleanly.
-    #[serde(default)]
     pub policy: Reuse,
     /// The most bytes kept on each node for the peers that had them.
-    #[serde(with = "bytes", default = "defaults::keep")]
+    #[serde(with = "bytes")]
     pub keep: u64,
     /// What zeroes the memory.
-    #[serde(default)]
     pub scrub: Scrubber,
     /// The number of CPU threads for zeroing, for each node.
-    #[serde(default = "defaults::threads")]
     pub threads: usize,
 }
 
 /// See [`ServiceConfig::lease`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct LeaseConfig {
     /// How often clients send a heartbeat.
-    #[serde(with = "duration", default = "defaults::heartbeat")]
+    #[serde(with = "duration")]
     pub heartbeat: Duration,
     /// How long a client may be silent before its leases end: at least twice the heartbeat.
-    #[serde(with = "duration", default = "defaults::expiry")]
+    #[serde(with = "duration")]
     pub expiry: Duration,
 }
 
@@ -276,10 +271,10 @@ pub struct AuditConfig {
 
 /// See [`ServiceConfig::drain`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct DrainConfig {
     /// How long holders may take to release what they hold.
-    #[serde(with = "duration", default = "defaults::drain")]
+    #[serde(with = "duration")]
     pub deadline: Duration,
 }
 
@@ -318,9 +313,9 @@ impl Default for NodeConfig {
     fn default() -> Self {
         Self {
             max_bytes: None,
-            headroom: defaults::headroom(),
-            quiet: defaults::quiet(),
-            retry: defaults::retry(),
+            headroom: 1 << 30,
+            quiet: Duration::from_secs(1),
+            retry: Duration::from_secs(5),
         }
     }
 }
@@ -329,9 +324,9 @@ impl Default for ReuseConfig {
     fn default() -> Self {
         Self {
             policy: Reuse::default(),
-            keep: defaults::keep(),
+            keep: 16 << 30,
             scrub: Scrubber::default(),
-            threads: defaults::threads(),
+            threads: 4,
         }
     }
 }
@@ -339,8 +334,8 @@ impl Default for ReuseConfig {
 impl Default for LeaseConfig {
     fn default() -> Self {
         Self {
-            heartbeat: defaults::heartbeat(),
-            expiry: defaults::expiry(),
+            heartbeat: Duration::from_secs(2),
+            expiry: Duration::from_secs(10),
         }
     }
 }
@@ -348,7 +343,7 @@ impl Default for LeaseConfig {
 impl Default for DrainConfig {
     fn default() -> Self {
         Self {
-            deadline: defaults::drain(),
+            deadline: Duration::from_secs(30),
         }
     }
 }
