@@ -518,3 +518,32 @@ fn ps_shows_the_machine_and_who_has_its_memory() {
     ps(&["--svg", file.to_str().unwrap()]);
     assert_eq!(std::fs::read_to_string(file).unwrap(), svg);
 }
+
+#[test]
+fn a_trace_has_each_driver_call_and_allocation() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.json");
+    let path = file.to_str().unwrap();
+    let args = ["--trace", path, "ps", "--sim", "gh200x4"];
+    let output = egmem(&args)
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let trace = trace.as_array().unwrap();
+    let of = |name: &str, phase: &str| {
+        let is = |event: &&Value| event["name"] == name && event["ph"] == phase;
+        trace.iter().filter(is).count()
+    };
+    assert_eq!(
+        (of("cuMemGetInfo", "B"), of("cuMemGetInfo", "E")),
+        (4, 4),
+        "{trace:?}"
+    );
+    let none = egmem(&["--trace", "/no/such/file", "ps", "--sim", "gh200"])
+        .output()
+        .unwrap();
+    assert_eq!(status(&none), 1);
+    assert!(stderr(&none).contains("/no/such/file"), "{}", stderr(&none));
+}

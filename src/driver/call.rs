@@ -25,6 +25,13 @@ macro_rules! calls {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
+
+            /// Returns a span for the call, which has its name.
+            fn span(self) -> tracing::Span {
+                match self {
+                    $(Self::$variant => tracing::trace_span!(target: "egmem::driver", $name),)*
+                }
+            }
         }
     };
 }
@@ -127,6 +134,16 @@ calls! {
     RtDeviceGetMemPool => "cudaDeviceGetMemPool",
     RtDeviceSetMemPool => "cudaDeviceSetMemPool",
     RtRuntimeGetVersion => "cudaRuntimeGetVersion",
+}
+
+impl Call {
+    /// Enters a span of the target `egmem::driver` for the call, until the result is dropped: its duration is the call's.
+    /// If no subscriber wants level TRACE, this takes a load.
+    #[inline]
+    pub fn traced(self) -> Option<tracing::span::EnteredSpan> {
+        let wanted = tracing::level_filters::LevelFilter::current() >= tracing::Level::TRACE;
+        wanted.then(|| self.span().entered())
+    }
 }
 
 impl fmt::Display for Call {

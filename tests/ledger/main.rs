@@ -1,6 +1,7 @@
 //! The ledger through the public API, on simulated machines and on CUDA.
 
 mod entries;
+mod events;
 mod overlap;
 mod processes;
 
@@ -75,6 +76,9 @@ on_both! {
         heaps_blocks_have_no_entries,
         an_import_tells_where_it_comes_from,
         foreign_memory_is_what_the_driver_says,
+    }
+    events {
+        allocations_and_driver_calls_are_traced,
     }
     overlap {
         live_ranges_never_overlap,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -9,9 +10,13 @@ use egmem::exchange::Result;
 use egmem::service::LineWriter;
 use egmem::text::escape;
 use tracing::field::Field;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry};
+
+use crate::trace;
 
 /// Lines that wait for a slow reader of standard error, when a service logs.
 static QUEUE: OnceLock<LineWriter> = OnceLock::new();
@@ -20,7 +25,9 @@ static QUEUE: OnceLock<LineWriter> = OnceLock::new();
 ///
 /// A service logs with the time, and never waits for a reader; its audit events are logged unless `RUST_LOG`
 /// names their target, `egmem::audit`.
-pub fn start(verbose: u8, service: bool) -> Result<()> {
+///
+/// With `trace`, driver calls and allocations are also written there, in the format of Chrome's traces.
+pub fn start(verbose: u8, service: bool, trace: Option<&Path>) -> Result<()> {
     let level = match verbose {
         0 => "warn",
         1 => "egmem=info",
@@ -32,8 +39,7 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
     let filter = (wanted.map(|wanted| with_audit(wanted, service)))
         .and_then(|wanted| EnvFilter::try_new(wanted).ok())
         .unwrap_or_else(|| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let log = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .fmt_fields(debug_fn(write_field).delimited(" "))
         // Such an error means that standard error is closed: reporting it there would panic.
@@ -42,9 +48,21 @@ pub fn start(verbose: u8, service: bool) -> Result<()> {
         true => {
             let queue = LineWriter::new("log", std::io::stderr())?;
             let queue = QUEUE.get_or_init(|| queue);
-            log.with_writer(|| queue.clone()).init();
+            let log = log.with_writer(|| queue.clone()).with_filter(filter);
+            init(log, trace)
         }
-        false => log.with_writer(std::io::stderr).without_time().init(),
+        false => {
+            let log = log.with_writer(std::io::stderr).without_time();
+            init(log.with_filter(filter), trace)
+        }
+    }
+}
+
+fn init(log: impl Layer<Registry> + Send + Sync, trace: Option<&Path>) -> Result<()> {
+    let log = tracing_subscriber::registry().with(log);
+    match trace {
+        None => log.init(),
+        Some(path) => log.with(trace::layer(path)?).init(),
     }
     Ok(())
 }
@@ -63,8 +81,11 @@ pub fn queue() -> Option<&'static LineWriter> {
     QUEUE.get()
 }
 
-/// Waits up to `most` for readers of the log.
+/// Waits up to `most` for readers of the log, and writes the rest of the trace.
 pub fn flush(most: Duration) {
+    if let Some(error) = trace::finish() {
+        tracing::warn!(%error, "the trace is not complete");
+    }
     if let Some(queue) = QUEUE.get() {
         queue.flush_within(most);
     }

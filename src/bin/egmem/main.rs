@@ -20,8 +20,10 @@ mod signals;
 mod source;
 mod stdio;
 mod topo;
+mod trace;
 mod watch;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,6 +41,9 @@ struct Cli {
     /// Log to standard error: -v for steps, -vv for each trial
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
+    /// Write every driver call and allocation with its time to this file, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", global = true)]
+    trace: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -95,7 +100,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let service = matches!(cli.command, Command::Serve(_));
-    if let Err(error) = log::start(cli.verbose, service) {
+    if let Err(error) = log::start(cli.verbose, service, cli.trace.as_deref()) {
         output::complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
         return ExitCode::FAILURE;
     }

@@ -3,20 +3,26 @@
 use std::backtrace::Backtrace;
 use std::panic::Location as Caller;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
+
+use tracing::{Level, trace};
 
 use super::allocation::{AllocPath, Imported, Party};
 use super::grants::Grants;
 use super::hook;
 use super::label::Label;
-use super::registry::{Range, Record, Registry};
+use super::record::{Range, Ranges, Record};
+use super::registry::Registry;
 use crate::Driver;
 use crate::driver::{DevicePtr, Location};
 use crate::vmm::identity::Identity;
 
 /// The environment variable that turns backtraces on: any value except an empty one and `0`.
 pub const BACKTRACES: &str = "EGMEM_BACKTRACES";
+
+/// The target of the events about allocations, which docs/logging.md describes.
+const TARGET: &str = "egmem::alloc";
 
 /// 0: not asked yet, 1: off, 2: on.
 static BACKTRACES_ON: AtomicU8 = AtomicU8::new(0);
@@ -60,29 +66,33 @@ pub struct NewEntry<'a> {
 #[derive(Debug)]
 pub struct Entry {
     registry: &'static Registry,
-    slot: usize,
+    /// [`GONE`] once the memory was given back.
+    slot: AtomicUsize,
 }
+
+const GONE: usize = usize::MAX;
 
 impl Entry {
     /// Adds an entry for memory that is not mapped yet.
     pub fn new(new: NewEntry<'_>) -> Self {
-        Self::with(new, Vec::new())
+        Self::with(new, Ranges::default())
     }
 
     /// Adds an entry for memory at `start`.
     pub fn mapped(new: NewEntry<'_>, start: DevicePtr, grants: Arc<Grants>) -> Self {
         let bytes = new.bytes;
-        let range = Range {
+        let mut ranges = Ranges::default();
+        ranges.push(Range {
             start,
             bytes,
             grants,
-        };
-        Self::with(new, vec![range])
+        });
+        Self::with(new, ranges)
     }
 
-    fn with(new: NewEntry<'_>, mapped: Vec<Range>) -> Self {
+    fn with(new: NewEntry<'_>, mapped: Ranges) -> Self {
         let registry = Registry::current();
-        let record = Record {
+        let mut record = Record {
             number: 0,
             driver: new.driver.address(),
             driver_name: new.driver.name(),
@@ -92,22 +102,39 @@ impl Entry {
             label: new.label,
             since: Instant::now(),
             site: new.site,
-            backtrace: backtraces_on().then(|| Arc::new(Backtrace::force_capture())),
             mapped,
-            exports: 0,
-            exported_to: Vec::new(),
-            identity: None,
-            imported: None,
+            rare: None,
             lost: None,
         };
-        let slot = registry.add(record);
+        if backtraces_on() {
+            record.rare().backtrace = Some(Arc::new(Backtrace::force_capture()));
+        }
+        let label = match tracing::enabled!(target: TARGET, Level::TRACE) {
+            true => record.label.clone(),
+            false => None,
+        };
+        let (slot, number) = registry.add(record);
+        trace!(
+            target: TARGET,
+            number,
+            driver = new.driver.name(),
+            bytes = new.bytes,
+            location = %new.location,
+            path = new.path.name(),
+            label = label.as_ref().map(Label::as_str),
+            site = new.site.map(tracing::field::display),
+            "allocated"
+        );
         hook::first_entry();
-        Self { registry, slot }
+        Self {
+            registry,
+            slot: AtomicUsize::new(slot),
+        }
     }
 
     fn change(&self, with: impl FnOnce(&mut Record)) {
         if self.registry.is_current() {
-            self.registry.change(self.slot, with);
+            self.registry.change(self.slot.load(Relaxed), with);
         }
     }
 
@@ -122,7 +149,7 @@ impl Entry {
         });
         MappedEntry {
             registry: self.registry,
-            slot: self.slot,
+            slot: self.slot.load(Relaxed),
             start,
             lost: false,
         }
@@ -141,14 +168,15 @@ impl Entry {
     /// Notes the identity by which importers know the memory, and that one more handle was exported.
     pub fn exported(&self, identity: Option<Identity>) {
         self.change(|record| {
-            record.identity = identity;
-            record.exports += 1;
+            let rare = record.rare();
+            rare.identity = identity;
+            rare.exports += 1;
         });
     }
 
     /// Notes a process that a handle was sent to.
     pub fn sent_to(&self, party: Party) {
-        self.change(|record| record.add_party(party));
+        self.change(|record| record.rare().add_party(party));
     }
 
     /// Notes where imported memory comes from. A label and a site replace those known.
@@ -159,7 +187,7 @@ impl Entry {
         site: Option<&'static Caller<'static>>,
     ) {
         self.change(|record| {
-            record.imported = Some(Box::new(imported));
+            record.rare().imported = Some(imported);
             record.label = label.or_else(|| record.label.take());
             record.site = site.or(record.site);
         });
@@ -167,16 +195,20 @@ impl Entry {
 
     /// Calls `free`, which gives the memory and its addresses back and returns whether they are lost.
     ///
-    /// The ranges are removed before: the driver may return the same addresses to another thread before `free` has
-    /// returned.
+    /// The entry is removed before: the driver may return the same addresses to another thread before `free` has
+    /// returned. It comes back if the memory is lost.
     pub fn give_back(&self, driver: &Driver, free: impl FnOnce() -> bool) {
-        let mut ranges = Vec::new();
-        self.change(|record| std::mem::swap(&mut record.mapped, &mut ranges));
-        if free() {
-            self.change(|record| {
-                record.lost = Some(driver.downgrade());
-                record.mapped = ranges;
-            });
+        let record = match self.registry.is_current() {
+            true => self.registry.take(self.slot.swap(GONE, Relaxed)),
+            false => None,
+        };
+        let is_lost = free();
+        let Some(mut record) = record else { return };
+        if is_lost {
+            record.lost = Some(driver.downgrade());
+            self.slot.store(self.registry.put(record), Relaxed);
+        } else {
+            log_release(&record);
         }
     }
 
@@ -186,10 +218,29 @@ impl Entry {
     }
 }
 
+fn log_release(record: &Record) {
+    if !tracing::enabled!(target: TARGET, Level::TRACE) {
+        return;
+    }
+    trace!(
+        target: TARGET,
+        number = record.number,
+        driver = record.driver_name,
+        bytes = record.bytes,
+        location = %record.location,
+        path = record.path.name(),
+        label = record.label.as_ref().map(Label::as_str),
+        age_ms = record.age_ms(Instant::now()),
+        "released"
+    );
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.registry.is_current() {
-            self.registry.remove(self.slot);
+        if self.registry.is_current()
+            && let Some(record) = self.registry.take(*self.slot.get_mut())
+        {
+            log_release(&record);
         }
     }
 }
@@ -219,9 +270,8 @@ impl Drop for MappedEntry {
     fn drop(&mut self) {
         if !self.lost && self.registry.is_current() {
             let start = self.start;
-            self.registry.change(self.slot, |record| {
-                record.mapped.retain(|range| range.start != start);
-            });
+            self.registry
+                .change(self.slot, |record| record.mapped.remove(start));
         }
     }
 }

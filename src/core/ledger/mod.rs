@@ -11,6 +11,7 @@ mod grants;
 mod hook;
 mod label;
 mod locate;
+mod record;
 mod registry;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ pub use grants::Grants;
 pub use hook::on_first_entry;
 pub use label::Label;
 pub use locate::{Foreign, Located, locate};
-pub use registry::MAX_PARTIES;
+pub use record::MAX_PARTIES;
 
 use crate::Driver;
 use registry::Registry;

@@ -193,6 +193,7 @@ macro_rules! functions {
                 #[inline]
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> $crate::Result<()> {
                     let function = self.$name.get(&self.library, self.version)?;
+                    let _traced = $crate::Call::$call.traced();
                     // SAFETY: the caller guarantees the arguments, as for the C function.
                     let code = unsafe { function($($arg),*) };
                     $crate::cuda::library::check($crate::Call::$call, code)

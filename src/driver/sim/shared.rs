@@ -38,6 +38,7 @@ impl Shared {
         call: Call,
         answer: impl FnOnce(&mut State) -> Answer<T>,
     ) -> Result<T> {
+        let _traced = call.traced();
         self.faults
             .enter(call)
             .map_err(|code| Error::driver(call, code))?;
