@@ -5,7 +5,7 @@ use egmem::driver::{Call, Code, Location, NodeId};
 use egmem::exchange::{End, Error, Mismatch, Refusal};
 use egmem::share::Error as ShareError;
 
-use crate::listing::{compare, expect_all, variants};
+use crate::listing::{compare, defined, expect_all, variant};
 
 fn examples() -> Vec<Error> {
     let peer = || "node-a (10.0.3.7:7740)".to_owned();
@@ -90,14 +90,13 @@ fn examples() -> Vec<Error> {
 /// Every reason for which a peer refuses a request, in the order of the enum: the word of each but the last is its
 /// name.
 fn refusals() -> Vec<Refusal> {
-    let file = "exchange/error/refusal.rs";
-    let mut reasons: Vec<_> = variants(file, "Refusal")
-        .iter()
-        .map(|name| Refusal::from_word(&word(name)))
+    let names = defined("exchange/error/refusal.rs", "refusals");
+    let known = names.iter().map(|name| Refusal::from_word(&word(name)));
+    let reasons: Vec<_> = known
+        .chain([Refusal::Other("of_tomorrow".into())])
         .collect();
-    reasons.pop();
-    reasons.push(Refusal::Other("of_tomorrow".into()));
-    expect_all(file, "Refusal", &reasons);
+    let found: Vec<_> = reasons.iter().map(variant).collect();
+    assert_eq!(found[..names.len()], names);
     reasons
 }
 
