@@ -1,7 +1,7 @@
 //! A service's metrics in Prometheus' text form (OpenMetrics 1.0).
 
 use std::fmt::Error as FmtError;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
@@ -15,6 +15,14 @@ use crate::driver::NodeId;
 /// The media type of [`encode`]'s text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Returns metrics by name, with a help text and a value: a row each.
+macro_rules! rows {
+    ($($name:literal, $help:literal => $value:expr;)*) => {
+        vec![$(($name, $help, $value)),*]
+    };
+}
+pub(super) use rows;
+
 /// One node's numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeNumbers {
@@ -25,64 +33,25 @@ pub(crate) struct NodeNumbers {
 
 impl NodeNumbers {
     pub fn new(node: NodeId, levels: Levels, counters: &Counters) -> Self {
-        let read = |(name, help, counter): (_, _, &AtomicU64)| (name, help, counter.load(Relaxed));
         Self {
             node: node.0,
             levels,
-            counts: [
-                (
-                    "chunks_made",
-                    "Pieces of memory made by the driver",
-                    &counters.made_chunks,
-                ),
-                (
-                    "made_bytes",
-                    "Bytes made by the driver",
-                    &counters.made_bytes,
-                ),
-                (
-                    "chunks_failed",
-                    "Pieces of memory that the driver or a limit refused",
-                    &counters.failed_chunks,
-                ),
-                (
-                    "taken_warm_bytes",
-                    "Bytes given out that were ready",
-                    &counters.taken_warm_bytes,
-                ),
-                (
-                    "taken_cold_bytes",
-                    "Bytes given out that had to be made first",
-                    &counters.taken_cold_bytes,
-                ),
-                (
-                    "scrubbed_bytes",
-                    "Bytes zeroed for reuse",
-                    &counters.scrubbed_bytes,
-                ),
-                (
-                    "scrub_failures",
-                    "Pieces that could not be zeroed",
-                    &counters.scrub_failures,
-                ),
-                (
-                    "discarded_tainted_bytes",
-                    "Bytes given up because a holder may still have them mapped",
-                    &counters.discarded_tainted_bytes,
-                ),
-                (
-                    "discarded_policy_bytes",
-                    "Bytes given up by the reuse policy or for want of use",
-                    &counters.discarded_policy_bytes,
-                ),
-                (
-                    "evicted_bytes",
-                    "Bytes in reserve given up for requests",
-                    &counters.evicted_bytes,
-                ),
-            ]
-            .map(read)
-            .to_vec(),
+            counts: rows! {
+                "chunks_made", "Pieces of memory made by the driver" => counters.made_chunks.load(Relaxed);
+                "made_bytes", "Bytes made by the driver" => counters.made_bytes.load(Relaxed);
+                "chunks_failed", "Pieces of memory that the driver or a limit refused"
+                    => counters.failed_chunks.load(Relaxed);
+                "taken_warm_bytes", "Bytes given out that were ready" => counters.taken_warm_bytes.load(Relaxed);
+                "taken_cold_bytes", "Bytes given out that had to be made first"
+                    => counters.taken_cold_bytes.load(Relaxed);
+                "scrubbed_bytes", "Bytes zeroed for reuse" => counters.scrubbed_bytes.load(Relaxed);
+                "scrub_failures", "Pieces that could not be zeroed" => counters.scrub_failures.load(Relaxed);
+                "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
+                    => counters.discarded_tainted_bytes.load(Relaxed);
+                "discarded_policy_bytes", "Bytes given up by the reuse policy or for want of use"
+                    => counters.discarded_policy_bytes.load(Relaxed);
+                "evicted_bytes", "Bytes in reserve given up for requests" => counters.evicted_bytes.load(Relaxed);
+            },
         }
     }
 }
@@ -134,23 +103,13 @@ impl Collector for Snapshot {
                 ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
             }
         }
-        let levels: [Level; 5] = [
-            (
-                "reserve_target_bytes",
-                "Bytes to keep ready for anybody",
-                |l| l.target,
-            ),
-            ("reserve_bytes", "Bytes ready for anybody", |l| l.warm),
-            (
-                "kept_bytes",
-                "Bytes ready for the one peer that had them",
-                |l| l.kept,
-            ),
-            ("dirty_bytes", "Bytes waiting to be zeroed", |l| l.dirty),
-            ("pinned_bytes", "Bytes that the service has pinned", |l| {
-                l.pinned
-            }),
-        ];
+        let levels: Vec<Level> = rows! {
+            "reserve_target_bytes", "Bytes to keep ready for anybody" => |l| l.target;
+            "reserve_bytes", "Bytes ready for anybody" => |l| l.warm;
+            "kept_bytes", "Bytes ready for the one peer that had them" => |l| l.kept;
+            "dirty_bytes", "Bytes waiting to be zeroed" => |l| l.dirty;
+            "pinned_bytes", "Bytes that the service has pinned" => |l| l.pinned;
+        };
         for (name, help, level) in levels {
             let kind = ConstGauge::new(0_i64).metric_type();
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
