@@ -7,7 +7,7 @@ use super::collective::{Contribution, Entered, Given, Outcome, Shape};
 use super::phase::given;
 use super::roster::{PageLimits, Roster};
 use super::round::{Phase, Round, Rules, Stay};
-use super::rounds::{Rounds, no_such_round};
+use super::rounds::{Rounds, find, no_such_round};
 use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
@@ -38,7 +38,7 @@ impl Rounds {
                 self.pass_over(ask.round, rank, ask.number);
                 self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
             }
-            Err(told) => self.told.push((waiter, told)),
+            Err(told) => self.waiters.answer(waiter, told),
         }
     }
 
@@ -72,7 +72,7 @@ impl Rounds {
     /// The rank's answer otherwise.
     fn may_enter(&mut self, session: u64, ask: &Gather) -> Result<u32, Told> {
         let no = |reason, detail: &str| Err(Told::Refused(refused(reason, detail)));
-        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+        let Some((round, rank)) = find(&mut self.rounds, session, &ask.group, ask.round) else {
             return Err(Told::Refused(no_such_round()));
         };
         if !round.seats.get(&rank).is_some_and(|seat| seat.is_member()) {
@@ -126,15 +126,9 @@ impl Rounds {
         };
         let collective = &mut round.collective;
         let number = collective.number();
-        self.waiting.insert(waiter, (id, rank));
         if let Some(entered) = collective.entered.get_mut(&rank) {
             // Its connection broke before it got the answer; its contribution is already here.
-            if let Some(before) = entered.waiter.replace(waiter) {
-                self.waiting.remove(&before);
-                let no = refused(Refusal::Stale, "the rank has asked again since");
-                self.told.push((before, Told::Refused(no)));
-            }
-            return;
+            return self.waiters.wait(&mut entered.waiter, waiter, (id, rank));
         }
         let (contribution, wrong) = match contribution(collective.via, ask.operation, fds) {
             Ok(contribution) => (contribution, None),
@@ -142,12 +136,13 @@ impl Rounds {
         };
         let shape = contribution.shape();
         let other = collective.other_shape(shape);
-        let entered = Entered {
+        let mut entered = Entered {
             contribution,
-            waiter: Some(waiter),
+            waiter: None,
             deadline: now.saturating_add(wait),
             charge,
         };
+        self.waiters.wait(&mut entered.waiter, waiter, (id, rank));
         collective.entered.insert(rank, Box::new(entered));
         let disagree = other.map(|other| [other, (rank, shape)]);
         let why = objection(round, rank, &self.rules, wrong, disagree);
@@ -196,10 +191,8 @@ impl Rounds {
         let collective = &mut round.collective;
         collective.fail(last, Arc::clone(&why));
         for entered in std::mem::take(&mut collective.entered).into_values() {
-            if let Some(waiter) = entered.waiter {
-                self.waiting.remove(&waiter);
-                self.told.push((waiter, Told::Incomplete(Arc::clone(&why))));
-            }
+            let told = Told::Incomplete(Arc::clone(&why));
+            self.waiters.answer(entered.waiter, told);
         }
         self.schedule(id);
     }
@@ -219,8 +212,7 @@ impl Rounds {
         let collective = &mut round.collective;
         collective.complete(result);
         for waiter in waiters {
-            self.waiting.remove(&waiter);
-            self.told.push((waiter, collective.ended(number, None)));
+            self.waiters.answer(waiter, collective.ended(number, None));
         }
     }
 

@@ -19,7 +19,7 @@ impl Rounds {
     pub fn join(&mut self, now: Duration, waiter: Waiter, asker: Asker, ask: Join) {
         self.tick(now);
         if let Err(no) = self.try_join(now, waiter, asker, ask) {
-            self.told.push((waiter, Told::Refused(no)));
+            self.waiters.answer(waiter, Told::Refused(no));
         }
     }
 
@@ -48,7 +48,7 @@ impl Rounds {
             can: ask.can,
             cannot: ask.cannot.iter().map(|why| cut(why).to_owned()).collect(),
             memory: ask.memory,
-            waiter: Some(waiter),
+            waiter: None,
             given: None,
             stay: Stay::Here,
             revoked: false,
@@ -60,7 +60,7 @@ impl Rounds {
                 .push("it joined over TCP, which carries no fds".into());
         }
         self.present.enter(&seat.asker, id);
-        self.waiting.insert(waiter, (id, ask.rank));
+        self.waiters.wait(&mut seat.waiter, waiter, (id, ask.rank));
         round.seats.insert(ask.rank, Box::new(seat));
         if round.seats.len() == round.size as usize {
             self.decide(id, now);
@@ -140,12 +140,9 @@ impl Rounds {
             && let Some(seat) = round.seats.remove(&ask.rank)
         {
             self.present.remove(&seat, id);
-            if let Some(waiter) = seat.waiter {
-                self.waiting.remove(&waiter);
-                let why = format!("rank {} has joined again since", ask.rank);
-                let no = refused(Refusal::Exists, why);
-                self.told.push((waiter, Told::Refused(no)));
-            }
+            let why = format!("rank {} has joined again since", ask.rank);
+            let no = refused(Refusal::Exists, why);
+            self.waiters.answer(seat.waiter, Told::Refused(no));
         }
         Ok(Some(id))
     }
@@ -252,10 +249,8 @@ impl Rounds {
                 for seat in round.seats.values_mut() {
                     // Only needed for this answer.
                     seat.cannot = Vec::new();
-                    if let Some(waiter) = seat.waiter.take() {
-                        self.waiting.remove(&waiter);
-                        self.told.push((waiter, Told::Agreed(agreed)));
-                    }
+                    self.waiters
+                        .answer(seat.waiter.take(), Told::Agreed(agreed));
                 }
                 round.collective.via = Some(via);
                 self.schedule(id);

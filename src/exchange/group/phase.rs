@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::collective::Given;
 use super::roster::{PageLimits, Roster};
-use super::round::{Kept, Phase, Round, Stay};
-use super::rounds::Rounds;
+use super::round::{Kept, Phase, Stay};
+use super::rounds::{Rounds, find};
 use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
@@ -30,9 +30,9 @@ impl Rounds {
         {
             let told = ended.told.clone();
             // The round has failed meanwhile, or the connection broke before the rank got the answer.
-            return self.told.push((waiter, told));
+            return self.waiters.answer(waiter, told);
         }
-        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+        let Some((round, rank)) = find(&mut self.rounds, session, &ask.group, ask.round) else {
             return self.unknown(waiter);
         };
         let Some(seat) = round.seats.get_mut(&rank).filter(|seat| !seat.revoked) else {
@@ -41,10 +41,12 @@ impl Rounds {
         match &round.phase {
             Phase::Gathering => {
                 let no = refused(Refusal::Invalid, "the group is still gathering");
-                self.told.push((waiter, Told::Refused(no)));
+                self.waiters.answer(waiter, Told::Refused(no));
             }
             Phase::Complete(_) => self.serve(ask.round, waiter, first),
             Phase::Offering { via, .. } => {
+                let place = (ask.round, rank);
+                self.waiters.wait(&mut seat.waiter, waiter, place);
                 if seat.given.is_none() {
                     match given(*via, seat.parts(), ask.fabric, fds) {
                         Ok(given) => seat.given = Some(given),
@@ -54,18 +56,9 @@ impl Rounds {
                                 format!("rank {rank} offers {wrong}"),
                                 vec![rank],
                             );
-                            seat_waits(round, rank, waiter);
-                            self.waiting.insert(waiter, (ask.round, rank));
                             return self.fail(ask.round, now, why);
                         }
                     }
-                }
-                let before = seat_waits(round, rank, waiter);
-                self.waiting.insert(waiter, (ask.round, rank));
-                if let Some(before) = before {
-                    self.waiting.remove(&before);
-                    let no = refused(Refusal::Stale, "the rank has asked again since");
-                    self.told.push((before, Told::Refused(no)));
                 }
                 self.complete(ask.round, now);
             }
@@ -120,7 +113,6 @@ impl Rounds {
             .filter_map(|seat| seat.waiter.take())
             .collect();
         for waiter in waiters {
-            self.waiting.remove(&waiter);
             self.serve(id, waiter, 0);
         }
         self.schedule(id);
@@ -136,13 +128,13 @@ impl Rounds {
         };
         let Some(Kept { roster, .. }) = kept else {
             let no = refused(Refusal::Stale, "the members were sent already");
-            return self.told.push((waiter, Told::Refused(no)));
+            return self.waiters.answer(waiter, Told::Refused(no));
         };
         let told = match roster.page(first) {
             Some(page) => Told::Members(Arc::clone(roster), page),
             None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
         };
-        self.told.push((waiter, told));
+        self.waiters.answer(waiter, told);
     }
 
     /// Records that a rank is done; the waiter gets [`Told::Done`] when all ranks are.
@@ -153,9 +145,9 @@ impl Rounds {
             let told = ended.told.clone();
             // The rank has left before, and its connection broke before it got the answer; or the round
             // failed.
-            return self.told.push((waiter, told));
+            return self.waiters.answer(waiter, told);
         }
-        let Some((round, rank)) = self.find(session, &ask.group, ask.round) else {
+        let Some((round, rank)) = find(&mut self.rounds, session, &ask.group, ask.round) else {
             return self.unknown(waiter);
         };
         match (&round.phase, round.seats.get_mut(&rank)) {
@@ -163,15 +155,10 @@ impl Rounds {
                 let leaves = (seat.stay == Stay::Here).then(|| seat.asker.clone());
                 seat.stay = Stay::Left;
                 seat.deadline = now.saturating_add(wait);
-                let before = seat.waiter.replace(waiter);
-                self.waiting.insert(waiter, (ask.round, rank));
+                let place = (ask.round, rank);
+                self.waiters.wait(&mut seat.waiter, waiter, place);
                 if let Some(asker) = leaves {
                     self.present.leave(&asker, ask.round);
-                }
-                if let Some(before) = before {
-                    self.waiting.remove(&before);
-                    let no = refused(Refusal::Stale, "the rank has asked again since");
-                    self.told.push((before, Told::Refused(no)));
                 }
                 self.decide_gather(ask.round, now);
                 self.end(ask.round, now);
@@ -179,7 +166,7 @@ impl Rounds {
                 self.tick(now);
             }
             (Phase::Gathering | Phase::Offering { .. }, _) => {
-                self.told.push((waiter, Told::Done));
+                self.waiters.answer(waiter, Told::Done);
                 self.abandon(ask.round, rank, now, "left");
             }
             (Phase::Complete(_), None) => self.unknown(waiter),
@@ -206,10 +193,7 @@ impl Rounds {
         };
         let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
-            if let Some(waiter) = seat.waiter.take() {
-                self.waiting.remove(&waiter);
-                self.told.push((waiter, told.clone()));
-            }
+            self.waiters.answer(seat.waiter.take(), told.clone());
             if seat.stay == Stay::Left {
                 sessions.push(seat.asker.session);
             }
@@ -236,7 +220,7 @@ impl Rounds {
 
     /// Records that a waiter no longer waits, because its connection is broken.
     pub fn cancel(&mut self, now: Duration, waiter: Waiter) {
-        if let Some((id, rank)) = self.waiting.remove(&waiter)
+        if let Some((id, rank)) = self.waiters.forget(waiter)
             && let Some(round) = self.rounds.get_mut(&id)
         {
             if let Some(seat) = round.seats.get_mut(&rank) {
@@ -279,11 +263,8 @@ impl Rounds {
                     ranks: vec![rank],
                 };
                 if let Some(seat) = round.seats.get_mut(&rank) {
-                    if let Some(waiter) = seat.waiter.take() {
-                        self.waiting.remove(&waiter);
-                        let no = refused(Refusal::Closing, "the session ended");
-                        self.told.push((waiter, Told::Refused(no)));
-                    }
+                    let no = refused(Refusal::Closing, "the session ended");
+                    self.waiters.answer(seat.waiter.take(), Told::Refused(no));
                     if seat.stay == Stay::Here {
                         seat.stay = Stay::Lost;
                         self.present.leave(&seat.asker, id);
@@ -298,10 +279,6 @@ impl Rounds {
             }
         }
     }
-}
-
-fn seat_waits(round: &mut Round, rank: u32, waiter: Waiter) -> Option<Waiter> {
-    round.seats.get_mut(&rank)?.waiter.replace(waiter)
 }
 
 /// Checks a rank's handles: of the agreed type, and one for each part.

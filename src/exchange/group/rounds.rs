@@ -15,7 +15,7 @@ use super::outcomes::{Outcome, Outcomes};
 use super::present::Present;
 use super::rights::Rights;
 use super::round::{Phase, Round, Rules, Stay, TICK};
-use super::told::{Told, Waiter, refused};
+use super::told::{Told, Waiter, Waiters, refused};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::shrink;
@@ -32,10 +32,9 @@ pub(super) struct Rounds {
     /// The round of each group that can be joined.
     pub(super) open: HashMap<Identity, u64>,
     pub(super) present: Present,
-    pub(super) waiting: HashMap<Waiter, (u64, u32)>,
+    pub(super) waiters: Waiters,
     pub(super) deadlines: BTreeSet<(Duration, u64)>,
     pub(super) ended: Outcomes,
-    pub(super) told: Vec<(Waiter, Told)>,
     pub(super) news: Vec<(u64, Lost)>,
 }
 
@@ -49,10 +48,9 @@ impl Rounds {
             rounds: HashMap::new(),
             open: HashMap::new(),
             present: Present::default(),
-            waiting: HashMap::new(),
+            waiters: Waiters::default(),
             deadlines: BTreeSet::new(),
             ended: Outcomes::default(),
-            told: Vec::new(),
             news: Vec::new(),
         }
     }
@@ -60,13 +58,9 @@ impl Rounds {
     /// Takes the answers to waiters and the notices to sessions that are due since the last call.
     #[allow(clippy::type_complexity, reason = "two lists, taken apart at once")]
     pub(super) fn take(&mut self) -> (Vec<(Waiter, Told)>, Vec<(u64, Lost)>) {
-        shrink(&mut self.waiting);
         shrink(&mut self.rounds);
         shrink(&mut self.open);
-        (
-            std::mem::take(&mut self.told),
-            std::mem::take(&mut self.news),
-        )
+        (self.waiters.take_told(), std::mem::take(&mut self.news))
     }
 
     /// Ends a round that is not complete, with one answer for all its ranks.
@@ -87,10 +81,8 @@ impl Rounds {
         let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
             sessions.push(seat.asker.session);
-            if let Some(waiter) = seat.waiter.take() {
-                self.waiting.remove(&waiter);
-                self.told.push((waiter, Told::Incomplete(why.clone())));
-            }
+            let told = Told::Incomplete(why.clone());
+            self.waiters.answer(seat.waiter.take(), told);
         }
         if offered {
             self.remember(id, now, sessions, Told::Incomplete(why), true);
@@ -177,8 +169,8 @@ impl Rounds {
     /// second.
     pub(super) fn next_tick(&mut self, now: Duration, waiter: Waiter) -> Duration {
         self.tick(now);
-        let round = self.waiting.get(&waiter).map(|(id, _)| id);
-        let next = round.and_then(|id| self.rounds.get(id)?.scheduled);
+        let place = self.waiters.place(waiter);
+        let next = place.and_then(|(id, _)| self.rounds.get(&id)?.scheduled);
         next.map_or(TICK, |at| at.saturating_sub(now).min(TICK))
     }
 
@@ -202,11 +194,9 @@ impl Rounds {
                 let here = round.ranks(|seat| seat.stay == Stay::Here);
                 let why = Arc::new(round.incomplete(Refusal::TimedOut, "they have not left", here));
                 for seat in round.seats.values_mut() {
-                    if seat.deadline <= now
-                        && let Some(waiter) = seat.waiter.take()
-                    {
-                        self.waiting.remove(&waiter);
-                        self.told.push((waiter, Told::Incomplete(why.clone())));
+                    if seat.deadline <= now {
+                        let told = Told::Incomplete(why.clone());
+                        self.waiters.answer(seat.waiter.take(), told);
                     }
                 }
                 self.expire_gather(id, now);
@@ -226,23 +216,15 @@ impl Rounds {
     }
 
     pub(super) fn unknown(&mut self, waiter: Waiter) {
-        self.told.push((waiter, Told::Refused(no_such_round())));
-    }
-
-    pub(super) fn find(&mut self, session: u64, group: &str, id: u64) -> Option<(&mut Round, u32)> {
-        let round = self.rounds.get_mut(&id)?;
-        let rank = round.seat_of(session)?;
-        (round.group == group).then_some((round, rank))
+        self.waiters.answer(waiter, Told::Refused(no_such_round()));
     }
 
     /// Removes a seat from a round, after answering its waiter.
     pub(super) fn vacate(&mut self, id: u64, rank: u32, why: Refused) {
         if let Some(round) = self.rounds.get_mut(&id)
             && let Some(seat) = round.seats.get_mut(&rank)
-            && let Some(waiter) = seat.waiter.take()
         {
-            self.waiting.remove(&waiter);
-            self.told.push((waiter, Told::Refused(why)));
+            self.waiters.answer(seat.waiter.take(), Told::Refused(why));
         }
         self.remove_seat(id, rank);
     }
@@ -268,14 +250,10 @@ impl Rounds {
         };
         for seat in round.seats.values() {
             self.present.remove(seat, id);
-            if let Some(waiter) = seat.waiter {
-                self.waiting.remove(&waiter);
-            }
+            self.waiters.forget(seat.waiter);
         }
         for entered in round.collective.entered.values() {
-            if let Some(waiter) = entered.waiter {
-                self.waiting.remove(&waiter);
-            }
+            self.waiters.forget(entered.waiter);
         }
         if self.open.get(&round.identity) == Some(&id) {
             self.open.remove(&round.identity);
@@ -300,6 +278,18 @@ impl Rounds {
             round.scheduled = next;
         }
     }
+}
+
+/// Returns the round with this number in which a session has a seat, and its rank.
+pub(super) fn find<'a>(
+    rounds: &'a mut HashMap<u64, Round>,
+    session: u64,
+    group: &str,
+    id: u64,
+) -> Option<(&'a mut Round, u32)> {
+    let round = rounds.get_mut(&id)?;
+    let rank = round.seat_of(session)?;
+    (round.group == group).then_some((round, rank))
 }
 
 /// Returns the answer to a peer without a right, whether the group exists or not.

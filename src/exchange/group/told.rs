@@ -1,9 +1,11 @@
 //! The answers to ranks that wait.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::roster::Roster;
 use crate::Refusal;
+use crate::account::shrink;
 use crate::protocol::{Agreed, Incomplete, Refused};
 
 /// A request that waits for its answer.
@@ -23,5 +25,46 @@ pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
     Refused {
         reason: reason.word().into(),
         detail: detail.into(),
+    }
+}
+
+/// Those who wait, and the answers that are due.
+#[derive(Default)]
+pub(super) struct Waiters {
+    /// The round and the rank that each waits for.
+    pub(super) places: HashMap<Waiter, (u64, u32)>,
+    told: Vec<(Waiter, Told)>,
+}
+
+impl Waiters {
+    /// Lets a waiter take a rank's place. The rank's waiter before, if any, is told.
+    pub(super) fn wait(&mut self, of: &mut Option<Waiter>, waiter: Waiter, place: (u64, u32)) {
+        let no = refused(Refusal::Stale, "the rank has asked again since");
+        self.answer(of.replace(waiter), Told::Refused(no));
+        self.places.insert(waiter, place);
+    }
+
+    /// Answers a waiter, if there is one, which then waits no more.
+    pub(super) fn answer(&mut self, waiter: impl Into<Option<Waiter>>, told: Told) {
+        if let Some(waiter) = waiter.into() {
+            self.forget(waiter);
+            self.told.push((waiter, told));
+        }
+    }
+
+    /// Forgets a waiter, if there is one; returns what it waited for.
+    pub(super) fn forget(&mut self, waiter: impl Into<Option<Waiter>>) -> Option<(u64, u32)> {
+        self.places.remove(&waiter.into()?)
+    }
+
+    /// Returns the round and the rank that a waiter waits for.
+    pub(super) fn place(&self, waiter: Waiter) -> Option<(u64, u32)> {
+        self.places.get(&waiter).copied()
+    }
+
+    /// Takes the answers that are due.
+    pub(super) fn take_told(&mut self) -> Vec<(Waiter, Told)> {
+        shrink(&mut self.places);
+        std::mem::take(&mut self.told)
     }
 }

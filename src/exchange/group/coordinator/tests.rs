@@ -198,7 +198,7 @@ async fn many_ranks_that_are_gone_leave_no_room_behind() {
     let room = || {
         let state = groups.lock();
         let waiters = state.waiters.capacity();
-        waiters.max(state.rounds.waiting.capacity())
+        waiters.max(state.rounds.waiters.places.capacity())
     };
     while groups.lock().waiters.len() < 1000 {
         tokio::task::yield_now().await;

@@ -75,7 +75,7 @@ fn a_barrier_opens_when_the_last_rank_enters() {
         let last = story.gather(at(of), 1, barrier(round, of));
         story.passed(&[first, second, last]);
     }
-    assert!(story.rounds.waiting.is_empty());
+    assert!(story.rounds.waiters.places.is_empty());
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_rank_that_leaves_or_is_lost_ends_every_gather() {
         }
         let gone = story.gather(at(4), 2, barrier(round, 2));
         assert_eq!(story.reason(gone).0, "not_found", "{how}");
-        assert!(story.rounds.waiting.is_empty());
+        assert!(story.rounds.waiters.places.is_empty());
     }
 }
 

@@ -186,7 +186,7 @@ impl Story {
         assert_eq!(self.rounds.len(), 0);
         assert!(self.rounds.open.is_empty());
         assert!(self.rounds.present.is_empty());
-        assert!(self.rounds.waiting.is_empty());
+        assert!(self.rounds.waiters.places.is_empty());
         assert!(self.rounds.deadlines.is_empty());
     }
 }

@@ -73,7 +73,7 @@ proptest! {
                         Some(Told::Agreed(agreed)) => Some(agreed.round),
                         Some(Told::Incomplete(_)) => Some(story.rounds.keys.last_round()),
                         Some(_) => None,
-                        None => story.rounds.waiting.get(&waiter).map(|(round, _)| *round),
+                        None => story.rounds.waiters.places.get(&waiter).map(|(round, _)| *round),
                     };
                     if let Some(round) = round {
                         joined.entry(round).or_default().push(waiter);
@@ -98,7 +98,7 @@ proptest! {
                 }
                 Step::Gone { session } => story.gone(now, session),
                 Step::Cancel { nth } => {
-                    let mut waiting: Vec<_> = story.rounds.waiting.keys().copied().collect();
+                    let mut waiting: Vec<_> = story.rounds.waiters.places.keys().copied().collect();
                     waiting.sort_unstable();
                     if let Some(&waiter) = waiting.get(nth) {
                         cancelled.insert(waiter);
