@@ -177,6 +177,16 @@ const OPERATIONS: &[Operation] = &[
         let options = egmem::shapes::Ring::<u64>::on(Location::Device(1));
         options.create(driver).map(drop)
     }),
+    #[cfg(feature = "shapes")]
+    ("appender", |driver| {
+        let options = egmem::shapes::Appender::<u64>::on(NodeId(0)).max_len(1 << 20);
+        let options = options.ahead(1).cursor_on(Location::Device(0));
+        let mut appender = options.create(driver)?;
+        appender.append(&vec![7; 300_000])?;
+        appender.pump();
+        let came = appender.collect()?;
+        came.stopped.map_or(Ok(()), Err)
+    }),
     #[cfg(feature = "share")]
     ("shared and imported", |driver| {
         use egmem::share::{ImportOptions, Shared};

@@ -4,7 +4,6 @@ use std::ffi::CStr;
 
 use egmem::driver::{LaunchDims, ModuleHandle};
 use egmem::pinned::PinnedHost;
-use egmem::shapes::device;
 use egmem::{Driver, Memory, Result, Stream};
 
 /// The kernels, loaded on GPU 0.
@@ -17,12 +16,12 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    pub fn load(driver: &Driver) -> Result<Self> {
+    pub fn load(driver: &Driver, ptx: &CStr) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(driver, 0)?,
             report: PinnedHost::new(driver, 0, 64)?,
-            // SAFETY: the text is PTX.
-            module: unsafe { driver.module_load(0, device::PTX)? },
+            // SAFETY: the callers pass PTX.
+            module: unsafe { driver.module_load(0, ptx)? },
             driver: driver.clone(),
         })
     }
@@ -33,13 +32,22 @@ impl Kernels {
     /// The arguments are the kernel's, and their memory lives until the stream was synchronised.
     pub unsafe fn start(&self, name: &CStr, dims: (u32, u32), args: &[u64]) -> Result<()> {
         let args = [args, &[self.report.device_ptr().0]].concat();
+        // SAFETY: the caller's promise; the report lives.
+        unsafe { self.start_bare(name, dims, &args) }
+    }
+
+    /// Starts a kernel that reports nothing.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    pub unsafe fn start_bare(&self, name: &CStr, dims: (u32, u32), args: &[u64]) -> Result<()> {
         let (blocks, threads) = dims;
-        // SAFETY: the caller's promise; the module is loaded and the report lives.
+        // SAFETY: the caller's promise; the module is loaded.
         unsafe {
             let kernel = self.driver.module_function(0, self.module, name)?;
             let dims = LaunchDims { blocks, threads };
             self.driver
-                .launch_kernel(kernel, dims, &args, self.stream.handle())
+                .launch_kernel(kernel, dims, args, self.stream.handle())
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|replicated|ring] [--cuda] [--rounds 5] [--size 64MiB]
+//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender] [--cuda] [--rounds 5] [--size 64MiB]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
+mod appender;
 mod gpu;
 mod growing;
 mod replicated;
@@ -21,6 +22,7 @@ enum Part {
     Growing,
     Replicated,
     Ring,
+    Appender,
 }
 
 #[derive(Parser)]
@@ -57,6 +59,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Ring) {
         ring::run(&driver, rounds)?;
+    }
+    if wanted(Part::Appender) {
+        appender::run(&driver, rounds)?;
     }
     Ok(())
 }

@@ -159,7 +159,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
         println!("no GPU: its kernels are not measured");
         return Ok(());
     }
-    let kernels = Kernels::load(driver)?;
+    let kernels = Kernels::load(driver, device::PTX)?;
     for batch in [1, 32, 128, 512, 2048] {
         let rate = rates(rounds, || by_gpu(driver, &kernels, batch))?;
         line(format!("GPU to CPU, batches of {batch}"), rate);

@@ -5,11 +5,13 @@
 //! - [`Stripes`] cuts one range into parts at several locations in turn, with a front elsewhere if need be: on host nodes,
 //!   on GPUs, or on both. The result is a [`Buffer`].
 //! - [`Ring`] is a bounded queue between the CPU and GPUs, whose memory is mapped twice so that no batch is split.
+//! - [`Appender`] takes the output of kernels that cannot say before how much it will be.
 //! - [`Replicated`] is read-mostly data with a copy on each of several nodes and GPUs.
 //!
 //! Programs depend on the crate `egmem`, which re-exports what they need.
 #![deny(missing_docs)]
 
+pub mod appender;
 mod cursor;
 pub mod device;
 pub mod growable;
@@ -18,12 +20,13 @@ pub mod ring;
 mod striped;
 mod wait;
 
+pub use appender::{Appended, Appender};
 pub use growable::{Growable, GrowableOptions, Prefix};
 pub use replicated::{Replica, Replicated, ReplicatedOptions};
 pub use ring::{Consumer, Producer, Ring};
 pub use striped::{Stripe, Stripes, stripes};
 
 use egmem_core::{
-    Buffer, BufferOptions, Driver, Error, Event, Result, Stream, buffer, driver, guard, ledger,
-    memory, pinned, size, topology, vmm,
+    Buffer, BufferOptions, Driver, Error, Event, Result, Stream, buffer, driver, explain, guard,
+    ledger, memory, pinned, size, topology, vmm,
 };

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use egmem::driver::{LaunchDims, ModuleHandle};
+use egmem::driver::{FunctionHandle, LaunchDims, ModuleHandle};
 use egmem::pinned::PinnedHost;
 use egmem::shapes::device;
 use egmem::{Driver, Memory, Stream};
@@ -10,7 +10,7 @@ use egmem::{Driver, Memory, Stream};
 /// Looks that a kernel takes before it gives up: seconds.
 pub const LOOKS: u64 = 1 << 22;
 
-/// The shapes' kernels on GPU 0, and a stream for each one that runs at a time.
+/// The shapes' kernels on GPU 0.
 pub struct Kernels {
     driver: Driver,
     module: ModuleHandle,
@@ -24,28 +24,51 @@ impl Kernels {
         }
         // SAFETY: the text is PTX.
         let module = unsafe { driver.module_load(0, device::PTX) }.unwrap();
-        let driver = driver.clone();
-        Some(Self { driver, module })
+        let kernels = Self {
+            driver: driver.clone(),
+            module,
+        };
+        // Loaded before any of them runs: a driver that loads a kernel later may wait for those that run.
+        for name in [device::RING_PUSH_RECORDS, device::RING_POP_RECORDS] {
+            kernels.function(name);
+        }
+        Some(kernels)
     }
 
-    /// Launches a kernel, whose last argument is where it reports how many records it is done with.
-    ///
-    /// # Safety
-    /// The arguments are the kernel's, and what they point to lives until the result has been waited for.
-    pub unsafe fn launch(&self, name: &CStr, (blocks, threads): (u32, u32), args: &[u64]) -> Run {
+    fn function(&self, name: &CStr) -> FunctionHandle {
+        // SAFETY: the module is loaded.
+        unsafe { self.driver.module_function(0, self.module, name) }.unwrap()
+    }
+
+    /// Returns a stream for a kernel, and where it reports. Making them may wait for kernels that run.
+    pub fn run(&self) -> Run {
         let done = PinnedHost::new(&self.driver, 0, 64).unwrap();
         done.cpu().fill(0, 64, 0).unwrap();
         let stream = Stream::new(&self.driver, 0).unwrap();
-        let args = [args, &[done.device_ptr().0]].concat();
-        // SAFETY: the caller's promise; the module is loaded, and `done` lives until the kernel has ended.
-        unsafe {
-            let kernel = self.driver.module_function(0, self.module, name).unwrap();
-            let dims = LaunchDims { blocks, threads };
-            self.driver
-                .launch_kernel(kernel, dims, &args, stream.handle())
-                .unwrap();
-        }
         Run { stream, done }
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's, and what they point to lives until the run has been waited for.
+    pub unsafe fn start(&self, run: &Run, name: &CStr, grid: (u32, u32), args: &[u64]) {
+        let (blocks, threads) = grid;
+        let dims = LaunchDims { blocks, threads };
+        let (kernel, stream) = (self.function(name), run.stream.handle());
+        // SAFETY: the caller's promise; the module is loaded.
+        unsafe { self.driver.launch_kernel(kernel, dims, args, stream) }.unwrap();
+    }
+
+    /// Launches a kernel whose last argument is where it reports how many records it is done with.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    pub unsafe fn launch(&self, name: &CStr, grid: (u32, u32), args: &[u64]) -> Run {
+        let run = self.run();
+        // SAFETY: the caller's promise; the run has the report.
+        unsafe { self.start(&run, name, grid, &[args, &[run.report()]].concat()) };
+        run
     }
 }
 
@@ -63,12 +86,22 @@ pub struct Run {
 }
 
 impl Run {
+    /// Returns the address where the kernel reports: 64 bytes.
+    pub fn report(&self) -> u64 {
+        self.done.device_ptr().0
+    }
+
     /// Waits for the kernel; returns the words that it reported.
     pub fn wait<const N: usize>(&self) -> [u64; N] {
         self.stream.synchronize().unwrap();
         let mut words = [0; N];
         self.done.cpu().read_at(0, &mut words).unwrap();
         words
+    }
+
+    /// Returns whether the kernel has ended.
+    pub fn is_done(&self) -> egmem::Result<bool> {
+        self.stream.is_done()
     }
 }
 

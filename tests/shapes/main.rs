@@ -1,5 +1,9 @@
 //! Shapes of memory, on simulated machines and on CUDA.
 
+mod append_model;
+mod append_on_gpu;
+mod append_threads;
+mod appender;
 mod growable;
 mod kernels;
 mod model;
@@ -57,6 +61,21 @@ macro_rules! on_both {
 }
 
 on_both! {
+    appender {
+        threads_append_without_holes,
+        what_has_no_memory_is_missed_and_comes_later,
+        the_greatest_length_is_never_exceeded,
+        the_cpu_appends_between_kernels,
+        a_damaged_cursor_is_an_error,
+        the_cursor_may_be_in_a_gpus_memory,
+        records_may_be_in_a_gpus_memory,
+        appenders_that_cannot_be_are_refused,
+    }
+    append_on_gpu {
+        kernels_append_while_the_host_maps,
+        kernels_append_later_what_had_no_memory,
+        kernels_stop_at_the_greatest_length,
+    }
     growable {
         it_grows_in_place,
         a_gpu_reads_what_is_there_while_more_is_added,

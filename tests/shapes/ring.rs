@@ -277,6 +277,9 @@ pub fn rings_that_cannot_be_are_refused(driver: &Driver) {
             .create(driver)
             .unwrap_err(),
     );
+    let error = Ring::<u64>::on(Location::Device(4444)).create(driver);
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::NoSuchGpu { .. }), "{error}");
     let (mut producer, _consumer) = ring(driver, 10);
     invalid(producer.try_reserve(11).unwrap_err());
     invalid(producer.try_push_all(&[0; 11]).unwrap_err());

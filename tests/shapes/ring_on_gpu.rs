@@ -107,15 +107,18 @@ pub fn kernels_pass_records_to_each_other(driver: &Driver) {
         let options = Ring::<Record>::on(location).records(5000);
         let Ring { producer, consumer } = options.create(driver).unwrap();
         let (producer, consumer) = (producer.into_gpu(), consumer.into_gpu());
-        let push = [producer.device_ptr().0, from.device_ptr().0, COUNT, LOOKS];
-        let pop = [consumer.device_ptr().0, to.device_ptr().0, COUNT, LOOKS];
-        // SAFETY: the ring and the memory live until both kernels were waited for.
-        let runs = unsafe {
-            [
-                kernels.launch(device::RING_PUSH_RECORDS, (1, 32), &push),
-                kernels.launch(device::RING_POP_RECORDS, (1, 32), &pop),
-            ]
+        let runs = [kernels.run(), kernels.run()];
+        let args = |ring, memory: &Buffer, run: usize| {
+            let memory = memory.device_ptr().0;
+            [ring, memory, COUNT, LOOKS, runs[run].report()]
         };
+        let push = args(producer.device_ptr().0, &from, 0);
+        let pop = args(consumer.device_ptr().0, &to, 1);
+        // SAFETY: the ring and the memory live until both kernels were waited for.
+        unsafe {
+            kernels.start(&runs[0], device::RING_PUSH_RECORDS, (1, 32), &push);
+            kernels.start(&runs[1], device::RING_POP_RECORDS, (1, 32), &pop);
+        }
         assert_eq!(runs.map(|run| run.wait::<1>()), [[COUNT]; 2]);
         let mut found = vec![[0; 3]; COUNT as usize];
         to.read_at(0, &mut found).unwrap();

@@ -1,7 +1,7 @@
 //! What runs on a GPU: device functions as headers for CUDA C++, and kernels as PTX.
 //!
-//! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` says how its
-//! functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are
+//! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` and
+//! `egmem_append.cuh` say how their functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are
 //! multiples of 8. It needs a GPU of compute capability 7.0 or later. The simulator runs none of it.
 //!
 //! ```no_run
@@ -37,13 +37,15 @@
 use std::ffi::CStr;
 
 /// The header files: name and text, as NVRTC takes them.
-pub const HEADERS: [(&str, &str); 2] = [
+pub const HEADERS: [(&str, &str); 3] = [
     ("egmem_device.cuh", include_str!("egmem_device.cuh")),
+    ("egmem_append.cuh", include_str!("egmem_append.cuh")),
     ("egmem_ring.cuh", include_str!("egmem_ring.cuh")),
 ];
 
-/// The kernels below as PTX, and the header's functions for PTX of other sources: `egmem_ring_fn_open`, `_look`, `_wait`,
-/// `_at` and `_advance`, for `cuLinkAddData`.
+/// The kernels below as PTX, and the headers' functions for PTX of other sources, to be linked by `cuLinkAddData`:
+/// `egmem_ring_fn_open`, `_look`, `_wait`, `_at` and `_advance`, for a side of 72 bytes; `egmem_append_fn_open`, `_reserve`
+/// and `_at`, for an appender's state of 48 bytes; both at multiples of 8.
 pub const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("shapes.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
@@ -65,3 +67,8 @@ pub const RING_PUSH_NUMBERED: &CStr = c"egmem_ring_push_numbered";
 /// `(ring, count, looks, times, clock)`, one thread: pushes a record of 16 bytes and waits until it is released, `count`
 /// times. `times` gets the cycles of each; `clock` the nanoseconds and the cycles of all. For measurements.
 pub const RING_ROUND_TRIPS: &CStr = c"egmem_ring_round_trips";
+
+/// `(appender, count, share, done, looks)`, any grid of whole warps: appends a record of 16 bytes, a number and its
+/// complement, for about `share` of 256 numbers below `count`, unless its byte in `done` is set, and sets that. `done` may
+/// be 0. For tests and measurements.
+pub const APPEND_ITEMS: &CStr = c"egmem_append_items";

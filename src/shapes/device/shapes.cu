@@ -1,6 +1,7 @@
 // Kernels and functions for those who launch without CUDA C++: src/shapes/device/mod.rs says what each does. `ci/ptx`
 // compiles them to shapes.ptx with clang alone; nvcc takes them too.
 
+#include "egmem_append.cuh"
 #include "egmem_ring.cuh"
 
 #ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: what is used of them, by builtins.
@@ -91,7 +92,19 @@ extern "C" __device__ void egmem_ring_fn_advance(egmem_ring_side *side, u64 coun
 
 static_assert(sizeof(egmem_ring_side) == 72, "src/shapes/device/mod.rs says so");
 
-// For measurements: records of 16 bytes, (number, clock or complement).
+extern "C" __device__ unsigned egmem_append_fn_open(egmem_append *to, void *appender) {
+    return egmem_append_open(to, appender);
+}
+extern "C" __device__ u64 egmem_append_fn_reserve(const egmem_append *to, u64 count) {
+    return egmem_append_reserve(to, count);
+}
+extern "C" __device__ void *egmem_append_fn_at(egmem_append *to, u64 index, u64 looks) {
+    return egmem_append_at(to, index, looks);
+}
+
+static_assert(sizeof(egmem_append) == 48, "src/shapes/device/mod.rs says so");
+
+// For measurements: records of 16 bytes, (number, complement).
 
 struct __attribute__((aligned(16))) Numbered {
     u64 number, other;
@@ -164,4 +177,29 @@ extern "C" __global__ void egmem_ring_round_trips(void *ring, u64 count, u64 loo
     }
     clock[0] = nanoseconds() - ns;
     clock[1] = cycles() - first;
+}
+
+// Whether an item makes a record: about `share` of 256, the same ones each time.
+static __device__ inline bool makes_record(u64 item, u64 share) {
+    u64 z = item * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    return (z >> 56) < share;
+}
+
+// Appends a record for each item below `count` that makes one and is not done yet, and marks it as done. Without `done`,
+// all are to be done.
+extern "C" __global__ void egmem_append_items(void *appender, u64 count, u64 share, unsigned char *done, u64 looks) {
+    egmem_append to;
+    if (!egmem_append_open(&to, appender)) {
+        return;
+    }
+    u64 threads = (u64)BLOCKS * THREADS;
+    // Whole warps: a warp's lanes have neighbouring items.
+    for (u64 i = (u64)BLOCK * THREADS + THREAD; i - egmem_lane() < count; i += threads) {
+        bool has = i < count && makes_record(i, share) && !(done && done[i]);
+        Numbered record = {i, ~i};
+        if (egmem_append_warp(&to, has, record, looks) && done) {
+            done[i] = 1;
+        }
+    }
 }

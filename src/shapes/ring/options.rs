@@ -10,6 +10,7 @@ use super::memory::RingMemory;
 use super::{Consumer, Producer, Ring};
 use crate::buffer::RequestedAccess;
 use crate::driver::Location;
+use crate::explain::name_missing;
 use crate::ledger::{AllocPath, Label};
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Result};
@@ -73,7 +74,8 @@ impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). Nothing stays behind then.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Ring<T>> {
-        let access = self.access.grants(driver, self.location)?;
+        let access = self.access.grants(driver, self.location);
+        let access = access.map_err(|error| name_missing(driver, error, self.location))?;
         let shape = (self.records, size_of::<T>() as u64);
         let options = PhysicalMemory::options(self.location).recorded_as(
             AllocPath::ShapeChunk,

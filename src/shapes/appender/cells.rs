@@ -1,0 +1,199 @@
+//! The counters that an appender shares with kernels.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use crate::cursor::counter;
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
+use crate::pinned::PinnedHost;
+use crate::vmm::{Mapping, PhysicalOptions};
+use crate::{Error, Result, Stream};
+
+/// Set in a limit that will not grow any more.
+pub(super) const CLOSED: u64 = 1 << 63;
+
+/// Where things lie in the host's part, in bytes. `device/egmem_append.cuh` says the same. Each counter has a cache line
+/// of its own.
+const END: u64 = 0;
+const WANTED: u64 = 128;
+const CONSTANTS: u64 = 256;
+/// Where the cursor's part begins, if it has no memory of its own.
+const CURSOR: u64 = 512;
+/// Where things lie in the cursor's part.
+const NEXT: u64 = 0;
+const LIMIT: u64 = 128;
+/// The bytes of the cursor's part that mean something.
+const CURSOR_USED: usize = 256;
+
+/// The bytes of each part that are used, at most.
+const USED: u64 = CURSOR + CURSOR_USED as u64;
+
+/// "EGMAPND1", so that a kernel that gets another address finds it out.
+const MAGIC: u64 = u64::from_le_bytes(*b"EGMAPND1");
+
+/// Where the kernels' cursor is.
+#[derive(Debug)]
+enum Cursor {
+    /// In memory that the CPU reads and writes.
+    OfCpu {
+        address: DevicePtr,
+        /// Keeps it mapped, if it is not in the host's part.
+        _memory: Option<Mapping>,
+    },
+    /// In a GPU's own memory: the GPU copies it to and from the pinned memory.
+    OfGpu(Mapping, PinnedHost, Stream),
+}
+
+/// The counters. `end` is the host's to write, `wanted` the kernels'; the cursor is the kernels' while they run.
+#[derive(Debug)]
+pub(super) struct Cells {
+    cursor: Cursor,
+    host: Mapping,
+}
+
+/// What the kernels have to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Constants {
+    pub(super) first_record: DevicePtr,
+    pub(super) record: u64,
+    /// Kernels report how far they are at each multiple of 2 to this.
+    pub(super) shift: u32,
+}
+
+/// A part's location, how its memory is created, and who may access it.
+type Part = (Location, PhysicalOptions, Vec<AccessDesc>);
+
+fn map(driver: &Driver, (_, options, access): Part) -> Result<Mapping> {
+    let mut mapping = options.create(driver, USED)?.map()?;
+    mapping.set_access(&access)?;
+    Ok(mapping)
+}
+
+/// Fails unless the CPU may read and write.
+fn expect_cpu(mapping: &Mapping) -> Result<()> {
+    let (who, have, need) = (Location::Host, mapping.host(), Access::ReadWrite);
+    match have == need {
+        true => Ok(()),
+        false => Err(Error::NotAccessible { who, have, need }),
+    }
+}
+
+impl Cells {
+    /// Creates the host's part on `host`, and the cursor's at `cursor`, or beside it.
+    pub(super) fn create(
+        driver: &Driver,
+        host: Part,
+        cursor: Option<Part>,
+        constants: Constants,
+    ) -> Result<Self> {
+        let host = map(driver, host)?;
+        expect_cpu(&host)?;
+        let start = host.reservation().start();
+        let cursor = match cursor {
+            None => Cursor::OfCpu {
+                address: start.add(CURSOR),
+                _memory: None,
+            },
+            Some(part) => {
+                let location = part.0;
+                let mapping = map(driver, part)?;
+                match location {
+                    Location::Device(gpu) if mapping.host() != Access::ReadWrite => {
+                        let copy = PinnedHost::new(driver, gpu, CURSOR_USED as u64)?;
+                        Cursor::OfGpu(mapping, copy, Stream::new(driver, gpu)?)
+                    }
+                    _ => {
+                        expect_cpu(&mapping)?;
+                        Cursor::OfCpu {
+                            address: mapping.reservation().start(),
+                            _memory: Some(mapping),
+                        }
+                    }
+                }
+            }
+        };
+        let cells = Self { cursor, host };
+        let words = [
+            MAGIC,
+            constants.first_record.0,
+            constants.record,
+            cells.cursor_address().0,
+            u64::from(constants.shift),
+        ];
+        let all = cells.host.padded_cpu()?;
+        all.fill(0, USED, 0)?;
+        all.write_at(CONSTANTS, &words)?;
+        Ok(cells)
+    }
+
+    fn cursor_address(&self) -> DevicePtr {
+        match &self.cursor {
+            Cursor::OfCpu { address, .. } => *address,
+            Cursor::OfGpu(mapping, ..) => mapping.reservation().start(),
+        }
+    }
+
+    /// Returns the address that kernels get.
+    pub(super) fn address(&self) -> DevicePtr {
+        self.host.reservation().start()
+    }
+
+    fn host_counter(&self, offset: u64) -> &AtomicU64 {
+        // SAFETY:
+        // - The offsets are multiples of 8 inside the host's part, which the CPU may read and write since `create`
+        //   checked it: no function of this type changes its access, and `self` keeps it mapped.
+        // - Safe code of this process reaches the words through this function alone, once `create` has returned.
+        unsafe { counter(self.address().add(offset)) }
+    }
+
+    /// Returns how many records the kernels have asked for, at least.
+    pub(super) fn wanted(&self) -> u64 {
+        self.host_counter(WANTED).load(Acquire)
+    }
+
+    pub(super) fn set_wanted(&self, records: u64) {
+        self.host_counter(WANTED).store(records, Release);
+    }
+
+    /// Tells the kernels how many records have memory, with [`CLOSED`] if there will be no more.
+    pub(super) fn set_end(&self, end: u64) {
+        self.host_counter(END).store(end, Release);
+    }
+
+    /// Returns how many records were reserved, and the limit below which they could be written. No kernel may run.
+    pub(super) fn cursor(&self) -> Result<(u64, u64)> {
+        match &self.cursor {
+            Cursor::OfCpu { address, .. } => {
+                let [next, limit] = self.both(*address);
+                Ok((next.load(Acquire), limit.load(Acquire)))
+            }
+            Cursor::OfGpu(mapping, copy, stream) => {
+                stream.copy(copy, 0, mapping, 0, CURSOR_USED as u64)?;
+                Ok((copy.cpu().get(NEXT)?, copy.cpu().get(LIMIT)?))
+            }
+        }
+    }
+
+    /// Sets both. No kernel may run.
+    pub(super) fn set_cursor(&self, next: u64, limit: u64) -> Result<()> {
+        match &self.cursor {
+            Cursor::OfCpu { address, .. } => {
+                let [next_cell, limit_cell] = self.both(*address);
+                next_cell.store(next, Release);
+                limit_cell.store(limit, Release);
+                Ok(())
+            }
+            Cursor::OfGpu(mapping, copy, stream) => {
+                copy.cpu().put(NEXT, next)?;
+                copy.cpu().put(LIMIT, limit)?;
+                stream.copy(mapping, 0, copy, 0, CURSOR_USED as u64)
+            }
+        }
+    }
+
+    /// Returns the cursor's counters, which the CPU may read and write at this address.
+    fn both(&self, address: DevicePtr) -> [&AtomicU64; 2] {
+        // SAFETY: as for `host_counter`, for the part that has the cursor.
+        [NEXT, LIMIT].map(|offset| unsafe { counter(address.add(offset)) })
+    }
+}

@@ -1,0 +1,243 @@
+//! Output of a size that is not known in advance.
+
+mod cells;
+mod options;
+
+use std::fmt;
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use crate::cursor::check;
+use crate::driver::DevicePtr;
+use crate::growable::Growable;
+use crate::{Error, Result};
+
+use cells::{CLOSED, Cells};
+pub use options::AppenderOptions;
+
+/// The records of kernels that cannot say before how many there will be, at one range of addresses that grows.
+///
+/// ```text
+///               0          collected      wanted    wanted + ahead       max_len
+/// addresses     │ records  │ being written │ mapped  │ reserved, no memory │
+///                                          ▲         ▲
+/// kernels reserve records by one cursor ───┘         └── the host maps more while they run: pump
+/// ```
+/// A kernel's threads reserve records by adding to a cursor, and write those that lie below a limit: the records that have
+/// memory. The host raises the limit while kernels run, by [`pump`](Self::pump) or
+/// [`pump_until`](Self::pump_until). A thread that has reserved a record above the limit waits for it, as long as it was
+/// told to. Then it closes the limit for all, and the record is *missed*: it is counted, and never written. There are no
+/// holes: all records below the limit were written, and each missed one was above it.
+///
+/// When the kernels have ended, [`collect`](Self::collect) says which records came and how many are missed, and opens the
+/// limit again. The device functions tell each thread whether its record was written, so a kernel can be launched again
+/// for the items whose records were not; which these are is the program's to remember.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::shapes::Appender;
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let mut output = Appender::<[u32; 4]>::on(NodeId(0)).max_len(1 << 28).create(&driver)?;
+///
+/// // Launch kernels with `output.device_ptr()`; while they run, map ahead of them:
+/// # let stream = egmem::Stream::new(&driver, 0)?;
+/// output.pump_until(|| stream.is_done())?;
+/// let batch = output.collect()?;
+/// println!("{} records, {} did not fit", batch.records.len(), batch.missed);
+///
+/// // The CPU appends between kernels.
+/// assert_eq!(output.append(&[[1, 2, 3, 4]; 100])?, 100);
+/// assert_eq!(output.records().get(99)?, [1, 2, 3, 4]);
+/// let vector = output.into_growable();
+/// assert_eq!(vector.len(), 100);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+///
+/// # On a GPU
+/// The device functions are `egmem_append.cuh` in [`device::HEADERS`](crate::device::HEADERS). A warp reserves together, by
+/// one addition for its 32 threads.
+///
+/// The appender keeps the memory mapped that kernels may write; it grows and never shrinks. Kernels that have its address
+/// must have ended before it, or the vector that it becomes, is dropped or made smaller: the unsafe call that launches
+/// them promises that. A [`Prefix`](crate::Prefix) of [`records`](Self::records) keeps records that were collected for
+/// other work.
+///
+/// # Order
+/// Records are the CPU's to read when they are collected, after the kernels that wrote them. The host stores the limit
+/// with release order after the memory is mapped and granted, and a kernel loads it with acquire order of system scope.
+/// The cursor is added to by GPU threads alone while kernels run: an addition by a GPU to host memory over PCIe is not
+/// atomic for the CPU.
+///
+/// # A kernel that does what it should not
+/// It can write anything into the counters. The CPU checks each: one that cannot be is
+/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A wrong count of wanted records can make
+/// the memory grow, to [`max_len`](AppenderOptions::max_len) at most.
+pub struct Appender<T> {
+    cells: Cells,
+    records: Growable<T>,
+    ahead: usize,
+    /// Why no memory is added any more before the next `collect`.
+    stopped: Option<Error>,
+}
+
+/// What kernels have appended: see [`Appender::collect`].
+#[derive(Clone, Debug, PartialEq)]
+#[must_use = "records may have been missed"]
+pub struct Appended {
+    /// The records that came, by index.
+    pub records: Range<usize>,
+    /// How many records were reserved, but had no memory, and so were not written.
+    pub missed: u64,
+    /// Why memory was refused, if it was. Without this, records were missed because there are
+    /// [`max_len`](AppenderOptions::max_len), or because threads waited for too short a time.
+    pub stopped: Option<Error>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Appender<T> {
+    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels. Returns
+    /// how many records have memory. It may be called at any time.
+    ///
+    /// Where memory is refused, or [`max_len`](AppenderOptions::max_len) is reached, kernels are told that there will be no
+    /// more.
+    pub fn pump(&mut self) -> usize {
+        let most = self.records.max_len();
+        let wanted = usize::try_from(self.cells.wanted()).unwrap_or(most);
+        let target = wanted.saturating_add(self.ahead).min(most);
+        let missing = target.saturating_sub(self.records.capacity());
+        if missing > 0 && self.stopped.is_none() {
+            self.stopped = self.records.reserve(target - self.records.len()).err();
+            if self.stopped.is_some() {
+                // What kernels have asked for may fit where what is ahead of them does not. The refusal is reported
+                // anyway.
+                let needed = wanted.min(most).saturating_sub(self.records.len());
+                let _ = self.records.reserve(needed);
+            }
+        }
+        self.cells.set_end(self.end());
+        self.records.capacity()
+    }
+
+    /// Returns the limit that the host knows.
+    fn end(&self) -> u64 {
+        let capacity = self.records.capacity();
+        let is_last = self.stopped.is_some() || capacity == self.records.max_len();
+        capacity as u64 | if is_last { CLOSED } else { 0 }
+    }
+
+    /// Pumps until `done`, for instance `|| stream.is_done()`.
+    ///
+    /// # Errors
+    /// Those of `done`.
+    pub fn pump_until(&mut self, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let mut idle = 0_u32;
+        let mut mapped = self.pump();
+        while !done()? {
+            // Threads of a kernel may wait for this one, so it does not sleep for long.
+            match idle {
+                0..1000 => thread::yield_now(),
+                _ => thread::sleep(Duration::from_micros(20)),
+            }
+            let now = self.pump();
+            idle = if now == mapped {
+                idle.saturating_add(1)
+            } else {
+                0
+            };
+            mapped = now;
+        }
+        Ok(())
+    }
+
+    /// Returns what kernels have appended since the last call, and opens the limit for the next ones. All kernels that
+    /// append must have ended; if one runs, records may be overwritten, but nothing else.
+    ///
+    /// # Errors
+    /// [`Error::CursorDamaged`] if a counter has a value that it cannot have: the records since the last call are lost
+    /// then. The driver's errors, if the cursor is in a GPU's memory; or those that say that a GPU's context is lost.
+    pub fn collect(&mut self) -> Result<Appended> {
+        let (next, limit) = self.cells.cursor()?;
+        let before = self.records.len();
+        let stopped = self.stopped.take();
+        let checked = self.check(next, limit & !CLOSED);
+        if let Ok((came, _)) = checked {
+            self.records.extend_unwritten(came)?;
+        }
+        self.open()?;
+        let (came, missed) = checked?;
+        Ok(Appended {
+            records: before..before + came,
+            missed,
+            stopped,
+        })
+    }
+
+    /// Returns how many records came and were missed.
+    fn check(&self, next: u64, limit: u64) -> Result<(usize, u64)> {
+        let (len, capacity) = (self.records.len() as u64, self.records.capacity() as u64);
+        check("the cursor of an appender", next, (len, CLOSED - 1))?;
+        check("the limit of an appender", limit, (len, capacity))?;
+        let end = next.min(limit);
+        Ok(((end - len) as usize, next - end))
+    }
+
+    /// Lets kernels append behind the records.
+    fn open(&mut self) -> Result<()> {
+        let len = self.records.len() as u64;
+        self.cells.set_wanted(len);
+        self.cells.set_end(self.end());
+        self.cells.set_cursor(len, self.end())
+    }
+
+    /// Appends records by the CPU, between kernels. Returns how many: fewer than all if there are
+    /// [`max_len`](AppenderOptions::max_len) then.
+    ///
+    /// # Errors
+    /// [`Error::StillHeld`] if kernels have appended what was not [collected](Self::collect); those of
+    /// [`Growable::extend_from_slice`].
+    pub fn append(&mut self, records: &[T]) -> Result<usize> {
+        if self.cells.cursor()?.0 != self.records.len() as u64 {
+            return Err(Error::StillHeld {
+                name: "an appender's cursor".into(),
+                holders: vec!["records of kernels that were not collected".into()],
+            });
+        }
+        let room = self.records.max_len() - self.records.len();
+        let fits = &records[..records.len().min(room)];
+        self.records.extend_from_slice(fits)?;
+        self.open()?;
+        Ok(fits.len())
+    }
+}
+
+impl<T> Appender<T> {
+    /// Returns the address of the counters, which a kernel's argument is and the device functions take.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.cells.address()
+    }
+
+    /// Returns the records that were collected. They stay where they are.
+    pub const fn records(&self) -> &Growable<T> {
+        &self.records
+    }
+
+    /// Returns the records that were collected, and ends the appender. No kernel may append any more.
+    pub fn into_growable(self) -> Growable<T> {
+        self.records
+    }
+}
+
+impl<T> fmt::Debug for Appender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Appender")
+            .field("counters", &self.device_ptr())
+            .field("records", &self.records)
+            .field("ahead", &self.ahead)
+            .field("stopped", &self.stopped)
+            .finish_non_exhaustive()
+    }
+}

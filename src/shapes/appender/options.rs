@@ -1,0 +1,147 @@
+//! How an appender is created.
+
+use std::panic::Location as Caller;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+
+use super::Appender;
+use super::cells::{Cells, Constants};
+use crate::buffer::RequestedAccess;
+use crate::driver::Location;
+use crate::explain::name_missing;
+use crate::growable::{Growable, GrowableOptions};
+use crate::ledger::{AllocPath, Label};
+use crate::topology::Topology;
+use crate::vmm::PhysicalMemory;
+use crate::{Driver, Error, Result};
+
+/// How much memory is kept mapped ahead of the kernels unless told otherwise, in bytes.
+const AHEAD: u64 = 16 << 20;
+
+/// Options for an appender; [`create`](Self::create) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct AppenderOptions<T> {
+    records: GrowableOptions<T>,
+    location: Location,
+    access: RequestedAccess,
+    label: Option<Label>,
+    cursor: Option<Location>,
+    ahead: Option<usize>,
+}
+
+impl<T: AnyBitPattern + NoUninit> Appender<T> {
+    /// Returns options for records at `location`: a node's id, or any [`Location`]. With records in a GPU's memory, the
+    /// counters that the CPU needs are on the GPU's host node.
+    pub fn on(location: impl Into<Location>) -> AppenderOptions<T> {
+        let location = location.into();
+        AppenderOptions {
+            records: Growable::on(location),
+            location,
+            access: RequestedAccess::default(),
+            label: None,
+            cursor: None,
+            ahead: None,
+        }
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
+    /// Sets the most records that there can ever be: see [`GrowableOptions::max_len`]. Kernels can make the memory grow to
+    /// this.
+    pub fn max_len(mut self, records: usize) -> Self {
+        self.records = self.records.max_len(records);
+        self
+    }
+
+    /// Sets how many bytes the memory grows by at least: see [`GrowableOptions::step`].
+    pub fn step(mut self, bytes: u64) -> Self {
+        self.records = self.records.step(bytes);
+        self
+    }
+
+    /// Sets whether to ask the driver for more memory than the node has free.
+    pub fn overcommit(mut self, on: bool) -> Self {
+        self.records = self.records.overcommit(on);
+        self
+    }
+
+    /// Sets for how many records memory is kept mapped beyond those reserved. The default is 16 MiB of them. Too few make
+    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance.md).
+    pub const fn ahead(mut self, records: usize) -> Self {
+        self.ahead = Some(records);
+        self
+    }
+
+    /// Sets where the cursor lies that kernels reserve records by. By default beside the other counters, on a host node,
+    /// where over PCIe each reservation takes a way there and back. In the memory of the GPU whose kernels append,
+    /// reservations are as fast as its other atomic additions.
+    pub fn cursor_on(mut self, location: impl Into<Location>) -> Self {
+        self.cursor = Some(location.into());
+        self
+    }
+
+    /// Sets which GPUs may read and write. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.access.set_all(who);
+        self
+    }
+
+    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+    pub fn label(mut self, label: impl Into<Label>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Reserves addresses for all records, creates the counters, and maps the first memory.
+    ///
+    /// # Errors
+    /// Those of [`GrowableOptions::create`] and of [`Growable::reserve`]; nothing stays behind then.
+    #[track_caller]
+    pub fn create(self, driver: &Driver) -> Result<Appender<T>> {
+        let mut options = self.records;
+        if let Some(gpus) = &self.access.gpus {
+            options = options.access_by(gpus.iter().map(|desc| desc.location));
+        }
+        if let Some(label) = self.label.clone() {
+            options = options.label(label);
+        }
+        let records = options.create(driver)?;
+        let size = size_of::<T>() as u64;
+        let ahead = self.ahead.unwrap_or((AHEAD / size) as usize);
+        let ahead = ahead.clamp(1, records.max_len());
+        let host = match self.location {
+            Location::Device(gpu) => Topology::discover(driver)?.gpu(gpu)?.host_node()?.into(),
+            host => host,
+        };
+        let site = Caller::caller();
+        let memory = |location: Location| {
+            let label = self.label.clone();
+            let options = PhysicalMemory::options(location);
+            let options = options.recorded_as(AllocPath::ShapeChunk, label, site);
+            let grants = self.access.grants(driver, location);
+            let grants = grants.map_err(|error| name_missing(driver, error, location))?;
+            Ok::<_, Error>((location, options, grants))
+        };
+        let cursor = match self.cursor {
+            Some(location) if location != host => Some(memory(location)?),
+            _ => None,
+        };
+        let constants = Constants {
+            first_record: records.device_ptr(),
+            record: size,
+            // Four reports for what is mapped ahead; not one for each warp.
+            shift: (ahead as u64 / 4).max(32).ilog2(),
+        };
+        let cells = Cells::create(driver, memory(host)?, cursor, constants)?;
+        let mut appender = Appender {
+            cells,
+            records,
+            ahead,
+            stopped: None,
+        };
+        appender.records.reserve(ahead)?;
+        appender.open()?;
+        Ok(appender)
+    }
+}

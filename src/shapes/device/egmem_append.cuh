@@ -1,0 +1,159 @@
+// Appending to an egmem::shapes::Appender from a kernel.
+//
+//     __global__ void keep(void *appender, const Item *items, unsigned char *done, int count) {
+//         egmem_append to;
+//         if (!egmem_append_open(&to, appender)) return;
+//         for (int i = ...; i - lane < count; i += ...) { // whole warps
+//             bool has = i < count && !done[i] && is_wanted(items[i]);
+//             if (egmem_append_warp(&to, has, has ? record_of(items[i]) : Record(), 1 << 20)) done[i] = 1;
+//         }
+//     }
+//
+// `appender` is Appender::device_ptr. Any number of threads of one GPU append at the same time. A thread whose record has
+// no memory yet waits while the host maps more (Appender::pump), for the number of looks that it was told. Then the limit
+// is closed: this record and all above the limit are missed. A kernel that is launched again, after Appender::collect,
+// appends what was missed.
+#ifndef EGMEM_APPEND_CUH
+#define EGMEM_APPEND_CUH
+
+#include "egmem_device.cuh"
+
+// As src/shapes/appender/cells.rs lays them out.
+struct egmem_append_control {
+    egmem_u64 end; // records that have memory, and whether that is all; the host's
+    egmem_u64 pad0[15];
+    egmem_u64 wanted; // records reserved, at least; the kernels'
+    egmem_u64 pad1[15];
+    egmem_u64 magic; // and what never changes
+    egmem_u64 records; // their address
+    egmem_u64 record_bytes;
+    egmem_u64 cursor; // its address
+    egmem_u64 shift;
+};
+
+struct egmem_append_cursor {
+    egmem_u64 next; // records reserved
+    egmem_u64 pad[15];
+    egmem_u64 limit; // records that may be written, and whether the limit is closed
+};
+
+struct egmem_append {
+    unsigned char *records;
+    egmem_u64 record_bytes;
+    egmem_u64 shift;
+    egmem_append_control *control;
+    egmem_append_cursor *cursor;
+    egmem_u64 limit; // as last seen
+};
+
+#define EGMEM_APPEND_MAGIC 0x31444e50414d4745ull // "EGMAPND1"
+#define EGMEM_APPEND_CLOSED (1ull << 63)
+
+EGMEM_FN egmem_u64 egmem_atomic_add(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
+EGMEM_FN egmem_u64 egmem_atomic_max(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
+EGMEM_FN egmem_u64 egmem_atomic_or(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
+// Opens an appender; false if there is none at this address.
+EGMEM_FN bool egmem_append_open(egmem_append *to, void *appender) {
+    egmem_append_control *control = (egmem_append_control *)appender;
+    to->records = (unsigned char *)control->records;
+    to->record_bytes = control->record_bytes;
+    to->shift = control->shift;
+    to->control = control;
+    to->cursor = (egmem_append_cursor *)control->cursor;
+    if (control->magic != EGMEM_APPEND_MAGIC) {
+        return false;
+    }
+    to->limit = egmem_load_acquire(&to->cursor->limit);
+    return true;
+}
+
+// Tells the host that so many records are reserved, unless it knows of more. A store that overtakes another may be lost:
+// threads that wait repeat theirs.
+EGMEM_FN void egmem_append_want(const egmem_append *to, egmem_u64 records) {
+    if (egmem_load_acquire(&to->control->wanted) < records) {
+        egmem_store_release(&to->control->wanted, records);
+    }
+}
+
+// Reserves `count` records side by side; returns the first one's index. Each is to be written, or missed, by
+// egmem_append_at.
+EGMEM_FN egmem_u64 egmem_append_reserve(const egmem_append *to, egmem_u64 count) {
+    egmem_u64 first = egmem_atomic_add(&to->cursor->next, count);
+    if (first >> to->shift != (first + count) >> to->shift) {
+        egmem_append_want(to, first + count);
+    }
+    return first;
+}
+
+// Where the reserved record `index` is to be written; null if it is missed. Waits for memory for `looks` looks at most.
+EGMEM_FN void *egmem_append_at(egmem_append *to, egmem_u64 index, egmem_u64 looks) {
+    while (index >= (to->limit & ~EGMEM_APPEND_CLOSED)) {
+        if (to->limit & EGMEM_APPEND_CLOSED) {
+            return 0;
+        }
+        egmem_u64 end = egmem_load_acquire(&to->control->end);
+        egmem_u64 mapped = end & ~EGMEM_APPEND_CLOSED;
+        if (mapped > to->limit) {
+            // Does nothing to a limit that was closed meanwhile: the greatest bit is set there.
+            egmem_atomic_max(&to->cursor->limit, mapped);
+        } else if (end & EGMEM_APPEND_CLOSED || looks == 0) {
+            egmem_atomic_or(&to->cursor->limit, EGMEM_APPEND_CLOSED);
+        } else {
+            looks--;
+            egmem_append_want(to, index + 1);
+        }
+        to->limit = egmem_load_acquire(&to->cursor->limit);
+    }
+    return to->records + index * to->record_bytes;
+}
+
+// Appends one record; false if it was missed.
+template <class Record>
+EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64 looks) {
+    void *at = egmem_append_at(to, egmem_append_reserve(to, 1), looks);
+    if (at) {
+        *(Record *)at = record;
+    }
+    return at != 0;
+}
+
+// Appends the records of those lanes that have one, reserved together and in the order of the lanes; tells each lane
+// whether its record was written. All 32 lanes of a warp call it.
+template <class Record>
+EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record, egmem_u64 looks) {
+    unsigned lanes = egmem_warp_ballot(has);
+    if (lanes == 0) {
+        return false;
+    }
+    egmem_u64 first = 0;
+    if (egmem_lane() == 0) {
+        first = egmem_append_reserve(to, egmem_count_bits(lanes));
+    }
+    first = egmem_warp_first(first);
+    void *at = 0;
+    if (has) {
+        at = egmem_append_at(to, first + egmem_count_bits(lanes & egmem_lanes_before()), looks);
+        if (at) {
+            *(Record *)at = record;
+        }
+    }
+    egmem_warp_barrier();
+    return at != 0;
+}
+
+#endif

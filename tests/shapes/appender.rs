@@ -1,0 +1,272 @@
+//! Appenders with threads of the CPU in the place of kernels, and what a GPU can do to their counters.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+use egmem::driver::{Call, Code, Location};
+use egmem::shapes::{Appended, Appender};
+use egmem::{Driver, Error, Stream};
+
+use crate::append_threads::{Record, Threads, record};
+use crate::{MIB, grace, node, nothing_held};
+
+/// Up to 4 Mi records, 64 MiB; memory comes by 2 MiB, and is kept 1000 records ahead.
+fn appender(driver: &Driver) -> Appender<Record> {
+    let options = Appender::on(node(driver)).max_len(4 << 20).step(2 * MIB);
+    options.ahead(1000).create(driver).unwrap()
+}
+
+fn threads(appender: &Appender<Record>) -> Threads {
+    // SAFETY: each test drops its appender after its last use of the threads.
+    unsafe { Threads::open(appender.device_ptr()) }
+}
+
+/// Returns the items of an appender's records, in order.
+pub fn items(appender: &Appender<Record>) -> Vec<u64> {
+    let mut all = vec![[0; 2]; appender.records().len()];
+    appender
+        .records()
+        .cpu()
+        .unwrap()
+        .read_at(0, &mut all)
+        .unwrap();
+    let mut items: Vec<u64> = all
+        .iter()
+        .map(|found| {
+            assert_eq!(*found, record(found[0]));
+            found[0]
+        })
+        .collect();
+    items.sort_unstable();
+    items
+}
+
+/// Four threads append the items that are not done yet, a batch of up to 32 at a time, while this one pumps if it is to.
+/// Returns what came.
+fn round(appender: &mut Appender<Record>, done: &[AtomicBool], looks: u64, pump: bool) -> Appended {
+    let gpu = threads(appender);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                scope.spawn(move || {
+                    let open = |item: &u64| !done[*item as usize].load(Relaxed);
+                    let mine = (0..done.len() as u64).filter(|item| item / 32 % 4 == worker);
+                    let mine: Vec<u64> = mine.filter(open).collect();
+                    for batch in mine.chunk_by(|a, b| a / 32 == b / 32) {
+                        let came = gpu.append(batch, looks);
+                        for (&item, came) in batch.iter().zip(came) {
+                            done[item as usize].store(came, Relaxed);
+                        }
+                    }
+                })
+            })
+            .collect();
+        if pump {
+            let ended = || Ok(workers.iter().all(|worker| worker.is_finished()));
+            appender.pump_until(ended).unwrap();
+        }
+    });
+    appender.collect().unwrap()
+}
+
+fn flags(count: usize) -> Vec<AtomicBool> {
+    (0..count).map(|_| AtomicBool::new(false)).collect()
+}
+
+const ITEMS: usize = 300_000;
+
+pub fn threads_append_without_holes(driver: &Driver) {
+    let mut appender = appender(driver);
+    let done = flags(ITEMS);
+    let came = round(&mut appender, &done, u64::MAX, true);
+    let all = Appended {
+        records: 0..ITEMS,
+        missed: 0,
+        stopped: None,
+    };
+    assert_eq!(came, all);
+    assert_eq!(items(&appender), (0..ITEMS as u64).collect::<Vec<_>>());
+    assert!(appender.records().chunks() > 1);
+    // Nothing new: nothing comes.
+    assert_eq!(appender.collect().unwrap().records, ITEMS..ITEMS);
+    drop(appender);
+    nothing_held(driver);
+}
+
+pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
+    let mut appender = appender(driver);
+    let done = flags(ITEMS);
+    let mut rounds = 0;
+    let mut left = ITEMS;
+    while left > 0 {
+        // Nobody maps more meanwhile, so each round takes what has memory.
+        let before = appender.records().len();
+        let room = appender.records().capacity() - before;
+        let came = round(&mut appender, &done, 3, false);
+        assert_eq!(came.records, before..before + room.min(left));
+        assert_eq!(came.missed, (left - came.records.len()) as u64);
+        left -= came.records.len();
+        let set = done.iter().filter(|done| done.load(Relaxed)).count();
+        assert_eq!(set, ITEMS - left);
+        // Room for the next round.
+        let gpu = threads(&appender);
+        gpu.wanted()
+            .store(appender.records().len() as u64 + 1, Relaxed);
+        appender.pump();
+        rounds += 1;
+    }
+    assert!(rounds > 2);
+    assert_eq!(items(&appender), (0..ITEMS as u64).collect::<Vec<_>>());
+}
+
+pub fn the_greatest_length_is_never_exceeded(driver: &Driver) {
+    let options = Appender::<Record>::on(node(driver)).max_len(200_000);
+    let mut appender = options.ahead(1).create(driver).unwrap();
+    let done = flags(ITEMS);
+    let came = round(&mut appender, &done, u64::MAX, true);
+    assert_eq!((came.records, came.missed), (0..200_000, 100_000));
+    assert_eq!(came.stopped, None);
+    let came = round(&mut appender, &done, u64::MAX, true);
+    assert_eq!((came.records, came.missed), (200_000..200_000, 100_000));
+    assert_eq!(appender.append(&[record(1)]), Ok(0));
+    assert_eq!(items(&appender).len(), 200_000);
+}
+
+#[test]
+fn memory_that_is_refused_is_reported() {
+    let driver = grace();
+    let mut appender = appender(&driver);
+    let done = flags(ITEMS);
+    let sim = driver.sim().unwrap();
+    // The step, what is needed of it, and what the kernels have asked for.
+    for nth in 1..=3 {
+        sim.fail(Call::MemCreate, nth, Code::OUT_OF_MEMORY);
+    }
+    let came = round(&mut appender, &done, u64::MAX, true);
+    assert!(
+        matches!(came.stopped, Some(Error::OutOfMemory { .. })),
+        "{came:?}"
+    );
+    assert_eq!(came.records.len() as u64 + came.missed, ITEMS as u64);
+    assert!(came.missed > 0);
+    let mut rounds = 0;
+    while appender.records().len() < ITEMS {
+        let came = round(&mut appender, &done, u64::MAX, true);
+        assert!(rounds < 3, "{came:?}");
+        rounds += 1;
+    }
+    assert_eq!(items(&appender), (0..ITEMS as u64).collect::<Vec<_>>());
+}
+
+pub fn the_cpu_appends_between_kernels(driver: &Driver) {
+    let mut appender = appender(driver);
+    assert_eq!(appender.append(&[record(0), record(1)]), Ok(2));
+    let gpu = threads(&appender);
+    assert_eq!(gpu.append(&[2, 3, 4], 0), [true; 3]);
+    let error = appender.append(&[record(5)]).unwrap_err();
+    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    assert_eq!(appender.records().len(), 2);
+    assert_eq!(appender.collect().unwrap().records, 2..5);
+    assert_eq!(appender.append(&[record(5); 1]), Ok(1));
+    assert_eq!(gpu.append(&[6], 0), [true]);
+    gpu.wanted().store(5000, Relaxed);
+    assert_eq!(appender.collect().unwrap().records, 6..7);
+    // What the last kernels wanted, the next ones may not.
+    assert_eq!(gpu.wanted().load(Relaxed), 7);
+    assert_eq!(items(&appender), [0, 1, 2, 3, 4, 5, 6]);
+    let prefix = appender.records().prefix();
+    let vector = appender.into_growable();
+    assert_eq!((vector.len(), vector.get(6)), (7, Ok(record(6))));
+    drop(vector);
+    assert_eq!(prefix.get(0), Ok(record(0)));
+    drop(prefix);
+    nothing_held(driver);
+}
+
+pub fn a_damaged_cursor_is_an_error(driver: &Driver) {
+    let mut appender = appender(driver);
+    appender.append(&[record(0), record(1)]).unwrap();
+    let gpu = threads(&appender);
+    let capacity = appender.records().capacity() as u64;
+    let damage = |case, len| match case {
+        0 => (len - 1, capacity, "the cursor of an appender"),
+        1 => (u64::MAX, capacity, "the cursor of an appender"),
+        2 => (len, capacity + 1, "the limit of an appender"),
+        3 => (len, 1 << 62, "the limit of an appender"),
+        _ => (len, len - 1, "the limit of an appender"),
+    };
+    for case in 0..5 {
+        let (next, limit, what) = damage(case, appender.records().len() as u64);
+        gpu.next().store(next, Relaxed);
+        gpu.limit().store(limit, Relaxed);
+        let error = appender.collect().unwrap_err();
+        let is_it = matches!(error, Error::CursorDamaged { what: cursor, .. } if cursor == what);
+        assert!(is_it, "{error}");
+        // The next ones come.
+        let len = appender.records().len();
+        assert_eq!(gpu.append(&[9], 0), [true]);
+        assert_eq!(appender.collect().unwrap().records, len..len + 1);
+    }
+    // A count that is too great is what is said to be missed, and no more.
+    gpu.next().store(1 << 40, Relaxed);
+    let came = appender.collect().unwrap();
+    assert_eq!(came.records.end, capacity as usize);
+    assert_eq!(came.missed, (1 << 40) - capacity);
+    // Whatever kernels want, the memory ends with the vector's.
+    let options = Appender::<Record>::on(node(driver)).max_len(200_000);
+    let mut small = options.ahead(1).create(driver).unwrap();
+    threads(&small).wanted().store(u64::MAX, Relaxed);
+    assert_eq!(small.pump(), 200_000);
+}
+
+pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
+    let gpu = Location::Device(0);
+    let options = Appender::<Record>::on(node(driver)).access_by([gpu]);
+    let mut appender = options.cursor_on(gpu).create(driver).unwrap();
+    appender.append(&[record(0), record(1)]).unwrap();
+    assert_eq!(appender.collect().unwrap().records, 2..2);
+    // The cursor's address is among the constants.
+    let cursor = threads(&appender).cursor();
+    let stream = Stream::new(driver, 0).unwrap();
+    let set = |byte| {
+        // SAFETY: the appender outlives the work; its cursor may have any value.
+        unsafe { stream.memset_async(cursor, byte, 1) }.unwrap();
+        stream.synchronize().unwrap();
+    };
+    set(5);
+    let error = appender.append(&[record(2)]).unwrap_err();
+    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
+    // Three records that nobody wrote: they are what the memory holds.
+    let came = appender.collect().unwrap();
+    assert_eq!((came.records, came.missed), (2..5, 0));
+    set(4);
+    let error = appender.collect().unwrap_err();
+    assert!(matches!(error, Error::CursorDamaged { .. }), "{error}");
+    assert_eq!(appender.append(&[record(2)]), Ok(1));
+    drop((appender, stream));
+    nothing_held(driver);
+}
+
+pub fn records_may_be_in_a_gpus_memory(driver: &Driver) {
+    let gpu = Location::Device(0);
+    let options = Appender::<Record>::on(gpu).max_len(1 << 20);
+    let mut appender = options.access_by([gpu]).create(driver).unwrap();
+    assert!(appender.pump() > 0);
+    assert_eq!(appender.collect().unwrap().records, 0..0);
+    let error = appender.append(&[record(0)]).unwrap_err();
+    assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+    drop(appender);
+    nothing_held(driver);
+}
+
+pub fn appenders_that_cannot_be_are_refused(driver: &Driver) {
+    let invalid = |error: Error| assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    invalid(Appender::<()>::on(node(driver)).create(driver).unwrap_err());
+    let options = Appender::<Record>::on(node(driver));
+    invalid(options.max_len(0).create(driver).unwrap_err());
+    let options = Appender::<Record>::on(node(driver)).cursor_on(Location::Device(4444));
+    let error = options.create(driver).unwrap_err();
+    assert!(matches!(error, Error::NoSuchGpu { .. }), "{error}");
+    nothing_held(driver);
+}
