@@ -1,6 +1,7 @@
 //! The common case in one call: memory on a node, mapped and granted.
 
 mod access;
+mod dma_buf;
 mod slice;
 
 use std::panic::Location as Caller;

@@ -2,6 +2,7 @@
 
 mod checks;
 mod cursor;
+mod file;
 mod gpu;
 mod grants;
 mod parallel;

@@ -146,7 +146,7 @@ impl<'a> CpuView<'a> {
         Ok(Self { base, len, ..*self })
     }
 
-    fn check_write(&self, offset: u64, len: u64) -> Result<*mut u8> {
+    pub(super) fn check_write(&self, offset: u64, len: u64) -> Result<*mut u8> {
         check_range(offset, len, self.len)?;
         if !self.writable {
             return Err(Error::NotAccessible {

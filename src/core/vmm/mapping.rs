@@ -369,6 +369,11 @@ impl Mapping {
         unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
     }
 
+    /// Notes that something besides GPUs may write the memory from now on: it counts as granted to them.
+    pub(super) const fn note_other_writers(&mut self) {
+        self.granted_to_gpus = true;
+    }
+
     /// Returns whether a grant to a GPU was ever attempted.
     pub const fn was_granted_to_gpus(&self) -> bool {
         self.granted_to_gpus

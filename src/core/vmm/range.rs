@@ -182,6 +182,13 @@ impl<P> MappedRange<P> {
         }
     }
 
+    /// Notes that something besides GPUs may write the memory from now on.
+    pub(crate) fn note_other_writers(&mut self) {
+        self.mappings
+            .iter_mut()
+            .for_each(Mapping::note_other_writers);
+    }
+
     /// Returns the CPU's view of the first `len` bytes, which may include padding.
     ///
     /// # Errors

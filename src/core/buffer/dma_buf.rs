@@ -1,0 +1,53 @@
+//! Buffers for devices other than GPUs.
+
+use std::os::fd::OwnedFd;
+
+use super::Buffer;
+use crate::driver::Code;
+use crate::memory::{Memory, check_range};
+use crate::{Error, Result};
+
+/// The unit of what can be exported.
+const PAGE: u64 = 4096;
+
+impl Buffer {
+    /// Exports `len` bytes from `offset` on as a DMA-BUF, for a network card or a disk: whole pages of 4 KiB, in a GPU's
+    /// memory. It reaches the bytes past every grant, and keeps the memory when the buffer is dropped.
+    ///
+    /// Drivers export no host memory. A device of the machine reaches that without: by its CPU address, as any memory of the
+    /// process, such as by `ibv_reg_mr`, by direct I/O or by
+    /// [`CpuView::read_from_file`](crate::memory::CpuView::read_from_file).
+    ///
+    /// Source: `cuMemGetHandleForAddressRange`.
+    ///
+    /// # Errors
+    /// [`Error::PlatformUnsupported`] for a range with host memory, and where there are no DMA-BUFs;
+    /// [`Error::InvalidArgument`] for parts of pages; [`Error::OutOfRange`]; the driver's error.
+    pub fn dma_buf(&mut self, offset: u64, len: u64) -> Result<OwnedFd> {
+        check_range(offset, len, self.padded())?;
+        if len == 0 || !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            let why = format!("{len} bytes at {offset} are not whole pages");
+            return Err(Error::invalid_of("range", why, "multiples of 4096"));
+        }
+        let is_host = self.range.may_be_on_host(offset, len);
+        // From now on no slice of it is lent: something else may write the bytes.
+        self.range.note_other_writers();
+        let driver = self.range.first().driver();
+        // SAFETY: what is written through the fd lies in memory of this buffer, of which safe code holds no reference:
+        // it is borrowed exclusively, and lends none from now on.
+        let exported = unsafe { driver.mem_dma_buf(self.device_ptr().add(offset), len) };
+        exported.map_err(|error| match (error.driver_error(), is_host) {
+            (Some(source), _) if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
+                what: "DMA-BUFs",
+                source: Some(source),
+            },
+            (Some(source), true) if source.code == Code::INVALID_VALUE => {
+                Error::PlatformUnsupported {
+                    what: "DMA-BUFs of host memory",
+                    source: Some(source),
+                }
+            }
+            _ => error,
+        })
+    }
+}
