@@ -25,6 +25,7 @@ fn use_everything(driver: &Driver, tidy: bool) {
     let module = driver.module_load(0, kernels::PTX).unwrap();
     let device = driver.mem_alloc(0, 4096).unwrap();
     let host = driver.mem_host_alloc(0, 4096).unwrap();
+    let managed = driver.mem_alloc_managed(0, 4096).unwrap();
     let pools = driver.driver_pools();
     let props = PoolProps {
         location: Location::HostNuma(0),
@@ -53,6 +54,7 @@ fn use_everything(driver: &Driver, tidy: bool) {
         driver.module_unload(0, module).unwrap();
         driver.mem_free(0, device).unwrap();
         driver.mem_free_host(0, host).unwrap();
+        driver.mem_free(0, managed).unwrap();
     }
     imported.give_back(driver);
     memory.give_back(driver);
@@ -99,6 +101,8 @@ fn held_counts_everything() {
         pool_allocations: 2,
         device_allocations: 1,
         host_allocations: 1,
+        managed_allocations: 1,
+        registrations: 0,
         streams: 1,
         events: 1,
         modules: 1,

@@ -5,6 +5,7 @@ mod own;
 mod pools;
 mod processes;
 mod references;
+mod registered;
 mod streams;
 mod vmm;
 
