@@ -31,8 +31,8 @@ type Record = [u64; 2];
 const SHARE: u64 = 100;
 const FEW: u64 = 1 << 18;
 const MANY: u64 = 1 << 26;
-/// Looks that a thread takes for memory: seconds.
-const LOOKS: u64 = 1 << 22;
+/// How long a thread waits for memory, in nanoseconds.
+const PATIENCE: u64 = 20_000_000_000;
 
 struct Setting {
     driver: Driver,
@@ -66,7 +66,7 @@ impl Setting {
             Some(records) => options.ahead(records).create(&self.driver)?,
             None => options.create(&self.driver)?,
         };
-        let args = [appender.device_ptr().0, items, SHARE, 0, LOOKS];
+        let args = [appender.device_ptr().0, items, SHARE, 0, PATIENCE];
         let start = Instant::now();
         // SAFETY: the appender lives until the stream was synchronised.
         let came = unsafe {

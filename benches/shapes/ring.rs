@@ -19,8 +19,8 @@ type Record = [u64; 2];
 const CAPACITY: usize = 4096;
 const RECORDS: u64 = 2_000_000;
 const TRIPS: u64 = 20_000;
-/// Looks that a kernel takes before it gives up: seconds.
-const LOOKS: u64 = 1 << 22;
+/// How long a kernel waits before it gives up, in nanoseconds.
+const PATIENCE: u64 = 20_000_000_000;
 
 fn ring(driver: &Driver) -> Result<Ring<Record>> {
     let node = Topology::discover(driver)?.gpu(0)?.host_node()?;
@@ -102,7 +102,7 @@ fn by_gpu(driver: &Driver, kernels: &Kernels, batch: u64) -> Result<f64> {
     let ring = ring(driver)?;
     let (producer, mut consumer) = (ring.producer.into_gpu(), ring.consumer);
     let threads = batch.clamp(32, 1024) as u32;
-    let args = [producer.device_ptr().0, count, batch, LOOKS];
+    let args = [producer.device_ptr().0, count, batch, PATIENCE];
     // SAFETY: the ring lives until the stream was synchronised.
     let seconds = unsafe {
         kernels.start(device::RING_PUSH_NUMBERED, (1, threads), &args)?;
@@ -118,7 +118,12 @@ fn round_trips(driver: &Driver, kernels: &Kernels) -> Result<Vec<f64>> {
     let ring = ring(driver)?;
     let (producer, mut consumer) = (ring.producer.into_gpu(), ring.consumer);
     let times = PinnedHost::new(driver, 0, TRIPS * 8)?;
-    let args = [producer.device_ptr().0, TRIPS, LOOKS, times.device_ptr().0];
+    let args = [
+        producer.device_ptr().0,
+        TRIPS,
+        PATIENCE,
+        times.device_ptr().0,
+    ];
     let end = later();
     // SAFETY: the ring and `times` live until the stream was synchronised.
     unsafe {

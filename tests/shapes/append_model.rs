@@ -1,5 +1,7 @@
 //! An appender is a `Vec` to which kernels add what has memory, whatever comes.
 
+use std::time::Duration;
+
 use egmem::shapes::Appender;
 use proptest::prelude::*;
 
@@ -44,7 +46,7 @@ proptest! {
                     let items: Vec<u64> = (item..item + batch as u64).collect();
                     item += batch as u64;
                     let capacity = appender.records().capacity();
-                    let came = gpu.append(&items, 0);
+                    let came = gpu.append(&items, Duration::ZERO);
                     // Closed once, it stays so until it is collected.
                     let room = match missed {
                         0 => capacity - model.len() - since.len(),

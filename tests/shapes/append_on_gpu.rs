@@ -6,7 +6,7 @@ use egmem::{Buffer, Driver};
 
 use crate::append_threads::Record;
 use crate::appender::items;
-use crate::kernels::{Kernels, LOOKS};
+use crate::kernels::{Kernels, PATIENCE};
 use crate::{MIB, node};
 
 const ITEMS: u64 = 2_000_000;
@@ -33,14 +33,14 @@ fn round(
     kernels: &Kernels,
     appender: &mut Appender<Record>,
     done: &Buffer,
-    looks: u64,
+    ns: u64,
 ) -> (usize, u64) {
     let args = [
         appender.device_ptr().0,
         ITEMS,
         SHARE,
         done.device_ptr().0,
-        looks,
+        ns,
     ];
     let run = kernels.run();
     // SAFETY: the appender and the flags live until the kernel was waited for.
@@ -63,10 +63,10 @@ pub fn kernels_append_while_the_host_maps(driver: &Driver) {
         let options = options.step(2 * MIB).ahead(100_000).cursor_on(cursor);
         let mut appender = options.create(driver).unwrap();
         let done = flags(driver);
-        // Enough looks for the host to map what is missing; some more rounds if it was too slow for that.
+        // The kernel waits long enough for the host to map what is missing; a driver may map nothing while it runs.
         let mut left = expected.len();
         for _ in 0..20 {
-            let (came, missed) = round(&kernels, &mut appender, &done, LOOKS);
+            let (came, missed) = round(&kernels, &mut appender, &done, PATIENCE);
             left -= came;
             assert_eq!(missed, left as u64);
             if left == 0 {
@@ -116,7 +116,7 @@ pub fn kernels_stop_at_the_greatest_length(driver: &Driver) {
     let options = Appender::<Record>::on(node(driver)).max_len(300_000);
     let mut appender = options.create(driver).unwrap();
     let done = flags(driver);
-    let (came, missed) = round(&kernels, &mut appender, &done, LOOKS);
+    let (came, missed) = round(&kernels, &mut appender, &done, PATIENCE);
     assert_eq!((came, missed), (300_000, (expected - 300_000) as u64));
     let found = items(&appender);
     assert!(found.windows(2).all(|pair| pair[0] < pair[1]));

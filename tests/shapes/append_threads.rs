@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
 
 use egmem::driver::DevicePtr;
 
@@ -88,7 +89,19 @@ impl Threads {
         first
     }
 
-    fn has_memory(&self, index: u64, mut looks: u64) -> bool {
+    fn look(&self, limit: u64, late: bool) {
+        let end = self.end().load(Acquire);
+        if end & !CLOSED > limit {
+            self.limit().fetch_max(end & !CLOSED, AcqRel);
+        } else if end & CLOSED != 0 || late {
+            self.limit().fetch_or(CLOSED, AcqRel);
+        } else {
+            self.want(self.next().load(Acquire));
+        }
+    }
+
+    fn has_memory(&self, index: u64, patience: Duration) -> bool {
+        let start = Instant::now();
         loop {
             let limit = self.limit().load(Acquire);
             if index < limit & !CLOSED {
@@ -97,24 +110,19 @@ impl Threads {
             if limit & CLOSED != 0 {
                 return false;
             }
-            let end = self.end().load(Acquire);
-            if end & !CLOSED > limit {
-                self.limit().fetch_max(end & !CLOSED, AcqRel);
-            } else if end & CLOSED != 0 || looks == 0 {
-                self.limit().fetch_or(CLOSED, AcqRel);
-            } else {
-                looks -= 1;
-                self.want(index + 1);
-                std::thread::yield_now();
+            let late = start.elapsed() >= patience;
+            if index == limit || late {
+                self.look(limit, late);
             }
+            std::thread::yield_now();
         }
     }
 
     /// Appends the items' records, reserved together; returns for each whether it was written.
-    pub fn append(&self, items: &[u64], looks: u64) -> Vec<bool> {
+    pub fn append(&self, items: &[u64], patience: Duration) -> Vec<bool> {
         let first = self.reserve(items.len() as u64);
         let each = (first..).zip(items).map(|(index, &item)| {
-            let came = self.has_memory(index, looks);
+            let came = self.has_memory(index, patience);
             if came {
                 let at = self.records.add(index * size_of::<Record>() as u64);
                 for (n, value) in record(item).into_iter().enumerate() {

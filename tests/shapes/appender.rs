@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
+use std::time::Duration;
 
 use egmem::driver::{Call, Code, Location};
 use egmem::shapes::{Appended, Appender};
@@ -44,7 +45,12 @@ pub fn items(appender: &Appender<Record>) -> Vec<u64> {
 
 /// Four threads append the items that are not done yet, a batch of up to 32 at a time, while this one pumps if it is to.
 /// Returns what came.
-fn round(appender: &mut Appender<Record>, done: &[AtomicBool], looks: u64, pump: bool) -> Appended {
+fn round(
+    appender: &mut Appender<Record>,
+    done: &[AtomicBool],
+    patience: Duration,
+    pump: bool,
+) -> Appended {
     let gpu = threads(appender);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..4)
@@ -54,7 +60,7 @@ fn round(appender: &mut Appender<Record>, done: &[AtomicBool], looks: u64, pump:
                     let mine = (0..done.len() as u64).filter(|item| item / 32 % 4 == worker);
                     let mine: Vec<u64> = mine.filter(open).collect();
                     for batch in mine.chunk_by(|a, b| a / 32 == b / 32) {
-                        let came = gpu.append(batch, looks);
+                        let came = gpu.append(batch, patience);
                         for (&item, came) in batch.iter().zip(came) {
                             done[item as usize].store(came, Relaxed);
                         }
@@ -74,12 +80,14 @@ fn flags(count: usize) -> Vec<AtomicBool> {
     (0..count).map(|_| AtomicBool::new(false)).collect()
 }
 
+/// Longer than the host takes to map what is missing.
+const LONG: Duration = Duration::from_secs(600);
 const ITEMS: usize = 300_000;
 
 pub fn threads_append_without_holes(driver: &Driver) {
     let mut appender = appender(driver);
     let done = flags(ITEMS);
-    let came = round(&mut appender, &done, u64::MAX, true);
+    let came = round(&mut appender, &done, LONG, true);
     let all = Appended {
         records: 0..ITEMS,
         missed: 0,
@@ -103,7 +111,7 @@ pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
         // Nobody maps more meanwhile, so each round takes what has memory.
         let before = appender.records().len();
         let room = appender.records().capacity() - before;
-        let came = round(&mut appender, &done, 3, false);
+        let came = round(&mut appender, &done, Duration::from_micros(3), false);
         assert_eq!(came.records, before..before + room.min(left));
         assert_eq!(came.missed, (left - came.records.len()) as u64);
         left -= came.records.len();
@@ -124,10 +132,10 @@ pub fn the_greatest_length_is_never_exceeded(driver: &Driver) {
     let options = Appender::<Record>::on(node(driver)).max_len(200_000);
     let mut appender = options.ahead(1).create(driver).unwrap();
     let done = flags(ITEMS);
-    let came = round(&mut appender, &done, u64::MAX, true);
+    let came = round(&mut appender, &done, LONG, true);
     assert_eq!((came.records, came.missed), (0..200_000, 100_000));
     assert_eq!(came.stopped, None);
-    let came = round(&mut appender, &done, u64::MAX, true);
+    let came = round(&mut appender, &done, LONG, true);
     assert_eq!((came.records, came.missed), (200_000..200_000, 100_000));
     assert_eq!(appender.append(&[record(1)]), Ok(0));
     assert_eq!(items(&appender).len(), 200_000);
@@ -143,7 +151,7 @@ fn memory_that_is_refused_is_reported() {
     for nth in 1..=3 {
         sim.fail(Call::MemCreate, nth, Code::OUT_OF_MEMORY);
     }
-    let came = round(&mut appender, &done, u64::MAX, true);
+    let came = round(&mut appender, &done, LONG, true);
     assert!(
         matches!(came.stopped, Some(Error::OutOfMemory { .. })),
         "{came:?}"
@@ -152,7 +160,7 @@ fn memory_that_is_refused_is_reported() {
     assert!(came.missed > 0);
     let mut rounds = 0;
     while appender.records().len() < ITEMS {
-        let came = round(&mut appender, &done, u64::MAX, true);
+        let came = round(&mut appender, &done, LONG, true);
         assert!(rounds < 3, "{came:?}");
         rounds += 1;
     }
@@ -163,13 +171,13 @@ pub fn the_cpu_appends_between_kernels(driver: &Driver) {
     let mut appender = appender(driver);
     assert_eq!(appender.append(&[record(0), record(1)]), Ok(2));
     let gpu = threads(&appender);
-    assert_eq!(gpu.append(&[2, 3, 4], 0), [true; 3]);
+    assert_eq!(gpu.append(&[2, 3, 4], Duration::ZERO), [true; 3]);
     let error = appender.append(&[record(5)]).unwrap_err();
     assert!(matches!(error, Error::StillHeld { .. }), "{error}");
     assert_eq!(appender.records().len(), 2);
     assert_eq!(appender.collect().unwrap().records, 2..5);
     assert_eq!(appender.append(&[record(5); 1]), Ok(1));
-    assert_eq!(gpu.append(&[6], 0), [true]);
+    assert_eq!(gpu.append(&[6], Duration::ZERO), [true]);
     gpu.wanted().store(5000, Relaxed);
     assert_eq!(appender.collect().unwrap().records, 6..7);
     // What the last kernels wanted, the next ones may not.
@@ -205,7 +213,7 @@ pub fn a_damaged_cursor_is_an_error(driver: &Driver) {
         assert!(is_it, "{error}");
         // The next ones come.
         let len = appender.records().len();
-        assert_eq!(gpu.append(&[9], 0), [true]);
+        assert_eq!(gpu.append(&[9], Duration::ZERO), [true]);
         assert_eq!(appender.collect().unwrap().records, len..len + 1);
     }
     // A count that is too great is what is said to be missed, and no more.

@@ -7,8 +7,8 @@ use egmem::pinned::PinnedHost;
 use egmem::shapes::device;
 use egmem::{Driver, Memory, Stream};
 
-/// Looks that a kernel takes before it gives up: seconds.
-pub const LOOKS: u64 = 1 << 22;
+/// How long a kernel waits before it gives up, in nanoseconds.
+pub const PATIENCE: u64 = 20_000_000_000;
 
 /// The shapes' kernels on GPU 0.
 pub struct Kernels {

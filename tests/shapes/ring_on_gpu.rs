@@ -6,7 +6,7 @@ use egmem::shapes::Ring;
 use egmem::shapes::device;
 use egmem::{Buffer, Driver, Memory};
 
-use crate::kernels::{Kernels, LOOKS};
+use crate::kernels::{Kernels, PATIENCE};
 use crate::node;
 use crate::ring::soon;
 
@@ -43,7 +43,12 @@ pub fn a_gpu_pushes_what_the_cpu_pops(driver: &Driver) {
             mut consumer,
         } = options.create(driver).unwrap();
         let producer = producer.into_gpu();
-        let args = [producer.device_ptr().0, from.device_ptr().0, count, LOOKS];
+        let args = [
+            producer.device_ptr().0,
+            from.device_ptr().0,
+            count,
+            PATIENCE,
+        ];
         // SAFETY: the ring and the memory live until the kernel was waited for.
         let run = unsafe { kernels.launch(device::RING_PUSH_RECORDS, (1, 32), &args) };
         let mut next = 0;
@@ -77,7 +82,7 @@ pub fn a_gpu_pops_what_the_cpu_pushes(driver: &Driver) {
             consumer,
         } = options.create(driver).unwrap();
         let consumer = consumer.into_gpu();
-        let args = [consumer.device_ptr().0, to.device_ptr().0, count, LOOKS];
+        let args = [consumer.device_ptr().0, to.device_ptr().0, count, PATIENCE];
         // SAFETY: the ring and the memory live until the kernel was waited for.
         let run = unsafe { kernels.launch(device::RING_POP_RECORDS, (1, 32), &args) };
         let all = records(count);
@@ -110,7 +115,7 @@ pub fn kernels_pass_records_to_each_other(driver: &Driver) {
         let runs = [kernels.run(), kernels.run()];
         let args = |ring, memory: &Buffer, run: usize| {
             let memory = memory.device_ptr().0;
-            [ring, memory, COUNT, LOOKS, runs[run].report()]
+            [ring, memory, COUNT, PATIENCE, runs[run].report()]
         };
         let push = args(producer.device_ptr().0, &from, 0);
         let pop = args(consumer.device_ptr().0, &to, 1);
@@ -137,7 +142,7 @@ pub fn a_block_pushes_batches(driver: &Driver) {
             mut consumer,
         } = options.create(driver).unwrap();
         let producer = producer.into_gpu();
-        let args = [producer.device_ptr().0, 100_001, batch, LOOKS];
+        let args = [producer.device_ptr().0, 100_001, batch, PATIENCE];
         // SAFETY: the ring lives until the kernel was waited for.
         let run = unsafe { kernels.launch(device::RING_PUSH_NUMBERED, (1, threads), &args) };
         for n in 0..100_001_u64 {
@@ -175,7 +180,7 @@ pub fn a_full_ring_ends_a_kernel_that_waits_no_longer(driver: &Driver) {
     let ring = Ring::<[u64; 2]>::on(node(driver)).create(driver).unwrap();
     let (producer, mut consumer) = (ring.producer.into_gpu(), ring.consumer);
     let times = PinnedHost::new(driver, 0, 8 * 50).unwrap();
-    let args = [producer.device_ptr().0, 50, LOOKS, times.device_ptr().0];
+    let args = [producer.device_ptr().0, 50, PATIENCE, times.device_ptr().0];
     // SAFETY: as above.
     let run = unsafe { kernels.launch(device::RING_ROUND_TRIPS, (1, 1), &args) };
     for n in 0..50_u64 {

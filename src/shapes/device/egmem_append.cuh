@@ -5,13 +5,13 @@
 //         if (!egmem_append_open(&to, appender)) return;
 //         for (int i = ...; i - lane < count; i += ...) { // whole warps
 //             bool has = i < count && !done[i] && is_wanted(items[i]);
-//             if (egmem_append_warp(&to, has, has ? record_of(items[i]) : Record(), 1 << 20)) done[i] = 1;
+//             if (egmem_append_warp(&to, has, has ? record_of(items[i]) : Record(), 1000000000)) done[i] = 1;
 //         }
 //     }
 //
 // `appender` is Appender::device_ptr. Any number of threads of one GPU append at the same time. A thread whose record has
-// no memory yet waits while the host maps more (Appender::pump), for the number of looks that it was told. Then the limit
-// is closed: this record and all above the limit are missed. A kernel that is launched again, after Appender::collect,
+// no memory yet waits while the host maps more (Appender::pump), for the nanoseconds that it was told. Then it closes the
+// limit: this record and all above the limit are missed. A kernel that is launched again, after Appender::collect,
 // appends what was missed.
 #ifndef EGMEM_APPEND_CUH
 #define EGMEM_APPEND_CUH
@@ -100,22 +100,38 @@ EGMEM_FN egmem_u64 egmem_append_reserve(const egmem_append *to, egmem_u64 count)
     return first;
 }
 
-// Where the reserved record `index` is to be written; null if it is missed. Waits for memory for `looks` looks at most.
-EGMEM_FN void *egmem_append_at(egmem_append *to, egmem_u64 index, egmem_u64 looks) {
+// Looks at what the host has mapped: raises the limit to that, or closes it if there will be no more, or if `late`.
+EGMEM_FN void egmem_append_look(const egmem_append *to, bool late) {
+    egmem_u64 end = egmem_load_acquire(&to->control->end);
+    egmem_u64 mapped = end & ~EGMEM_APPEND_CLOSED;
+    if (mapped > to->limit) {
+        // Does nothing to a limit that was closed meanwhile: the greatest bit is set there.
+        egmem_atomic_max(&to->cursor->limit, mapped);
+    } else if (end & EGMEM_APPEND_CLOSED || late) {
+        egmem_atomic_or(&to->cursor->limit, EGMEM_APPEND_CLOSED);
+    } else {
+        egmem_append_want(to, egmem_load_acquire(&to->cursor->next));
+    }
+}
+
+// Where the reserved record `index` is to be written; null if it is missed. Waits for memory for `ns` nanoseconds at most.
+EGMEM_FN void *egmem_append_at(egmem_append *to, egmem_u64 index, egmem_u64 ns) {
+    egmem_u64 start = 0;
+    unsigned pause = 32;
     while (index >= (to->limit & ~EGMEM_APPEND_CLOSED)) {
         if (to->limit & EGMEM_APPEND_CLOSED) {
             return 0;
         }
-        egmem_u64 end = egmem_load_acquire(&to->control->end);
-        egmem_u64 mapped = end & ~EGMEM_APPEND_CLOSED;
-        if (mapped > to->limit) {
-            // Does nothing to a limit that was closed meanwhile: the greatest bit is set there.
-            egmem_atomic_max(&to->cursor->limit, mapped);
-        } else if (end & EGMEM_APPEND_CLOSED || looks == 0) {
-            egmem_atomic_or(&to->cursor->limit, EGMEM_APPEND_CLOSED);
+        egmem_u64 now = egmem_nanoseconds();
+        start = start ? start : now;
+        bool late = now - start >= ns;
+        // The thread with the first record above the limit looks across the link for all: the others read the cursor's
+        // memory.
+        if (index == to->limit || late) {
+            egmem_append_look(to, late);
         } else {
-            looks--;
-            egmem_append_want(to, index + 1);
+            egmem_sleep(pause);
+            pause = pause < 8192 ? 2 * pause : pause;
         }
         to->limit = egmem_load_acquire(&to->cursor->limit);
     }
@@ -124,8 +140,8 @@ EGMEM_FN void *egmem_append_at(egmem_append *to, egmem_u64 index, egmem_u64 look
 
 // Appends one record; false if it was missed.
 template <class Record>
-EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64 looks) {
-    void *at = egmem_append_at(to, egmem_append_reserve(to, 1), looks);
+EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64 ns) {
+    void *at = egmem_append_at(to, egmem_append_reserve(to, 1), ns);
     if (at) {
         *(Record *)at = record;
     }
@@ -135,7 +151,7 @@ EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64
 // Appends the records of those lanes that have one, reserved together and in the order of the lanes; tells each lane
 // whether its record was written. All 32 lanes of a warp call it.
 template <class Record>
-EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record, egmem_u64 looks) {
+EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record, egmem_u64 ns) {
     unsigned lanes = egmem_warp_ballot(has);
     if (lanes == 0) {
         return false;
@@ -147,7 +163,7 @@ EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record
     first = egmem_warp_first(first);
     void *at = 0;
     if (has) {
-        at = egmem_append_at(to, first + egmem_count_bits(lanes & egmem_lanes_before()), looks);
+        at = egmem_append_at(to, first + egmem_count_bits(lanes & egmem_lanes_before()), ns);
         if (at) {
             *(Record *)at = record;
         }

@@ -21,6 +21,17 @@ EGMEM_FN void egmem_store_release(egmem_u64 *at, egmem_u64 value) {
     asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
 }
 
+// The GPU's clock. It may move on in steps of a microsecond or more.
+EGMEM_FN egmem_u64 egmem_nanoseconds() {
+    egmem_u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : : "memory");
+    return now;
+}
+
+EGMEM_FN void egmem_sleep(unsigned nanoseconds) {
+    asm volatile("nanosleep.u32 %0;" : : "r"(nanoseconds) : "memory");
+}
+
 EGMEM_FN unsigned egmem_lane() {
     unsigned lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -4,7 +4,7 @@
 //         egmem_ring_side side;
 //         if (!egmem_ring_open_producer(&side, ring)) return;
 //         for (int i = 0; i < count; i++)
-//             if (!egmem_ring_push(&side, from[i], 1 << 20)) return; // full for too long
+//             if (!egmem_ring_push(&side, from[i], 1000000000)) return; // full for a second
 //     }
 //
 // `ring` is GpuProducer::device_ptr or GpuConsumer::device_ptr. A side belongs to one kernel at a time. In it the
@@ -12,7 +12,7 @@
 // block may write a batch's records, or read them: a barrier (__syncthreads) then lies between them and the thread's
 // calls. Read records with plain loads, not through `const __restrict__` pointers: other caches are not coherent.
 //
-// Nothing waits for ever: a function that waits takes the number of times to look.
+// Nothing waits for ever: a function that waits is told how long, in nanoseconds.
 #ifndef EGMEM_RING_CUH
 #define EGMEM_RING_CUH
 
@@ -76,16 +76,18 @@ EGMEM_FN egmem_u64 egmem_ring_look(egmem_ring_side *side) {
     return egmem_ring_known(side);
 }
 
-// Waits until there is room for `count` records, or until as many are there; looks at most `looks` times. `count` is at
-// most the capacity.
-EGMEM_FN bool egmem_ring_wait(egmem_ring_side *side, egmem_u64 count, egmem_u64 looks) {
-    while (egmem_ring_known(side) < count) {
-        if (looks-- == 0) {
-            return false;
-        }
-        egmem_ring_look(side);
+// Waits until there is room for `count` records, or until as many are there, at most `ns` nanoseconds. It looks at least
+// once. `count` is at most the capacity.
+EGMEM_FN bool egmem_ring_wait(egmem_ring_side *side, egmem_u64 count, egmem_u64 ns) {
+    if (egmem_ring_known(side) >= count || egmem_ring_look(side) >= count) {
+        return true;
     }
-    return true;
+    for (egmem_u64 start = egmem_nanoseconds(); egmem_nanoseconds() - start < ns;) {
+        if (egmem_ring_look(side) >= count) {
+            return true;
+        }
+    }
+    return false;
 }
 
 // The address of the side's next record; as many as were waited for follow it without a gap.
@@ -106,8 +108,8 @@ EGMEM_FN bool egmem_ring_is_drained(egmem_ring_side *side) {
 
 // Writes and commits one record.
 template <class Record>
-EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem_u64 looks) {
-    if (!egmem_ring_wait(side, 1, looks)) {
+EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem_u64 ns) {
+    if (!egmem_ring_wait(side, 1, ns)) {
         return false;
     }
     *(Record *)egmem_ring_at(side) = record;
@@ -117,8 +119,8 @@ EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem
 
 // Takes one record.
 template <class Record>
-EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 looks) {
-    if (!egmem_ring_wait(side, 1, looks)) {
+EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 ns) {
+    if (!egmem_ring_wait(side, 1, ns)) {
         return false;
     }
     *record = *(const Record *)egmem_ring_at(side);
@@ -129,11 +131,11 @@ EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 lo
 // Writes and commits the records of those lanes that have one, together and in the order of the lanes. All 32 lanes of
 // a warp call it, each with the same side.
 template <class Record>
-EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record &record, egmem_u64 looks) {
+EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record &record, egmem_u64 ns) {
     unsigned lanes = egmem_warp_ballot(has);
     unsigned count = egmem_count_bits(lanes);
     bool first = egmem_lane() == 0;
-    bool room = first ? egmem_ring_wait(side, count, looks) : false;
+    bool room = first ? egmem_ring_wait(side, count, ns) : false;
     room = egmem_warp_ballot(room) != 0;
     if (!room) {
         return false;

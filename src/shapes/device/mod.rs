@@ -52,23 +52,23 @@ pub const PTX: &CStr =
         Err(_) => panic!("shapes.ptx holds a NUL"),
     };
 
-/// `(ring, from, count, looks, done)`, one warp: pushes `count` records that lie side by side at `from`. Stops where the
-/// ring stays full for `looks` looks. `done` gets the number of records pushed.
+/// `(ring, from, count, ns, done)`, one warp: pushes `count` records that lie side by side at `from`. Stops where the
+/// ring stays full for `ns` nanoseconds. `done` gets the number of records pushed.
 pub const RING_PUSH_RECORDS: &CStr = c"egmem_ring_push_records";
 
-/// `(ring, to, count, looks, done)`, one warp: pops `count` records to `to`. Stops where the ring stays empty for `looks`
-/// looks. `done` gets the number of records popped.
+/// `(ring, to, count, ns, done)`, one warp: pops `count` records to `to`. Stops where the ring stays empty for `ns`
+/// nanoseconds. `done` gets the number of records popped.
 pub const RING_POP_RECORDS: &CStr = c"egmem_ring_pop_records";
 
-/// `(ring, count, batch, looks, done)`, one block: pushes records of 16 bytes, a number from 0 on and its complement, in
+/// `(ring, count, batch, ns, done)`, one block: pushes records of 16 bytes, a number from 0 on and its complement, in
 /// batches that are at most the ring's capacity. For measurements.
 pub const RING_PUSH_NUMBERED: &CStr = c"egmem_ring_push_numbered";
 
-/// `(ring, count, looks, times, clock)`, one thread: pushes a record of 16 bytes and waits until it is released, `count`
-/// times. `times` gets the cycles of each; `clock` the nanoseconds and the cycles of all. For measurements.
+/// `(ring, count, ns, times, clock)`, one thread: pushes a record of 16 bytes and waits until it is released, `count`
+/// times, within `ns` nanoseconds in all. `times` gets the cycles of each; `clock` the nanoseconds and the cycles of all. For measurements.
 pub const RING_ROUND_TRIPS: &CStr = c"egmem_ring_round_trips";
 
-/// `(appender, count, share, done, looks)`, any grid of whole warps: appends a record of 16 bytes, a number and its
+/// `(appender, count, share, done, ns)`, any grid of whole warps: appends a record of 16 bytes, a number and its
 /// complement, for about `share` of 256 numbers below `count`, unless its byte in `done` is set, and sets that. `done` may
 /// be 0. For tests and measurements.
 pub const APPEND_ITEMS: &CStr = c"egmem_append_items";

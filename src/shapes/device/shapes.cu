@@ -35,7 +35,7 @@ static __device__ inline void copy_by_warp(unsigned char *to, const unsigned cha
 }
 
 // Moves records between a side and memory, a batch at a time. The first lane has the side.
-static __device__ inline void move_records(void *ring, unsigned char *memory, u64 count, u64 looks, u64 *done,
+static __device__ inline void move_records(void *ring, unsigned char *memory, u64 count, u64 ns, u64 *done,
                                            bool produces) {
     egmem_ring_side side;
     if (BLOCK != 0 || THREAD >= 32 || !egmem_ring_open(&side, ring, produces)) {
@@ -45,7 +45,7 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
     u64 moved = 0;
     while (moved < count) {
         u64 most = 0;
-        if (first && egmem_ring_wait(&side, 1, looks)) {
+        if (first && egmem_ring_wait(&side, 1, ns)) {
             most = egmem_ring_known(&side);
             most = most < count - moved ? most : count - moved;
             most = most < 256 ? most : 256;
@@ -70,12 +70,12 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
     }
 }
 
-extern "C" __global__ void egmem_ring_push_records(void *ring, unsigned char *from, u64 count, u64 looks, u64 *done) {
-    move_records(ring, from, count, looks, done, true);
+extern "C" __global__ void egmem_ring_push_records(void *ring, unsigned char *from, u64 count, u64 ns, u64 *done) {
+    move_records(ring, from, count, ns, done, true);
 }
 
-extern "C" __global__ void egmem_ring_pop_records(void *ring, unsigned char *to, u64 count, u64 looks, u64 *done) {
-    move_records(ring, to, count, looks, done, false);
+extern "C" __global__ void egmem_ring_pop_records(void *ring, unsigned char *to, u64 count, u64 ns, u64 *done) {
+    move_records(ring, to, count, ns, done, false);
 }
 
 // The functions for PTX of other sources, to be linked. A side takes 72 bytes at a multiple of 8.
@@ -84,8 +84,8 @@ extern "C" __device__ unsigned egmem_ring_fn_open(egmem_ring_side *side, void *r
     return egmem_ring_open(side, ring, produces != 0);
 }
 extern "C" __device__ u64 egmem_ring_fn_look(egmem_ring_side *side) { return egmem_ring_look(side); }
-extern "C" __device__ unsigned egmem_ring_fn_wait(egmem_ring_side *side, u64 count, u64 looks) {
-    return egmem_ring_wait(side, count, looks);
+extern "C" __device__ unsigned egmem_ring_fn_wait(egmem_ring_side *side, u64 count, u64 ns) {
+    return egmem_ring_wait(side, count, ns);
 }
 extern "C" __device__ void *egmem_ring_fn_at(const egmem_ring_side *side) { return egmem_ring_at(side); }
 extern "C" __device__ void egmem_ring_fn_advance(egmem_ring_side *side, u64 count) { egmem_ring_advance(side, count); }
@@ -98,8 +98,8 @@ extern "C" __device__ unsigned egmem_append_fn_open(egmem_append *to, void *appe
 extern "C" __device__ u64 egmem_append_fn_reserve(const egmem_append *to, u64 count) {
     return egmem_append_reserve(to, count);
 }
-extern "C" __device__ void *egmem_append_fn_at(egmem_append *to, u64 index, u64 looks) {
-    return egmem_append_at(to, index, looks);
+extern "C" __device__ void *egmem_append_fn_at(egmem_append *to, u64 index, u64 ns) {
+    return egmem_append_at(to, index, ns);
 }
 
 static_assert(sizeof(egmem_append) == 48, "src/shapes/device/mod.rs says so");
@@ -111,7 +111,7 @@ struct __attribute__((aligned(16))) Numbered {
 };
 
 // One block: pushes `count` records, at most `batch` for each commit; `batch` is at most the capacity.
-extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 batch, u64 looks, u64 *done) {
+extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 batch, u64 ns, u64 *done) {
     __attribute__((shared)) static u64 base;
     __attribute__((shared)) static u64 room;
     egmem_ring_side side;
@@ -122,7 +122,7 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
         u64 wanted = batch < count - pushed ? batch : count - pushed;
         if (THREAD == 0) {
             base = side.next;
-            room = egmem_ring_wait(&side, wanted, looks);
+            room = egmem_ring_wait(&side, wanted, ns);
         }
         __syncthreads();
         if (!room) {
@@ -142,12 +142,6 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
     }
 }
 
-static __device__ inline u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 static __device__ inline u64 cycles() {
     u64 now;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(now) : : "memory");
@@ -156,26 +150,26 @@ static __device__ inline u64 cycles() {
 
 // One thread: pushes a record and waits until the consumer has released it, `count` times. `times` gets the cycles of
 // each; `clock` the nanoseconds and the cycles of all.
-extern "C" __global__ void egmem_ring_round_trips(void *ring, u64 count, u64 looks, u64 *times, u64 *clock) {
+extern "C" __global__ void egmem_ring_round_trips(void *ring, u64 count, u64 ns, u64 *times, u64 *clock) {
     egmem_ring_side side;
     if (BLOCK != 0 || THREAD != 0 || !egmem_ring_open_producer(&side, ring)) {
         return;
     }
-    u64 ns = nanoseconds(), first = cycles();
+    u64 begin = egmem_nanoseconds(), first = cycles();
     for (u64 i = 0; i < count; i++) {
         u64 start = cycles();
         Numbered record = {i, ~i};
-        if (!egmem_ring_push(&side, record, looks)) {
+        if (!egmem_ring_push(&side, record, ns)) {
             return;
         }
-        for (u64 left = looks; !egmem_ring_is_drained(&side); left--) {
-            if (left == 0) {
+        while (!egmem_ring_is_drained(&side)) {
+            if (egmem_nanoseconds() - begin > ns) {
                 return;
             }
         }
         times[i] = cycles() - start;
     }
-    clock[0] = nanoseconds() - ns;
+    clock[0] = egmem_nanoseconds() - begin;
     clock[1] = cycles() - first;
 }
 
@@ -188,7 +182,7 @@ static __device__ inline bool makes_record(u64 item, u64 share) {
 
 // Appends a record for each item below `count` that makes one and is not done yet, and marks it as done. Without `done`,
 // all are to be done.
-extern "C" __global__ void egmem_append_items(void *appender, u64 count, u64 share, unsigned char *done, u64 looks) {
+extern "C" __global__ void egmem_append_items(void *appender, u64 count, u64 share, unsigned char *done, u64 ns) {
     egmem_append to;
     if (!egmem_append_open(&to, appender)) {
         return;
@@ -198,7 +192,7 @@ extern "C" __global__ void egmem_append_items(void *appender, u64 count, u64 sha
     for (u64 i = (u64)BLOCK * THREADS + THREAD; i - egmem_lane() < count; i += threads) {
         bool has = i < count && makes_record(i, share) && !(done && done[i]);
         Numbered record = {i, ~i};
-        if (egmem_append_warp(&to, has, record, looks) && done) {
+        if (egmem_append_warp(&to, has, record, ns) && done) {
             done[i] = 1;
         }
     }
