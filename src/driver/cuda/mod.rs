@@ -12,11 +12,14 @@ mod abi;
 mod backend;
 mod context;
 mod core;
+mod devices;
 mod fd;
 mod handles;
 mod library;
+mod memory;
 mod pools;
 mod runtime;
 mod symbols;
+mod work;
 
 pub(super) use backend::open;

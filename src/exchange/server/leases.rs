@@ -6,7 +6,6 @@
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use super::machines::{Machine, Machines};
@@ -18,89 +17,6 @@ use crate::peer_counts::PeerCounts;
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
-
-/// A lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
-    /// For an expired lease, the session that has ended.
-    pub session: u64,
-    pub publication: u64,
-    pub holder: Holder,
-    /// The offset of its probe word, in bytes from the memory's start.
-    pub probe: Option<u64>,
-    /// The process that got the fds, if the kernel reports it.
-    pub process: Option<Process>,
-    /// The machine that the session began on.
-    pub machine: Option<Machine>,
-    /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
-    pub handed: bool,
-}
-
-/// A lease, and the charge for it.
-#[derive(Debug)]
-struct Record {
-    /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
-    /// times that while it grows.
-    lease: Box<Lease>,
-    /// Returned when the lease is forgotten.
-    charge: Option<Charge>,
-}
-
-impl Deref for Record {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        &self.lease
-    }
-}
-
-impl DerefMut for Record {
-    fn deref_mut(&mut self) -> &mut Lease {
-        &mut self.lease
-    }
-}
-
-/// A session that has ended, and the leases that ended with it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct EndedSession {
-    pub session: u64,
-    pub peer: PeerName,
-    pub leases: Vec<Lease>,
-}
-
-/// Why a lease was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoLease {
-    /// The session has ended.
-    NoSession,
-    /// The peer has reached its limit.
-    Full,
-}
-
-#[derive(Debug)]
-struct Session {
-    peer: PeerName,
-    machine: Option<Machine>,
-    leases: BTreeSet<u64>,
-    /// When it ends, while it has no connection.
-    until: Option<Instant>,
-}
-
-#[derive(Debug, Default)]
-struct Holders {
-    live: BTreeSet<u64>,
-    expired: BTreeSet<u64>,
-    /// Expired leases that are only counted.
-    more: usize,
-    /// Expired leases that are only counted, and whose processes have ended.
-    ended: usize,
-}
-
-impl Holders {
-    fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
-    }
-}
 
 /// The table of leases.
 #[derive(Debug, Default)]
@@ -466,11 +382,14 @@ impl Leases {
 mod expired;
 mod followed;
 mod holder;
+mod record;
 mod unconfirmed;
 
 use followed::Followed;
 pub(super) use holder::describe;
 pub use holder::{Holder, HolderState};
+pub(super) use record::{EndedSession, Lease, NoLease};
+use record::{Holders, Record, Session};
 
 #[cfg(test)]
 mod tests;

@@ -8,18 +8,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
+use super::assembly::{Assembly, FIRST, HEADER};
 use super::fd_table::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
 use crate::account::{Account, Charge, Over};
 use crate::limits::deadline;
 use crate::{Error, Result, ShareError};
 use crate::{Limits, tls};
-
-/// Bytes of a frame's length.
-const HEADER: usize = 4;
-/// How many bytes are allocated for a frame before any of it has arrived. Shorter frames are not charged:
-/// they are part of a connection's charge.
-const FIRST: usize = 4 << 10;
 
 /// A message, and the fds that arrived with it.
 pub(crate) struct Frame {
@@ -57,62 +52,6 @@ impl fmt::Debug for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, fds, .. } = self;
         write!(f, "Frame({} bytes, {} fds)", bytes.len(), fds.len())
-    }
-}
-
-/// Assembles frames from pieces of any size.
-#[derive(Default)]
-pub(crate) struct Assembly {
-    header: [u8; HEADER],
-    body: Zeroizing<Vec<u8>>,
-    /// Bytes received of header and body.
-    have: usize,
-}
-
-impl Assembly {
-    /// Returns where the next bytes belong. Never beyond the present frame, and a body's room grows only as
-    /// it arrives: a header that announces many bytes gets few at first.
-    fn room(&mut self, limit: u32) -> Result<&mut [u8], String> {
-        if self.have < HEADER {
-            return Ok(&mut self.header[self.have..]);
-        }
-        let want = self.want();
-        if want == 0 {
-            return Err("an empty frame".into());
-        }
-        if want > limit as usize {
-            return Err(format!("a frame of {want} bytes, at most {limit} go"));
-        }
-        let have = self.have - HEADER;
-        if let Some(size) = self.growth() {
-            // Copied by hand: a vector that grows leaves its bytes behind.
-            let mut more = Zeroizing::new(vec![0; size]);
-            more[..have].copy_from_slice(&self.body);
-            self.body = more;
-        }
-        Ok(&mut self.body[have..])
-    }
-
-    /// Returns the size that the body must grow to before more can be read, if it has to.
-    fn growth(&self) -> Option<usize> {
-        let have = self.have.checked_sub(HEADER)?;
-        let size = self.want().min(FIRST.max(have.saturating_mul(2)));
-        (have == self.body.len()).then_some(size)
-    }
-
-    fn want(&self) -> usize {
-        u32::from_be_bytes(self.header) as usize
-    }
-
-    /// Records `count` bytes received in [`room`](Self::room); returns whether the frame is complete.
-    fn came(&mut self, count: usize) -> bool {
-        self.have += count;
-        self.have >= HEADER && self.want() > 0 && self.have - HEADER == self.want()
-    }
-
-    fn take(&mut self) -> Zeroizing<Vec<u8>> {
-        self.have = 0;
-        std::mem::take(&mut self.body)
     }
 }
 
@@ -399,28 +338,4 @@ impl fmt::Debug for FrameWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FrameWriter({})", self.peer)
     }
-}
-
-/// Returns the frames in the bytes if they arrive in pieces of `piece` bytes, and the most room allocated for
-/// one. An error or a cut-off frame ends the list.
-#[cfg(fuzzing)]
-pub(crate) fn assemble(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
-    let (mut frames, mut most) = (Vec::new(), 0);
-    let mut assembly = Assembly::default();
-    for mut piece in bytes.chunks(piece.min(bytes.len().max(1))) {
-        while !piece.is_empty() {
-            let Ok(room) = assembly.room(limit) else {
-                return (frames, most);
-            };
-            let count = room.len().min(piece.len());
-            room[..count].copy_from_slice(&piece[..count]);
-            piece = &piece[count..];
-            let whole = assembly.came(count);
-            most = most.max(assembly.body.len());
-            if whole {
-                frames.push(assembly.take().to_vec());
-            }
-        }
-    }
-    (frames, most)
 }

@@ -1,5 +1,6 @@
 //! Connections: TCP, TLS over TCP, Unix sockets. All of them carry frames.
 
+mod assembly;
 mod fd_budget;
 mod fd_table;
 mod frame;
@@ -9,10 +10,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+#[cfg(fuzzing)]
+pub(crate) use assembly::assemble;
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use fd_table::{FdShare, FdTable, HeldFd, Reserved};
-#[cfg(fuzzing)]
-pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;
