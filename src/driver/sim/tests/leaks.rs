@@ -106,6 +106,7 @@ fn held_counts_everything() {
         streams: 1,
         events: 1,
         modules: 1,
+        ..Held::default()
     };
     assert_eq!(sim(&driver).held(), expected);
     assert!(!sim(&driver).held().is_empty());
