@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egmem::pinned::PinnedHost;
+use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::shapes::{Consumer, Producer, Ring, device};
 use egmem::{Driver, Error, Memory, Result, Topology};
 
@@ -117,7 +117,8 @@ fn by_gpu(driver: &Driver, kernels: &Kernels, batch: u64) -> Result<f64> {
 fn round_trips(driver: &Driver, kernels: &Kernels) -> Result<Vec<f64>> {
     let ring = ring(driver)?;
     let (producer, mut consumer) = (ring.producer.into_gpu(), ring.consumer);
-    let times = PinnedHost::new(driver, 0, TRIPS * 8)?;
+    // In the GPU's memory: a store to the host would make the next push wait for it.
+    let times = DeviceMemory::new(driver, 0, TRIPS * 8)?;
     let args = [
         producer.device_ptr().0,
         TRIPS,
@@ -137,7 +138,9 @@ fn round_trips(driver: &Driver, kernels: &Kernels) -> Result<Vec<f64>> {
     let mut clock = [0_u64; 2];
     kernels.report.cpu().read_at(0, &mut clock)?;
     let mut cycles = vec![0_u64; TRIPS as usize];
-    times.cpu().read_at(0, &mut cycles)?;
+    let copy = PinnedHost::new(driver, 0, TRIPS * 8)?;
+    kernels.stream.copy(&copy, 0, &times, 0, TRIPS * 8)?;
+    copy.cpu().read_at(0, &mut cycles)?;
     let each = clock[0] as f64 / clock[1] as f64 / 1e3;
     Ok(cycles.iter().map(|&n| n as f64 * each).collect())
 }
