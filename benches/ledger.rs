@@ -41,6 +41,20 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
     drop((mapped, grants));
 }
 
+/// The life of an entry of a pool's allocation: made at its address, removed before the free.
+fn pooled(driver: &Driver, grants: &Arc<Grants>) {
+    let new = NewEntry {
+        driver,
+        bytes: 64 << 10,
+        location: Location::HostNuma(0),
+        path: AllocPath::Pool,
+        label: None,
+        site: None,
+    };
+    let entry = Entry::mapped(new, egmem::driver::DevicePtr(GRANULE), Arc::clone(grants));
+    black_box(&entry).give_back(driver, || false);
+}
+
 /// The median of eleven rounds of `count` calls, for one call.
 fn median(count: u32, mut call: impl FnMut() -> Result<()>) -> Result<Duration> {
     let mut rounds = Vec::new();
@@ -78,10 +92,16 @@ fn main() -> Result<()> {
         entry(&driver, &access);
         Ok(())
     })?;
+    let grants = Arc::<Grants>::default();
+    let pooled = median(ENTRIES, || {
+        pooled(&driver, &grants);
+        Ok(())
+    })?;
     let share = 100.0 * entry.as_secs_f64() / chain.as_secs_f64();
     println!("driver                               {}", driver.name());
     println!("2 MiB: create, map, grant, give back {chain:?}");
     println!("its entry in the ledger              {entry:?}");
     println!("share                                {share:.3} %");
+    println!("entry of a pool's allocation         {pooled:?}");
     Ok(())
 }

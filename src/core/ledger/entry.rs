@@ -92,7 +92,7 @@ impl Entry {
 
     fn with(new: NewEntry<'_>, mapped: Ranges) -> Self {
         let registry = Registry::current();
-        let mut record = Record {
+        let mut record = Box::new(Record {
             number: 0,
             driver: new.driver.address(),
             driver_name: new.driver.name(),
@@ -105,7 +105,7 @@ impl Entry {
             mapped,
             rare: None,
             lost: None,
-        };
+        });
         if backtraces_on() {
             record.rare().backtrace = Some(Arc::new(Backtrace::force_capture()));
         }

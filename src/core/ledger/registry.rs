@@ -22,14 +22,15 @@ pub(super) struct Registry {
 
 #[derive(Debug)]
 struct Slots {
-    records: Vec<Option<Record>>,
+    /// Boxed, because they move in and out.
+    records: Vec<Option<Box<Record>>>,
     free: Vec<usize>,
     /// The number of records ever made.
     made: u64,
 }
 
 impl Slots {
-    fn put(&mut self, record: Record) -> usize {
+    fn put(&mut self, record: Box<Record>) -> usize {
         match self.free.pop() {
             Some(slot) => {
                 self.records[slot] = Some(record);
@@ -43,7 +44,7 @@ impl Slots {
     }
 
     fn live(&self) -> impl Iterator<Item = &Record> {
-        let records = self.records.iter().flatten();
+        let records = self.records.iter().flatten().map(|record| &**record);
         records.filter(|record| record.is_live())
     }
 }
@@ -84,7 +85,7 @@ impl Registry {
     }
 
     /// Adds a new record; returns its slot and its number.
-    pub(super) fn add(&self, mut record: Record) -> (usize, u64) {
+    pub(super) fn add(&self, mut record: Box<Record>) -> (usize, u64) {
         let mut slots = self.slots();
         let number = slots.made;
         slots.made += 1;
@@ -93,7 +94,7 @@ impl Registry {
     }
 
     /// Puts a record back that was taken out; returns its slot.
-    pub(super) fn put(&self, record: Record) -> usize {
+    pub(super) fn put(&self, record: Box<Record>) -> usize {
         self.slots().put(record)
     }
 
@@ -105,7 +106,7 @@ impl Registry {
     }
 
     /// Takes a record out, unless its memory is lost. The caller drops it outside the lock.
-    pub(super) fn take(&self, slot: usize) -> Option<Record> {
+    pub(super) fn take(&self, slot: usize) -> Option<Box<Record>> {
         let mut slots = self.slots();
         let record = slots.records.get_mut(slot)?;
         let taken = record.take_if(|record| record.lost.is_none())?;
