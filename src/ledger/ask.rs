@@ -16,32 +16,36 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The most sockets that are looked at.
 const MOST: usize = 4096;
 
-/// A process that offers its ledger and did not answer.
+/// A process that offers its ledger and did not answer, or a folder whose sockets were not looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Silent {
     /// Its process id, as its socket's name tells.
     pub pid: Option<u32>,
-    /// Its socket.
+    /// Its socket, or the folder.
     pub path: PathBuf,
     /// The reason.
     pub why: String,
 }
 
 /// Returns the ledgers of all processes of this user that offer theirs, by process ids, and those that did not answer.
-/// Removes the sockets of processes that have ended.
-///
-/// # Errors
-/// [`System`](MemoryError::System) for a folder that cannot be read or that other users can access.
-pub fn processes() -> Result<(Vec<Ledger>, Vec<Silent>)> {
+/// Removes the sockets of processes that have ended. A folder that cannot be read, or that other users can access, is
+/// among those that did not answer.
+pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
     let (mut ledgers, mut silent) = (Vec::new(), Vec::new());
     for place in folder::places() {
-        processes_in(&place, &mut ledgers, &mut silent)?;
+        if let Err(error) = processes_in(&place, &mut ledgers, &mut silent) {
+            silent.push(Silent {
+                pid: None,
+                path: place,
+                why: error.to_string(),
+            });
+        }
     }
     ledgers.sort_by_key(|ledger: &Ledger| ledger.process.pid);
     // A process may offer its ledger at more than one socket.
     ledgers.dedup_by_key(|ledger| (ledger.process.pid, ledger.process.instance));
-    Ok((ledgers, silent))
+    (ledgers, silent)
 }
 
 pub(crate) fn processes_in(

@@ -94,10 +94,9 @@ impl Report {
     /// Source: `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
     ///
     /// # Errors
-    /// [`Memory`](crate::Error::Memory) for a folder of sockets that cannot be read or that other users can access, and
-    /// for the driver's errors.
+    /// [`Memory`](crate::Error::Memory) for the driver's errors.
     pub fn gather(driver: Option<&Driver>) -> Result<Self> {
-        let (processes, silent) = processes()?;
+        let (processes, silent) = processes();
         Self::of(processes, silent, driver)
     }
 

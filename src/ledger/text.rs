@@ -144,8 +144,11 @@ fn report(report: &Report) -> String {
         text += "No process of this user offers its ledger: run programs with EGMEM_PS=1.\n\n";
     }
     for silent in &report.silent {
-        let pid = silent.pid.map_or("?".into(), |pid| pid.to_string());
-        text += &format!("process {pid} did not answer: {}\n", escaped(&silent.why));
+        let who = match silent.pid {
+            Some(pid) => format!("process {pid} did not answer"),
+            None => "processes are missing".into(),
+        };
+        text += &format!("{who}: {}\n", escaped(&silent.why));
     }
     text += &capacities(report);
     text += &kept(report);

@@ -2,6 +2,7 @@
 
 use egmem::exchange::server::ServerEvent;
 use egmem::exchange::{Address, Error, LeaseState, Refusal, Server, WatchEvent};
+use egmem::ledger::{self, Allocation};
 
 use super::refused::assert_refused;
 use super::{LONG, buffer, client, fabric, ms, nothing_held, server, server_at, within};
@@ -42,6 +43,14 @@ async fn names_are_listed_waited_for_watched_and_withdrawn() {
     drop(all);
 
     let remote = within(client.fetch("a/late").go()).await.unwrap();
+    // Both ends' ledgers tell of it.
+    let exported = |entry: &Allocation| !entry.exported_to.is_empty();
+    assert!(ledger::allocations(&own).iter().any(exported));
+    let [import] = &ledger::allocations(&other)[..] else {
+        panic!("one import");
+    };
+    let from = import.imported.as_ref().unwrap();
+    assert!(from.from.is_some() && from.identity.is_some(), "{from:?}");
     let holder = async {
         let state = remote.changed().await;
         assert!(matches!(state, LeaseState::Withdrawing { .. }), "{state}");

@@ -186,6 +186,48 @@ fn the_default_address_is_the_users_own_service() {
 }
 
 #[test]
+fn ps_shows_the_memory_of_a_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tempfile::tempdir().unwrap();
+    let service = Service::start_in(folder, USUAL, |command| {
+        command.env("XDG_RUNTIME_DIR", runtime.path());
+    });
+    let ps = |args: &[&str]| {
+        let mut command = egmem(&["ps"]);
+        command
+            .args(args)
+            .args(driver())
+            .env("XDG_RUNTIME_DIR", runtime.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    // Other tests' services offer theirs elsewhere.
+    let own = |report: &Value| {
+        let mut ledgers = report["processes"].as_array().unwrap().clone();
+        ledgers.retain(|ledger| ledger["process"]["pid"] == service.running.id());
+        ledgers
+    };
+    let report: Value = serde_json::from_str(&ps(&["--json"])).unwrap();
+    let [ledger] = &own(&report)[..] else {
+        panic!("{report}");
+    };
+    // Two buffers and the reserve, which is being filled.
+    assert!(
+        ledger["totals"][0]["own"].as_u64().unwrap() >= 8 << 20,
+        "{ledger}"
+    );
+    assert_eq!(ledger["process"]["name"], "egmem");
+    // A folder that others can access is left out, and named.
+    let shared = runtime.path().join("egmem");
+    std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(ps(&[]).contains("processes are missing"));
+    std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    service.drained();
+    assert_eq!(std::fs::read_dir(shared).unwrap().count(), 0);
+}
+
+#[test]
 fn deletion_asks_the_holders_and_says_what_came_of_it() {
     let service = Service::start(USUAL);
     let delete = |args: &[&str]| {
