@@ -140,6 +140,8 @@ EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record
     if (!room) {
         return false;
     }
+    // What the first lane has acquired, the others have behind a barrier.
+    egmem_warp_barrier();
     egmem_u64 number = side->next + egmem_count_bits(lanes & egmem_lanes_before());
     if (has) {
         *(Record *)(side->records + ((number * side->record_bytes) & side->mask)) = record;

@@ -54,6 +54,8 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
         if (batch == 0) {
             break;
         }
+        // What the first lane has acquired, the others have behind a barrier.
+        egmem_warp_barrier();
         unsigned char *here = (unsigned char *)egmem_ring_at(&side);
         unsigned char *there = memory + moved * side.record_bytes;
         copy_by_warp(produces ? here : there, produces ? there : here, batch * side.record_bytes);
@@ -118,7 +120,8 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
     if (BLOCK != 0 || !egmem_ring_open_producer(&side, ring)) {
         return;
     }
-    for (u64 pushed = 0; pushed < count;) {
+    u64 pushed = 0;
+    while (pushed < count) {
         u64 wanted = batch < count - pushed ? batch : count - pushed;
         if (THREAD == 0) {
             base = side.next;
@@ -126,7 +129,7 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
         }
         __syncthreads();
         if (!room) {
-            return;
+            break;
         }
         for (u64 i = THREAD; i < wanted; i += THREADS) {
             Numbered *to = (Numbered *)(side.records + (((base + i) * side.record_bytes) & side.mask));
@@ -136,9 +139,11 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
         __syncthreads();
         if (THREAD == 0) {
             egmem_ring_advance(&side, wanted);
-            *done = pushed + wanted;
         }
         pushed += wanted;
+    }
+    if (THREAD == 0) {
+        *done = pushed;
     }
 }
 
