@@ -126,7 +126,7 @@ impl Group {
     ) -> Result<GatheredMemory> {
         let via = self.via();
         let described = match &memory {
-            Some(memory) => Some(memory.describe(self.access)?),
+            Some(memory) => Some(memory.describe(self.joined.access)?),
             None => None,
         };
         // Finds out before the call whether the memory can be shared this way, so that the others do not wait
@@ -151,12 +151,12 @@ impl Group {
             }
         };
         discard(turn.kept.before(call.number)).await;
-        let peers = self.members.iter().map(Slot::peer);
+        let peers = self.joined.members.iter().map(Slot::peer);
         let slots = slots.into_iter().zip(peers);
         let slots = slots.map(|(slot, peer)| slot.of(peer)).collect();
-        let (driver, import) = (self.driver.clone(), self.import.clone());
+        let (driver, import) = (self.joined.driver.clone(), self.joined.import.clone());
         let gathered = GatheredMemory::new(slots, memory, driver, import);
-        if self.map == Map::Lazy {
+        if self.joined.map == Map::Lazy {
             return Ok(gathered);
         }
         // Still holding this call's turn: a later call tells the others that all memory is mapped.

@@ -63,16 +63,7 @@ use crate::{Error, MemoryError, Refusal, Result, ShareError};
 /// # }).unwrap();
 /// ```
 pub struct Group {
-    pub(super) members: Arc<[Slot]>,
-    name: String,
-    rank: u32,
-    via: HandleType,
-    leave: Leave,
-    memory: Option<Shared>,
-    pub(super) access: Access,
-    pub(super) map: Map,
-    pub(super) driver: Driver,
-    pub(super) import: ImportOptions,
+    pub(super) joined: Joined,
     pub(super) state: watch::Receiver<GroupState>,
     /// Barriers and gathers run one after another.
     pub(super) calls: Mutex<Calls>,
@@ -83,13 +74,12 @@ pub struct Group {
     unmapping: Option<JoinHandle<()>>,
     /// Ended last, so that the others learn that this rank has left.
     hosted: Option<Hosted>,
-    linger: Duration,
     /// Runs the background work after a drop.
     runtime: Handle,
 }
 
-/// The parts of a group.
-pub(super) struct Parts {
+/// What a rank knows once it has joined.
+pub(super) struct Joined {
     pub name: String,
     pub rank: u32,
     pub via: HandleType,
@@ -101,64 +91,56 @@ pub(super) struct Parts {
     pub driver: Driver,
     pub import: ImportOptions,
     pub linger: Duration,
-    pub client: Client,
-    pub news: broadcast::Receiver<Notified>,
 }
 
 impl Group {
-    pub(super) fn new(parts: Parts, hosted: Option<Hosted>) -> Self {
+    pub(super) fn new(
+        joined: Joined,
+        client: Client,
+        news: broadcast::Receiver<Notified>,
+        hosted: Option<Hosted>,
+    ) -> Self {
         let (sender, state) = watch::channel(GroupState::default());
-        let watcher = tokio::spawn(follow(parts.news, sender, parts.leave.round));
         Self {
-            members: parts.members,
-            name: parts.name,
-            rank: parts.rank,
-            via: parts.via,
-            leave: parts.leave,
-            memory: parts.memory,
-            access: parts.access,
-            map: parts.map,
+            watcher: tokio::spawn(follow(news, sender, joined.leave.round)),
+            joined,
             calls: Mutex::default(),
-            driver: parts.driver,
-            import: parts.import,
             state,
-            client: Some(parts.client),
-            watcher,
+            client: Some(client),
             unmapping: None,
             hosted,
-            linger: parts.linger,
             runtime: Handle::current(),
         }
     }
 
     /// Returns the group's name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.joined.name
     }
 
     /// Returns this process's rank.
     pub const fn own_rank(&self) -> u32 {
-        self.rank
+        self.joined.rank
     }
 
     /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
-        u32::try_from(self.members.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.joined.members.len()).unwrap_or(u32::MAX)
     }
 
     /// Returns the server's number for this life of the group.
     pub(super) const fn round(&self) -> u64 {
-        self.leave.round
+        self.joined.leave.round
     }
 
     /// Returns the handle type by which all ranks share their memory.
     pub const fn via(&self) -> HandleType {
-        self.via
+        self.joined.via
     }
 
     /// Returns this rank's own memory.
     pub const fn memory(&self) -> Option<&Shared> {
-        self.memory.as_ref()
+        self.joined.memory.as_ref()
     }
 
     /// Returns the addresses of the group's server, if this rank started it.
@@ -196,18 +178,21 @@ impl Group {
     /// no memory; [`Error::Import`], the same in every call.
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
-            .map(rank as usize, &self.driver, &self.import)
+            .map(rank as usize, &self.joined.driver, &self.joined.import)
     }
 
     /// Returns how long this rank's server lingers after a drop; `None` if this rank started no server.
     pub(crate) fn lingers(&self) -> Option<Duration> {
-        self.hosted.as_ref().map(|_| self.linger)
+        self.hosted.as_ref().map(|_| self.joined.linger)
     }
 
     fn slot(&self, rank: u32) -> Result<&Slot> {
-        self.members
-            .get(rank as usize)
-            .ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", self.members.len())))
+        self.joined.members.get(rank as usize).ok_or_else(|| {
+            Error::invalid(
+                "rank",
+                format!("rank {rank} of {}", self.joined.members.len()),
+            )
+        })
     }
 
     /// Returns the state of the group. A rank that dies counts as lost when the server's lease for it has run
@@ -246,17 +231,17 @@ impl Group {
     /// If the future is dropped early, the rank leaves as a dropped group does.
     pub async fn leave(mut self, within: Duration) -> super::Result<Option<Shared>> {
         // The last owner unmaps, on a blocking thread.
-        let members = std::mem::replace(&mut self.members, Arc::new([]));
+        let members = std::mem::replace(&mut self.joined.members, Arc::new([]));
         let unmapping = tokio::task::spawn_blocking(move || drop(members));
         let unmapped = self.unmapping.insert(unmapping).await;
         self.unmapping = None;
         // Taken only after this call: if the future is dropped meanwhile, the server lingers.
         let Some(client) = self.client.clone() else {
-            return Ok(self.memory.clone());
+            return Ok(self.joined.memory.clone());
         };
         let answer = tokio::select! {
             biased;
-            answer = say_leave(&client, &self.leave, within) => answer,
+            answer = say_leave(&client, &self.joined.leave, within) => answer,
             // No server is left to wait for.
             error = server_lost(self.state.clone()) => Err(error),
         };
@@ -269,17 +254,17 @@ impl Group {
         }
         unmapped.map_err(|error| Error::failed("unmapping", error.to_string()))?;
         match answer? {
-            Answer::Done(_) => Ok(self.memory.clone()),
+            Answer::Done(_) => Ok(self.joined.memory.clone()),
             Answer::Incomplete(why) => {
                 let ranks = why.ranks.iter().map(|rank| format!("rank {rank}"));
                 Err(match Refusal::from_word(&why.reason) {
                     Refusal::TimedOut => Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                        name: format!("the memory of group '{}'", self.name),
+                        name: format!("the memory of group '{}'", self.joined.name),
                         holders: ranks.collect(),
                     })),
                     _ => Error::peer_lost(
                         ranks.collect::<Vec<_>>().join(", "),
-                        format!("before leaving group '{}'", self.name),
+                        format!("before leaving group '{}'", self.joined.name),
                     ),
                 }
                 .into())
@@ -296,16 +281,16 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.watcher.abort();
         // Unmap first.
-        self.members = Arc::new([]);
+        self.joined.members = Arc::new([]);
         let Some(client) = self.client.take() else {
             return;
         };
-        let leave = self.leave.clone();
+        let leave = self.joined.leave.clone();
         let unmapping = self.unmapping.take();
         let Some(hosted) = self.hosted.take() else {
             return leave_behind(&self.runtime, client, leave, unmapping);
         };
-        let linger = self.linger;
+        let linger = self.joined.linger;
         self.runtime.spawn(async move {
             unmapped(unmapping).await;
             // Answered when all ranks have left or are lost.
@@ -320,10 +305,10 @@ impl Drop for Group {
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("name", &self.name)
-            .field("rank", &self.rank)
-            .field("size", &self.members.len())
-            .field("via", &self.via)
+            .field("name", &self.joined.name)
+            .field("rank", &self.joined.rank)
+            .field("size", &self.joined.members.len())
+            .field("via", &self.joined.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
     }

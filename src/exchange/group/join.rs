@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep};
 
 use super::Admission;
 use super::answers::incomplete;
 use super::error::{Error, Result};
-use super::group::{Group, Parts};
+use super::group::{Group, Joined};
 use super::handles::{blocking, enough_fds, export, take};
 use super::host::Hosted;
 use super::leave::Leaving;
 use super::local::connect_local;
 use super::member::Slot;
 use super::options::{GroupOptions, Host, Map};
+use crate::client::Notified;
 use crate::driver::{Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
@@ -99,7 +101,7 @@ async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
         _ => None,
     };
     match try_join(options, hosted.as_ref(), driver, until).await {
-        Ok(parts) => Ok(Group::new(parts, hosted)),
+        Ok((joined, client, news)) => Ok(Group::new(joined, client, news, hosted)),
         Err(error) => {
             // The answers to the other ranks are still being sent.
             if let Some(hosted) = hosted {
@@ -109,6 +111,9 @@ async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
         }
     }
 }
+
+/// What a rank has joined by, and the notices since before there was a round.
+type Parts = (Joined, Client, broadcast::Receiver<Notified>);
 
 async fn try_join(
     options: GroupOptions,
@@ -209,7 +214,7 @@ impl Joining<'_> {
             self.map(&slots).await?;
         }
         leaving.client = None;
-        Ok(Parts {
+        let joined = Joined {
             name: self.options.name.clone(),
             rank: self.options.rank,
             via: agreed.via,
@@ -221,9 +226,8 @@ impl Joining<'_> {
             driver: self.driver.clone(),
             import: self.options.import.clone(),
             linger: self.options.linger,
-            client: self.client.clone(),
-            news,
-        })
+        };
+        Ok((joined, self.client.clone(), news))
     }
 
     fn leave(&self, round: u64) -> Leave {
