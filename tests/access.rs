@@ -269,10 +269,9 @@ fn a_range_of_whole_chunks_is_changed_and_no_other(driver: &Driver) {
     // The CPU's access is told for each part too.
     let host = [AccessDesc::new(Location::Host, Access::Read)];
     buffer.set_access_at(0, CHUNK, &host).unwrap();
-    assert!(
-        buffer.put(CHUNK, 1_u8).is_err(),
-        "the whole buffer's view is read-only now"
-    );
+    assert!(buffer.put(CHUNK - 1, 1_u8).is_err() && buffer.put(CHUNK - 1, 1_u16).is_err());
+    buffer.put(CHUNK, 1_u8).unwrap();
+    assert!(!buffer.cpu().unwrap().is_writable(), "of the whole buffer");
     buffer.cpu_at(CHUNK, CHUNK).unwrap().put(0, 1_u8).unwrap();
     for chunk in [0, MIB, CHUNK + 1] {
         let error = Buffer::on(node(driver)).bytes(CHUNK).chunk(chunk);

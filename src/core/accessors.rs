@@ -1,9 +1,13 @@
 //! The CPU's reads and writes, the same for every memory that has a CPU view.
 
-/// Defines inherent methods of a type whose `cpu()` lends a [`CpuView`](crate::memory::CpuView).
+/// Defines inherent methods of a type whose `cpu()` lends a [`CpuView`](crate::memory::CpuView), or of one that names
+/// another view of `len` bytes from `offset` on, and where in that view they start.
 #[macro_export]
 macro_rules! cpu_accessors {
     () => {
+        $crate::cpu_accessors!(|this, offset, _len| (this.cpu()?, offset));
+    };
+    (|$this:ident, $offset:ident, $len:ident| $view:expr) => {
         /// Copies `values` to `offset` bytes from the start, with the CPU.
         ///
         /// # Errors
@@ -14,7 +18,9 @@ macro_rules! cpu_accessors {
             offset: u64,
             values: &[T],
         ) -> $crate::Result<()> {
-            self.cpu()?.write_at(offset, values)
+            let ($this, $offset, $len) = (self, offset, size_of_val(values) as u64);
+            let (view, at) = $view;
+            view.write_at(at, values)
         }
 
         /// Copies from `offset` bytes from the start into `values`, with the CPU.
@@ -26,7 +32,9 @@ macro_rules! cpu_accessors {
             offset: u64,
             values: &mut [T],
         ) -> $crate::Result<()> {
-            self.cpu()?.read_at(offset, values)
+            let ($this, $offset, $len) = (self, offset, size_of_val(values) as u64);
+            let (view, at) = $view;
+            view.read_at(at, values)
         }
 
         /// Writes one value.
@@ -34,7 +42,9 @@ macro_rules! cpu_accessors {
         /// # Errors
         /// As [`write_at`](Self::write_at).
         pub fn put<T: ::bytemuck::NoUninit>(&self, offset: u64, value: T) -> $crate::Result<()> {
-            self.cpu()?.put(offset, value)
+            let ($this, $offset, $len) = (self, offset, size_of::<T>() as u64);
+            let (view, at) = $view;
+            view.put(at, value)
         }
 
         /// Reads one value.
@@ -45,7 +55,9 @@ macro_rules! cpu_accessors {
             &self,
             offset: u64,
         ) -> $crate::Result<T> {
-            self.cpu()?.get(offset)
+            let ($this, $offset, $len) = (self, offset, size_of::<T>() as u64);
+            let (view, at) = $view;
+            view.get(at)
         }
 
         /// Sets every byte to `byte`, with the CPU.

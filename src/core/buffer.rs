@@ -314,7 +314,8 @@ impl Buffer {
         self.range.cpu_at(offset, len)
     }
 
-    cpu_accessors!();
+    // The CPU may have less access to other parts.
+    cpu_accessors!(|this, offset, len| (this.cpu_at(offset, len)?, 0));
 
     /// Returns the physical memory, to export it or to map it again: one piece, or one for each share.
     pub fn physical(&self) -> &[PhysicalMemory] {

@@ -205,6 +205,9 @@ impl<P> MappedRange<P> {
     /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.padded)?;
+        if self.host == Access::ReadWrite {
+            return self.view(offset, len, self.host);
+        }
         let hosts = self.holding(offset, len).iter().map(Mapping::host);
         self.view(offset, len, hosts.min().unwrap_or(Access::ReadWrite))
     }
