@@ -28,10 +28,16 @@ impl Kernels {
             driver: driver.clone(),
             module,
         };
-        // Loaded before any of them runs: a driver that loads a kernel later may wait for those that run.
+        // A kernel's first launch loads it, and that waits for the kernels that run. These find no ring and end.
+        let no_ring = PinnedHost::new(driver, 0, 4096).unwrap();
+        no_ring.cpu().fill(0, 4096, 0).unwrap();
+        let run = kernels.run();
         for name in [device::RING_PUSH_RECORDS, device::RING_POP_RECORDS] {
-            kernels.function(name);
+            let args = [no_ring.device_ptr().0, 0, 0, 0, run.report()];
+            // SAFETY: they read less than the page, which lives until they were waited for.
+            unsafe { kernels.start(&run, name, (1, 32), &args) };
         }
+        drop(run);
         Some(kernels)
     }
 

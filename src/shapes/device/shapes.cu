@@ -114,8 +114,9 @@ struct __attribute__((aligned(16))) Numbered {
 
 // One block: pushes `count` records, at most `batch` for each commit; `batch` is at most the capacity.
 extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 batch, u64 ns, u64 *done) {
-    __attribute__((shared)) static u64 base;
-    __attribute__((shared)) static u64 room;
+    // Volatile: clang 14 moves reads of a static variable over __syncthreads.
+    __attribute__((shared)) static volatile u64 base;
+    __attribute__((shared)) static volatile u64 room;
     egmem_ring_side side;
     if (BLOCK != 0 || !egmem_ring_open_producer(&side, ring)) {
         return;
