@@ -49,24 +49,6 @@ struct egmem_append {
 #define EGMEM_APPEND_MAGIC 0x31444e50414d4745ull // "EGMAPND1"
 #define EGMEM_APPEND_CLOSED (1ull << 63)
 
-EGMEM_FN egmem_u64 egmem_atomic_add(egmem_u64 *at, egmem_u64 value) {
-    egmem_u64 old;
-    asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
-    return old;
-}
-
-EGMEM_FN egmem_u64 egmem_atomic_max(egmem_u64 *at, egmem_u64 value) {
-    egmem_u64 old;
-    asm volatile("atom.relaxed.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
-    return old;
-}
-
-EGMEM_FN egmem_u64 egmem_atomic_or(egmem_u64 *at, egmem_u64 value) {
-    egmem_u64 old;
-    asm volatile("atom.relaxed.sys.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
-    return old;
-}
-
 // Opens an appender; false if there is none at this address.
 EGMEM_FN bool egmem_append_open(egmem_append *to, void *appender) {
     egmem_append_control *control = (egmem_append_control *)appender;

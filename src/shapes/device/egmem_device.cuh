@@ -21,6 +21,24 @@ EGMEM_FN void egmem_store_release(egmem_u64 *at, egmem_u64 value) {
     asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
 }
 
+EGMEM_FN egmem_u64 egmem_atomic_add(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
+EGMEM_FN egmem_u64 egmem_atomic_max(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
+EGMEM_FN egmem_u64 egmem_atomic_or(egmem_u64 *at, egmem_u64 value) {
+    egmem_u64 old;
+    asm volatile("atom.relaxed.sys.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old;
+}
+
 // The GPU's clock. It may move on in steps of a microsecond or more.
 EGMEM_FN egmem_u64 egmem_nanoseconds() {
     egmem_u64 now;

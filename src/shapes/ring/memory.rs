@@ -76,8 +76,10 @@ impl Shape {
 pub(super) struct RingMemory {
     // Unmapped first, then released. The counters' part, then the records' part twice.
     control: Mapping,
-    records: [Mapping; 2],
+    _records: [Mapping; 2],
     _physical: [PhysicalMemory; 2],
+    /// The least that the CPU may do with a mapping; it never changes.
+    host: Access,
     pub(super) shape: Shape,
 }
 
@@ -100,13 +102,19 @@ impl RingMemory {
             mapping.set_access(access)?;
             Ok::<_, Error>(mapping)
         };
+        let mappings = [
+            map(0, &control)?,
+            map(granule, &records)?,
+            map(granule + shape.bytes, &records)?,
+        ];
+        let hosts = mappings.iter().map(Mapping::host);
+        let host = hosts.min().unwrap_or(Access::None);
+        let [first, second, third] = mappings;
         let memory = Self {
-            control: map(0, &control)?,
-            records: [
-                map(granule, &records)?,
-                map(granule + shape.bytes, &records)?,
-            ],
+            control: first,
+            _records: [second, third],
             _physical: [control, records],
+            host,
             shape,
         };
         memory.set_up(driver, location, granule)?;
@@ -124,7 +132,7 @@ impl RingMemory {
         let constants = [MAGIC, granule, capacity, bytes - 1, record];
         let first = CONSTANTS as usize / 8;
         words[first..first + constants.len()].copy_from_slice(&constants);
-        match (self.control.host(), location) {
+        match (self.host, location) {
             (Access::ReadWrite, _) => self.control.cpu()?.write_at(0, &words),
             (_, Location::Device(gpu)) => {
                 let from = PinnedHost::new(driver, gpu, USED as u64)?;
@@ -138,15 +146,14 @@ impl RingMemory {
     fn refused(&self) -> Error {
         Error::NotAccessible {
             who: Location::Host,
-            have: self.control.host(),
+            have: self.host,
             need: Access::ReadWrite,
         }
     }
 
     /// Fails unless the CPU may read and write.
     pub(super) fn expect_cpu(&self) -> Result<()> {
-        let hosts = [&self.control, &self.records[0], &self.records[1]].map(Mapping::host);
-        match hosts.iter().all(|&host| host == Access::ReadWrite) {
+        match self.host == Access::ReadWrite {
             true => Ok(()),
             false => Err(self.refused()),
         }
