@@ -15,6 +15,7 @@ use egmem::pinned::{
 use egmem::proof::Prover;
 use egmem::size::Bytes;
 use egmem::{Buffer, Driver, Machine, Memory, Result, Stream};
+use rustix::fs::FallocateFlags;
 
 /// Rounds, of which the fastest is shown.
 const ROUNDS: u32 = 5;
@@ -31,7 +32,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         println!("SIMULATED: there is no GPU here, so no bandwidth is shown");
     }
     let size = std::env::args().nth(1);
-    let Bytes(bytes) = size.as_deref().unwrap_or("64MiB").parse()?;
+    let Bytes(bytes) = size.as_deref().unwrap_or("16MiB").parse()?;
     let gpu = Gpu {
         stream: Stream::new(&driver, 0)?,
         prover: Prover::new(&driver, 0)?,
@@ -51,8 +52,10 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let reserved = pages(PageSize::Reserved);
     gpu.show("  reserved", reserved, "the same, huge for certain");
     let file = tempfile::tempfile_in("/dev/shm")?;
-    file.set_len(bytes)?;
-    let of_file = RegisteredHost::of_file(&driver, 0, &file, 0, bytes);
+    let of_file = match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => RegisteredHost::of_file(&driver, 0, &file, 0, bytes),
+        Err(error) => Err(egmem::Error::system("/dev/shm", &error.into())),
+    };
     gpu.show("  file", of_file, "files of a memory file system");
     let system = SystemMemory::new(&driver, bytes, PageSize::Base);
     gpu.show("system", system, "data that seldom meet a GPU");

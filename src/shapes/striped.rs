@@ -118,7 +118,8 @@ pub struct Stripe {
     pub bytes: Range<u64>,
 }
 
-/// Returns which part of `buffer` lies where, in the order of addresses.
+/// Returns which part of `buffer` lies where, in the order of addresses. [`Buffer::set_access_at`] changes the access to a
+/// range of whole parts, and [`BufferOptions::chunk`] makes them smaller.
 pub fn stripes(buffer: &Buffer) -> Vec<Stripe> {
     let mut start = 0;
     let parts = buffer.mappings().iter().map(|mapping| {

@@ -55,7 +55,7 @@ impl RegisteredHost {
 
     /// Maps `bytes` of a file from `offset` on, a multiple of the page size, and registers them. What CPU and GPUs write goes
     /// to the file. Other processes may write it meanwhile; one that truncates the file ends this process by SIGBUS when
-    /// the CPU next touches what is gone.
+    /// the CPU next touches what is gone. So does a hole in the file that its file system has no room to fill.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::OutOfRange`] beyond the file's end. [`Error::System`] if the file was not opened for
