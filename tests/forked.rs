@@ -237,6 +237,45 @@ fn a_forked_child_is_told_that_what_it_gives_back_is_its_parents() {
     });
 }
 
+#[cfg(feature = "shapes")]
+#[test]
+fn a_forked_child_leaves_copies_and_registered_pages_to_its_parent() {
+    use egmem::driver::Location;
+    use egmem::pinned::{PageSize, RegisteredHost};
+    use egmem::shapes::Replicated;
+    let name = "a_forked_child_leaves_copies_and_registered_pages_to_its_parent";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::h200x8()).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let places = [Location::Device(0), Location::HostNuma(0)];
+        let data = Replicated::on(places).create(&driver, &[1_u64; 9]).unwrap();
+        // Its work has not run in the parent either.
+        data.local(Location::Device(0))
+            .unwrap()
+            .release_after(&stream)
+            .unwrap();
+        let held = data.local(Location::Host).unwrap();
+        let pages = RegisteredHost::new(&driver, 0, 4096, PageSize::Base).unwrap();
+        pages.cpu().put(0, 5_u64).unwrap();
+        let mut all = Some((data, held, pages));
+        in_a_child(
+            || {
+                let told = |error: Error| assert!(error.to_string().contains("forked"), "{error}");
+                let (data, held, pages) = all.take().unwrap();
+                told(data.local(Location::Host).unwrap_err());
+                told(data.publish(&[2; 9]).unwrap_err());
+                drop((held, data, pages));
+            },
+            libc::_exit,
+        );
+        let (data, held, pages) = all.unwrap();
+        assert_eq!((held.get(8), pages.cpu().get(0)), (Ok(1), Ok(5_u64)));
+        assert_eq!(data.publish(&[2; 9]), Ok(2));
+        drop((data, held, pages, stream));
+        assert!(driver.sim().unwrap().held().is_empty());
+    });
+}
+
 #[cfg(feature = "share")]
 #[test]
 fn a_forked_child_leaves_its_parents_socket() {
