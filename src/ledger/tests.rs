@@ -254,6 +254,25 @@ fn memory_of_ended_exporters_is_named_with_who_keeps_it() {
     assert_eq!(node.accounted, 8 * MIB);
 }
 
+#[test]
+fn a_new_process_with_an_old_id_is_not_the_exporter() {
+    let this = Party {
+        pid: Some(std::process::id()),
+        name: "the exporter".into(),
+    };
+    let identity = Identity {
+        boot: BootId::current().unwrap(),
+        instance: InstanceId::from_bytes([7; 16]),
+        allocation: 1,
+        generation: 0,
+    };
+    let mut ledger = importer(1, identity, Some(this.clone()));
+    // Imported before this process began.
+    ledger.allocations[0].age_ms = u64::MAX;
+    let report = Report::of(vec![ledger], Vec::new(), None).unwrap();
+    assert_eq!(report.kept[0].exporter, Exporter::Ended(this));
+}
+
 /// Checks that tags are closed in order, which is what a picture's well-formedness needs here.
 fn expect_well_formed(svg: &str) {
     let mut open = Vec::new();
