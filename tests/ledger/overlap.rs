@@ -7,10 +7,12 @@ use std::thread;
 
 use egmem::driver::Location;
 use egmem::ledger::{self, Allocation};
-use egmem::pinned::{DeviceMemory, PinnedHost};
+use egmem::pinned::{
+    DeviceMemory, ManagedMemory, PageSize, PinnedHost, RegisteredHost, SystemMemory,
+};
 use egmem::shapes::Growable;
 use egmem::vmm::PhysicalMemory;
-use egmem::{Block, Buffer, Driver, Heap, Memory, Pool, PoolBuffer, Stream};
+use egmem::{Block, Buffer, Driver, Error, Heap, Memory, Pool, PoolBuffer, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -25,6 +27,9 @@ enum Live {
     Device(DeviceMemory),
     Growable(Growable<u64>),
     Block(Block),
+    Registered(RegisteredHost),
+    System(SystemMemory),
+    Managed(ManagedMemory),
 }
 
 impl Live {
@@ -37,6 +42,9 @@ impl Live {
             Self::Device(memory) => memory,
             Self::Growable(memory) => memory,
             Self::Block(memory) => memory,
+            Self::Registered(memory) => memory,
+            Self::System(memory) => memory,
+            Self::Managed(memory) => memory,
         }
     }
 }
@@ -54,7 +62,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..7_u8, 0..64_usize, 1..(5 * MIB)).prop_map(|(path, place, bytes)| Step::Make(path, place, bytes)),
+        4 => (0..10_u8, 0..64_usize, 1..(5 * MIB)).prop_map(|(path, place, bytes)| Step::Make(path, place, bytes)),
         3 => any::<prop::sample::Index>().prop_map(Step::Drop),
         1 => (any::<prop::sample::Index>(), 1..(1_u64 << 19)).prop_map(|(which, more)| Step::Grow(which, more)),
     ]
@@ -93,7 +101,8 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    fn make(&self, stream: &Stream, path: u8, place: usize, bytes: u64) -> Live {
+    /// Allocates; `None` if this machine has no such path.
+    fn make(&self, stream: &Stream, path: u8, place: usize, bytes: u64) -> Option<Live> {
         let location = self.places[place % self.places.len()];
         let gpu = place as i32 % self.driver.device_count().unwrap();
         let live = match path {
@@ -119,6 +128,18 @@ impl World<'_> {
                 vector.extend_unwritten(1 + bytes as usize / 64).unwrap();
                 Live::Growable(vector)
             }
+            6 => Live::Registered(supported(RegisteredHost::new(
+                self.driver,
+                gpu,
+                bytes,
+                PageSize::Base,
+            ))?),
+            7 => Live::System(supported(SystemMemory::new(
+                self.driver,
+                bytes,
+                PageSize::Base,
+            ))?),
+            8 => Live::Managed(supported(ManagedMemory::new(self.driver, gpu, bytes))?),
             _ => {
                 let layout = Layout::from_size_align(bytes as usize / 16 + 1, 8).unwrap();
                 Live::Block(self.heap.allocate(layout).unwrap())
@@ -126,7 +147,7 @@ impl World<'_> {
         };
         let memory = live.memory();
         self.in_use.add(memory.device_ptr().0, memory.len());
-        live
+        Some(live)
     }
 
     fn give_back(&self, live: Live) {
@@ -140,7 +161,7 @@ impl World<'_> {
         for step in steps {
             match step {
                 Step::Make(path, place, bytes) => {
-                    held.push(self.make(&stream, *path, *place, *bytes));
+                    held.extend(self.make(&stream, *path, *place, *bytes));
                 }
                 Step::Drop(which) if !held.is_empty() => {
                     let live = held.swap_remove(which.index(held.len()));
@@ -162,6 +183,15 @@ impl World<'_> {
             expect_disjoint(&ledger::allocations(self.driver));
         }
         held.into_iter().for_each(|live| self.give_back(live));
+    }
+}
+
+/// Returns what was allocated, unless the machine cannot.
+fn supported<T>(result: egmem::Result<T>) -> Option<T> {
+    match result {
+        Ok(memory) => Some(memory),
+        Err(Error::PlatformUnsupported { .. }) => None,
+        Err(error) => panic!("{error}"),
     }
 }
 
