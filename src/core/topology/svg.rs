@@ -1,14 +1,14 @@
 //! A topology as an SVG drawing: host nodes as panels, their GPUs below, links between.
 
+mod drawing;
 mod peers;
-
-use std::fmt::Write;
 
 use super::text::count;
 use super::{Gpu, LinkKind, NumaNode, Topology};
 use crate::driver::NodeId;
 use crate::size::Bytes;
 use crate::text::escape_xml;
+use drawing::Drawing;
 
 const MARGIN: f64 = 28.0;
 const GAP: f64 = 24.0;
@@ -21,8 +21,6 @@ const GPU_WIDTH: f64 = 168.0;
 const GPU_GAP: f64 = 16.0;
 const GPU_HEIGHT: f64 = 104.0;
 const HEAD: f64 = 84.0;
-/// The width of a character of the small font, rounded up.
-const CHAR: f64 = 6.9;
 
 /// Light by default; a viewer that prefers dark gets dark. The drawing loads no font and uses no feature that
 /// converters to other formats lack, such as variables.
@@ -68,7 +66,7 @@ impl Topology {
         let width = widest.max(headline.chars().count() as f64 * 11.0) + 2.0 * MARGIN;
 
         let groups = self.peer_groups();
-        let mut body = String::new();
+        let mut body = Drawing::default();
         let mut y = HEAD;
         for row in &rows {
             let mut x = MARGIN + (width - 2.0 * MARGIN - row_width(row)) / 2.0;
@@ -86,33 +84,24 @@ impl Topology {
         }
         let legend = self.legend();
         for line in &legend {
-            text(&mut body, MARGIN, y + 4.0, "small soft", line);
+            body.text((MARGIN, y + 4.0), "small soft", line);
             y += 20.0;
         }
         let height = y + MARGIN - 12.0;
 
-        let mut svg = String::new();
-        let title = escape_xml(&headline);
-        put(
-            &mut svg,
-            format_args!(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 {width:.0} \
-             {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\">\n<title>{title}</title>\n\
-             <style>{STYLE}</style>\n\
-             <rect width=\"100%\" height=\"100%\" class=\"bg\"/>\n"
-            ),
-        );
-        text(&mut svg, MARGIN, 42.0, "title", &headline);
-        text(
-            &mut svg,
-            MARGIN,
-            64.0,
-            "small soft",
-            &format!("source: {}", self.source),
-        );
-        svg.push_str(&body);
-        svg.push_str("</svg>\n");
-        svg
+        let mut head = Drawing::default();
+        let source = format!("source: {}", self.source);
+        head.text((MARGIN, 42.0), "title", &headline);
+        head.text((MARGIN, 64.0), "small soft", &source);
+        let (title, head, body) = (escape_xml(&headline), head.0, body.0);
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}">
+<title>{title}</title>
+<style>{STYLE}</style>
+<rect width="100%" height="100%" class="bg"/>
+{head}{body}</svg>
+"#
+        )
     }
 
     fn rows(&self) -> Vec<Vec<Column<'_>>> {
@@ -167,7 +156,7 @@ impl Topology {
 }
 
 /// Returns the GPUs with the middles of their boxes.
-fn draw_column(out: &mut String, column: &Column<'_>, x: f64, y: f64) -> Vec<(i32, f64)> {
+fn draw_column(out: &mut Drawing, column: &Column<'_>, x: f64, y: f64) -> Vec<(i32, f64)> {
     let mut middles = Vec::new();
     let width = column.width();
     let middle = x + width / 2.0;
@@ -178,74 +167,45 @@ fn draw_column(out: &mut String, column: &Column<'_>, x: f64, y: f64) -> Vec<(i3
         middles.push((gpu.ordinal, gpu_x + GPU_WIDTH / 2.0));
         gpu_x += GPU_WIDTH + GPU_GAP;
     }
-    let dash = if column.node.is_some() {
-        ""
-    } else {
-        " stroke-dasharray=\"6 5\""
+    let class = match column.node {
+        Some(_) => "\"panel\"",
+        None => "\"panel\" stroke-dasharray=\"6 5\"",
     };
-    put(
-        out,
-        format_args!(
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{PANEL_HEIGHT}\" rx=\"10\" \
-         class=\"panel\"{dash}/>\n"
-        ),
-    );
+    out.rect((x, y), (width, PANEL_HEIGHT), 10, class);
     match column.node {
         Some(node) => draw_node(out, node, x, y, width),
-        None => text(
-            out,
-            middle,
-            y + PANEL_HEIGHT / 2.0 + 5.0,
-            "name mid",
-            "host node unknown",
-        ),
+        None => {
+            let at = (middle, y + PANEL_HEIGHT / 2.0 + 5.0);
+            out.text(at, "name mid", "host node unknown");
+        }
     }
     middles
 }
 
-fn draw_node(out: &mut String, node: &NumaNode, x: f64, y: f64, width: f64) {
+fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
     let (left, inner) = (x + 16.0, width - 32.0);
-    text(
-        out,
-        left,
-        y + 28.0,
-        "name",
-        &format!("NUMA node {}", node.id),
-    );
     let cpus = match node.cpus.len() {
         0 => "no CPUs".into(),
         n => format!("{}: {}", count(n, "CPU"), node.cpus),
     };
-    text(out, left, y + 49.0, "small", &fit(&cpus, inner));
     let memory = match (node.memory_total, node.memory_free) {
         (0, _) => "memory: size unknown".into(),
         (total, None) => format!("memory: {}", Bytes(total)),
         (total, Some(free)) => format!("memory: {}, {} free", Bytes(total), Bytes(free)),
     };
-    text(out, left, y + 72.0, "small", &fit(&memory, inner));
-    bar(out, left, y + 80.0, inner, "bar");
+    let rows = [
+        (28.0, "name", format!("NUMA node {}", node.id)),
+        (49.0, "small", cpus),
+        (72.0, "small", memory),
+        (120.0, "small soft", distances(node)),
+    ];
+    out.texts((left, y), inner, &rows);
+    out.rect((left, y + 80.0), (inner, 14.0), 3, "\"bar\"");
     if let (total @ 1.., Some(free)) = (node.memory_total, node.memory_free) {
-        let used = total.saturating_sub(free) as f64 / total as f64;
-        bar(out, left, y + 80.0, inner * used, "used");
-    }
-    text(
-        out,
-        left,
-        y + 120.0,
-        "small soft",
-        &fit(&distances(node), inner),
-    );
-}
-
-fn bar(out: &mut String, x: f64, y: f64, width: f64, class: &str) {
-    if width >= 1.0 {
-        put(
-            out,
-            format_args!(
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"14\" rx=\"3\" \
-             class=\"{class}\"/>\n"
-            ),
-        );
+        let used = inner * (total.saturating_sub(free) as f64 / total as f64);
+        if used >= 1.0 {
+            out.rect((left, y + 80.0), (used, 14.0), 3, "\"used\"");
+        }
     }
 }
 
@@ -269,40 +229,19 @@ fn distances(node: &NumaNode) -> String {
     }
 }
 
-fn draw_link(out: &mut String, link: LinkKind, x: f64, y: f64) {
-    let (class, dash, thickness) = match link {
-        LinkKind::NvlinkC2c => ("c2c", "", 7),
-        LinkKind::Pcie => ("pcie", "", 3),
-        LinkKind::Unknown => ("pcie", " stroke-dasharray=\"3 5\"", 2),
+fn draw_link(out: &mut Drawing, link: LinkKind, x: f64, y: f64) {
+    let class = match link {
+        LinkKind::NvlinkC2c => r#""c2c" stroke-width="7""#,
+        LinkKind::Pcie => r#""pcie" stroke-width="3""#,
+        LinkKind::Unknown => r#""pcie" stroke-width="2" stroke-dasharray="3 5""#,
     };
-    let bottom = y + LINK_HEIGHT;
-    put(
-        out,
-        format_args!(
-            "<line x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{x:.1}\" y2=\"{bottom:.1}\" class=\"{class}\" \
-         stroke-width=\"{thickness}\"{dash}/>\n"
-        ),
-    );
-    text(
-        out,
-        x + 9.0,
-        y + LINK_HEIGHT / 2.0 + 4.0,
-        "small soft",
-        &link.to_string(),
-    );
+    out.line((x, y), (x, y + LINK_HEIGHT), class);
+    let at = (x + 9.0, y + LINK_HEIGHT / 2.0 + 4.0);
+    out.text(at, "small soft", &link.to_string());
 }
 
-fn draw_gpu(out: &mut String, gpu: &Gpu, x: f64, y: f64) {
-    put(
-        out,
-        format_args!(
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{GPU_WIDTH}\" height=\"{GPU_HEIGHT}\" rx=\"10\" \
-         class=\"gpu\"/>\n"
-        ),
-    );
-    let (left, inner) = (x + 12.0, GPU_WIDTH - 24.0);
-    text(out, left, y + 26.0, "name", &format!("GPU {}", gpu.ordinal));
-    text(out, left, y + 47.0, "small", &fit(&gpu.name, inner));
+fn draw_gpu(out: &mut Drawing, gpu: &Gpu, x: f64, y: f64) {
+    out.rect((x, y), (GPU_WIDTH, GPU_HEIGHT), 10, "\"gpu\"");
     let memory = match gpu.memory {
         0 => "memory unknown".into(),
         bytes => Bytes(bytes).to_string(),
@@ -311,47 +250,11 @@ fn draw_gpu(out: &mut String, gpu: &Gpu, x: f64, y: f64) {
         Some(node) => format!("{memory}, node {node}"),
         None => memory,
     };
-    text(out, left, y + 67.0, "small", &fit(&memory, inner));
-    text(
-        out,
-        left,
-        y + 88.0,
-        "small soft",
-        &fit(&gpu.pci_bus_id, inner),
-    );
-}
-
-fn text(out: &mut String, x: f64, y: f64, class: &str, content: &str) {
-    if !content.is_empty() {
-        let content = escape_xml(content);
-        put(
-            out,
-            format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{content}</text>\n"),
-        );
-    }
-}
-
-fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
-    let _ = out.write_fmt(what); // to a String it cannot fail
-}
-
-/// Returns the text, shortened with an ellipsis if it would be wider than `width`.
-fn fit(text: &str, width: f64) -> String {
-    let most = (width / CHAR).max(1.0) as usize;
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most - 1).chain(['…']).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_text_is_cut_to_its_width() {
-        assert_eq!(fit("0-71", 100.0), "0-71");
-        assert_eq!(fit("0,2,4,6,8,10,12,14,16", 70.0), "0,2,4,6,8…");
-        assert_eq!(fit("long", 0.0), "…");
-    }
+    let rows = [
+        (26.0, "name", format!("GPU {}", gpu.ordinal)),
+        (47.0, "small", gpu.name.clone()),
+        (67.0, "small", memory),
+        (88.0, "small soft", gpu.pci_bus_id.clone()),
+    ];
+    out.texts((x + 12.0, y), GPU_WIDTH - 24.0, &rows);
 }

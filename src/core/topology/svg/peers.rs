@@ -1,6 +1,6 @@
 //! Links between GPUs, as bars below them.
 
-use super::{put, text};
+use super::drawing::Drawing;
 use crate::topology::PeerLinkKind;
 use crate::topology::peer_groups::PeerGroup;
 
@@ -9,7 +9,7 @@ const LEVEL: f64 = 34.0;
 
 /// Draws for each group a bar below `y` with a line up to each of its GPUs in this row, whose ordinals and middles
 /// `gpus` has. Returns the height drawn.
-pub(super) fn draw(out: &mut String, groups: &[PeerGroup], gpus: &[(i32, f64)], y: f64) -> f64 {
+pub(super) fn draw(out: &mut Drawing, groups: &[PeerGroup], gpus: &[(i32, f64)], y: f64) -> f64 {
     let mut level = y;
     for group in groups {
         let here: Vec<f64> = gpus
@@ -27,16 +27,10 @@ pub(super) fn draw(out: &mut String, groups: &[PeerGroup], gpus: &[(i32, f64)], 
         }
         line(out, group.kind, (left, level), (right, level));
         for x in &here {
-            let dot = format_args!("<circle cx=\"{x:.1}\" cy=\"{level:.1}\" r=\"4\"/>\n");
-            put(out, dot);
+            out.dot((*x, level));
         }
-        text(
-            out,
-            left + 6.0,
-            level - 6.0,
-            "small soft",
-            &label(group, here.len()),
-        );
+        let words = label(group, here.len());
+        out.text((left + 6.0, level - 6.0), "small soft", &words);
     }
     level - y
 }
@@ -49,18 +43,13 @@ fn label(group: &PeerGroup, here: usize) -> String {
     }
 }
 
-fn line(out: &mut String, kind: PeerLinkKind, from: (f64, f64), to: (f64, f64)) {
-    let (class, rest) = match kind {
-        PeerLinkKind::Nvlink => ("nvlink", "stroke-width=\"5\""),
-        PeerLinkKind::Pcie => ("pcie", "stroke-width=\"3\""),
-        PeerLinkKind::Unknown => ("pcie", "stroke-width=\"2\" stroke-dasharray=\"3 5\""),
+fn line(out: &mut Drawing, kind: PeerLinkKind, from: (f64, f64), to: (f64, f64)) {
+    let class = match kind {
+        PeerLinkKind::Nvlink => r#""nvlink" stroke-linecap="round" stroke-width="5""#,
+        PeerLinkKind::Pcie => r#""pcie" stroke-linecap="round" stroke-width="3""#,
+        PeerLinkKind::Unknown => {
+            r#""pcie" stroke-linecap="round" stroke-width="2" stroke-dasharray="3 5""#
+        }
     };
-    put(
-        out,
-        format_args!(
-            "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" class=\"{class}\" \
-             stroke-linecap=\"round\" {rest}/>\n",
-            from.0, from.1, to.0, to.1
-        ),
-    );
+    out.line(from, to, class);
 }
