@@ -36,14 +36,21 @@ impl ManagedMemory {
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         let site = Caller::caller();
-        for (attribute, what) in [
-            (DeviceAttribute::MANAGED_MEMORY, "managed memory"),
-            (
+        is_supported(
+            driver,
+            device,
+            DeviceAttribute::MANAGED_MEMORY,
+            "managed memory",
+        )?;
+        // Of every GPU: with one that cannot, the CPU must not touch managed memory while that one works.
+        for gpu in 0..driver.device_count()? {
+            let what = "managed memory that CPU and GPU use at the same time";
+            is_supported(
+                driver,
+                gpu,
                 DeviceAttribute::CONCURRENT_MANAGED_ACCESS,
-                "managed memory that CPU and GPU use at the same time",
-            ),
-        ] {
-            is_supported(driver, device, attribute, what)?;
+                what,
+            )?;
         }
         let (free, _) = driver.mem_info(device)?;
         if bytes > free {
