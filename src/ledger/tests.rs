@@ -273,6 +273,28 @@ fn a_new_process_with_an_old_id_is_not_the_exporter() {
     assert_eq!(report.kept[0].exporter, Exporter::Ended(this));
 }
 
+#[test]
+fn a_table_has_one_line_for_allocations_that_are_alike() {
+    let driver = machine();
+    let buffers: Vec<_> = (1..=3)
+        .map(|n| buffer(&driver, "parts", n * 2 * MIB))
+        .collect();
+    let other = buffer(&driver, "other", 2 * MIB);
+    let text = Ledger::of(&driver).to_text();
+    let row = |label: &str| {
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains(label)).collect();
+        assert_eq!(lines.len(), 1, "{text}");
+        lines[0]
+            .split_whitespace()
+            .skip(1)
+            .take(3)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(row("parts"), ["3", "12", "MiB"]);
+    assert_eq!(row("other"), ["1", "2", "MiB"]);
+    drop((buffers, other));
+}
+
 /// Checks that tags are closed in order, which is what a picture's well-formedness needs here.
 fn expect_well_formed(svg: &str) {
     let mut open = Vec::new();

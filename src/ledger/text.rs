@@ -1,5 +1,7 @@
 //! Ledgers as tables.
 
+use std::collections::{BTreeMap, HashMap};
+
 use crate::driver::Location;
 use crate::entries::{Allocation, Party};
 use crate::ledger::{Ledger, Total};
@@ -58,12 +60,45 @@ fn others(entry: &Allocation) -> String {
     escaped(&words.join(", "))
 }
 
-fn row(entry: &Allocation) -> Vec<String> {
-    let mapped = match entry.mapped.as_slice() {
-        [] => "not mapped".into(),
-        [at] => format!("{:#x}", at.start),
-        [at, more @ ..] => format!("{:#x} +{}", at.start, more.len()),
-    };
+/// Allocations that differ in size, age and address alone: one line of a table.
+struct Alike<'a> {
+    first: &'a Allocation,
+    count: u64,
+    bytes: u64,
+    age_ms: u64,
+    /// What they have in common, as cells: from place to site.
+    cells: [String; 6],
+}
+
+/// Returns groups of allocations that are alike, by their oldest.
+fn alike(entries: &[Allocation]) -> Vec<Alike<'_>> {
+    let mut groups: Vec<Alike<'_>> = Vec::new();
+    let mut known: HashMap<([String; 6], bool), usize> = HashMap::new();
+    for entry in entries {
+        let key = (cells(entry), entry.mapped.is_empty());
+        match known.get(&key) {
+            Some(&group) => {
+                let group = &mut groups[group];
+                group.count += 1;
+                group.bytes = group.bytes.saturating_add(entry.bytes);
+                group.age_ms = group.age_ms.max(entry.age_ms);
+            }
+            None => {
+                groups.push(Alike {
+                    first: entry,
+                    count: 1,
+                    bytes: entry.bytes,
+                    age_ms: entry.age_ms,
+                    cells: key.0.clone(),
+                });
+                known.insert(key, groups.len() - 1);
+            }
+        }
+    }
+    groups
+}
+
+fn cells(entry: &Allocation) -> [String; 6] {
     let access = entry.mapped.first().map(|at| {
         let who = at.access.iter();
         let who: Vec<String> = who.map(|desc| desc.location.to_string()).collect();
@@ -72,18 +107,37 @@ fn row(entry: &Allocation) -> Vec<String> {
     let lost = if entry.lost { " LOST" } else { "" };
     let label = entry.label.as_deref().unwrap_or("");
     let site = entry.site.as_ref().map(ToString::to_string);
-    vec![
-        entry.number.to_string(),
-        Bytes(entry.bytes).to_string(),
+    [
         entry.location.to_string(),
         format!("{}{lost}", entry.path),
-        age(entry.age_ms),
         escaped(label),
-        mapped,
         access.unwrap_or_default(),
         others(entry),
         escaped(&site.unwrap_or_default()),
     ]
+}
+
+impl Alike<'_> {
+    fn row(self) -> Vec<String> {
+        let address = match self.first.mapped.as_slice() {
+            [] => "not mapped".into(),
+            [at, ..] => format!("{:#x}", at.start),
+        };
+        let [location, path, label, access, others, site] = self.cells;
+        vec![
+            self.first.number.to_string(),
+            self.count.to_string(),
+            Bytes(self.bytes).to_string(),
+            location,
+            path,
+            age(self.age_ms),
+            label,
+            address,
+            access,
+            others,
+            site,
+        ]
+    }
 }
 
 /// Formats sums by location.
@@ -119,10 +173,11 @@ fn ledger(ledger: &Ledger) -> String {
         return text;
     }
     let mut table = Table::new(&[
-        ">NO", ">SIZE", "WHERE", "PATH", ">AGE", "LABEL", "ADDRESS", "ACCESS", "SHARED", "SITE",
+        ">FIRST", ">COUNT", ">SIZE", "WHERE", "PATH", ">AGE", "LABEL", "ADDRESS", "ACCESS",
+        "SHARED", "SITE",
     ]);
-    for entry in &ledger.allocations {
-        table.row(row(entry));
+    for group in alike(&ledger.allocations) {
+        table.row(group.row());
     }
     text += &table.lines();
     if ledger.omitted > 0 {
@@ -189,32 +244,48 @@ fn capacities(report: &Report) -> String {
     table.lines()
 }
 
+fn words(exporter: &Exporter) -> String {
+    let name = |party: &Option<Party>| match party {
+        Some(party) => party.name.clone(),
+        None => "unknown".into(),
+    };
+    match exporter {
+        Exporter::Ended(party) => format!("ended: {}", party.name),
+        Exporter::Running(party) => format!("runs: {}", party.name),
+        Exporter::Elsewhere(party) => format!("elsewhere: {}", name(party)),
+        Exporter::Unknown(party) => name(party),
+    }
+}
+
 /// Formats imported memory that no process has as its own.
 fn kept(report: &Report) -> String {
     if report.kept.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[">SIZE", "WHERE", "EXPORTER", "KEPT BY"]);
+    // Parts of one memory have the same exporter and importers.
+    let mut sums: BTreeMap<[String; 3], (u64, u64)> = BTreeMap::new();
     for kept in &report.kept {
-        let name = |party: &Option<Party>| match party {
-            Some(party) => party.name.clone(),
-            None => "unknown".into(),
-        };
-        let exporter = match &kept.exporter {
-            Exporter::Ended(party) => format!("ended: {}", party.name),
-            Exporter::Running(party) => format!("runs: {}", party.name),
-            Exporter::Elsewhere(party) => format!("elsewhere: {}", name(party)),
-            Exporter::Unknown(party) => name(party),
-        };
         let importers = kept.importers.iter();
         let importers: Vec<String> = importers
             .map(|importer| format!("{} ({})", importer.process.pid, importer.process.name))
             .collect();
-        table.row([
-            Bytes(kept.bytes).to_string(),
+        let cells = [
             kept.location.to_string(),
-            escaped(&exporter),
+            escaped(&words(&kept.exporter)),
             escaped(&importers.join(", ")),
+        ];
+        let (count, bytes) = sums.entry(cells).or_default();
+        *count += 1;
+        *bytes = bytes.saturating_add(kept.bytes);
+    }
+    let mut table = Table::new(&[">COUNT", ">SIZE", "WHERE", "EXPORTER", "KEPT BY"]);
+    for ([location, exporter, importers], (count, bytes)) in sums {
+        table.row([
+            count.to_string(),
+            Bytes(bytes).to_string(),
+            location,
+            exporter,
+            importers,
         ]);
     }
     format!(

@@ -100,6 +100,12 @@ impl ImportOptions {
         self
     }
 
+    /// Sets the memory's name in the [ledger](egmem_core::ledger) unless one was given.
+    pub fn or_label(mut self, label: impl Into<Label>) -> Self {
+        self.label.get_or_insert_with(|| label.into());
+        self
+    }
+
     /// Removes the origin, for descriptions whose sender is not authenticated.
     pub fn unshared(mut self) -> Self {
         self.origin = None;

@@ -49,6 +49,7 @@ async fn names_are_listed_waited_for_watched_and_withdrawn() {
     let [import] = &ledger::allocations(&other)[..] else {
         panic!("one import");
     };
+    assert_eq!(import.label.as_deref(), Some("a/late"));
     let from = import.imported.as_ref().unwrap();
     assert!(from.from.is_some() && from.identity.is_some(), "{from:?}");
     let holder = async {

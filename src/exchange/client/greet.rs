@@ -57,6 +57,8 @@ pub(super) struct Terms {
     /// The server, for messages.
     pub(super) peer: String,
     pub(super) server: PeerName,
+    /// The server's process, over a Unix socket.
+    pub(super) pid: Option<u32>,
     /// The name by which the server knows this client.
     pub(super) me: String,
     pub(super) instance: InstanceId,
@@ -181,6 +183,7 @@ pub(super) async fn establish(
                 fd_socket: welcome.door.map(PathBuf::from),
                 local: welcome.local.map(PathBuf::from),
                 unix: connection.local,
+                pid: connection.pid,
                 server: connection.peer,
                 peer: peer.clone(),
             },

@@ -89,10 +89,10 @@ impl Leased {
                 owner,
             } = self;
             let server = Party {
-                pid: None,
+                pid: terms.pid,
                 name: terms.peer.clone(),
             };
-            let options = options.sender(server);
+            let options = options.sender(server).or_label(name.as_str());
             // On every path the lease is dropped after the import.
             let imported = options.import(&session.driver, &description, handles);
             let imported = imported.map_err(|error| Error::Import {
