@@ -1,8 +1,8 @@
-// What an appender replaces, for benches/shapes/appender.rs: `ci/ptx` compiles it to beside.ptx.
+// The kernels beside an appender, for benches/shapes/appender.rs: `ci/ptx` compiles it to beside.ptx.
 
 #include "../../src/shapes/device/egmem_device.cuh"
 
-#ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: what is used of them, by builtins.
+#ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: builtins instead.
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define THREAD __nvvm_read_ptx_sreg_tid_x()

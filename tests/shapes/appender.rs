@@ -44,7 +44,7 @@ pub fn items(appender: &Appender<Record>) -> Vec<u64> {
 }
 
 /// Four threads append the items that are not done yet, a batch of up to 32 at a time, while this one pumps if it is to.
-/// Returns what came.
+/// Returns the outcome.
 fn round(
     appender: &mut Appender<Record>,
     done: &[AtomicBool],
@@ -216,7 +216,7 @@ pub fn a_damaged_cursor_is_an_error(driver: &Driver) {
         assert_eq!(gpu.append(&[9], Duration::ZERO), [true]);
         assert_eq!(appender.collect().unwrap().records, len..len + 1);
     }
-    // A count that is too great is what is said to be missed, and no more.
+    // A count that is too great makes the count of missed records wrong, and nothing else.
     gpu.next().store(1 << 40, Relaxed);
     let came = appender.collect().unwrap();
     assert_eq!(came.records.end, capacity as usize);
@@ -245,7 +245,7 @@ pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
     set(5);
     let error = appender.append(&[record(2)]).unwrap_err();
     assert!(matches!(error, Error::StillHeld { .. }), "{error}");
-    // Three records that nobody wrote: they are what the memory holds.
+    // Three records that no one wrote: the bytes that the memory holds.
     let came = appender.collect().unwrap();
     assert_eq!((came.records, came.missed), (2..5, 0));
     set(4);

@@ -51,7 +51,7 @@ pub(super) struct Cells {
     host: Mapping,
 }
 
-/// What the kernels have to know.
+/// The constants for the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Constants {
     pub(super) first_record: DevicePtr,
@@ -60,7 +60,7 @@ pub(super) struct Constants {
     pub(super) shift: u32,
 }
 
-/// A part's location, how its memory is created, and who may access it.
+/// A part's location, the options of its memory, and its grants.
 type Part = (Location, PhysicalOptions, Vec<AccessDesc>);
 
 fn map(driver: &Driver, (_, options, access): Part) -> Result<Mapping> {

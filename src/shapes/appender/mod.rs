@@ -34,7 +34,7 @@ pub use options::AppenderOptions;
 ///
 /// When the kernels have ended, [`collect`](Self::collect) says which records came and how many are missed, and opens the
 /// limit again. The device functions tell each thread whether its record was written, so a kernel can be launched again
-/// for the items whose records were not; which these are is the program's to remember.
+/// for the items whose records were not. The program remembers which items these are.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -70,11 +70,11 @@ pub use options::AppenderOptions;
 /// # Order
 /// Records are the CPU's to read when they are collected, after the kernels that wrote them. The host stores the limit
 /// with release order after the memory is mapped and granted, and a kernel loads it with acquire order of system scope.
-/// The cursor is added to by GPU threads alone while kernels run: an addition by a GPU to host memory over PCIe is not
-/// atomic for the CPU.
+/// While kernels run, only GPU threads add to the cursor: an addition by a GPU to host memory over PCIe is not atomic for
+/// the CPU.
 ///
-/// # A kernel that does what it should not
-/// It can write anything into the counters. The CPU checks each: one that cannot be is
+/// # Damaged counters
+/// A kernel can write anything into the counters. The CPU checks each: a value that cannot be is
 /// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A wrong count of wanted records can make
 /// the memory grow, to [`max_len`](AppenderOptions::max_len) at most.
 pub struct Appender<T> {
@@ -85,7 +85,7 @@ pub struct Appender<T> {
     stopped: Option<Error>,
 }
 
-/// What kernels have appended: see [`Appender::collect`].
+/// The outcome of kernels that appended: see [`Appender::collect`].
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "records may have been missed"]
 pub struct Appended {
@@ -112,8 +112,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         if missing > 0 && self.stopped.is_none() {
             self.stopped = self.records.reserve(target - self.records.len()).err();
             if self.stopped.is_some() {
-                // What kernels have asked for may fit where what is ahead of them does not. The refusal is reported
-                // anyway.
+                // The records reserved so far may fit without those ahead. The refusal is reported anyway.
                 let needed = wanted.min(most).saturating_sub(self.records.len());
                 let _ = self.records.reserve(needed);
             }
@@ -153,7 +152,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         Ok(())
     }
 
-    /// Returns what kernels have appended since the last call, and opens the limit for the next ones. All kernels that
+    /// Returns the records that kernels have appended since the last call, and opens the limit for the next ones. All kernels that
     /// append must have ended; if one runs, records may be overwritten, but nothing else.
     ///
     /// # Errors
@@ -197,7 +196,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// [`max_len`](AppenderOptions::max_len) then.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] if kernels have appended what was not [collected](Self::collect); those of
+    /// [`Error::StillHeld`] if kernels have appended records that were not [collected](Self::collect); those of
     /// [`Growable::extend_from_slice`].
     pub fn append(&mut self, records: &[T]) -> Result<usize> {
         if self.cells.cursor()?.0 != self.records.len() as u64 {

@@ -130,7 +130,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         let constants = Constants {
             first_record: records.device_ptr(),
             record: size,
-            // Four reports for what is mapped ahead; not one for each warp.
+            // Four reports for the memory mapped ahead; not one for each warp.
             shift: (ahead as u64 / 4).max(32).ilog2(),
         };
         let cells = Cells::create(driver, memory(host)?, cursor, constants)?;

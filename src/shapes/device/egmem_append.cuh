@@ -12,7 +12,7 @@
 // `appender` is Appender::device_ptr. Any number of threads of one GPU append at the same time. A thread whose record has
 // no memory yet waits while the host maps more (Appender::pump), for the nanoseconds that it was told. Then it closes the
 // limit: this record and all above the limit are missed. A kernel that is launched again, after Appender::collect,
-// appends what was missed.
+// appends the missed records.
 #ifndef EGMEM_APPEND_CUH
 #define EGMEM_APPEND_CUH
 
@@ -24,7 +24,7 @@ struct egmem_append_control {
     egmem_u64 pad0[15];
     egmem_u64 wanted; // records reserved, at least; the kernels'
     egmem_u64 pad1[15];
-    egmem_u64 magic; // and what never changes
+    egmem_u64 magic; // from here on, constants
     egmem_u64 records; // their address
     egmem_u64 record_bytes;
     egmem_u64 cursor; // its address
@@ -82,7 +82,7 @@ EGMEM_FN egmem_u64 egmem_append_reserve(const egmem_append *to, egmem_u64 count)
     return first;
 }
 
-// Looks at what the host has mapped: raises the limit to that, or closes it if there will be no more, or if `late`.
+// Looks at how much the host has mapped: raises the limit to that, or closes it if there will be no more, or if `late`.
 EGMEM_FN void egmem_append_look(const egmem_append *to, bool late) {
     egmem_u64 end = egmem_load_acquire(&to->control->end);
     egmem_u64 mapped = end & ~EGMEM_APPEND_CLOSED;

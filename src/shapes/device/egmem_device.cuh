@@ -1,4 +1,4 @@
-// What the device functions are made of: CUDA C++ for nvcc, NVRTC, and clang with or without CUDA's headers.
+// The parts of the device functions: CUDA C++ for nvcc, NVRTC, and clang with or without CUDA's headers.
 #ifndef EGMEM_DEVICE_CUH
 #define EGMEM_DEVICE_CUH
 

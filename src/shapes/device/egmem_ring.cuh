@@ -24,7 +24,7 @@ struct egmem_ring_control {
     egmem_u64 pad0[15];
     egmem_u64 tail; // records released; the consumer's
     egmem_u64 pad1[15];
-    egmem_u64 magic; // and what never changes
+    egmem_u64 magic; // from here on, constants
     egmem_u64 records; // where they begin, in bytes from here
     egmem_u64 capacity;
     egmem_u64 mask;
@@ -140,7 +140,7 @@ EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record
     if (!room) {
         return false;
     }
-    // What the first lane has acquired, the others have behind a barrier.
+    // Behind a barrier, the first lane's acquire counts for the others too.
     egmem_warp_barrier();
     egmem_u64 number = side->next + egmem_count_bits(lanes & egmem_lanes_before());
     if (has) {

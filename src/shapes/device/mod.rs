@@ -1,4 +1,4 @@
-//! What runs on a GPU: device functions as headers for CUDA C++, and kernels as PTX.
+//! Code for GPUs: device functions as headers for CUDA C++, and kernels as PTX.
 //!
 //! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` and
 //! `egmem_append.cuh` say how their functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are

@@ -1,10 +1,10 @@
-// Kernels and functions for those who launch without CUDA C++: src/shapes/device/mod.rs says what each does. `ci/ptx`
+// Kernels and functions for programs without CUDA C++: src/shapes/device/mod.rs describes each. `ci/ptx`
 // compiles them to shapes.ptx with clang alone; nvcc takes them too.
 
 #include "egmem_append.cuh"
 #include "egmem_ring.cuh"
 
-#ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: what is used of them, by builtins.
+#ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: builtins instead.
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define THREAD __nvvm_read_ptx_sreg_tid_x()
@@ -54,7 +54,7 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
         if (batch == 0) {
             break;
         }
-        // What the first lane has acquired, the others have behind a barrier.
+        // Behind a barrier, the first lane's acquire counts for the others too.
         egmem_warp_barrier();
         unsigned char *here = (unsigned char *)egmem_ring_at(&side);
         unsigned char *there = memory + moved * side.record_bytes;

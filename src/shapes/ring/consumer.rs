@@ -19,7 +19,7 @@ use crate::wait;
 /// See [`Ring`](super::Ring).
 pub struct Consumer<T> {
     pub(super) memory: Arc<RingMemory>,
-    /// The records released so far. What the memory says is a copy: a GPU cannot change this one.
+    /// The records released so far. The counter in the memory is a copy: a GPU cannot change this one.
     tail: u64,
     /// The records that the producer had committed when last looked at. They are looked at again only when there seem to
     /// be too few.

@@ -16,7 +16,7 @@ macro_rules! gpu_side {
     ($name:ident of $cpu:ident, $what:literal, $elements:ty) => {
         #[doc = concat!("The ", $what, " of a ring while kernels have it.")]
         ///
-        /// It keeps the ring's memory mapped. Launching a kernel is unsafe, and whoever launches one with
+        /// It keeps the ring's memory mapped. Launching a kernel is unsafe: the caller that launches one with
         /// [`device_ptr`](Self::device_ptr) promises that it ends before this value and the other side are dropped, and
         /// that one kernel at a time has this side. Kernels one after the other go on where the last one stopped.
         ///

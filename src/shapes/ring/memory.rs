@@ -121,7 +121,7 @@ impl RingMemory {
         Ok(Arc::new(memory))
     }
 
-    /// Writes the counters and what the kernels must know, by the GPU if the CPU may not.
+    /// Writes the counters and the constants for the kernels, by the GPU if the CPU may not.
     fn set_up(&self, driver: &Driver, location: Location, granule: u64) -> Result<()> {
         let mut words = [0_u64; USED / 8];
         let Shape {

@@ -26,7 +26,7 @@ pub use producer::{Batch, Producer};
 /// and no record is split, whatever its size.
 ///
 /// A producer reserves room for a batch, writes it and commits it; a consumer looks at records and releases them. The
-/// consumer sees a batch as a whole or not at all, and the producer gets room back only for what was released: a full
+/// consumer sees a batch as a whole or not at all, and the producer gets room back only for released records: a full
 /// ring refuses, or waits until a deadline. Both sides count in 64 bits from 0 on.
 ///
 /// ```
@@ -77,7 +77,7 @@ pub use producer::{Batch, Producer};
 /// # Order
 /// `commit` and `release` store a counter with release order, and the other side loads it with acquire order: by
 /// `stlr`/`ldar` or plain stores and loads of x86-64 on CPUs, by `st.release.sys` and `ld.acquire.sys` on GPUs. These
-/// have system scope, so what they order is the same over PCIe and over NVLink-C2C: who sees a counter sees the records
+/// have system scope, so what they order is the same over PCIe and over NVLink-C2C: a side that sees a counter sees the records
 /// before it. Neither atomic read-modify-writes nor stream memory operations are used: a GPU's read-modify-writes of host
 /// memory over PCIe are not atomic for the CPU, and drivers refuse stream memory operations on such memory.
 ///
@@ -85,10 +85,10 @@ pub use producer::{Batch, Producer};
 /// loads the other's only if the ring seems to be full, or empty. A CPU that waits reads its cache. A GPU that waits for
 /// a counter in host memory reads it across the link each time; one look serves all records that have come by then.
 ///
-/// # A side that does what it should not
+/// # Damaged counters
 /// Kernels may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and never
 /// panic: a counter that is out of its range is [`Error::CursorDamaged`](crate::Error::CursorDamaged), at each call until it
-/// is right again. A wrong counter within its range makes records of what lies there; any bytes are valid records.
+/// is right again. A wrong counter within its range turns the bytes there into records; any bytes are valid records.
 #[derive(Debug)]
 pub struct Ring<T> {
     /// The side that writes.

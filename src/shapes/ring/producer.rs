@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// See [`Ring`](super::Ring).
 pub struct Producer<T> {
     pub(super) memory: Arc<RingMemory>,
-    /// The records committed so far. What the memory says is a copy: a GPU cannot change this one.
+    /// The records committed so far. The counter in the memory is a copy: a GPU cannot change this one.
     head: u64,
     /// The records that the consumer had released when last looked at. They are looked at again only when there seems
     /// to be no room.
