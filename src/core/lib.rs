@@ -19,6 +19,7 @@ pub mod pinned;
 pub mod pool;
 pub mod proof;
 pub mod stream;
+pub mod svg;
 pub mod teardown;
 pub mod topology;
 pub mod vmm;

@@ -48,5 +48,6 @@ pub use stats::{ClassStats, DriverCounts, HeapStats};
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
     Error, Event, Memory, Result, Stream, accessors, buffer, capability, driver, error, explain,
-    fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown, text, topology, vmm,
+    fork, guard, ledger, memory, per_driver, pinned, size, stream, svg as drawing, teardown,
+    topology, vmm,
 };

@@ -31,5 +31,7 @@ pub use offer::{MAX_TEXT, Offer, offer};
 pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
 use egmem_core::ledger as entries;
-use egmem_core::{Error as MemoryError, driver, fork, size, text as texts, topology, vmm};
+use egmem_core::{
+    Error as MemoryError, driver, fork, size, svg as drawing, text as texts, topology, vmm,
+};
 use egmem_share::{Error, Result};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::drawing::Drawing;
 use crate::driver::Location;
 use crate::entries::{AllocPath, Allocation};
 use crate::ledger::Ledger;
@@ -48,15 +49,10 @@ impl Report {
     }
 }
 
-/// Light by default; a viewer that prefers dark gets dark. As in the other pictures, there are no variables and no fonts,
-/// because converters do not support them.
 const STYLE: &str = "\
-text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
-.head{font-size:18px;font-weight:600}.name{font-size:14px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
-.bg{fill:#fff}.box{fill:#eef3f9;stroke:#9db0c6}.part{stroke:#fff;stroke-width:.5}.v{fill:#1f5fa8}.h{fill:#3d9a5f}\
-.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}\n\
-@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}.box{fill:#1d2631;stroke:#48607a}\
-.part{stroke:#12161c}.other{fill:#3a4552}}";
+.name{font-size:14px;font-weight:600}.box{fill:#eef3f9;stroke:#9db0c6}.part{stroke:#fff;stroke-width:.5}\
+.v{fill:#1f5fa8}.h{fill:#3d9a5f}.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}";
+const DARK: &str = ".box{fill:#1d2631;stroke:#48607a}.part{stroke:#12161c}.other{fill:#3a4552}";
 
 /// Bytes of a location that exist, and how many are in use by whomever.
 #[derive(Clone, Debug)]
@@ -122,33 +118,21 @@ fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
     let bars = bars(ledgers, capacities);
     let largest = bars.values().map(Bar::bytes).max().unwrap_or(0).max(1);
     let height = TOP + bars.len() as u64 * PITCH + 40;
-    let title = escape_xml(title);
-    let mut svg = String::new();
-    // Writing to a String cannot fail.
-    let _ = write!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
-         <rect class=\"bg\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
-         <text class=\"head\" x=\"{MARGIN}\" y=\"34\">{title}</text>\n"
-    );
+    let mut svg = Drawing::default();
+    svg.text((MARGIN as f64, 34.0), "head", title);
     legend(&mut svg);
     if bars.is_empty() {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{MARGIN}\" y=\"{TOP}\">No allocations.</text>"
-        );
+        svg.text((MARGIN as f64, TOP as f64), "", "No allocations.");
     }
     let mut y = TOP;
     for (location, bar) in &bars {
         draw_bar(&mut svg, *location, bar, largest, y);
         y += PITCH;
     }
-    svg.push_str("</svg>\n");
-    svg
+    svg.file((WIDTH, height), title, STYLE, DARK)
 }
 
-fn legend(svg: &mut String) {
+fn legend(svg: &mut Drawing) {
     let kinds = [
         ("v", "vmm"),
         ("h", "heap"),
@@ -170,7 +154,7 @@ fn legend(svg: &mut String) {
     }
 }
 
-fn draw_bar(svg: &mut String, location: Location, bar: &Bar<'_>, largest: u64, y: u64) {
+fn draw_bar(svg: &mut Drawing, location: Location, bar: &Bar<'_>, largest: u64, y: u64) {
     let bytes = bar.bytes();
     let scale = bar
         .capacity

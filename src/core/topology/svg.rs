@@ -7,8 +7,8 @@ use super::text::count;
 use super::{Gpu, LinkKind, NumaNode, Topology};
 use crate::driver::NodeId;
 use crate::size::Bytes;
-use crate::text::escape_xml;
-use drawing::Drawing;
+use crate::svg::Drawing;
+use drawing::{line, rect, texts};
 
 const MARGIN: f64 = 28.0;
 const GAP: f64 = 24.0;
@@ -22,17 +22,15 @@ const GPU_GAP: f64 = 16.0;
 const GPU_HEIGHT: f64 = 104.0;
 const HEAD: f64 = 84.0;
 
-/// Light by default; a viewer that prefers dark gets dark. The drawing loads no font and uses no feature that
-/// converters to other formats lack, such as variables.
 const STYLE: &str = "\
-text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\n\
 .title{font-size:20px;font-weight:600}.name{font-size:15px;font-weight:600}\
-.small{font-size:12px}.soft{fill:#5b6676}.mid{text-anchor:middle}\n\
-circle{fill:#5b6676}.bg{fill:#ffffff}.panel{fill:#eef3f9;stroke:#9db0c6}.bar{fill:#d3deeb}.used{fill:#5b8fc7}\
-.gpu{fill:#eaf6e4;stroke:#76b043}.c2c{stroke:#5c9a2b}.pcie{stroke:#8a93a0}.nvlink{stroke:#b8860b}\n\
-@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}circle{fill:#a3afbf}.bg{fill:#12161c}\
+.small{font-size:12px}.mid{text-anchor:middle}\n\
+circle{fill:#5b6676}.panel{fill:#eef3f9;stroke:#9db0c6}.bar{fill:#d3deeb}.used{fill:#5b8fc7}\
+.gpu{fill:#eaf6e4;stroke:#76b043}.c2c{stroke:#5c9a2b}.pcie{stroke:#8a93a0}.nvlink{stroke:#b8860b}";
+const DARK: &str = "\
+circle{fill:#a3afbf}\
 .panel{fill:#1d2631;stroke:#48607a}.bar{fill:#324254}.gpu{fill:#1c2a18;stroke:#5f9136}\
-.c2c{stroke:#86c552}.pcie{stroke:#8c98a8}.nvlink{stroke:#e0b040}}";
+.c2c{stroke:#86c552}.pcie{stroke:#8c98a8}.nvlink{stroke:#e0b040}";
 
 /// One panel and its GPUs.
 struct Column<'a> {
@@ -89,18 +87,14 @@ impl Topology {
         }
         let height = y + MARGIN - 12.0;
 
-        let mut head = Drawing::default();
+        body.text((MARGIN, 42.0), "title", &headline);
         let source = format!("source: {}", self.source);
-        head.text((MARGIN, 42.0), "title", &headline);
-        head.text((MARGIN, 64.0), "small soft", &source);
-        let (title, head, body) = (escape_xml(&headline), head.0, body.0);
-        format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}">
-<title>{title}</title>
-<style>{STYLE}</style>
-<rect width="100%" height="100%" class="bg"/>
-{head}{body}</svg>
-"#
+        body.text((MARGIN, 64.0), "small soft", &source);
+        body.file(
+            (width.round() as u64, height.round() as u64),
+            &headline,
+            STYLE,
+            DARK,
         )
     }
 
@@ -171,7 +165,7 @@ fn draw_column(out: &mut Drawing, column: &Column<'_>, x: f64, y: f64) -> Vec<(i
         Some(_) => "\"panel\"",
         None => "\"panel\" stroke-dasharray=\"6 5\"",
     };
-    out.rect((x, y), (width, PANEL_HEIGHT), 10, class);
+    rect(out, (x, y), (width, PANEL_HEIGHT), 10, class);
     match column.node {
         Some(node) => draw_node(out, node, x, y, width),
         None => {
@@ -199,12 +193,12 @@ fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
         (72.0, "small", memory),
         (120.0, "small soft", distances(node)),
     ];
-    out.texts((left, y), inner, &rows);
-    out.rect((left, y + 80.0), (inner, 14.0), 3, "\"bar\"");
+    texts(out, (left, y), inner, &rows);
+    rect(out, (left, y + 80.0), (inner, 14.0), 3, "\"bar\"");
     if let (total @ 1.., Some(free)) = (node.memory_total, node.memory_free) {
         let used = inner * (total.saturating_sub(free) as f64 / total as f64);
         if used >= 1.0 {
-            out.rect((left, y + 80.0), (used, 14.0), 3, "\"used\"");
+            rect(out, (left, y + 80.0), (used, 14.0), 3, "\"used\"");
         }
     }
 }
@@ -235,13 +229,13 @@ fn draw_link(out: &mut Drawing, link: LinkKind, x: f64, y: f64) {
         LinkKind::Pcie => r#""pcie" stroke-width="3""#,
         LinkKind::Unknown => r#""pcie" stroke-width="2" stroke-dasharray="3 5""#,
     };
-    out.line((x, y), (x, y + LINK_HEIGHT), class);
+    line(out, (x, y), (x, y + LINK_HEIGHT), class);
     let at = (x + 9.0, y + LINK_HEIGHT / 2.0 + 4.0);
     out.text(at, "small soft", &link.to_string());
 }
 
 fn draw_gpu(out: &mut Drawing, gpu: &Gpu, x: f64, y: f64) {
-    out.rect((x, y), (GPU_WIDTH, GPU_HEIGHT), 10, "\"gpu\"");
+    rect(out, (x, y), (GPU_WIDTH, GPU_HEIGHT), 10, "\"gpu\"");
     let memory = match gpu.memory {
         0 => "memory unknown".into(),
         bytes => Bytes(bytes).to_string(),
@@ -256,5 +250,5 @@ fn draw_gpu(out: &mut Drawing, gpu: &Gpu, x: f64, y: f64) {
         (67.0, "small", memory),
         (88.0, "small soft", gpu.pci_bus_id.clone()),
     ];
-    out.texts((x + 12.0, y), GPU_WIDTH - 24.0, &rows);
+    texts(out, (x + 12.0, y), GPU_WIDTH - 24.0, &rows);
 }

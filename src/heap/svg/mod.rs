@@ -9,8 +9,8 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use super::occupancy::{Layers, Occupancy, OccupancyTotals};
+use crate::drawing::Drawing;
 use crate::size::Bytes;
-use crate::text::escape_xml;
 
 /// Pixel columns in a row.
 const COLUMNS: u64 = 512;
@@ -27,14 +27,9 @@ const LEFT: u64 = 96;
 const TOP: u64 = 86;
 const WIDTH: u64 = LEFT + COLUMNS + 216;
 
-/// Light by default; a viewer that prefers dark gets dark. As in the topology's picture, there are no
-/// variables and no fonts, because converters do not support them.
 const STYLE: &str = "\
-text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
-.head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}\
-.bg{fill:#fff}.u{fill:#1f5fa8}.f{fill:#dfe9f5}.n{fill:#fff}.box{fill:none;stroke:#8a97a8}.m{stroke:#1c2430}\n\
-@media (prefers-color-scheme:dark){text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}\
-.u{fill:#6db0ff}.f{fill:#26344a}.n{fill:#12161c}.m{stroke:#e8edf4}}";
+.u{fill:#1f5fa8}.f{fill:#dfe9f5}.n{fill:#fff}.box{fill:none;stroke:#8a97a8}.m{stroke:#1c2430}";
+const DARK: &str = ".u{fill:#6db0ff}.f{fill:#26344a}.n{fill:#12161c}.m{stroke:#e8edf4}";
 
 /// Patterns, so that kinds differ by more than colour.
 const PATTERNS: &str = r##"<pattern id="egmem-heap-d" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#e8a33d"/><path d="M0 1h2M2 3h2" stroke="#5a3a00"/></pattern>
@@ -51,38 +46,20 @@ impl Occupancy {
         let totals = layers.totals();
         let scale = Scale::new(layers.end());
         let height = TOP + scale.rows * PITCH + 150;
-        let mut svg = String::new();
-        // Writing to a String cannot fail.
-        let _ = write!(
-            svg,
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="egmem-heap-t egmem-heap-s">
-<title id="egmem-heap-t">{title}</title>
-<desc id="egmem-heap-s">{words}</desc>
-<style>{STYLE}</style>
-<defs>
-{PATTERNS}
-</defs>
-<rect class="bg" width="{WIDTH}" height="{height}"/>
-<text class="head" x="24" y="34">{title}</text>
-<text class="soft" x="24" y="56">{subtitle}</text>
-"#,
-            title = escape_xml(title),
-            words = self.words(&totals),
-            subtitle = self.subtitle(&totals, &scale),
-        );
+        let mut svg = Drawing::default();
+        let words = self.words(&totals);
+        let _ = writeln!(svg, "<desc>{words}</desc>\n<defs>\n{PATTERNS}\n</defs>");
+        svg.text((24.0, 34.0), "head", title);
+        svg.text((24.0, 56.0), "soft", &self.subtitle(&totals, &scale));
         let cells = Cells::count(&layers, &scale);
         for row in 0..scale.rows {
             self.draw_row(&mut svg, row, &cells, &scale);
         }
         if scale.rows == 0 {
-            let _ = writeln!(
-                svg,
-                r#"<text x="24" y="{TOP}">Nothing is backed yet.</text>"#
-            );
+            svg.text((24.0, TOP as f64), "", "Nothing is backed yet.");
         }
         legend(&mut svg, TOP + scale.rows * PITCH + 28, &totals, self.limit);
-        svg.push_str("</svg>\n");
-        svg
+        svg.file((WIDTH, height), title, STYLE, DARK)
     }
 
     /// Describes the picture in words.
@@ -111,7 +88,7 @@ impl Occupancy {
         )
     }
 
-    fn draw_row(&self, svg: &mut String, row: u64, cells: &Cells, scale: &Scale) {
+    fn draw_row(&self, svg: &mut Drawing, row: u64, cells: &Cells, scale: &Scale) {
         let y = TOP + row * PITCH;
         let bytes = scale.row(row);
         let columns = scale.columns(row);
@@ -279,7 +256,7 @@ impl Cells {
 
 /// Draws the area under `tops`, a height for each column; nothing if no column has any of this kind.
 fn skyline(
-    svg: &mut String,
+    svg: &mut Drawing,
     fill: &str,
     y: u64,
     tops: impl Iterator<Item = u64>,
@@ -305,7 +282,7 @@ fn skyline(
     let _ = writeln!(svg, "V{bottom}z\"/>");
 }
 
-fn legend(svg: &mut String, y: u64, totals: &OccupancyTotals, limit: u64) {
+fn legend(svg: &mut Drawing, y: u64, totals: &OccupancyTotals, limit: u64) {
     let kinds = [
         ("used", "class=\"u\"", totals.used),
         ("deferred", "fill=\"url(#egmem-heap-d)\"", totals.deferred),

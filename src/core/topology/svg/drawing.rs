@@ -2,53 +2,37 @@
 
 use std::fmt::Write;
 
-use crate::text::escape_xml;
+use crate::svg::Drawing;
 
 /// The width of a character of the small font, rounded up.
 const CHAR: f64 = 6.9;
 
-/// Elements, in the order in which they are drawn. Writing to a string cannot fail.
-#[derive(Default)]
-pub(super) struct Drawing(pub(super) String);
-
-impl Drawing {
-    pub(super) fn text(&mut self, (x, y): (f64, f64), class: &str, content: &str) {
-        if !content.is_empty() {
-            let content = escape_xml(content);
-            let _ = writeln!(
-                self.0,
-                r#"<text x="{x:.1}" y="{y:.1}" class="{class}">{content}</text>"#
-            );
-        }
+/// Draws a text for each row (distance from `y`, class, text), shortened to `width`.
+pub(super) fn texts(
+    out: &mut Drawing,
+    (x, y): (f64, f64),
+    width: f64,
+    rows: &[(f64, &str, String)],
+) {
+    for (down, class, content) in rows {
+        out.text((x, y + down), class, &fit(content, width));
     }
+}
 
-    /// Draws a text for each row (distance from `y`, class, text), shortened to `width`.
-    pub(super) fn texts(&mut self, (x, y): (f64, f64), width: f64, rows: &[(f64, &str, String)]) {
-        for (down, class, content) in rows {
-            self.text((x, y + down), class, &fit(content, width));
-        }
-    }
+/// Draws a rectangle with round corners; `class` may have further attributes behind it.
+pub(super) fn rect(out: &mut Drawing, (x, y): (f64, f64), (w, h): (f64, f64), r: u32, class: &str) {
+    let _ = writeln!(
+        out,
+        r#"<rect x="{x:.1}" y="{y:.1}" width="{w:.1}" height="{h:.1}" rx="{r}" class={class}/>"#
+    );
+}
 
-    /// Draws a rectangle with round corners; `class` may have further attributes behind it.
-    pub(super) fn rect(&mut self, (x, y): (f64, f64), (w, h): (f64, f64), r: u32, class: &str) {
-        let _ = writeln!(
-            self.0,
-            r#"<rect x="{x:.1}" y="{y:.1}" width="{w:.1}" height="{h:.1}" rx="{r}" class={class}/>"#
-        );
-    }
-
-    /// Draws a line; `class` has further attributes behind it.
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
-        let ((x1, y1), (x2, y2)) = (from, to);
-        let _ = writeln!(
-            self.0,
-            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class={class}/>"#
-        );
-    }
-
-    pub(super) fn dot(&mut self, (x, y): (f64, f64)) {
-        let _ = writeln!(self.0, r#"<circle cx="{x:.1}" cy="{y:.1}" r="4"/>"#);
-    }
+/// Draws a line; `class` has further attributes behind it.
+pub(super) fn line(out: &mut Drawing, (x1, y1): (f64, f64), (x2, y2): (f64, f64), class: &str) {
+    let _ = writeln!(
+        out,
+        r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class={class}/>"#
+    );
 }
 
 /// Returns the text, shortened with an ellipsis if it would be wider than `width`.

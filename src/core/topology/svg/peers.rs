@@ -1,6 +1,9 @@
 //! Links between GPUs, as bars below them.
 
-use super::drawing::Drawing;
+use std::fmt::Write;
+
+use super::drawing;
+use crate::svg::Drawing;
 use crate::topology::PeerLinkKind;
 use crate::topology::peer_groups::PeerGroup;
 
@@ -27,7 +30,7 @@ pub(super) fn draw(out: &mut Drawing, groups: &[PeerGroup], gpus: &[(i32, f64)],
         }
         line(out, group.kind, (left, level), (right, level));
         for x in &here {
-            out.dot((*x, level));
+            let _ = writeln!(out, r#"<circle cx="{x:.1}" cy="{level:.1}" r="4"/>"#);
         }
         let words = label(group, here.len());
         out.text((left + 6.0, level - 6.0), "small soft", &words);
@@ -51,5 +54,5 @@ fn line(out: &mut Drawing, kind: PeerLinkKind, from: (f64, f64), to: (f64, f64))
             r#""pcie" stroke-linecap="round" stroke-width="2" stroke-dasharray="3 5""#
         }
     };
-    out.line(from, to, class);
+    drawing::line(out, from, to, class);
 }

@@ -1,0 +1,52 @@
+//! Drawings as SVG: the file around one, and its elements.
+//!
+//! A drawing needs no font and no style sheet from elsewhere. It is light, and dark where the viewer prefers that. It uses
+//! nothing that converters to other formats lack, such as variables.
+
+use std::fmt::{self, Write};
+
+use crate::text::escape_xml;
+
+/// What all drawings have in common: texts of 12 pixels, headings, paler texts and the background.
+const STYLE: &str = "\
+text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
+.head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}.bg{fill:#fff}\n";
+const DARK: &str = "text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}";
+
+/// Elements of a drawing, in the order in which they are drawn. What is written to it are elements; writing cannot fail.
+#[derive(Clone, Debug, Default)]
+pub struct Drawing(String);
+
+impl Drawing {
+    /// Adds a text in the classes `class`, unless it is empty.
+    pub fn text(&mut self, (x, y): (f64, f64), class: &str, content: &str) {
+        if !content.is_empty() {
+            let content = escape_xml(content);
+            let _ = writeln!(
+                self.0,
+                r#"<text x="{x:.1}" y="{y:.1}" class="{class}">{content}</text>"#
+            );
+        }
+    }
+
+    /// Returns the file, of `width` and `height` pixels. Its classes are those of `style`, in the dark also of `dark`,
+    /// beside `head`, `soft` and `end` for texts and `bg`.
+    pub fn file(self, (width, height): (u64, u64), title: &str, style: &str, dark: &str) -> String {
+        let (title, body) = (escape_xml(title), self.0);
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}">
+<title>{title}</title>
+<style>{STYLE}{style}
+@media (prefers-color-scheme:dark){{{DARK}{dark}}}</style>
+<rect width="100%" height="100%" class="bg"/>
+{body}</svg>
+"#
+        )
+    }
+}
+
+impl Write for Drawing {
+    fn write_str(&mut self, elements: &str) -> fmt::Result {
+        self.0.write_str(elements)
+    }
+}
