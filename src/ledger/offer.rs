@@ -21,7 +21,7 @@ pub const MAX_TEXT: usize = 16 << 20;
 const BESIDES: usize = 1 << 20;
 
 /// How long a reader may take for each piece.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the thread waits at most before it looks whether it should end.
 const LONGEST: Duration = Duration::from_secs(60);

@@ -5,9 +5,9 @@ use std::path::Path;
 use egmem_core::{Buffer, Driver, Machine};
 use egmem_share::{BootId, Identity, InstanceId};
 
-use crate::ask::processes_in;
+use crate::ask::Found;
 use crate::driver::{Access, HandleTypes, Location, NodeId};
-use crate::entries::{AllocPath, Allocation, Imported, Party};
+use crate::entries::{AllocPath, Allocation, Entry, Imported, NewEntry, Party};
 use crate::ledger::Process;
 use crate::offer::{encode, offer_in};
 use crate::report::Exporter;
@@ -29,9 +29,9 @@ fn buffer(driver: &Driver, label: &str, bytes: u64) -> Buffer {
 }
 
 fn ask(folder: &Path) -> (Vec<Ledger>, Vec<Silent>) {
-    let (mut ledgers, mut silent) = (Vec::new(), Vec::new());
-    processes_in(folder, &mut ledgers, &mut silent).unwrap();
-    (ledgers, silent)
+    let mut found = Found::new(64 << 20);
+    found.look_in(folder).unwrap();
+    (found.ledgers, found.silent)
 }
 
 fn folder() -> tempfile::TempDir {
@@ -72,6 +72,37 @@ fn a_ledger_is_offered_until_the_offer_ends() {
 }
 
 #[test]
+fn all_ledgers_together_are_bounded() {
+    let folder = folder();
+    // Far more than other tests have meanwhile.
+    let driver = machine();
+    let entry = |_| {
+        Entry::new(NewEntry {
+            driver: &driver,
+            bytes: 1,
+            location: Location::Host,
+            path: AllocPath::Pinned,
+            label: None,
+            site: None,
+        })
+    };
+    let entries: Vec<Entry> = (0..1000).map(entry).collect();
+    let own = encode(Ledger::of(&driver), usize::MAX).unwrap().len();
+    let offers = [(); 3].map(|()| offer_in(folder.path()).unwrap());
+    // Room for one ledger, not for two.
+    let mut found = Found::new(own * 3 / 2);
+    found.look_in(folder.path()).unwrap();
+    assert_eq!((found.ledgers.len(), found.silent.len()), (1, 2));
+    assert!(
+        found.silent[0].why.contains("a text of more than"),
+        "{:?}",
+        found.silent
+    );
+    drop(entries);
+    drop(offers);
+}
+
+#[test]
 fn a_dead_processs_socket_is_removed_and_a_mute_one_is_named() {
     use std::os::unix::net::UnixListener;
 
@@ -108,9 +139,9 @@ fn only_an_own_folder_is_read() {
 
     let folder = folder();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o770)).unwrap();
-    assert!(processes_in(folder.path(), &mut Vec::new(), &mut Vec::new()).is_err());
+    assert!(Found::new(1).look_in(folder.path()).is_err());
     let none = folder.path().join("none");
-    assert!(processes_in(&none, &mut Vec::new(), &mut Vec::new()).is_ok());
+    assert!(Found::new(1).look_in(&none).is_ok());
 }
 
 #[test]
