@@ -326,6 +326,29 @@ fn a_table_has_one_line_for_allocations_that_are_alike() {
     drop((buffers, other));
 }
 
+/// A process may send anything.
+#[test]
+fn impossible_ledgers_are_shown_without_a_panic() {
+    let driver = machine();
+    let _buffers = [(); 2].map(|()| buffer(&driver, "x\u{1b}[2J\n<", 2 * MIB));
+    let mut ledger = Ledger::of(&driver);
+    ledger.process.name = "\u{202e}evil\n".into();
+    ledger.omitted = u64::MAX;
+    for entry in &mut ledger.allocations {
+        (entry.bytes, entry.age_ms) = (u64::MAX, u64::MAX);
+        entry.mapped[0].start = u64::MAX;
+    }
+    ledger.totals[0].own = u64::MAX;
+    let ledgers = vec![ledger.clone(), ledger];
+    let report = Report::of(ledgers, Vec::new(), Some(&driver)).unwrap();
+    let text = report.to_text();
+    assert!(
+        !text.contains('\u{1b}') && !text.contains('\u{202e}'),
+        "{text}"
+    );
+    expect_well_formed(&report.to_svg());
+}
+
 /// Checks that tags are closed in order, which is what a picture's well-formedness needs here.
 fn expect_well_formed(svg: &str) {
     let mut open = Vec::new();

@@ -163,7 +163,7 @@ fn totals(totals: &[Total]) -> String {
 /// Formats a process's allocations and their sums.
 fn ledger(ledger: &Ledger) -> String {
     let process = &ledger.process;
-    let count = ledger.allocations.len() as u64 + ledger.omitted;
+    let count = (ledger.allocations.len() as u64).saturating_add(ledger.omitted);
     let mut text = format!(
         "process {} ({}): {count} allocations\n",
         process.pid,
