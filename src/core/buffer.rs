@@ -105,7 +105,7 @@ impl BufferOptions {
     /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
     /// measured so far. Each chunk takes three calls of the driver.
     ///
-    /// Shared memory has at most 4096 chunks.
+    /// A buffer has at most 1,048,576 chunks ([`Buffer::MAX_PARTS`]), and shared memory at most 4096.
     pub const fn chunk(mut self, bytes: u64) -> Self {
         self.chunk = Some(bytes);
         self
@@ -134,7 +134,9 @@ impl BufferOptions {
 
     /// Refuses parts that together exceed what their node has free: small ones are not checked one by one.
     fn expect_free(&self, driver: &Driver) -> Result<()> {
-        if self.overcommit || self.parts.len() < 2 {
+        // A single part is checked when its memory is created.
+        let is_checked_later = self.parts.len() < 2 && self.chunk.is_none();
+        if self.overcommit || is_checked_later {
             return Ok(());
         }
         let mut sums: Vec<(Location, u64)> = Vec::new();
@@ -153,11 +155,12 @@ impl BufferOptions {
     /// # Errors
     /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
     /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
-    /// multiple of the granularity, and for chunks that are not; the reason why a buffer cannot be shareable as requested.
+    /// multiple of the granularity, for chunks that are not, and for more than [`Buffer::MAX_PARTS`] parts; the reason why
+    /// a buffer cannot be shareable as requested.
     #[track_caller]
     pub fn allocate(mut self, driver: &Driver) -> Result<Buffer> {
-        self.cut_into_chunks()?;
         self.expect_free(driver)?;
+        self.cut_into_chunks()?;
         let mut physical = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             let is_last = index + 1 == self.parts.len();

@@ -59,7 +59,8 @@ impl Stripes {
     /// Returns the parts of a range of `bytes`, in the order of addresses. Neighbours are at different locations.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no location, and for a stripe or a range of 0 bytes.
+    /// [`Error::InvalidArgument`] for no location, for a stripe or a range of 0 bytes, and for more than 1,048,576 turns of
+    /// different locations ([`Buffer::MAX_PARTS`]).
     pub fn parts(&self, bytes: u64) -> Result<Vec<(Location, u64)>> {
         if self.turns.is_empty() {
             return Err(Error::invalid("locations", "the list is empty"));
@@ -76,8 +77,9 @@ impl Stripes {
             .front
             .map(|(location, front)| (location, front.min(bytes)));
         let mut rest = bytes - front.map_or(0, |(_, front)| front);
+        let stripe = self.checked_stripe(rest)?;
         let turns = self.turns.iter().cycle().map_while(|&location| {
-            let part = rest.min(self.stripe);
+            let part = rest.min(stripe);
             rest -= part;
             (part > 0).then_some((location, part))
         });
@@ -90,6 +92,25 @@ impl Stripes {
             }
         }
         Ok(parts)
+    }
+
+    /// Returns the bytes of each turn of a range of `bytes`: all of them where every turn is at one location.
+    fn checked_stripe(&self, bytes: u64) -> Result<u64> {
+        if self.turns.windows(2).all(|pair| pair[0] == pair[1]) {
+            return Ok(bytes);
+        }
+        let (turns, most) = (bytes.div_ceil(self.stripe), Buffer::MAX_PARTS as u64);
+        if turns <= most {
+            return Ok(self.stripe);
+        }
+        let why = format!(
+            "{} bytes make {turns} stripes, more than {most}",
+            self.stripe
+        );
+        let least = bytes.div_ceil(most);
+        let least = least.next_multiple_of(Granularity::TWO_MIB.bytes());
+        let valid = format!("{least} bytes or more");
+        Err(Error::invalid_of("stripe", why, valid))
     }
 
     /// Returns options for a buffer of `bytes` that is cut like this.
@@ -190,5 +211,18 @@ mod tests {
         let plan = Stripes::over([Location::HostNuma(0)]);
         invalid(plan.parts(0), "size");
         invalid(plan.stripe(0).parts(1), "stripe");
+        let plan = Stripes::over([0, 1].map(Location::HostNuma)).stripe(1);
+        invalid(plan.parts(1 << 50), "stripe");
+        invalid(plan.parts(u64::MAX), "stripe");
+        invalid(plan.parts(Buffer::MAX_PARTS as u64 + 1), "stripe");
+        let most = plan.parts(Buffer::MAX_PARTS as u64).unwrap();
+        assert_eq!(most.len(), Buffer::MAX_PARTS);
+    }
+
+    #[test]
+    fn turns_at_one_location_are_one_part_of_any_size() {
+        let node = Location::HostNuma(0);
+        let plan = Stripes::over([node, node]).stripe(1);
+        assert_eq!(plan.parts(1 << 50).unwrap(), [(node, 1 << 50)]);
     }
 }

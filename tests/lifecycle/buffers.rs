@@ -326,3 +326,33 @@ fn a_slice_of_memory_that_can_be_shared_or_only_read_is_refused() {
     let error = read_only.exclusive_slice().unwrap_err();
     assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
 }
+
+/// A list of that many parts would be larger than all memory, and the process would abort.
+#[test]
+fn a_large_buffer_in_small_chunks_is_refused_before_it_is_cut() {
+    let driver = &crate::grace();
+    let chunked = |place: Location| Buffer::on(place).bytes(1 << 60).chunk(2 * MIB);
+    let error = chunked(NodeId(0).into()).allocate(driver).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    for options in [
+        chunked(Location::Device(0)),
+        chunked(NodeId(0).into()).overcommit(true),
+        chunked(NodeId(0).into()).overcommit(true).bytes(u64::MAX),
+        // Each part alone would do.
+        Buffer::in_parts(vec![(Location::Device(0), 1 << 40); 3]).chunk(2 * MIB),
+    ] {
+        let error = options.allocate(driver).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { what: "chunk", .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("1048576"), "{error}");
+    }
+    let parts = vec![(Location::Device(0), 0); Buffer::MAX_PARTS + 1];
+    let error = Buffer::in_parts(parts).allocate(driver).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { what: "parts", .. }),
+        "{error}"
+    );
+    nothing_held(driver);
+}

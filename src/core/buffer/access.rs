@@ -77,16 +77,29 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
 }
 
 impl BufferOptions {
-    /// Cuts each part into chunks, if that was asked for.
+    /// Cuts each part into chunks, if that was asked for. Refuses more than [`Buffer::MAX_PARTS`] before it takes memory
+    /// for a list of them.
     pub(super) fn cut_into_chunks(&mut self) -> Result<()> {
         let Some(chunk) = self.chunk else {
-            return Ok(());
+            return match self.parts.len() <= Buffer::MAX_PARTS {
+                true => Ok(()),
+                false => Err(too_many_parts("parts", self.parts.len() as u64)),
+            };
         };
         if chunk == 0 || !Granularity::TWO_MIB.divides(chunk) {
             let why = format!("{chunk} bytes");
             return Err(Error::invalid_of("chunk", why, "a multiple of 2 MiB"));
         }
-        let mut chunks = Vec::with_capacity(self.parts.len());
+        let chunks_of = |&(_, bytes): &(Location, u64)| bytes.div_ceil(chunk).max(1);
+        let count = self
+            .parts
+            .iter()
+            .map(chunks_of)
+            .fold(0, u64::saturating_add);
+        if count > Buffer::MAX_PARTS as u64 {
+            return Err(too_many_parts("chunk", count));
+        }
+        let mut chunks = Vec::with_capacity(count as usize);
         for &(location, bytes) in &self.parts {
             let whole = bytes.saturating_sub(1) / chunk;
             chunks.extend((0..whole).map(|_| (location, chunk)));
@@ -97,7 +110,16 @@ impl BufferOptions {
     }
 }
 
+fn too_many_parts(what: &'static str, count: u64) -> Error {
+    let why = format!("it makes {count} parts");
+    let valid = format!("at most {} parts in one buffer", Buffer::MAX_PARTS);
+    Error::invalid_of(what, why, valid)
+}
+
 impl Buffer {
+    /// The most parts of one buffer: 2 TiB in chunks or stripes of 2 MiB. Shared memory has at most 4096.
+    pub const MAX_PARTS: usize = 1 << 20;
+
     /// Changes the access of locations. See [`Mapping::set_access`](crate::vmm::Mapping::set_access).
     ///
     /// # Errors
