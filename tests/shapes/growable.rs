@@ -326,3 +326,25 @@ fn near_the_end_it_grows_by_what_is_needed() {
     // The addresses end before the next step does.
     assert_eq!(vector.mapped_bytes(), 64 * MIB);
 }
+
+#[test]
+fn an_empty_range_of_elements_changes_no_access() {
+    let mut vector = words(&grace());
+    vector.extend_from_slice(&numbers(0..10)).unwrap();
+    let none = [AccessDesc::new(Location::Host, Access::None)];
+    for at in [0, 5, 262_144] {
+        assert_eq!(vector.set_access_of(at..at, &none), Ok(at..at));
+    }
+    let error = vector.set_access_of(262_145..262_145, &none).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    let (start, end) = (9, 3);
+    let error = vector.set_access_of(start..end, &none).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { what: "range", .. }),
+        "{error}"
+    );
+    assert_eq!(vector.get(5), Ok(5));
+    // A prefix keeps no access from being changed where nothing is to be changed.
+    let _prefix = vector.prefix();
+    assert_eq!(vector.set_access_of(5..5, &none), Ok(5..5));
+}

@@ -340,19 +340,32 @@ impl<T> Growable<T> {
     }
 
     /// Changes the access of locations to all chunks that hold some of these elements. Returns the range of elements that
-    /// lie in them, at least in part. The options' [`step`](GrowableOptions::step) decides how large chunks are.
+    /// lie in them, at least in part. The options' [`step`](GrowableOptions::step) decides how large chunks are. An empty
+    /// range changes nothing.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where some have no memory; otherwise as [`set_access`](Self::set_access).
+    /// [`Error::InvalidArgument`] for a range that ends before it begins; [`Error::OutOfRange`] where some have no memory;
+    /// otherwise as [`set_access`](Self::set_access).
     pub fn set_access_of(
         &mut self,
         elements: std::ops::Range<usize>,
         access: &[AccessDesc],
     ) -> Result<std::ops::Range<usize>> {
+        if elements.end < elements.start {
+            let why = format!("elements {elements:?}");
+            return Err(Error::invalid_of(
+                "range",
+                why,
+                "an end at or after the start",
+            ));
+        }
         let element = size_of::<T>() as u64;
         let offset = (elements.start as u64).saturating_mul(element);
         let len = (elements.len() as u64).saturating_mul(element);
         check_range(offset, len, self.mapped)?;
+        if len == 0 {
+            return Ok(elements);
+        }
         let is_touched =
             |chunk: &Chunk| chunk.range().start < offset + len && offset < chunk.range().end;
         let touched = self.chunks.iter_mut().filter(|chunk| is_touched(chunk));
