@@ -1,12 +1,12 @@
 //! Files read straight into memory, and written from it.
 
-use std::io::{Error as IoError, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::CpuView;
 use crate::{Error, Result};
 
-/// The unit of direct I/O: a transfer that ends inside one is the last.
+/// The least unit of direct I/O: a direct transfer that ends inside one is the last.
 const BLOCK: u64 = 512;
 /// The most bytes of one system call. Linux moves no more at once, and this is a multiple of every page size.
 const MOST: u64 = 1 << 30;
@@ -39,11 +39,17 @@ impl CpuView<'_> {
     pub fn read_from_file(&self, offset: u64, len: u64, file: impl AsFd, at: u64) -> Result<u64> {
         let to = self.check_write(offset, len)?;
         let fd = file.as_fd();
-        transfer("reading a file", len, at, |done, bytes, at| {
-            // SAFETY: the range was checked: mapped and writable for the CPU while the view lives. The kernel writes it as
-            // another process would, and every other access in this process is atomic.
-            unsafe { libc::pread(fd.as_raw_fd(), to.add(done).cast(), bytes, at) }
-        })
+        transfer(
+            "reading a file",
+            len,
+            at,
+            is_direct(fd),
+            |done, bytes, at| {
+                // SAFETY: the range was checked: mapped and writable for the CPU while the view lives. The kernel writes it as
+                // another process would, and every other access in this process is atomic.
+                answer(unsafe { libc::pread(fd.as_raw_fd(), to.add(done).cast(), bytes, at) })
+            },
+        )
     }
 
     /// Writes `len` bytes from `offset` on to `file`, from its byte `at` on, without a buffer in between; returns how many
@@ -57,19 +63,43 @@ impl CpuView<'_> {
     pub fn write_to_file(&self, offset: u64, len: u64, file: impl AsFd, at: u64) -> Result<u64> {
         let part = self.slice(offset, len)?;
         let fd = file.as_fd();
-        transfer("writing a file", len, at, |done, bytes, at| {
-            // SAFETY: the range was checked: mapped and readable for the CPU while the view lives.
-            unsafe { libc::pwrite(fd.as_raw_fd(), part.as_ptr().add(done).cast(), bytes, at) }
-        })
+        transfer(
+            "writing a file",
+            len,
+            at,
+            is_direct(fd),
+            |done, bytes, at| {
+                // SAFETY: the range was checked: mapped and readable for the CPU while the view lives.
+                answer(unsafe {
+                    libc::pwrite(fd.as_raw_fd(), part.as_ptr().add(done).cast(), bytes, at)
+                })
+            },
+        )
     }
 }
 
+/// Returns whether the file was opened with `O_DIRECT`.
+fn is_direct(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: the fd is open; the command has no argument.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_DIRECT != 0
+}
+
+/// Returns the bytes that a system call moved, or its error.
+fn answer(returned: isize) -> io::Result<u64> {
+    u64::try_from(returned).map_err(|_| io::Error::last_os_error())
+}
+
 /// Calls `call` with the bytes done, the bytes to do and the file's offset, until all are done or there are no more.
+///
+/// After a short transfer of direct I/O, the next offset may be no multiple of the file system's block. The file ends there:
+/// some file systems then answer 0, others EINVAL.
 fn transfer(
     what: &str,
     len: u64,
     at: u64,
-    mut call: impl FnMut(usize, usize, i64) -> isize,
+    is_direct: bool,
+    mut call: impl FnMut(usize, usize, i64) -> io::Result<u64>,
 ) -> Result<u64> {
     let end = at.checked_add(len).and_then(|end| i64::try_from(end).ok());
     if end.is_none() {
@@ -78,26 +108,88 @@ fn transfer(
             format!("{at} and {len} bytes exceed 63 bits"),
         ));
     }
-    let mut done = 0;
+    let (mut done, mut was_short) = (0, false);
     while done < len {
         let bytes = (len - done).min(MOST);
-        let answer = call(done as usize, bytes as usize, (at + done) as i64);
-        match u64::try_from(answer) {
+        match call(done as usize, bytes as usize, (at + done) as i64) {
             Ok(0) => break,
             Ok(count) => {
                 done += count;
-                // A file ends there, and direct I/O could not go on.
-                if count < bytes && !done.is_multiple_of(BLOCK) {
+                was_short = count < bytes;
+                if is_direct && was_short && !done.is_multiple_of(BLOCK) {
                     break;
                 }
             }
-            Err(_) => {
-                let error = IoError::last_os_error();
-                if error.kind() != ErrorKind::Interrupted {
-                    return Err(Error::system(what, &error));
-                }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if is_direct && was_short && error.kind() == ErrorKind::InvalidInput => {
+                break;
             }
+            Err(error) => return Err(Error::system(what, &error)),
         }
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of `size` bytes that moves at most `most` at once, and refuses offsets between blocks.
+    fn moved(size: u64, most: u64, len: u64, is_direct: bool) -> Result<u64> {
+        transfer("reading a file", len, 0, is_direct, |done, bytes, at| {
+            assert_eq!(done as i64, at);
+            match is_direct && !(at as u64).is_multiple_of(4096) {
+                true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+                false => Ok((size - at as u64).min(most).min(bytes as u64)),
+            }
+        })
+    }
+
+    #[test]
+    fn a_file_read_past_the_page_cache_ends_inside_a_block() {
+        // 512 divides what was read, the file system's block does not.
+        assert_eq!(moved(4096 + 512, MOST, 8192, true), Ok(4096 + 512));
+        assert_eq!(moved(4096 + 7, MOST, 8192, true), Ok(4096 + 7));
+        assert_eq!(moved(8192, 4096, 8192, true), Ok(8192));
+    }
+
+    #[test]
+    fn short_transfers_through_the_page_cache_go_on() {
+        assert_eq!(moved(10_000, 7, 10_000, false), Ok(10_000));
+        assert_eq!(moved(10_000, 7, 20_000, false), Ok(10_000));
+    }
+
+    #[test]
+    fn a_refusal_that_is_no_end_is_an_error() {
+        let refuses = |is_direct, after: u64| {
+            transfer(
+                "reading a file",
+                2 * MOST,
+                0,
+                is_direct,
+                |done, bytes, _| {
+                    match done as u64 >= after {
+                        true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+                        // Half of it, the first time.
+                        false => Ok(bytes as u64 / 2),
+                    }
+                },
+            )
+        };
+        assert!(refuses(true, 0).is_err());
+        assert!(refuses(false, 1).is_err());
+        assert_eq!(refuses(true, 1), Ok(MOST / 2));
+        // All that was asked for came, so the file did not end there: the length is no multiple of a block.
+        let whole = transfer(
+            "reading a file",
+            MOST + 1,
+            0,
+            true,
+            |done, bytes, _| match done {
+                0 => Ok(bytes as u64),
+                _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            },
+        );
+        assert!(whole.is_err());
+    }
 }
