@@ -7,8 +7,8 @@
 //! | [`PinnedHost`] | `cudaHostAlloc`: pinned, on no chosen node | small things that live as long as the program |
 //! | [`RegisteredHost`] | this process's own pages, pinned later: huge pages, files | memory that must be of a kind, such as a file's |
 //! | [`SystemMemory`] | plain pages that GPUs reach as the CPU does, on Grace | data that seldom meet a GPU |
-//! | [`ManagedMemory`] | pages that move to whoever touches them | data that one side uses long, then the other |
-//! | [`DeviceMemory`] | `cudaMalloc`: one GPU's | what a GPU alone uses |
+//! | [`ManagedMemory`] | pages that migrate to the CPU or GPU that touches them | data that one side uses for long, then the other |
+//! | [`DeviceMemory`] | `cudaMalloc`: one GPU's | data that only this GPU uses |
 //!
 //! The example `host-memory` measures them beside EGM.
 

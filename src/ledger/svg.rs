@@ -54,7 +54,7 @@ const STYLE: &str = "\
 .v{fill:#1f5fa8}.h{fill:#3d9a5f}.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}";
 const DARK: &str = ".box{fill:#1d2631;stroke:#48607a}.part{stroke:#12161c}.other{fill:#3a4552}";
 
-/// Bytes of a location that exist, and how many are in use by whomever.
+/// The bytes that a location has, and how many of them are in use by all processes.
 #[derive(Clone, Debug)]
 struct Capacity {
     location: Location,

@@ -12,8 +12,9 @@ use crate::{Error, Result};
 
 /// Managed memory: its pages move to the CPU or the GPU that touches them.
 ///
-/// For comparison. It is not shared with other processes, and no more is allocated than the GPU has free, so nothing is
-/// evicted.
+/// For comparison. It is not shared with other processes. Each allocation is at most what the GPU has free at that time.
+/// Several allocations together may exceed the GPU's memory, because pages take none before a GPU touches them: the driver
+/// then evicts pages to the CPU's memory.
 ///
 /// Source: `cuMemAllocManaged` with ATTACH_GLOBAL.
 #[derive(Debug)]

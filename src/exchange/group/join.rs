@@ -112,7 +112,8 @@ async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
     }
 }
 
-/// What a rank has joined by, and the notices since before there was a round.
+/// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the round
+/// began.
 type Parts = (Joined, Client, broadcast::Receiver<Notified>);
 
 async fn try_join(

@@ -28,10 +28,10 @@ pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
     }
 }
 
-/// Those who wait, and the answers that are due.
+/// The requests that wait for an answer, and the answers that are not sent yet.
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// The round and the rank that each waits for.
+    /// The round and the rank that each request waits for.
     pub(super) places: HashMap<Waiter, (u64, u32)>,
     told: Vec<(Waiter, Told)>,
 }
