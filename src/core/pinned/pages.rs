@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -88,7 +89,7 @@ impl Pages {
         };
         let at = i64::try_from(offset).map_err(|_| Error::invalid("offset", "it is too large"))?;
         Self::map(
-            bytes,
+            mapped_len(bytes, huge_page_of(file)?)?,
             prot,
             libc::MAP_SHARED,
             (file.as_raw_fd(), at),
@@ -124,6 +125,81 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours; the owner has made sure that nothing uses it.
-        unsafe { libc::munmap(self.base, self.mapped) };
+        if unsafe { libc::munmap(self.base, self.mapped) } != 0 {
+            let error = io::Error::last_os_error();
+            tracing::error!(
+                %error,
+                bytes = self.mapped,
+                "cannot unmap memory: it stays mapped until the process ends"
+            );
+        }
+    }
+}
+
+/// Returns what the kernel maps for `bytes`: whole huge pages, if the file has them. `munmap` accepts no other length.
+fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
+    match huge_page {
+        Some(page) => bytes.checked_next_multiple_of(page).ok_or_else(|| {
+            Error::invalid("size", format!("{bytes} bytes exceed the address space"))
+        }),
+        None => Ok(bytes),
+    }
+}
+
+/// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the block
+/// of a network file system may be larger than what the kernel maps.
+fn huge_page_of(file: &File) -> Result<Option<u64>> {
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut answer: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY: the fd is open, and the answer is ours.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &mut answer) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(Error::system("asking for a file's file system", &error));
+    }
+    let block = answer.f_bsize as u64;
+    Ok((answer.f_type == libc::HUGETLBFS_MAGIC && block > 0).then_some(block))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    fn memfd(name: &CStr, flags: libc::c_uint) -> File {
+        // SAFETY: the name ends with 0.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: new, and nobody else's.
+        unsafe { File::from_raw_fd(fd) }
+    }
+
+    #[test]
+    fn whole_huge_pages_are_unmapped() {
+        let base = memfd(c"base", 0);
+        assert_eq!(huge_page_of(&base), Ok(None));
+        assert_eq!(mapped_len(5, None), Ok(5));
+        let huge = memfd(c"huge", libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+        assert_eq!(huge_page_of(&huge), Ok(Some(HUGE)));
+        assert_eq!(mapped_len(HUGE, Some(HUGE)), Ok(HUGE));
+        assert_eq!(mapped_len(HUGE + 1, Some(HUGE)), Ok(2 * HUGE));
+        assert!(mapped_len(u64::MAX, Some(HUGE)).is_err());
+    }
+
+    /// Where this machine has reserved huge pages, the kernel accepts the length.
+    #[test]
+    fn a_file_of_huge_pages_is_unmapped() {
+        let file = memfd(c"huge", libc::MFD_HUGETLB | libc::MFD_HUGE_2MB);
+        file.set_len(2 * HUGE).unwrap();
+        let pages = match Pages::of_file(&file, 0, HUGE + 4096, true) {
+            Err(error) => return println!("skipped: {error}"),
+            Ok(pages) => pages,
+        };
+        assert_eq!(pages.mapped as u64, 2 * HUGE);
+        // SAFETY: mapped here; nothing uses it.
+        let result = unsafe { libc::munmap(pages.base, pages.mapped) };
+        mem::forget(pages);
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
     }
 }
