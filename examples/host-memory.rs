@@ -6,6 +6,7 @@
 //! On GPU 0 and its node. Where there is no GPU, on a simulated machine, whose times mean nothing and are not shown.
 
 use std::error::Error;
+use std::fs::File;
 use std::time::Instant;
 
 use egmem::memory::CpuMemory;
@@ -15,7 +16,7 @@ use egmem::pinned::{
 use egmem::proof::Prover;
 use egmem::size::Bytes;
 use egmem::{Buffer, Driver, Machine, Memory, Result, Stream};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// Rounds, of which the fastest is shown.
 const ROUNDS: u32 = 5;
@@ -51,12 +52,12 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     gpu.show("  huge", huge, "the same, pinned faster");
     let reserved = pages(PageSize::Reserved);
     gpu.show("  reserved", reserved, "the same, huge for certain");
-    let file = tempfile::tempfile_in("/dev/shm")?;
-    let of_file = match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-        Ok(()) => RegisteredHost::of_file(&driver, 0, &file, 0, bytes),
-        Err(error) => Err(egmem::Error::system("/dev/shm", &error.into())),
-    };
-    gpu.show("  file", of_file, "files of a memory file system");
+    // Sealed, so that nobody can shorten it under the mapping.
+    let file = File::from(memfd_create("host-memory", MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK)?;
+    let of_file = RegisteredHost::of_sealed_file(&driver, 0, &file, 0, bytes);
+    gpu.show("  file", of_file, "files that other processes map");
     let system = SystemMemory::new(&driver, bytes, PageSize::Base);
     gpu.show("system", system, "data that seldom meet a GPU");
     let managed = ManagedMemory::new(&driver, 0, bytes);

@@ -8,6 +8,7 @@ use egmem::memory::CpuMemory;
 use egmem::pinned::{DeviceMemory, ManagedMemory, PageSize, RegisteredHost, SystemMemory};
 use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::{Driver, Error, Machine, Memory, Stream};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::{MIB, last, nothing_held};
 
@@ -45,7 +46,8 @@ pub fn registered_memory_is_shared(driver: &Driver) {
 pub fn a_registered_file_gets_what_a_gpu_writes(driver: &Driver) {
     let mut file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.write_all(&vec![1; 2 * MIB as usize]).unwrap();
-    let memory = RegisteredHost::of_file(driver, 0, &file, MIB, MIB).unwrap();
+    // SAFETY: the file is this test's alone, and keeps its size and its pages.
+    let memory = unsafe { RegisteredHost::of_file(driver, 0, &file, MIB, MIB) }.unwrap();
     is_shared(driver, 0, &memory);
     let stream = Stream::new(driver, 0).unwrap();
     stream.fill(&memory, 0, MIB, 9).unwrap();
@@ -56,7 +58,9 @@ pub fn a_registered_file_gets_what_a_gpu_writes(driver: &Driver) {
     assert!(bytes[..MIB as usize].iter().all(|byte| *byte == 1));
     assert!(bytes[MIB as usize..].iter().all(|byte| *byte == 9));
     for (offset, bytes) in [(MIB, MIB + 1), (2 * MIB, 1), (u64::MAX, 2)] {
-        let error = RegisteredHost::of_file(driver, 0, &file, offset, bytes).unwrap_err();
+        // SAFETY: as above.
+        let result = unsafe { RegisteredHost::of_file(driver, 0, &file, offset, bytes) };
+        let error = result.unwrap_err();
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     }
     nothing_held(driver);
@@ -66,9 +70,12 @@ pub fn a_file_registered_for_reading_is_read(driver: &Driver) {
     let mut file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     file.write_all(&vec![5; MIB as usize]).unwrap();
     let reading = File::open(file.path()).unwrap();
-    let error = RegisteredHost::of_file(driver, 0, &reading, 0, MIB).unwrap_err();
+    // SAFETY: the file is this test's alone, and keeps its size and its pages.
+    let error = unsafe { RegisteredHost::of_file(driver, 0, &reading, 0, MIB) }.unwrap_err();
     assert!(matches!(error, Error::System { .. }), "{error}");
-    let memory = match RegisteredHost::of_file_read_only(driver, 0, &reading, 0, MIB) {
+    // SAFETY: as above.
+    let memory = unsafe { RegisteredHost::of_file_read_only(driver, 0, &reading, 0, MIB) };
+    let memory = match memory {
         Err(error @ Error::PlatformUnsupported { .. }) => return println!("skipped: {error}"),
         memory => memory.unwrap(),
     };
@@ -79,6 +86,29 @@ pub fn a_file_registered_for_reading_is_read(driver: &Driver) {
     let device = DeviceMemory::new(driver, 0, MIB).unwrap();
     stream.copy(&device, 0, &memory, 0, MIB).unwrap();
     Prover::new(driver, 0).unwrap().read(&memory).unwrap();
+}
+
+pub fn a_sealed_file_is_registered_without_unsafe(driver: &Driver) {
+    let file = File::from(memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap());
+    file.set_len(2 * MIB).unwrap();
+    let error = RegisteredHost::of_sealed_file(driver, 0, &file, 0, MIB).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { what: "file", .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("F_SEAL_SHRINK"), "{error}");
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let memory = RegisteredHost::of_sealed_file(driver, 0, &file, MIB, MIB).unwrap();
+    is_shared(driver, 0, &memory);
+    // Nobody takes the pages away while they are mapped.
+    file.set_len(0).unwrap_err();
+    memory.cpu().put(MIB - 1, 9_u8).unwrap();
+    match RegisteredHost::of_sealed_file_read_only(driver, 0, &file, 0, MIB) {
+        Err(error @ Error::PlatformUnsupported { .. }) => println!("skipped: {error}"),
+        memory => assert!(memory.unwrap().cpu().put(0, 1_u8).is_err()),
+    }
+    drop(memory);
+    nothing_held(driver);
 }
 
 pub fn managed_memory_is_shared(driver: &Driver) {

@@ -109,6 +109,7 @@ on_both! {
         registered_memory_is_shared,
         a_registered_file_gets_what_a_gpu_writes,
         a_file_registered_for_reading_is_read,
+            a_sealed_file_is_registered_without_unsafe,
         managed_memory_is_shared,
         system_memory_is_shared_on_coherent_machines,
     }

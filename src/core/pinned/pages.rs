@@ -160,6 +160,26 @@ fn huge_page_of(file: &File) -> Result<Option<u64>> {
     Ok((answer.f_type == libc::HUGETLBFS_MAGIC && block > 0).then_some(block))
 }
 
+/// Refuses a file that can shrink, or whose pages can be lost while it is mapped: each access to a lost page would end the
+/// process by SIGBUS.
+///
+/// A sealed memfd keeps its size, and its holes are filled on access. Only huge pages are a limited supply, of which a file
+/// may lose some: another process can punch a hole, and nothing is reserved for that.
+pub(super) fn expect_sealed(file: &File) -> Result<()> {
+    const VALID: &str = "a memfd without huge pages, sealed with F_SEAL_SHRINK; for other files, the unsafe functions";
+    // SAFETY: the fd is open; the command has no argument.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    // Files other than memfds have no seals: EINVAL.
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        let why = "another process may shorten it while it is mapped";
+        return Err(Error::invalid_of("file", why, VALID));
+    }
+    match huge_page_of(file)? {
+        Some(_) => Err(Error::invalid_of("file", "it has huge pages", VALID)),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::CStr;
@@ -173,6 +193,12 @@ mod tests {
         assert!(fd >= 0, "{}", io::Error::last_os_error());
         // SAFETY: new, and nobody else's.
         unsafe { File::from_raw_fd(fd) }
+    }
+
+    fn seal(file: &File, seals: libc::c_int) {
+        // SAFETY: the fd is open.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
     }
 
     #[test]
@@ -201,5 +227,31 @@ mod tests {
         let result = unsafe { libc::munmap(pages.base, pages.mapped) };
         mem::forget(pages);
         assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn only_a_file_that_cannot_shrink_counts_as_sealed() {
+        let refused = |file: &File, part: &str| {
+            let error = expect_sealed(file).unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, Error::InvalidArgument { what: "file", .. }));
+            assert!(
+                text.contains(part) && text.contains("F_SEAL_SHRINK"),
+                "{text}"
+            );
+        };
+        refused(&tempfile::tempfile().unwrap(), "shorten");
+        refused(&tempfile::tempfile_in("/dev/shm").unwrap(), "shorten");
+        refused(&memfd(c"unsealed", libc::MFD_ALLOW_SEALING), "shorten");
+        let grows = memfd(c"grows", libc::MFD_ALLOW_SEALING);
+        seal(&grows, libc::F_SEAL_GROW);
+        refused(&grows, "shorten");
+        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        let huge = memfd(c"huge", flags);
+        seal(&huge, libc::F_SEAL_SHRINK);
+        refused(&huge, "huge pages");
+        let sealed = memfd(c"sealed", libc::MFD_ALLOW_SEALING);
+        seal(&sealed, libc::F_SEAL_SHRINK);
+        expect_sealed(&sealed).unwrap();
     }
 }

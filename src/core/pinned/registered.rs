@@ -4,7 +4,7 @@ use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 
-use super::pages::{PageSize, Pages};
+use super::pages::{PageSize, Pages, expect_sealed};
 use super::{entry, is_supported, not_empty};
 use crate::driver::{Access, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
@@ -53,15 +53,72 @@ impl RegisteredHost {
         Self::register(driver, (device, site), pages, bytes, true)
     }
 
-    /// Maps `bytes` of a file from `offset` on, a multiple of the page size, and registers them. What CPU and GPUs write goes
-    /// to the file. Other processes may write it meanwhile; one that truncates the file ends this process by SIGBUS when
-    /// the CPU next touches what is gone. So does a hole in the file that its file system has no room to fill.
+    /// Maps `bytes` of a sealed memfd from `offset` on, a multiple of the page size, and registers them. The CPU and the GPUs
+    /// write to the file. Other processes may write it meanwhile, but the seal keeps them from shortening it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] unless the file is a memfd without huge pages that is sealed with
+    /// `F_SEAL_SHRINK`; [`Error::OutOfRange`] beyond the file's end; [`Error::System`] if the file is not open for reading
+    /// and writing, or sealed against writing.
+    ///
+    /// ```
+    /// use egmem::pinned::RegisteredHost;
+    /// use egmem::{Driver, Machine};
+    /// use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    ///
+    /// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+    /// let file = std::fs::File::from(memfd_create("tokens", MemfdFlags::ALLOW_SEALING)?);
+    /// file.set_len(4 << 20)?;
+    /// fcntl_add_seals(&file, SealFlags::SHRINK)?;
+    /// let memory = RegisteredHost::of_sealed_file(&driver, 0, &file, 0, 4 << 20)?;
+    /// memory.cpu().put(0, 7_u64)?;
+    /// assert!(file.set_len(0).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn of_sealed_file(
+        driver: &Driver,
+        device: i32,
+        file: &File,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self> {
+        expect_sealed(file)?;
+        // SAFETY: the seal cannot be taken away, so the file stays as long as it is; the kernel fills its holes.
+        unsafe { Self::of_file(driver, device, file, offset, bytes) }
+    }
+
+    /// As [`of_sealed_file`](Self::of_sealed_file), for reading alone, by the CPU and by GPUs. The file may be open for
+    /// reading alone, and sealed against writing.
+    ///
+    /// # Errors
+    /// As `of_sealed_file`; [`Error::PlatformUnsupported`] where the GPU has no read-only registrations.
+    #[track_caller]
+    pub fn of_sealed_file_read_only(
+        driver: &Driver,
+        device: i32,
+        file: &File,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self> {
+        expect_sealed(file)?;
+        // SAFETY: the seal cannot be taken away, so the file stays as long as it is; the kernel fills its holes.
+        unsafe { Self::of_file_read_only(driver, device, file, offset, bytes) }
+    }
+
+    /// Maps `bytes` of any file from `offset` on, a multiple of the page size, and registers them. The CPU and the GPUs write
+    /// to the file, and other processes may write it meanwhile.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::OutOfRange`] beyond the file's end. [`Error::System`] if the file was not opened for
     /// reading and writing. The driver's error also where it cannot pin the file system's pages.
+    ///
+    /// # Safety
+    /// While the memory exists, no process shortens the file to an end inside the range, and the file system has room for
+    /// each hole in the range: allocate the bytes first (`fallocate`), and let nobody punch holes. Otherwise the next access
+    /// by the CPU ends this process by SIGBUS.
     #[track_caller]
-    pub fn of_file(
+    pub unsafe fn of_file(
         driver: &Driver,
         device: i32,
         file: &File,
@@ -78,8 +135,11 @@ impl RegisteredHost {
     ///
     /// # Errors
     /// As `of_file`; [`Error::PlatformUnsupported`] where the GPU has no read-only registrations.
+    ///
+    /// # Safety
+    /// As `of_file`.
     #[track_caller]
-    pub fn of_file_read_only(
+    pub unsafe fn of_file_read_only(
         driver: &Driver,
         device: i32,
         file: &File,
@@ -152,7 +212,8 @@ impl RegisteredHost {
 
     /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: the pages are mapped, whole, until this is dropped; safe code reaches them through atomic views only.
+        // SAFETY: the pages are mapped, whole, until this is dropped, and a file keeps them (`of_file`); safe code reaches
+        // them through atomic views only.
         unsafe { CpuView::new(self.pages.start(), self.len, self.writable) }
     }
 }
