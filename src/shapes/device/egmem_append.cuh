@@ -120,9 +120,12 @@ EGMEM_FN void *egmem_append_at(egmem_append *to, egmem_u64 index, egmem_u64 ns) 
     return to->records + index * to->record_bytes;
 }
 
-// Appends one record; false if it was missed.
+// Appends one record; false if it was missed, or if the appender's records have another size: none is reserved then.
 template <class Record>
 EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64 ns) {
+    if (sizeof(Record) != to->record_bytes) {
+        return false;
+    }
     void *at = egmem_append_at(to, egmem_append_reserve(to, 1), ns);
     if (at) {
         *(Record *)at = record;
@@ -131,11 +134,12 @@ EGMEM_FN bool egmem_append_one(egmem_append *to, const Record &record, egmem_u64
 }
 
 // Appends the records of those lanes that have one, reserved together and in the order of the lanes; tells each lane
-// whether its record was written. All 32 lanes of a warp call it.
+// whether its record was written. All 32 lanes of a warp call it. Nothing is reserved if the appender's records have
+// another size.
 template <class Record>
 EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record, egmem_u64 ns) {
     unsigned lanes = egmem_warp_ballot(has);
-    if (lanes == 0) {
+    if (lanes == 0 || sizeof(Record) != to->record_bytes) {
         return false;
     }
     egmem_u64 first = 0;

@@ -21,6 +21,9 @@ EGMEM_FN void egmem_store_release(egmem_u64 *at, egmem_u64 value) {
     asm volatile("st.release.sys.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
 }
 
+// Orders accesses through one mapping of memory before and after accesses through another mapping of it.
+EGMEM_FN void egmem_fence_alias() { asm volatile("fence.proxy.alias;" : : : "memory"); }
+
 EGMEM_FN egmem_u64 egmem_atomic_add(egmem_u64 *at, egmem_u64 value) {
     egmem_u64 old;
     asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");

@@ -12,6 +12,10 @@
 // block may write a batch's records, or read them: a barrier (__syncthreads) then lies between them and the thread's
 // calls. Read records with plain loads, not through `const __restrict__` pointers: other caches are not coherent.
 //
+// The records are mapped twice, so a record may be written at one address and read at another. Each thread that writes
+// or reads records calls egmem_ring_fence before the first of a batch, behind the barrier if there is one, and after the
+// last, before the barrier. The functions below do so for the thread that calls them.
+//
 // Nothing waits for ever: a function that waits is told how long, in nanoseconds.
 #ifndef EGMEM_RING_CUH
 #define EGMEM_RING_CUH
@@ -43,6 +47,9 @@ struct egmem_ring_side {
     egmem_u64 ahead; // how far the limit is ahead of the other's counter
 };
 
+// Orders this thread's accesses to records through both mappings.
+EGMEM_FN void egmem_ring_fence() { egmem_fence_alias(); }
+
 #define EGMEM_RING_MAGIC 0x31474e49524d4745ull // "EGMRING1"
 
 EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) {
@@ -56,6 +63,7 @@ EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) 
     side->ahead = produces ? side->capacity : 0;
     side->next = egmem_load_acquire(side->own);
     side->limit = egmem_load_acquire(side->others) + side->ahead;
+    egmem_ring_fence();
     return control->magic == EGMEM_RING_MAGIC;
 }
 
@@ -67,12 +75,17 @@ EGMEM_FN bool egmem_ring_open_consumer(egmem_ring_side *side, void *ring) {
     return egmem_ring_open(side, ring, false);
 }
 
-// How many records the producer has room for, or are there for the consumer, by the last look.
-EGMEM_FN egmem_u64 egmem_ring_known(const egmem_ring_side *side) { return side->limit - side->next; }
+// How many records the producer has room for, or are there for the consumer, by the last look: at most the capacity, and
+// none if the other's counter has a value that it cannot have.
+EGMEM_FN egmem_u64 egmem_ring_known(const egmem_ring_side *side) {
+    egmem_u64 known = side->limit - side->next;
+    return known <= side->capacity ? known : 0;
+}
 
 // Looks at the other side's counter: a read across the bus if the ring is not in this GPU's memory.
 EGMEM_FN egmem_u64 egmem_ring_look(egmem_ring_side *side) {
     side->limit = egmem_load_acquire(side->others) + side->ahead;
+    egmem_ring_fence();
     return egmem_ring_known(side);
 }
 
@@ -98,6 +111,7 @@ EGMEM_FN void *egmem_ring_at(const egmem_ring_side *side) {
 // Lets the other side have the next `count` records: it sees all of them at once, and whatever this thread wrote before.
 EGMEM_FN void egmem_ring_advance(egmem_ring_side *side, egmem_u64 count) {
     side->next += count;
+    egmem_ring_fence();
     egmem_store_release(side->own, side->next);
 }
 
@@ -106,10 +120,10 @@ EGMEM_FN bool egmem_ring_is_drained(egmem_ring_side *side) {
     return egmem_ring_look(side) == side->capacity;
 }
 
-// Writes and commits one record.
+// Writes and commits one record; false also if the ring's records have another size.
 template <class Record>
 EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem_u64 ns) {
-    if (!egmem_ring_wait(side, 1, ns)) {
+    if (sizeof(Record) != side->record_bytes || !egmem_ring_wait(side, 1, ns)) {
         return false;
     }
     *(Record *)egmem_ring_at(side) = record;
@@ -117,10 +131,10 @@ EGMEM_FN bool egmem_ring_push(egmem_ring_side *side, const Record &record, egmem
     return true;
 }
 
-// Takes one record.
+// Takes one record; false also if the ring's records have another size.
 template <class Record>
 EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 ns) {
-    if (!egmem_ring_wait(side, 1, ns)) {
+    if (sizeof(Record) != side->record_bytes || !egmem_ring_wait(side, 1, ns)) {
         return false;
     }
     *record = *(const Record *)egmem_ring_at(side);
@@ -129,9 +143,13 @@ EGMEM_FN bool egmem_ring_pop(egmem_ring_side *side, Record *record, egmem_u64 ns
 }
 
 // Writes and commits the records of those lanes that have one, together and in the order of the lanes. All 32 lanes of
-// a warp call it, each with the same side.
+// a warp call it, each with the same side. The capacity is at least 32: a warp with more records than that never has room.
+// False also if the ring's records have another size.
 template <class Record>
 EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record &record, egmem_u64 ns) {
+    if (sizeof(Record) != side->record_bytes) {
+        return false;
+    }
     unsigned lanes = egmem_warp_ballot(has);
     unsigned count = egmem_count_bits(lanes);
     bool first = egmem_lane() == 0;
@@ -142,10 +160,12 @@ EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record
     }
     // Behind a barrier, the first lane's acquire counts for the others too.
     egmem_warp_barrier();
+    egmem_ring_fence();
     egmem_u64 number = side->next + egmem_count_bits(lanes & egmem_lanes_before());
     if (has) {
         *(Record *)(side->records + ((number * side->record_bytes) & side->mask)) = record;
     }
+    egmem_ring_fence();
     egmem_warp_barrier();
     if (first) {
         egmem_ring_advance(side, count);

@@ -2,7 +2,8 @@
 //!
 //! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` and
 //! `egmem_append.cuh` say how their functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are
-//! multiples of 8. It needs a GPU of compute capability 7.0 or later. The simulator runs none of it.
+//! multiples of 8. It is PTX 7.5, which drivers of CUDA 11.5 and later take, and
+//! needs a GPU of compute capability 7.0 or later. The simulator runs none of it.
 //!
 //! ```no_run
 //! use egmem::driver::{LaunchDims, NodeId};
@@ -72,3 +73,43 @@ pub const RING_ROUND_TRIPS: &CStr = c"egmem_ring_round_trips";
 /// complement, for about `share` of 256 numbers below `count`, unless its byte in `done` is set, and sets that. `done` may
 /// be 0. For tests and measurements.
 pub const APPEND_ITEMS: &CStr = c"egmem_append_items";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The barriers, fences, stores and ordered loads of a kernel, as they stand in the text; not those of shared memory.
+    fn steps(name: &CStr) -> Vec<&'static str> {
+        let entry = format!(".entry {}(", name.to_str().unwrap());
+        let (_, code) = PTX.to_str().unwrap().split_once(&entry).unwrap();
+        let code = code.split(".entry").next().unwrap();
+        let starts = ["fence.", "bar.", "ld.acquire.", "ld.volatile.", "st."];
+        let lines = code.lines().map(str::trim);
+        lines
+            .filter(|line| !line.contains(".shared."))
+            .filter(|line| starts.iter().any(|start| line.starts_with(start)))
+            .collect()
+    }
+
+    #[test]
+    fn kernels_fence_the_two_mappings_of_a_ring() {
+        for (name, has_barrier) in [
+            (RING_PUSH_RECORDS, true),
+            (RING_POP_RECORDS, true),
+            (RING_PUSH_NUMBERED, true),
+            (RING_ROUND_TRIPS, false),
+        ] {
+            let steps = steps(name);
+            let follow = |first: &str, then: &str| {
+                let mut pairs = steps.windows(2);
+                pairs.any(|pair| pair[0].starts_with(first) && pair[1].starts_with(then))
+            };
+            assert!(follow("ld.acquire", "fence.proxy.alias"), "{steps:#?}");
+            assert!(follow("fence.proxy.alias", "st.release"), "{steps:#?}");
+            if has_barrier {
+                assert!(follow("bar.", "fence.proxy.alias"), "{steps:#?}");
+                assert!(follow("fence.proxy.alias", "bar."), "{steps:#?}");
+            }
+        }
+    }
+}

@@ -56,9 +56,11 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
         }
         // Behind a barrier, the first lane's acquire counts for the others too.
         egmem_warp_barrier();
+        egmem_ring_fence();
         unsigned char *here = (unsigned char *)egmem_ring_at(&side);
         unsigned char *there = memory + moved * side.record_bytes;
         copy_by_warp(produces ? here : there, produces ? there : here, batch * side.record_bytes);
+        egmem_ring_fence();
         egmem_warp_barrier();
         if (first) {
             egmem_ring_advance(&side, batch);
@@ -118,7 +120,7 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
     __attribute__((shared)) static volatile u64 base;
     __attribute__((shared)) static volatile u64 room;
     egmem_ring_side side;
-    if (BLOCK != 0 || !egmem_ring_open_producer(&side, ring)) {
+    if (BLOCK != 0 || !egmem_ring_open_producer(&side, ring) || side.record_bytes != sizeof(Numbered)) {
         return;
     }
     u64 pushed = 0;
@@ -132,11 +134,13 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
         if (!room) {
             break;
         }
+        egmem_ring_fence();
         for (u64 i = THREAD; i < wanted; i += THREADS) {
             Numbered *to = (Numbered *)(side.records + (((base + i) * side.record_bytes) & side.mask));
             Numbered record = {pushed + i, ~(pushed + i)};
             *to = record;
         }
+        egmem_ring_fence();
         __syncthreads();
         if (THREAD == 0) {
             egmem_ring_advance(&side, wanted);
