@@ -4,8 +4,10 @@ use egmem::Error as MemoryError;
 use egmem::driver::{Call, Code, Location, NodeId};
 use egmem::exchange::{End, Error, Mismatch, Refusal};
 use egmem::share::Error as ShareError;
+use proc_macro2::TokenTree;
+use syn::Item;
 
-use crate::listing::{compare, defined, expect_all, variant};
+use crate::listing::{compare, expect_all, parse, variant};
 
 fn examples() -> Vec<Error> {
     let peer = || "node-a (10.0.3.7:7740)".to_owned();
@@ -85,6 +87,29 @@ fn examples() -> Vec<Error> {
         detail: String::new(),
     }));
     errors
+}
+
+/// Returns the names that the use of the macro `by` in the file `file` of `src/` defines: each is before a `=`.
+///
+/// # Panics
+/// If the file does not use it.
+fn defined(file: &str, by: &str) -> Vec<String> {
+    let is_use = |item: &Item| match item {
+        Item::Macro(item) => item.mac.path.is_ident(by),
+        _ => false,
+    };
+    let items = parse(file).items;
+    let Some(Item::Macro(item)) = items.into_iter().find(is_use) else {
+        panic!("no use of {by} in {file}");
+    };
+    let tokens: Vec<_> = item.mac.tokens.into_iter().collect();
+    let names = tokens.windows(2).filter_map(|two| match two {
+        [TokenTree::Ident(name), TokenTree::Punct(is)] if is.as_char() == '=' => {
+            Some(name.to_string())
+        }
+        _ => None,
+    });
+    names.collect()
 }
 
 /// Every reason for which a peer refuses a request, in the order of the enum: the word of each but the last is its

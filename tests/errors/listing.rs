@@ -4,7 +4,6 @@ use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
 
 use egmem::Explain;
-use proc_macro2::TokenTree;
 use syn::Item;
 
 /// Where set, a test writes its listing instead of comparing it.
@@ -14,7 +13,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn parse(file: &str) -> syn::File {
+/// Returns the file `file` of `src/`.
+pub fn parse(file: &str) -> syn::File {
     let text = std::fs::read_to_string(root().join("src").join(file)).unwrap();
     syn::parse_file(&text).unwrap()
 }
@@ -39,29 +39,6 @@ pub fn variants(file: &str, name: &str) -> Vec<String> {
     }
     assert!(!variants.is_empty(), "{name}");
     variants
-}
-
-/// Returns the names that the use of the macro `by` in the file `file` of `src/` defines: each is before a `=`.
-///
-/// # Panics
-/// If the file does not use it.
-pub fn defined(file: &str, by: &str) -> Vec<String> {
-    let is_use = |item: &Item| match item {
-        Item::Macro(item) => item.mac.path.is_ident(by),
-        _ => false,
-    };
-    let items = parse(file).items;
-    let Some(Item::Macro(item)) = items.into_iter().find(is_use) else {
-        panic!("no use of {by} in {file}");
-    };
-    let tokens: Vec<_> = item.mac.tokens.into_iter().collect();
-    let names = tokens.windows(2).filter_map(|two| match two {
-        [TokenTree::Ident(name), TokenTree::Punct(is)] if is.as_char() == '=' => {
-            Some(name.to_string())
-        }
-        _ => None,
-    });
-    names.collect()
 }
 
 /// Returns the name of a value's variant.
