@@ -1,5 +1,8 @@
 //! Aligned columns.
 
+/// The most characters of a cell: formatting panics at widths above 65535, and other processes choose names.
+const MOST: usize = 120;
+
 /// Cells and how a column is aligned: numbers to the right.
 pub(crate) struct Table {
     right: Vec<bool>,
@@ -18,7 +21,7 @@ impl Table {
 
     /// Adds a row with a cell for each heading.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.rows.push(cells.into_iter().map(cut).collect());
     }
 
     /// Returns the lines, each with a line break and without blanks at its end.
@@ -50,9 +53,36 @@ impl Table {
     }
 }
 
+/// Cuts a text of more than [`MOST`] characters, and marks where.
+fn cut(mut cell: String) -> String {
+    if cell.chars().nth(MOST).is_some()
+        && let Some((end, _)) = cell.char_indices().nth(MOST - 1)
+    {
+        cell.truncate(end);
+        cell.push('…');
+    }
+    cell
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Table;
+    use super::{MOST, Table};
+
+    #[test]
+    fn long_cells_are_cut() {
+        let mut table = Table::new(&["NAME", ">SIZE"]);
+        let whole = "ä".repeat(MOST);
+        table.row([whole.clone(), "1".into()]);
+        table.row(["ö".repeat(70_000), "2".repeat(70_000)]);
+        let text = table.lines();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with(&whole), "{text}");
+        assert!(
+            lines[2].starts_with(&("ö".repeat(MOST - 1) + "…")),
+            "{text}"
+        );
+        assert_eq!(lines[2].chars().count(), 2 * MOST + 2);
+    }
 
     #[test]
     fn columns_are_aligned() {
