@@ -32,6 +32,7 @@ pub use report::{Exporter, GpuUse, Importer, Kept, Report};
 
 use egmem_core::ledger as entries;
 use egmem_core::{
-    Error as MemoryError, driver, fork, size, svg as drawing, text as texts, topology, vmm,
+    Error as MemoryError, Result as MemoryResult, driver, fork, size, svg as drawing,
+    text as texts, topology, vmm,
 };
 use egmem_share::{Error, Result};

@@ -12,7 +12,7 @@ use crate::ledger::{Ledger, Process};
 use crate::nodes::{Meminfo, NodeUse};
 use crate::once::{drawn_once, source};
 use crate::topology::Topology;
-use crate::{Result, procs};
+use crate::{MemoryResult, procs};
 
 /// A GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,15 +20,18 @@ use crate::{Result, procs};
 pub struct GpuUse {
     /// The GPU's ordinal.
     pub gpu: i32,
-    /// All of its memory in bytes.
-    pub total: u64,
-    /// The bytes in use, as the driver reports it: `cuMemGetInfo`.
-    pub used: u64,
+    /// All of its memory in bytes. `None`: the driver does not say, and [`why`](Self::why) has the reason.
+    pub total: Option<u64>,
+    /// The bytes in use, as the driver reports it: `cuMemGetInfo`. `None`: the driver does not say, for instance because
+    /// the GPU has no memory left for a context.
+    pub used: Option<u64>,
     /// The bytes in the ledgers.
     pub accounted: u64,
     /// The bytes in use that no ledger accounts for: contexts (also that of the asking process), other libraries, other
-    /// users, and what pools hold and have not allocated.
-    pub unaccounted: u64,
+    /// users, and what pools hold and have not allocated. `None` where `used` is.
+    pub unaccounted: Option<u64>,
+    /// The driver's error, where it did not say something.
+    pub why: Option<String>,
 }
 
 /// A process that has imported memory.
@@ -86,36 +89,35 @@ pub struct Report {
     pub nodes: Vec<NodeUse>,
     /// Imported memory that no process has as its own.
     pub kept: Vec<Kept>,
+    /// The driver's errors that are no single GPU's: GPUs or nodes are missing for these reasons.
+    pub warnings: Vec<String>,
 }
 
 impl Report {
     /// Asks all processes of this user, and the machine; without a driver, the host's nodes alone.
     ///
-    /// Source: `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
+    /// Errors of the driver hide nothing else: they are in [`GpuUse::why`] and [`Report::warnings`].
     ///
-    /// # Errors
-    /// [`Memory`](crate::Error::Memory) for the driver's errors.
-    pub fn gather(driver: Option<&Driver>) -> Result<Self> {
+    /// Source: `cuDeviceTotalMem`; `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
+    pub fn gather(driver: Option<&Driver>) -> Self {
         let (processes, silent) = processes();
         Self::of(processes, silent, driver)
     }
 
     /// As [`gather`](Self::gather), of ledgers that were asked for before.
-    pub(crate) fn of(
-        processes: Vec<Ledger>,
-        silent: Vec<Silent>,
-        driver: Option<&Driver>,
-    ) -> Result<Self> {
+    pub(crate) fn of(processes: Vec<Ledger>, silent: Vec<Silent>, driver: Option<&Driver>) -> Self {
         let name = driver.map_or("cuda", |driver| driver.name());
         let accounted = accounted(&processes, name);
         let at = |location| accounted.get(&location).copied().unwrap_or(0);
-        Ok(Self {
-            gpus: driver.map_or(Ok(Vec::new()), |driver| gpus(driver, at))?,
-            nodes: nodes(driver, at)?,
+        let mut warnings = Vec::new();
+        Self {
+            gpus: driver.map_or_else(Vec::new, |driver| gpus(driver, at, &mut warnings)),
+            nodes: nodes(driver, at, &mut warnings),
             kept: kept(&processes),
             processes,
             silent,
-        })
+            warnings,
+        }
     }
 }
 
@@ -145,24 +147,56 @@ fn accounted(processes: &[Ledger], driver: &str) -> BTreeMap<Location, u64> {
     sums
 }
 
-fn gpus(driver: &Driver, accounted: impl Fn(Location) -> u64) -> Result<Vec<GpuUse>> {
-    let mut gpus = Vec::new();
-    for gpu in 0..driver.device_count()? {
-        let (free, total) = driver.mem_info(gpu)?;
-        let (used, accounted) = (total.saturating_sub(free), accounted(Location::Device(gpu)));
-        gpus.push(GpuUse {
+fn gpus(
+    driver: &Driver,
+    accounted: impl Fn(Location) -> u64,
+    warnings: &mut Vec<String>,
+) -> Vec<GpuUse> {
+    let count = driver.device_count().unwrap_or_else(|error| {
+        warnings.push(format!("GPUs are not shown: {error}"));
+        0
+    });
+    let gpu = |gpu| {
+        let mut why = None;
+        let accounted = accounted(Location::Device(gpu));
+        // The total needs no context, for which a full GPU has no memory.
+        let total = noted(driver.device_total_mem(gpu), &mut why);
+        let info = noted(driver.mem_info(gpu), &mut why);
+        let used = info.map(|(free, total)| total.saturating_sub(free));
+        GpuUse {
             gpu,
             total,
             used,
             accounted,
-            unaccounted: used.saturating_sub(accounted),
-        });
-    }
-    Ok(gpus)
+            unaccounted: used.map(|used| used.saturating_sub(accounted)),
+            why,
+        }
+    };
+    (0..count).map(gpu).collect()
 }
 
-fn nodes(driver: Option<&Driver>, accounted: impl Fn(Location) -> u64) -> Result<Vec<NodeUse>> {
-    let topology = driver.map_or_else(|| Ok(Topology::of_host()), Topology::discover)?;
+/// Returns the value, or keeps the error's text.
+fn noted<T>(result: MemoryResult<T>, why: &mut Option<String>) -> Option<T> {
+    result.map_err(|error| *why = Some(error.to_string())).ok()
+}
+
+fn nodes(
+    driver: Option<&Driver>,
+    accounted: impl Fn(Location) -> u64,
+    warnings: &mut Vec<String>,
+) -> Vec<NodeUse> {
+    let topology = match driver.map(Topology::discover) {
+        None => Topology::of_host(),
+        Some(Ok(topology)) => topology,
+        Some(Err(error)) => {
+            warnings.push(format!("the driver does not tell the topology: {error}"));
+            // A simulated machine's nodes are not this host's.
+            match driver.is_some_and(Driver::is_simulated) {
+                true => return Vec::new(),
+                false => Topology::of_host(),
+            }
+        }
+    };
     let is_simulated = driver.is_some_and(Driver::is_simulated);
     let uses = topology.nodes().iter().map(|node| {
         let known = match is_simulated {
@@ -187,7 +221,7 @@ fn nodes(driver: Option<&Driver>, accounted: impl Fn(Location) -> u64) -> Result
             unaccounted: is_known.then(|| used.saturating_sub(explained)),
         }
     });
-    Ok(uses.collect())
+    uses.collect()
 }
 
 /// Returns imported memory that no process has as its own.

@@ -41,8 +41,8 @@ impl Report {
         });
         let nodes = self.nodes.iter().map(|node| Capacity {
             location: node.node.into(),
-            total: node.total,
-            used: node.used,
+            total: Some(node.total),
+            used: Some(node.used),
         });
         let capacities: Vec<_> = nodes.chain(gpus).collect();
         draw("Whose memory it is", &self.processes, &capacities)
@@ -54,12 +54,12 @@ const STYLE: &str = "\
 .v{fill:#1f5fa8}.h{fill:#3d9a5f}.s{fill:#8a63b8}.i{fill:#e8a33d}.p{fill:#2f9fb0}.o{fill:#8a97a8}.other{fill:#c9d3de}";
 const DARK: &str = ".box{fill:#1d2631;stroke:#48607a}.part{stroke:#12161c}.other{fill:#3a4552}";
 
-/// The bytes that a location has, and how many of them are in use by all processes.
+/// The bytes that a location has, and how many of them are in use by all processes. `None`: unknown.
 #[derive(Clone, Debug)]
 struct Capacity {
     location: Location,
-    total: u64,
-    used: u64,
+    total: Option<u64>,
+    used: Option<u64>,
 }
 
 const fn class(path: AllocPath) -> &'static str {
@@ -156,16 +156,14 @@ fn legend(svg: &mut Drawing) {
 
 fn draw_bar(svg: &mut Drawing, location: Location, bar: &Bar<'_>, largest: u64, y: u64) {
     let bytes = bar.bytes();
-    let scale = bar
-        .capacity
-        .map_or(largest, |capacity| capacity.total)
-        .max(bytes)
-        .max(1);
+    let total = bar.capacity.and_then(|capacity| capacity.total);
+    let used = bar.capacity.and_then(|capacity| capacity.used);
+    let scale = total.unwrap_or(largest).max(bytes).max(1);
     let width = |bytes: u64| bytes as f64 / scale as f64 * BAR as f64;
     let left = (MARGIN + LABEL) as f64;
     let (middle, right) = (y + 22, MARGIN + LABEL + BAR + 10);
-    let known = match bar.capacity {
-        Some(capacity) => format!("{} of {}", Bytes(bytes), Bytes(capacity.total)),
+    let known = match total {
+        Some(total) => format!("{} of {}", Bytes(bytes), Bytes(total)),
         None => Bytes(bytes).to_string(),
     };
     let _ = writeln!(
@@ -174,13 +172,13 @@ fn draw_bar(svg: &mut Drawing, location: Location, bar: &Bar<'_>, largest: u64, 
          <text class=\"soft\" x=\"{right}\" y=\"{middle}\">{known}</text>\n\
          <rect class=\"box\" x=\"{left}\" y=\"{y}\" width=\"{BAR}\" height=\"{HEIGHT}\"/>"
     );
-    if let Some(capacity) = bar.capacity {
-        let other = width(capacity.used.min(capacity.total));
+    if let Some(used) = used {
+        let other = width(used.min(scale));
         let _ = writeln!(
             svg,
             "<rect class=\"other\" x=\"{left}\" y=\"{y}\" width=\"{other:.1}\" height=\"{HEIGHT}\">\
              <title>{} in use, of which {} are accounted for</title></rect>",
-            Bytes(capacity.used),
+            Bytes(used),
             Bytes(bytes),
         );
     }

@@ -164,7 +164,7 @@ fn a_ledger_that_is_sent_has_the_largest_allocations_and_all_sums() {
     assert_eq!(least, Some((sent.omitted + 1) * 2 * MIB));
     let text = encode(ledger.clone(), usize::MAX).unwrap();
     assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap().omitted, 0);
-    let report = Report::of(vec![sent], Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(vec![sent], Vec::new(), Some(&driver));
     let node = report
         .nodes
         .iter()
@@ -179,10 +179,10 @@ fn a_machines_memory_is_in_the_ledgers_or_not_accounted_for() {
     let driver = machine();
     let known = buffer(&driver, "known", 6 * MIB);
     let foreign = driver.mem_alloc(0, 10 * MIB).unwrap();
-    let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver));
     let gpu = &report.gpus[0];
     assert_eq!((gpu.used, gpu.accounted), (gpu.unaccounted, 0));
-    assert!(gpu.used >= 10 * MIB && gpu.used <= gpu.total);
+    assert!(gpu.used >= Some(10 * MIB) && gpu.used <= gpu.total && gpu.why.is_none());
     let node = report
         .nodes
         .iter()
@@ -200,6 +200,39 @@ fn a_machines_memory_is_in_the_ledgers_or_not_accounted_for() {
     // SAFETY: allocated above, and used by nothing.
     unsafe { driver.mem_free(0, foreign).unwrap() };
     drop(known);
+}
+
+#[test]
+fn what_the_driver_refuses_hides_no_ledger() {
+    use crate::driver::{Call, Code};
+
+    let driver = machine();
+    let kept = buffer(&driver, "still shown", 2 * MIB);
+    let sim = driver.sim().unwrap();
+    let report = || {
+        let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver));
+        assert!(report.to_text().contains("still shown"));
+        expect_well_formed(&report.to_svg());
+        report
+    };
+    // A full GPU has no memory for a context.
+    sim.fail(Call::MemGetInfo, 2, Code::OUT_OF_MEMORY);
+    let full = report();
+    assert_eq!((full.gpus.len(), full.gpus[0].why.as_ref()), (4, None));
+    let gpu = &full.gpus[1];
+    assert_eq!((gpu.used, gpu.unaccounted), (None, None));
+    assert_eq!(gpu.total, full.gpus[0].total);
+    let why = gpu.why.clone().unwrap();
+    assert!(full.to_text().contains(&format!("GPU 1: {why}")), "{why}");
+
+    for nth in [1, 2] {
+        sim.fail(Call::DeviceGetCount, nth, Code::UNKNOWN);
+        let refused = report();
+        assert_eq!(refused.warnings.len(), 1, "{refused:?}");
+        assert!(refused.to_text().contains(&refused.warnings[0]));
+        assert_eq!(sim.cancel_all(), 0);
+    }
+    drop(kept);
 }
 
 /// A ledger with one import of the identity.
@@ -240,7 +273,7 @@ fn memory_of_ended_exporters_is_named_with_who_keeps_it() {
         importer(5, identity(here, 4), None),
     ];
     let driver = machine();
-    let report = Report::of(ledgers.clone(), Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(ledgers.clone(), Vec::new(), Some(&driver));
     let found: Vec<_> = report
         .kept
         .iter()
@@ -275,7 +308,7 @@ fn memory_of_ended_exporters_is_named_with_who_keeps_it() {
     (entry.path, entry.imported, entry.identity) = (AllocPath::Vmm, None, Some(identity(here, 1)));
     let mut ledgers = ledgers;
     ledgers.push(owner);
-    let report = Report::of(ledgers, Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(ledgers, Vec::new(), Some(&driver));
     assert_eq!(report.kept.len(), 3);
     let node = report
         .nodes
@@ -300,7 +333,7 @@ fn a_new_process_with_an_old_id_is_not_the_exporter() {
     let mut ledger = importer(1, identity, Some(this.clone()));
     // Imported before this process began.
     ledger.allocations[0].age_ms = u64::MAX;
-    let report = Report::of(vec![ledger], Vec::new(), None).unwrap();
+    let report = Report::of(vec![ledger], Vec::new(), None);
     assert_eq!(report.kept[0].exporter, Exporter::Ended(this));
 }
 
@@ -333,6 +366,10 @@ fn impossible_ledgers_are_shown_without_a_panic() {
     let _buffers = [(); 2].map(|()| buffer(&driver, "x\u{1b}[2J\n<", 2 * MIB));
     let mut ledger = Ledger::of(&driver);
     ledger.process.name = "\u{202e}evil\n".into();
+    ledger.process.instance = None;
+    ledger.allocations[0].label = Some("l".repeat(70_000));
+    ledger.allocations[1].site = None;
+    ledger.totals[0].driver = "d".repeat(70_000);
     ledger.omitted = u64::MAX;
     for entry in &mut ledger.allocations {
         (entry.bytes, entry.age_ms) = (u64::MAX, u64::MAX);
@@ -340,7 +377,7 @@ fn impossible_ledgers_are_shown_without_a_panic() {
     }
     ledger.totals[0].own = u64::MAX;
     let ledgers = vec![ledger.clone(), ledger];
-    let report = Report::of(ledgers, Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(ledgers, Vec::new(), Some(&driver));
     let text = report.to_text();
     assert!(
         !text.contains('\u{1b}') && !text.contains('\u{202e}'),
@@ -380,7 +417,7 @@ fn drawings_show_each_allocation_and_escape_its_name() {
     expect_well_formed(&svg);
     assert_eq!(svg.matches("class=\"part v\"").count(), 2);
     assert!(svg.contains("a &lt;b&gt; &amp;") && !svg.contains("<b>"));
-    let report = Report::of(vec![ledger], Vec::new(), Some(&driver)).unwrap();
+    let report = Report::of(vec![ledger], Vec::new(), Some(&driver));
     let svg = report.to_svg();
     expect_well_formed(&svg);
     assert!(svg.contains("GPU 3") && svg.contains("are accounted for"));

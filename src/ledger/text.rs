@@ -234,14 +234,24 @@ fn capacities(report: &Report) -> String {
     for gpu in &report.gpus {
         table.row([
             Location::Device(gpu.gpu).to_string(),
-            Bytes(gpu.total).to_string(),
-            Bytes(gpu.used).to_string(),
+            unknown(gpu.total),
+            unknown(gpu.used),
             String::new(),
             Bytes(gpu.accounted).to_string(),
-            Bytes(gpu.unaccounted).to_string(),
+            unknown(gpu.unaccounted),
         ]);
     }
-    table.lines()
+    let mut text = table.lines();
+    for gpu in &report.gpus {
+        if let Some(why) = &gpu.why {
+            let location = Location::Device(gpu.gpu);
+            text += &format!("{location}: {}\n", escaped(why));
+        }
+    }
+    for warning in &report.warnings {
+        text += &format!("{}\n", escaped(warning));
+    }
+    text
 }
 
 fn words(exporter: &Exporter) -> String {

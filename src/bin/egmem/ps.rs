@@ -28,9 +28,8 @@ impl Ps {
     pub fn run(&self) -> Result<()> {
         let driver = match self.source.open() {
             Ok(driver) => Some(driver),
-            Err(error @ (Error::NoDriver { .. } | Error::Driver(_)))
-                if self.source.sim.is_none() =>
-            {
+            // Whatever is wrong with the driver, the ledgers can be shown.
+            Err(error) if self.source.sim.is_none() => {
                 complain(&format!(
                     "warning: {error}; what to do: {}\nGPUs are not shown.\n",
                     error.remedy()
@@ -39,7 +38,7 @@ impl Ps {
             }
             Err(error) => return Err(error.into()),
         };
-        let report = Report::gather(driver.as_ref())?;
+        let report = Report::gather(driver.as_ref());
         match &self.svg {
             _ if self.json => print_json(&report)?,
             None => print(&report.to_text())?,
