@@ -1,6 +1,7 @@
 //! Asks the processes of this user for their ledgers.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use egmem_share::{Channel, Peers, Unreachable};
@@ -8,10 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::Ledger;
 use crate::offer::MAX_TEXT;
-use crate::{Error, MemoryError, Result, folder, procs};
+use crate::size::Bytes;
+use crate::{Error, MemoryError, folder, procs};
 
-/// How long a process may take for each piece of its answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How long a process may take for its whole answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many processes are asked at once, so that a stopped one does not delay the others. Each may have [`MAX_TEXT`] bytes of
+/// what is left.
+const AT_ONCE: usize = 8;
 
 /// The most sockets that are looked at.
 const MOST: usize = 4096;
@@ -47,9 +55,10 @@ pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
     }
     let Found {
         mut ledgers,
-        silent,
+        mut silent,
         ..
     } = found;
+    silent.sort_by_key(|silent| silent.pid);
     ledgers.sort_by_key(|ledger| ledger.process.pid);
     // A process may offer its ledger at more than one socket.
     ledgers.dedup_by_key(|ledger| (ledger.process.pid, ledger.process.instance));
@@ -61,7 +70,9 @@ pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
 pub(crate) struct Found {
     pub(crate) ledgers: Vec<Ledger>,
     pub(crate) silent: Vec<Silent>,
-    /// The bytes that ledgers may still have.
+    /// The bytes that all ledgers may have together.
+    most: usize,
+    /// Those that are left.
     left: usize,
 }
 
@@ -70,55 +81,115 @@ impl Found {
         Self {
             ledgers: Vec::new(),
             silent: Vec::new(),
+            most,
             left: most,
         }
     }
 
-    /// Asks the processes whose sockets are in a folder.
+    /// Asks the processes whose sockets are in a folder, several at once.
     pub(crate) fn look_in(&mut self, place: &Path) -> Result<()> {
         let failed = |error| MemoryError::system(format!("the folder {}", place.display()), &error);
         match folder::check(place) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             checked => checked.map_err(failed)?,
         }
-        for file in std::fs::read_dir(place).map_err(failed)?.take(MOST) {
+        let mut sockets = Vec::new();
+        for file in std::fs::read_dir(place).map_err(failed)? {
             let file = file.map_err(failed)?;
-            let Some(pid) = file.file_name().to_str().and_then(folder::pid_of) else {
-                continue;
-            };
-            let path = file.path();
-            match self.ask(&path) {
-                Ok(ledger) => self.ledgers.push(ledger),
-                Err(Error::Unreachable {
-                    cause: Unreachable::NobodyListens | Unreachable::NoSocket,
-                    ..
-                }) if !procs::is_alive(pid) => {
-                    // The name has a random part, so that no other process's socket is meant.
-                    let _ = std::fs::remove_file(&path);
-                }
-                Err(error) => self.silent.push(Silent {
-                    pid: Some(pid),
-                    path,
-                    why: error.to_string(),
-                }),
+            if let Some(pid) = file.file_name().to_str().and_then(folder::pid_of) {
+                sockets.push((pid, file.path()));
+            }
+            if sockets.len() == MOST {
+                break;
             }
         }
+        let workers = AT_ONCE.min(sockets.len());
+        let sockets = Mutex::new(sockets);
+        let found = Mutex::new(self);
+        std::thread::scope(|scope| {
+            for _ in 1..workers {
+                // Without another thread, those that run ask all.
+                let worker = std::thread::Builder::new();
+                let _ = worker.spawn_scoped(scope, || ask_each(&sockets, &found));
+            }
+            ask_each(&sockets, &found);
+        });
         Ok(())
     }
 
-    fn ask(&mut self, path: &Path) -> Result<Ledger> {
-        let mut channel = Channel::connect(path, Peers::same_user())?;
-        channel.set_timeout(PATIENCE);
-        let text = channel.receive_text(MAX_TEXT.min(self.left))?;
-        self.left -= text.len();
-        let mut ledger: Ledger = serde_json::from_str(&text).map_err(|error| Error::Protocol {
-            peer: channel.peer().to_string(),
-            detail: error.to_string(),
-        })?;
-        // As this process's PID namespace has it.
-        if let Some(pid) = channel.peer().pid {
-            ledger.process.pid = pid;
-        }
-        Ok(ledger)
+    /// Adds a process's answer.
+    fn add(&mut self, pid: u32, path: PathBuf, answer: Result<Ledger, Missing>) {
+        let why = match answer {
+            Ok(ledger) => return self.ledgers.push(ledger),
+            Err(Missing::Failed(Error::Unreachable {
+                cause: Unreachable::NobodyListens | Unreachable::NoSocket,
+                ..
+            })) if !procs::is_alive(pid) => {
+                // The name has a random part, so that no other process's socket is meant.
+                let _ = std::fs::remove_file(&path);
+                return;
+            }
+            Err(Missing::Failed(error)) => error.to_string(),
+            Err(Missing::NoRoom) => {
+                let limit = Bytes(self.most as u64);
+                format!("not asked: the limit of {limit} for all ledgers is reached")
+            }
+        };
+        let pid = Some(pid);
+        self.silent.push(Silent { pid, path, why });
     }
+}
+
+/// Why a ledger is missing.
+enum Missing {
+    Failed(Error),
+    /// Other ledgers have, or may get, what all may have together.
+    NoRoom,
+}
+
+/// Asks processes until none is left.
+fn ask_each(sockets: &Mutex<Vec<(u32, PathBuf)>>, found: &Mutex<&mut Found>) {
+    loop {
+        let next = lock(sockets).pop();
+        let Some((pid, path)) = next else { return };
+        let most = {
+            let mut found = lock(found);
+            let most = MAX_TEXT.min(found.left);
+            found.left -= most;
+            most
+        };
+        let (answer, bytes) = ask(&path, most);
+        let mut found = lock(found);
+        found.left += most - bytes;
+        found.add(pid, path, answer);
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks a process for at most `most` bytes; returns how many it sent, too.
+fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
+    let text = Channel::connect(path, Peers::same_user()).and_then(|mut channel| {
+        channel.set_timeout(PATIENCE);
+        Ok((channel.receive_text(most)?, channel.peer()))
+    });
+    let (text, peer) = match text {
+        Ok(answer) => answer,
+        Err(Error::Protocol { .. }) if most < MAX_TEXT => return (Err(Missing::NoRoom), 0),
+        Err(error) => return (Err(Missing::Failed(error)), 0),
+    };
+    let ledger = serde_json::from_str(&text).map(|mut ledger: Ledger| {
+        // As this process's PID namespace has it.
+        ledger.process.pid = peer.pid.unwrap_or(ledger.process.pid);
+        ledger
+    });
+    let ledger = ledger.map_err(|error| {
+        Missing::Failed(Error::Protocol {
+            peer: peer.to_string(),
+            detail: error.to_string(),
+        })
+    });
+    (ledger, text.len())
 }

@@ -20,8 +20,8 @@ pub const MAX_TEXT: usize = 16 << 20;
 /// Room for what is sent besides the allocations.
 const BESIDES: usize = 1 << 20;
 
-/// How long a reader may take for each piece.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a reader may take for all.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long the thread waits at most before it looks whether it should end.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -98,7 +98,10 @@ impl Drop for Offer {
             return;
         };
         if !self.born.is_current() {
-            return; // a forked child has neither the thread nor the socket's file
+            // A forked child has neither the thread nor the socket's file. Dropping the handle would detach a thread by an
+            // identifier that the child may have given to another one.
+            std::mem::forget(thread);
+            return;
         }
         self.stop.store(true, Relaxed);
         // Wakes the thread. Held until it has ended: it skips connections that are closed again. If the file is gone, the

@@ -94,12 +94,38 @@ fn all_ledgers_together_are_bounded() {
     found.look_in(folder.path()).unwrap();
     assert_eq!((found.ledgers.len(), found.silent.len()), (1, 2));
     assert!(
-        found.silent[0].why.contains("a text of more than"),
+        found.silent[0].why.starts_with("not asked: the limit of"),
         "{:?}",
         found.silent
     );
     drop(entries);
     drop(offers);
+}
+
+#[test]
+fn processes_are_asked_at_once() {
+    use std::sync::{Arc, Barrier};
+
+    use egmem_share::{Listener, Peers};
+
+    let folder = folder();
+    let both_asked = Arc::new(Barrier::new(2));
+    let answers = [1, 2].map(|n| {
+        let path = folder.path().join(format!("ps-{n}-00.sock"));
+        let listener = Listener::bind(path, Peers::same_user()).unwrap();
+        let both_asked = Arc::clone(&both_asked);
+        std::thread::spawn(move || {
+            let mut channel = listener.accept().unwrap();
+            both_asked.wait();
+            let text = encode(Ledger::of(&machine()), usize::MAX).unwrap();
+            channel.send_text(&text).unwrap();
+        })
+    });
+    let (ledgers, silent) = ask(folder.path());
+    assert_eq!((ledgers.len(), silent), (2, Vec::new()));
+    for answer in answers {
+        answer.join().unwrap();
+    }
 }
 
 #[test]

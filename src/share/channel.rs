@@ -55,6 +55,8 @@ pub struct Channel {
     stream: UnixStream,
     peer: Credentials,
     timeout: Duration,
+    /// The end of an operation that consists of several messages.
+    until: Option<Instant>,
     /// Set after an error: the socket's buffer may still contain bytes, but they mean nothing.
     closed: bool,
 }
@@ -87,6 +89,7 @@ impl Channel {
             stream,
             peer,
             timeout: DEFAULT_TIMEOUT,
+            until: None,
             closed: false,
         })
     }
@@ -237,8 +240,18 @@ impl Channel {
         Wait {
             channel: self,
             what,
-            until: Instant::now().checked_add(self.timeout),
+            until: self
+                .until
+                .or_else(|| Instant::now().checked_add(self.timeout)),
         }
+    }
+
+    /// Calls `work`, whose messages have one time limit together.
+    pub(super) fn as_one<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.until = Instant::now().checked_add(self.timeout);
+        let result = work(self);
+        self.until = None;
+        result
     }
 }
 

@@ -11,8 +11,12 @@ impl Channel {
     /// Sends a text to the other process, in pieces of at most half a MiB.
     ///
     /// # Errors
-    /// As [`send`](Self::send). Each piece has a channel's whole time limit.
+    /// As [`send`](Self::send). All pieces together have the channel's time limit.
     pub fn send_text(&mut self, text: &str) -> Result<()> {
+        self.as_one(|channel| channel.send_pieces(text))
+    }
+
+    fn send_pieces(&mut self, text: &str) -> Result<()> {
         let mut rest = text;
         loop {
             let mut end = rest.len().min(PIECE);
@@ -34,8 +38,12 @@ impl Channel {
     ///
     /// # Errors
     /// As [`receive`](Self::receive); [`Protocol`](crate::Error::Protocol) for a longer text, and for one that comes in more
-    /// pieces than it needs.
+    /// pieces than it needs. All pieces together have the channel's time limit.
     pub fn receive_text(&mut self, most: usize) -> Result<String> {
+        self.as_one(|channel| channel.receive_pieces(most))
+    }
+
+    fn receive_pieces(&mut self, most: usize) -> Result<String> {
         let mut all = String::new();
         loop {
             let (text, more) = match self.receive_body()? {
@@ -93,6 +101,27 @@ mod tests {
             let error = through(&"x".repeat(most + 1), most).unwrap_err();
             assert!(matches!(error, Error::Protocol { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn all_pieces_have_one_time_limit() {
+        use std::time::Duration;
+
+        let (mut one, mut other) = pair();
+        other.set_timeout(Duration::from_millis(300));
+        let sender = std::thread::spawn(move || {
+            let piece = Body::Text {
+                text: "x".repeat(PIECE),
+                more: true,
+            };
+            while one.send_body(&piece, &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let error = other.receive_text(30 * PIECE).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        drop(other);
+        sender.join().unwrap();
     }
 
     #[test]
