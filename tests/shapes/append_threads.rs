@@ -92,7 +92,9 @@ impl Threads {
     fn look(&self, limit: u64, late: bool) {
         let end = self.end().load(Acquire);
         if end & !CLOSED > limit {
-            self.limit().fetch_max(end & !CLOSED, AcqRel);
+            // Not by fetch_max, which ThreadSanitizer does not see.
+            let larger = |known: u64| (known < end & !CLOSED).then_some(end & !CLOSED);
+            let _ = self.limit().fetch_update(AcqRel, Acquire, larger);
         } else if end & CLOSED != 0 || late {
             self.limit().fetch_or(CLOSED, AcqRel);
         } else {
