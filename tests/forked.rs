@@ -396,3 +396,39 @@ fn a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent() {
         },
     );
 }
+
+#[cfg(feature = "shapes")]
+#[test]
+fn a_child_changes_nothing_in_its_parents_shapes() {
+    use egmem::shapes::{Appender, Growable, Ring};
+
+    alone("a_child_changes_nothing_in_its_parents_shapes", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let ring = Ring::<u64>::on(NodeId(0)).records(10);
+        let Ring {
+            mut producer,
+            mut consumer,
+        } = ring.create(&driver).unwrap();
+        assert!(producer.try_push(1).unwrap());
+        let mut output = Appender::<u64>::on(NodeId(0)).create(&driver).unwrap();
+        let mut vector = Growable::<u64>::on(NodeId(0)).create(&driver).unwrap();
+        let refused =
+            |error: Error| assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        in_a_child(
+            || {
+                refused(producer.try_push(2).unwrap_err());
+                refused(consumer.try_pop().unwrap_err());
+                output.pump();
+                refused(output.append(&[3]).unwrap_err());
+                refused(output.collect().unwrap_err());
+                refused(vector.push(4).unwrap_err());
+            },
+            libc::_exit,
+        );
+        assert!(producer.try_push(5).unwrap());
+        assert_eq!(consumer.try_pop().unwrap(), Some(1));
+        assert_eq!(consumer.try_pop().unwrap(), Some(5));
+        assert_eq!(output.append(&[6]).unwrap(), 1);
+        assert_eq!(output.collect().unwrap().missed, 0);
+    });
+}

@@ -13,6 +13,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use crate::cursor::check;
 use crate::driver::DevicePtr;
 use crate::growable::Growable;
+use crate::memory::Memory;
 use crate::{Error, Result};
 
 use cells::{CLOSED, Cells};
@@ -105,6 +106,9 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// Where memory is refused, or [`max_len`](AppenderOptions::max_len) is reached, kernels are told that there will be no
     /// more.
     pub fn pump(&mut self) -> usize {
+        if !self.records.driver().is_of_this_process() {
+            return self.records.capacity(); // kernels are the parent's, and so is what they are told
+        }
         let most = self.records.max_len();
         let wanted = usize::try_from(self.cells.wanted()).unwrap_or(most);
         let target = wanted.saturating_add(self.ahead).min(most);
@@ -159,15 +163,18 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// [`Error::CursorDamaged`] if a counter has a value that it cannot have: the records since the last call are lost
     /// then. The driver's errors, if the cursor is in a GPU's memory; or those that say that a GPU's context is lost.
     pub fn collect(&mut self) -> Result<Appended> {
+        self.records.driver().expect_this_process("appender")?;
         let (next, limit) = self.cells.cursor()?;
         let before = self.records.len();
         let stopped = self.stopped.take();
         let checked = self.check(next, limit & !CLOSED);
-        if let Ok((came, _)) = checked {
-            self.records.extend_unwritten(came)?;
+        let came = checked.as_ref().map_or(0, |(came, _)| *came);
+        if let Err(error) = self.open(before + came) {
+            self.stopped = stopped; // the next call finds the same
+            return Err(error);
         }
-        self.open()?;
         let (came, missed) = checked?;
+        self.records.extend_unwritten(came)?; // they have memory
         Ok(Appended {
             records: before..before + came,
             missed,
@@ -185,8 +192,8 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     }
 
     /// Lets kernels append behind the records.
-    fn open(&mut self) -> Result<()> {
-        let len = self.records.len() as u64;
+    fn open(&mut self, len: usize) -> Result<()> {
+        let len = len as u64;
         self.cells.set_wanted(len);
         self.cells.set_end(self.end());
         self.cells.set_cursor(len, self.end())
@@ -199,6 +206,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// [`Error::StillHeld`] if kernels have appended records that were not [collected](Self::collect); those of
     /// [`Growable::extend_from_slice`].
     pub fn append(&mut self, records: &[T]) -> Result<usize> {
+        self.records.driver().expect_this_process("appender")?;
         if self.cells.cursor()?.0 != self.records.len() as u64 {
             return Err(Error::StillHeld {
                 name: "an appender's cursor".into(),
@@ -208,7 +216,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         let room = self.records.max_len() - self.records.len();
         let fits = &records[..records.len().min(room)];
         self.records.extend_from_slice(fits)?;
-        self.open()?;
+        self.open(self.records.len())?;
         Ok(fits.len())
     }
 }

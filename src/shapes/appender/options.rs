@@ -100,9 +100,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Appender<T>> {
         let mut options = self.records;
-        if let Some(gpus) = &self.access.gpus {
-            options = options.access_by(gpus.iter().map(|desc| desc.location));
-        }
+        options = options.requested_access(self.access.clone());
         if let Some(label) = self.label.clone() {
             options = options.label(label);
         }
@@ -141,7 +139,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             stopped: None,
         };
         appender.records.reserve(ahead)?;
-        appender.open()?;
+        appender.open(0)?;
         Ok(appender)
     }
 }

@@ -134,6 +134,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Maps at least `need` bytes more.
     fn grow(&mut self, need: u64) -> Result<()> {
+        self.driver.expect_this_process("growable memory")?;
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
         let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);

@@ -71,6 +71,12 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
+    /// Sets all access at once, as another shape was asked for it.
+    pub(crate) fn requested_access(mut self, access: RequestedAccess) -> Self {
+        self.access = access;
+        self
+    }
+
     /// Sets whether to ask the driver for more memory than the node has free.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;

@@ -20,7 +20,7 @@ use crate::wait;
 pub struct Consumer<T> {
     pub(super) memory: Arc<RingMemory>,
     /// The records released so far. The counter in the memory is a copy: a GPU cannot change this one.
-    tail: u64,
+    pub(super) tail: u64,
     /// The records that the producer had committed when last looked at. They are looked at again only when there seem to
     /// be too few.
     head: u64,
@@ -43,9 +43,10 @@ impl<T> Consumer<T> {
         self.memory.shape.capacity as usize
     }
 
-    /// Returns whether the producer's side was dropped, so that no more records will come.
+    /// Returns whether the producer's side was dropped, so that no more records will come. Those that it committed are
+    /// still there: ask this first, and take records until there are none afterwards.
     pub fn is_alone(&self) -> bool {
-        Arc::strong_count(&self.memory) == 1
+        self.memory.has_one_side()
     }
 
     /// Returns how many records are there now. The producer may add more at any time.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::memory::{HEAD, RingMemory, TAIL};
 use super::{Consumer, Producer};
@@ -13,7 +13,7 @@ use crate::driver::DevicePtr;
 
 /// Defines a side that a GPU has. The other side's CPU end has the counter that is not this one's own.
 macro_rules! gpu_side {
-    ($name:ident of $cpu:ident, $what:literal, $elements:ty) => {
+    ($name:ident of $cpu:ident, $what:literal, $elements:ty, $counter:ident, $own:ident) => {
         #[doc = concat!("The ", $what, " of a ring while kernels have it.")]
         ///
         /// It keeps the ring's memory mapped. Launching a kernel is unsafe: the caller that launches one with
@@ -42,9 +42,10 @@ macro_rules! gpu_side {
                 self.memory.shape.capacity as usize
             }
 
-            /// Returns whether the other side was dropped.
+            /// Returns whether the other side was dropped. What it did before is seen then: a consumer asks this first,
+            /// and takes records until there are none afterwards.
             pub fn is_alone(&self) -> bool {
-                Arc::strong_count(&self.memory) == 1
+                self.memory.has_one_side()
             }
 
             /// Gives the side back to the CPU. No kernel may use it any more.
@@ -63,8 +64,13 @@ macro_rules! gpu_side {
         }
 
         impl<T> $cpu<T> {
-            /// Hands this side to a GPU. Records that are in the ring stay.
+            /// Hands this side to a GPU. Records that are in the ring stay. Kernels go on from this side's own count:
+            /// where the CPU may write the memory, a counter there that something else has changed is set right.
             pub fn into_gpu(self) -> $name<T> {
+                // Where the CPU may not, this side never counted. In a forked child the counter is the parent's.
+                if let Ok(counter) = self.memory.counter($counter) {
+                    counter.store(self.$own, Release);
+                }
                 $name {
                     memory: self.memory,
                     records: PhantomData,
@@ -83,8 +89,8 @@ macro_rules! gpu_side {
     };
 }
 
-gpu_side!(GpuProducer of Producer, "producer's side", fn(T));
-gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T);
+gpu_side!(GpuProducer of Producer, "producer's side", fn(T), HEAD, head);
+gpu_side!(GpuConsumer of Consumer, "consumer's side", fn() -> T, TAIL, tail);
 
 impl<T> Producer<T> {
     fn resume(memory: Arc<RingMemory>, (head, tail): (u64, u64), capacity: u64) -> Result<Self> {

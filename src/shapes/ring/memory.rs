@@ -1,11 +1,12 @@
 //! A ring's memory: its counters, and its records mapped twice side by side.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::{AtomicU64, fence};
 
 use crate::cursor::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::CpuView;
+use crate::memory::{CpuView, Memory};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
 use crate::{Error, Result, Stream};
@@ -143,6 +144,14 @@ impl RingMemory {
         }
     }
 
+    /// Returns whether one side alone has the memory. What the other side did before it was dropped is seen then.
+    pub(super) fn has_one_side(self: &Arc<Self>) -> bool {
+        let is_one = Arc::strong_count(self) == 1;
+        // The count itself is read without an order. Pairs with the release of the side that was dropped.
+        fence(Acquire);
+        is_one
+    }
+
     fn refused(&self) -> Error {
         Error::NotAccessible {
             who: Location::Host,
@@ -151,8 +160,9 @@ impl RingMemory {
         }
     }
 
-    /// Fails unless the CPU may read and write.
+    /// Fails unless the CPU may read and write, and in a forked child: the parent has the same sides.
     pub(super) fn expect_cpu(&self) -> Result<()> {
+        self.control.driver().expect_this_process("ring")?;
         match self.host == Access::ReadWrite {
             true => Ok(()),
             false => Err(self.refused()),

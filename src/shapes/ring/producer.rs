@@ -20,7 +20,7 @@ use crate::{Error, Result};
 pub struct Producer<T> {
     pub(super) memory: Arc<RingMemory>,
     /// The records committed so far. The counter in the memory is a copy: a GPU cannot change this one.
-    head: u64,
+    pub(super) head: u64,
     /// The records that the consumer had released when last looked at. They are looked at again only when there seems
     /// to be no room.
     tail: u64,
@@ -45,7 +45,7 @@ impl<T> Producer<T> {
 
     /// Returns whether the consumer's side was dropped, so that no record will ever be released.
     pub fn is_alone(&self) -> bool {
-        Arc::strong_count(&self.memory) == 1
+        self.memory.has_one_side()
     }
 
     /// Returns how many records there is room for now. The consumer may make more at any time.
