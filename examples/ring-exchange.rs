@@ -69,13 +69,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for rank in 0..ranks {
         let (own, left) = (gpu(rank), gpu(rank + ranks - 1));
-        match own.peer_link(left.ordinal) {
-            Ok(link) => println!(
-                "rank {rank}: GPU {} from GPU {}: {}",
-                own.ordinal, link.gpu, link.kind
-            ),
-            Err(_) => println!("rank {rank}: GPU {} from its own memory", own.ordinal),
-        }
+        let way = match own.peer_link(left.ordinal) {
+            Ok(link) if link.access => format!("GPU {}: {}", link.gpu, link.kind),
+            Ok(link) => format!("GPU {}, through host memory", link.gpu),
+            Err(_) => "its own memory".into(),
+        };
+        println!("rank {rank}: GPU {} from {way}", own.ordinal);
     }
     println!("each of {ranks} ranks has the data of all");
     Ok(())
