@@ -21,40 +21,41 @@ const WITHIN: Duration = Duration::from_secs(60);
 fn main() -> Result<(), Box<dyn Error>> {
     let driver = Driver::open().or_else(|_| Driver::simulated(Machine::h200x8()))?;
     let ranks = driver.device_count()?.max(2) as u64;
-    let mut arguments = std::env::args().skip(1);
-    if let (Some(rank), Some(folder)) = (arguments.next(), arguments.next()) {
-        return run(&driver, rank.parse()?, ranks, Path::new(&folder));
+    if let [_, rank, folder] = &std::env::args().collect::<Vec<_>>()[..] {
+        return run(&driver, rank.parse()?, ranks, Path::new(folder));
     }
     if driver.is_simulated() {
         println!("SIMULATED: there is no GPU here");
     }
-    let folder = tempfile::tempdir()?;
-    let program = std::env::current_exe()?;
-    let mut children = Vec::new();
-    for rank in 0..ranks {
+    let (folder, program) = (tempfile::tempdir()?, std::env::current_exe()?);
+    let start = |rank: u64| {
         let mut child = Command::new(&program);
-        children.push(child.arg(rank.to_string()).arg(folder.path()).spawn()?);
-    }
-    for (rank, mut child) in children.into_iter().enumerate() {
-        let ended = child.wait()?;
-        if !ended.success() {
-            return Err(format!("rank {rank} ended with {ended}").into());
-        }
+        child.arg(rank.to_string()).arg(folder.path()).spawn()
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    // All have ended before a failure is told.
+    let ends: Vec<std::io::Result<_>> = children.into_iter().map(|child| child?.wait()).collect();
+    if let Some(rank) = (ends.iter()).position(|end| !matches!(end, Ok(end) if end.success())) {
+        return Err(format!("rank {rank}: {:?}", ends[rank]).into());
     }
     println!("each of {ranks} processes has the data of all");
     Ok(())
 }
 
 fn run(driver: &Driver, rank: u64, ranks: u64, folder: &Path) -> Result<(), Box<dyn Error>> {
-    let (gpu, fd) = (rank as i32 % driver.device_count()?, HandleTypes::POSIX_FD);
-    let own = Buffer::on(Location::Device(gpu)).access_by([Location::Device(gpu)]);
-    let own = own.bytes(ranks * SLOT).handle_types(fd);
-    let own = own.allocate(driver)?;
+    let (gpus, fd) = (driver.device_count()? as u64, HandleTypes::POSIX_FD);
+    let (gpu, right) = ((rank % gpus) as i32, ((rank + 1) % ranks % gpus) as i32);
+    let topology = Topology::discover(driver)?;
+    let node = topology.gpu(gpu)?.host_node()?;
+    // The right neighbour reads this memory. Where it cannot, it reads memory of the host.
+    let is_reached = right == gpu || topology.gpu(right)?.peer_link(gpu)?.access;
+    let place = [node.into(), Location::Device(gpu)][usize::from(is_reached)];
+    let own = Buffer::on(place).access_by([Location::Device(gpu)]);
+    let own = own.bytes(ranks * SLOT).handle_types(fd).allocate(driver)?;
     let stream = Stream::new(driver, gpu)?;
     stream.fill(&own, rank * SLOT, SLOT, 1 + rank as u8)?;
     let own = Shared::from(own);
     // How many steps this rank has taken, for its right neighbour's CPU.
-    let node = Topology::discover(driver)?.gpu(gpu)?.host_node()?;
     let flag = Buffer::on(node).bytes(8).handle_types(fd);
     let flag = Shared::from(flag.allocate(driver)?);
 
@@ -71,7 +72,6 @@ fn run(driver: &Driver, rank: u64, ranks: u64, folder: &Path) -> Result<(), Box<
     let reads = reads.access(Location::Host, Access::None);
     let theirs = from_left.receive()?.import(driver, reads)?;
     let their_flag = from_left.receive()?.import(driver, ImportOptions::new())?;
-
     let memory = own.buffer().ok_or("the memory is a buffer's")?;
     for step in 1..ranks {
         flag.put_word(0, step)?; // what is to be read in this step has been written
