@@ -98,7 +98,10 @@ async fn leases_end_with_their_processes_however_many_there_were() {
         server.stats().expired == u64::from(count)
     })
     .await;
-    // Long before the leases expire.
+    until("their processes are looked for", || {
+        published.importers().is_empty()
+    })
+    .await;
     published.withdraw(LONG).await.unwrap();
     assert!(published.left_by_dead());
     drop(published);
