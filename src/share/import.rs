@@ -24,6 +24,7 @@ pub struct ImportOptions {
     origin: Option<Origin>,
     sender: Option<Party>,
     label: Option<Label>,
+    site: Option<&'static Caller<'static>>,
 }
 
 /// The access to grant one location.
@@ -106,6 +107,15 @@ impl ImportOptions {
         self
     }
 
+    /// Sets the program's call that the [ledger](egmem_core::ledger) shows, unless one was given: by default the call of
+    /// [`import`](Self::import).
+    pub const fn or_called_at(mut self, site: &'static Caller<'static>) -> Self {
+        if self.site.is_none() {
+            self.site = Some(site);
+        }
+        self
+    }
+
     /// Removes the origin, for descriptions whose sender is not authenticated.
     pub fn unshared(mut self) -> Self {
         self.origin = None;
@@ -160,10 +170,34 @@ impl ImportOptions {
         description: &Description,
         handles: Vec<ShareableHandle>,
     ) -> Result<ImportedBuffer> {
+        let (parts, via) = self.import_parts(driver, description, handles)?;
+        let (access, optional_host) = self.resolve(driver, description, &parts)?;
+        let key = MappedKey {
+            parts: parts.iter().map(|part| part.key().clone()).collect(),
+            access: access.clone(),
+            optional_host,
+        };
+        let mapped = Imports::of(driver)
+            .mapped
+            .get_or_try(key, || map(driver, parts, &access, optional_host))?;
+        Ok(ImportedBuffer::new(mapped, description.clone(), via))
+    }
+
+    /// Imports the memory of `description`, or returns what this process has imported already; with the handles' type.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    #[track_caller]
+    pub(super) fn import_parts(
+        &self,
+        driver: &Driver,
+        description: &Description,
+        handles: Vec<ShareableHandle>,
+    ) -> Result<(Vec<Cached<PartKey, PhysicalMemory>>, HandleType)> {
         description.check()?;
         let via = one_type(&handles, description.parts.len())?;
         let imports = Imports::of(driver);
-        let site = Caller::caller();
+        let site = self.site.unwrap_or(Caller::caller());
         let source = match self.origin.clone() {
             Some(origin) => Source::Origin(origin),
             None => Source::unshared(),
@@ -183,16 +217,7 @@ impl ImportOptions {
                 Ok(memory)
             })?);
         }
-        let (access, optional_host) = self.resolve(driver, description, &parts)?;
-        let key = MappedKey {
-            parts: parts.iter().map(|part| part.key().clone()).collect(),
-            access: access.clone(),
-            optional_host,
-        };
-        let mapped = imports
-            .mapped
-            .get_or_try(key, || map(driver, parts, &access, optional_host))?;
-        Ok(ImportedBuffer::new(mapped, description.clone(), via))
+        Ok((parts, via))
     }
 
     /// Returns what the ledger says of the origin of a part.
@@ -210,7 +235,7 @@ impl ImportOptions {
     }
 
     /// Returns the access to grant, the host first, and whether the import is useful without the host.
-    fn resolve(
+    pub(super) fn resolve(
         &self,
         driver: &Driver,
         description: &Description,

@@ -2,7 +2,11 @@
 //! the first GPU, its peer with the last.
 #![cfg(feature = "share")]
 
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod frames;
+#[cfg(feature = "shapes")]
+mod growing;
 mod leftovers;
 mod memory;
 mod pools;
@@ -14,11 +18,12 @@ mod windows;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use egmem::driver::{Location, NodeId};
+use egmem::driver::Location;
 use egmem::share::Shared;
 use egmem::topology::Placement;
 use egmem::{Buffer, Driver, Machine, Topology};
 
+use drivers::{node, nothing_held};
 use process::say;
 
 const MIB: u64 = 1 << 20;
@@ -29,22 +34,14 @@ const IMPATIENCE: Duration = Duration::from_millis(30);
 
 /// With `EGMEM_REQUIRE_CUDA` this machine's driver, otherwise a simulated one.
 fn open() -> Driver {
-    match std::env::var_os("EGMEM_REQUIRE_CUDA") {
-        Some(_) => Driver::open().unwrap(),
-        None => Driver::simulated(Machine::gh200x4()).unwrap(),
-    }
+    drivers::cuda_or(Machine::gh200x4())
 }
 
 fn last_gpu(driver: &Driver) -> i32 {
     driver.device_count().unwrap() - 1
 }
 
-fn node(driver: &Driver) -> NodeId {
-    let topology = Topology::discover(driver).unwrap();
-    topology.gpu(0).unwrap().host_node().unwrap()
-}
-
-/// Memory near the first GPU, for it alone: whoever else uses it has imported it.
+/// Memory near the first GPU, for it alone: other users have imported it.
 fn buffer(driver: &Driver) -> Shared {
     let buffer = Buffer::on(node(driver))
         .access_by([Location::Device(0)])
@@ -78,12 +75,6 @@ fn spread(driver: &Driver) -> Shared {
     )
 }
 
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        assert!(sim.held().is_empty(), "{}", sim.held());
-    }
-}
-
 /// In a child process, its role; nothing otherwise.
 #[test]
 fn child_process() {
@@ -101,6 +92,8 @@ fn child_process() {
         "poor" => leftovers::poor(&driver, &path),
         "windows" => windows::peer(&driver, &path),
         "many" => memory::many(&driver, &path),
+        #[cfg(feature = "shapes")]
+        "follower" => growing::follower(&driver, &path),
         other => panic!("no role {other}"),
     }
     nothing_held(&driver);

@@ -1,0 +1,308 @@
+//! Memory of another process that comes in steps.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::cache::Cached;
+use super::imports::{Origin, PartKey};
+use super::{ImportOptions, Offer};
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, overlapping,
+};
+use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use egmem_core::{Error, Result};
+
+/// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved at the
+/// start: what is mapped keeps its address while more is added.
+///
+/// A clone has the memory that was there when it was made, for a GPU or another thread, while more is added to the original.
+/// Each part is unmapped when the last clone that has it is dropped; GPU work that uses it must have finished by then.
+///
+/// ```
+/// use egmem::driver::{Access, HandleType, NodeId};
+/// use egmem::share::{GrowingImport, ImportOptions, Shared};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let mut all = GrowingImport::reserve(&driver, 1 << 30)?;
+/// for step in 0..3_u64 {
+///     // The exporter:
+///     let buffer = Buffer::on(NodeId(0)).bytes(2 << 20).shareable().allocate(&driver)?;
+///     buffer.put(0, step)?;
+///     let shared = Shared::from(buffer);
+///     let handles = shared.export(HandleType::PosixFd)?;
+///     // The importer, to which `Channel::send` or the like has brought both:
+///     all.add(&shared.describe(Access::Read)?, handles, &ImportOptions::new())?;
+/// }
+/// assert_eq!((all.len(), all.cpu()?.get::<u64>(4 << 20)?), (6 << 20, 2));
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GrowingImport {
+    /// In the order of addresses, without gaps. Each keeps the addresses.
+    parts: Vec<Arc<MappedPart>>,
+    reservation: Arc<Reservation>,
+    driver: Driver,
+    /// The sum of the parts' bytes.
+    mapped: u64,
+}
+
+#[derive(Debug)]
+struct MappedPart {
+    // Unmapped first, then released.
+    mapping: Mapping,
+    _memory: Cached<PartKey, PhysicalMemory>,
+    /// Bytes from the first address.
+    offset: u64,
+}
+
+impl MappedPart {
+    const fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.mapping.size().padded()
+    }
+}
+
+impl GrowingImport {
+    /// Reserves addresses for `bytes`, rounded up to 2 MiB. That takes no memory.
+    ///
+    /// # Errors
+    /// Those of [`ReservationOptions::reserve`](crate::vmm::ReservationOptions::reserve).
+    pub fn reserve(driver: &Driver, bytes: u64) -> Result<Self> {
+        Ok(Self {
+            parts: Vec::new(),
+            reservation: Arc::new(Reservation::options().reserve(driver, bytes)?),
+            driver: driver.clone(),
+            mapped: 0,
+        })
+    }
+
+    /// Imports memory and maps it behind what is there. If a step fails, nothing is added. Memory that this process has
+    /// imported already from the same [`Origin`] is not imported again.
+    ///
+    /// # Errors
+    /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, and in a forked
+    /// child; [`Error::OutOfRange`] beyond the addresses; the driver's INVALID_VALUE where a clone has added memory there.
+    #[track_caller]
+    pub fn add(
+        &mut self,
+        description: &super::Description,
+        handles: Vec<crate::driver::ShareableHandle>,
+        options: &ImportOptions,
+    ) -> Result<()> {
+        self.driver.expect_this_process("imported memory")?;
+        description.check()?;
+        let all = description.padded();
+        if description.offset.unwrap_or(0) != 0 || description.len != all {
+            let why = format!("{} bytes of parts of {all}", description.len);
+            return Err(Error::invalid_of("description", why, "whole parts"));
+        }
+        check_range(self.mapped, all, self.reservation.size())?;
+        let (parts, _) = options.import_parts(&self.driver, description, handles)?;
+        let (access, _) = options.resolve(&self.driver, description, &parts)?;
+        let mut offset = self.mapped;
+        let mut added = Vec::with_capacity(parts.len());
+        for memory in parts {
+            let mut mapping = self.reservation.map(offset, &memory)?;
+            mapping.set_access(&access)?;
+            let part = MappedPart {
+                mapping,
+                _memory: memory,
+                offset,
+            };
+            offset = part.range().end;
+            added.push(Arc::new(part));
+        }
+        self.parts.extend(added);
+        self.mapped = offset;
+        Ok(())
+    }
+
+    /// As [`add`](Self::add), for what came over a channel. By default the other process's user is the origin.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    #[track_caller]
+    pub fn add_offer(&mut self, offer: Offer, options: &ImportOptions) -> Result<()> {
+        let peer = offer.peer();
+        let (description, handles) = offer.into_parts();
+        let options = options.clone().or_origin(Origin::User(peer.uid));
+        self.add(&description, handles, &options.sender(peer.into()))
+    }
+
+    /// Returns the bytes that are mapped.
+    pub const fn len(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Returns whether no memory has come yet.
+    pub const fn is_empty(&self) -> bool {
+        self.mapped == 0
+    }
+
+    /// Returns the number of parts.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns the first address, which never changes.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.reservation.start()
+    }
+
+    /// Returns the CPU's view of all bytes that are mapped.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read all of them.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        self.cpu_at(0, self.mapped)
+    }
+
+    /// Returns the CPU's view of `len` bytes from `offset` on. Only the parts that contain some of them count.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
+    pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
+        check_range(offset, len, self.mapped)?;
+        let hosts = self.holding(offset, len).iter();
+        let have = hosts.map(|part| part.mapping.host()).min();
+        let have = have.unwrap_or(Access::ReadWrite);
+        if have == Access::None {
+            let (who, need) = (Location::Host, Access::Read);
+            return Err(Error::NotAccessible { who, have, need });
+        }
+        let start = self.device_ptr().add(offset);
+        // SAFETY: the parts are adjacent, have these bytes, and are mapped with this host access while `self` has them: no
+        // function changes their access. Safe code reaches the bytes through atomic views only.
+        Ok(unsafe { CpuView::new(start, len, have == Access::ReadWrite) })
+    }
+
+    fn holding(&self, offset: u64, len: u64) -> &[Arc<MappedPart>] {
+        overlapping(&self.parts, |part| part.range(), offset, len)
+    }
+}
+
+impl_cpu_memory!(GrowingImport);
+
+// SAFETY: the mappings live as long, and answer; their access never changes.
+unsafe impl AccessChecks for GrowingImport {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        check_range(offset, len, self.mapped)?;
+        let mut parts = self.holding(offset, len).iter();
+        parts.try_fold(Access::ReadWrite, |least, part| {
+            Ok(least.min(part.mapping.access(Location::Device(gpu))?))
+        })
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        let mut parts = self.holding(offset, len).iter();
+        parts.any(|part| part.mapping.location().is_host())
+    }
+
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        let parts = self.holding(offset, len);
+        let is_host = |part: &Arc<MappedPart>| part.mapping.location().is_host();
+        let other = parts
+            .iter()
+            .find(|part| is_host(part) != is_host(&parts[0]));
+        other.map_or(len, |part| part.offset - offset)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        let mut parts = self.holding(offset, len).iter();
+        parts.any(|part| part.mapping.host() == Access::Read)
+    }
+}
+
+impl Memory for GrowingImport {
+    fn driver(&self) -> &Driver {
+        &self.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        Self::device_ptr(self)
+    }
+    fn len(&self) -> u64 {
+        self.mapped
+    }
+    /// Returns the location of the first part; the host while there is none.
+    fn location(&self) -> Location {
+        let first = self.parts.first();
+        first.map_or(Location::Host, |part| part.mapping.location())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egmem_core::{Buffer, Machine};
+
+    use super::*;
+    use crate::Shared;
+    use crate::driver::{Call, Code, HandleType, NodeId};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Adds `bytes` of new memory, which begins with `word`.
+    fn add(all: &mut GrowingImport, bytes: u64, word: u64) -> Result<()> {
+        let options = Buffer::on(NodeId(0)).bytes(bytes).shareable();
+        let buffer = options.allocate(all.driver())?;
+        buffer.put(0, word)?;
+        let shared = Shared::from(buffer);
+        let handles = shared.export(HandleType::PosixFd)?;
+        let description = shared.describe(Access::ReadWrite)?;
+        all.add(&description, handles, &ImportOptions::new())
+    }
+
+    #[test]
+    fn what_is_refused_adds_nothing() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let mut all = GrowingImport::reserve(&driver, 8 * MIB).unwrap();
+        assert!(all.is_empty());
+        add(&mut all, 2 * MIB, 1).unwrap();
+        let error = add(&mut all, 3 * MIB, 2).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        let error = add(&mut all, 8 * MIB, 2).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        let sim = driver.sim().unwrap();
+        let held = sim.held();
+        for call in [
+            Call::MemImportFromShareableHandle,
+            Call::MemMap,
+            Call::MemSetAccess,
+        ] {
+            // The exporter's buffer is mapped and granted first.
+            let nth = if call == Call::MemImportFromShareableHandle {
+                1
+            } else {
+                2
+            };
+            sim.fail(call, nth, Code::UNKNOWN);
+            let error = add(&mut all, 2 * MIB, 2).unwrap_err();
+            assert_eq!(error.code(), Some(Code::UNKNOWN), "{call:?}");
+            assert_eq!((all.len(), all.parts()), (2 * MIB, 1));
+            assert_eq!(sim.held(), held);
+        }
+        add(&mut all, 4 * MIB, 3).unwrap();
+        let view = all.cpu().unwrap();
+        assert_eq!((view.get(0), view.get(2 * MIB)), (Ok(1_u64), Ok(3_u64)));
+        let error = all.cpu_at(6 * MIB - 4, 8).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        drop(all);
+        assert!(sim.held().is_empty(), "{}", sim.held());
+    }
+
+    #[test]
+    fn one_clone_follows() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let mut all = GrowingImport::reserve(&driver, 8 * MIB).unwrap();
+        add(&mut all, 2 * MIB, 1).unwrap();
+        let mut before = all.clone();
+        add(&mut all, 2 * MIB, 2).unwrap();
+        let error = add(&mut before, 2 * MIB, 3).unwrap_err();
+        assert_eq!(error.code(), Some(Code::INVALID_VALUE));
+        drop(all);
+        assert_eq!(before.cpu().unwrap().get(0), Ok(1_u64));
+        // The place is free again.
+        add(&mut before, 2 * MIB, 3).unwrap();
+        assert_eq!(before.cpu().unwrap().get(2 * MIB), Ok(3_u64));
+    }
+}
