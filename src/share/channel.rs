@@ -68,10 +68,16 @@ impl Channel {
     /// [`Error::Unreachable`] if no process listens, [`Error::NotTrusted`], [`Error::TimedOut`], the system's
     /// errors.
     pub fn connect(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
-        Self::new(
-            socket::connect(path.as_ref(), DEFAULT_TIMEOUT)?.into(),
-            &peers,
-        )
+        Self::connect_within(path, peers, DEFAULT_TIMEOUT)
+    }
+
+    /// As [`connect`](Self::connect), with a time limit for connecting alone: it is over when so many connections wait for
+    /// the listener that the kernel keeps no more.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_within(path: impl AsRef<Path>, peers: Peers, timeout: Duration) -> Result<Self> {
+        Self::new(socket::connect(path.as_ref(), timeout)?.into(), &peers)
     }
 
     /// Wraps a connection made by other means: one end of a pair, or an inherited socket.
@@ -103,6 +109,16 @@ impl Channel {
     /// Returns the credentials of the other end, as the kernel reports them.
     pub fn peer(&self) -> Credentials {
         self.peer
+    }
+
+    /// Returns a handle by which another thread can end an operation that waits.
+    ///
+    /// # Errors
+    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
+    pub fn closer(&self) -> Result<Closer> {
+        let stream = self.stream.try_clone();
+        let stream = stream.map_err(|error| MemoryError::system("duplicating a socket", &error))?;
+        Ok(Closer(stream))
     }
 
     /// Shares memory with the other process and asks it to keep to `access`.
@@ -252,6 +268,18 @@ impl Channel {
         let result = work(self);
         self.until = None;
         result
+    }
+}
+
+/// Ends a [`Channel`]'s operations from another thread.
+#[derive(Debug)]
+pub struct Closer(UnixStream);
+
+impl Closer {
+    /// Closes the connection: the operation that waits and all later ones fail with [`Error::PeerLost`].
+    pub fn close(&self) {
+        // The other end may have closed it already.
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::Shutdown;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::socket::{self, SocketFile};
@@ -75,6 +76,13 @@ impl Listener {
         }
     }
 
+    /// Ends listening: calls of [`accept`](Self::accept) that wait return an error, as all later ones do. Processes that
+    /// connect are refused.
+    pub fn close(&self) {
+        // It fails only for a socket that does not listen.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+    }
+
     fn accept_any(&self) -> Result<Channel> {
         let accepted = loop {
             match self.socket.accept() {
@@ -92,4 +100,34 @@ impl Listener {
 
 fn timed_out(after: Duration) -> Error {
     Error::timed_out("waiting for a connection", after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Unreachable;
+
+    #[test]
+    fn waits_are_ended_by_other_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Listener::bind(&path, Peers::same_user()).unwrap();
+        let client = Channel::connect_within(&path, Peers::same_user(), Duration::from_secs(60));
+        let _client = client.unwrap();
+        let mut channel = listener.accept().unwrap();
+        let closer = channel.closer().unwrap();
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(move || channel.receive_text(1).unwrap_err());
+            let accepting = scope.spawn(|| listener.accept().unwrap_err());
+            closer.close();
+            listener.close();
+            let lost = receiving.join().unwrap();
+            assert!(matches!(lost, Error::PeerLost { .. }), "{lost}");
+            let ended = accepting.join().unwrap();
+            assert!(ended.memory().is_some(), "{ended}");
+        });
+        let refused = Channel::connect(&path, Peers::same_user()).unwrap_err();
+        let cause = Unreachable::NobodyListens;
+        assert!(matches!(refused, Error::Unreachable { cause: found, .. } if found == cause));
+    }
 }

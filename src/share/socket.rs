@@ -20,6 +20,9 @@ use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
+/// How often a path that was free a moment ago may have a socket's file again.
+const REMOVED_MEANWHILE: usize = 3;
+
 /// A socket's file, removed when dropped, unless another socket has replaced it. A forked child leaves it.
 #[derive(Debug)]
 pub struct SocketFile {
@@ -91,19 +94,30 @@ pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)>
         .set_permissions(Permissions::from_mode(0o600))
         .map_err(failed)?;
     let socket = OwnedFd::from(socket);
-    match rustix::net::bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if is_dead(path, &address) => {
-            fs::remove_file(path).map_err(failed)?;
-            rustix::net::bind(&socket, &address)
-        }
-        result => result,
-    }
-    .map_err(|error| failed(error.into()))?;
+    bind(&socket, path, &address).map_err(failed)?;
     let file = SocketFile::at(path).map_err(failed)?;
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
     // The credentials are checked in either case. The process's umask has no influence.
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
     Ok((socket, file))
+}
+
+/// Binds `socket` to `path`, replacing the file of a socket at which no process listens any more.
+fn bind(socket: &OwnedFd, path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    // A listener that ends removes its file, which it does without the lock: then the path is free.
+    let is_gone =
+        || fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    for _ in 0..REMOVED_MEANWHILE {
+        match rustix::net::bind(socket, address) {
+            Err(Errno::ADDRINUSE) if is_dead(path, address) => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            },
+            Err(Errno::ADDRINUSE) if is_gone() => {}
+            result => return Ok(result?),
+        }
+    }
+    Ok(rustix::net::bind(socket, address)?)
 }
 
 /// Returns whether there is a socket at `path` at which no process listens any more.

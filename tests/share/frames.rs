@@ -1,4 +1,4 @@
-//! Who may connect, and what may come.
+//! Connections that are admitted, and frames that are accepted.
 
 use std::fs;
 use std::io::Write;
@@ -24,7 +24,7 @@ fn another_user_is_refused_on_both_sides() {
     let error = listener.accept().unwrap_err();
     assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
     process.ends_well();
-    // The policy of who connects counts as well.
+    // The connecting process's policy counts as well.
     let error = Channel::connect(&place.socket, Peers::user(stranger)).unwrap_err();
     assert!(matches!(error, Error::NotTrusted { .. }), "{error}");
 }
@@ -231,7 +231,7 @@ fn who_goes_without_a_word_is_passed_over() {
     let mut brief = Channel::connect(&place.socket, Peers::same_user()).unwrap();
     brief.send(&shared, Access::Read).unwrap();
     drop(brief);
-    // Who says nothing more, but listens, is there.
+    // A peer that sends nothing more, but listens, is there.
     let mut quiet = UnixStream::connect(&place.socket).unwrap();
     quiet.shutdown(std::net::Shutdown::Write).unwrap();
     let offer = listener.accept().unwrap().receive().unwrap();

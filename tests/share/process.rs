@@ -84,7 +84,7 @@ impl Process {
                 .recv_timeout(deadline.saturating_duration_since(Instant::now()))
             {
                 Ok(line) if line == word => return,
-                // For whoever writes down how drivers behave.
+                // For docs/driver-behaviour.md.
                 Ok(line) if line.starts_with("seen: ") => println!("{line}"),
                 Ok(line) => said.push(line),
                 Err(RecvTimeoutError::Timeout) => panic!("no '{word}' in time, but: {said:#?}"),
