@@ -11,7 +11,7 @@ mod work;
 
 use std::sync::Arc;
 
-use crate::driver::{Code, DevicePtr, Driver, StreamHandle};
+use crate::driver::{Code, DevicePtr, Driver, Relaxed, StreamHandle};
 use crate::explain::name_missing_gpu;
 use crate::memory::Memory;
 use crate::teardown::give_back_or_log;
@@ -20,6 +20,7 @@ use crate::{Error, Result};
 pub use event::Event;
 pub use event::Held;
 use marks::Marks;
+pub use over::Waited;
 pub use transfer::{NotStarted, Started, Transfer, TransferFailed};
 
 /// A stream: orders the work of one GPU. Clones are the same stream; it is destroyed with the last clone.
@@ -87,11 +88,14 @@ impl Stream {
         unsafe { self.driver().stream_synchronize(self.handle()) }
     }
 
-    /// Returns whether all work on the stream is done.
+    /// Returns whether all work on the stream is done. Captures of other streams into CUDA graphs are not disturbed.
+    ///
+    /// Source: `cuStreamQuery`, in relaxed capture mode.
     ///
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
     pub fn is_done(&self) -> Result<bool> {
+        let _relaxed = Relaxed::new(self.driver());
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver().stream_query(self.handle()) }
     }
@@ -109,7 +113,8 @@ impl Stream {
     }
 
     /// Waits for the end of the work that the caller has just submitted to the stream. The borrow of its
-    /// memory may end only then, because safe code may reuse the bytes at once. See `over::wait`.
+    /// memory may end only then, because safe code may reuse the bytes at once. See
+    /// [`wait_until_over`](Self::wait_until_over).
     ///
     /// # Errors
     /// The driver's first error.
@@ -117,7 +122,9 @@ impl Stream {
         self.wait_until_over().result
     }
 
-    fn wait_until_over(&self) -> over::Waited {
+    /// Waits until all work on the stream has ended, for a caller that must not unmap the work's memory before. A driver
+    /// that refuses the wait is asked again, for some 16 ms; then the answer says that the work may still run.
+    pub fn wait_until_over(&self) -> Waited {
         over::wait(|| self.synchronize(), || self.is_done())
     }
 
@@ -235,5 +242,39 @@ pub unsafe fn is_capturing(driver: &Driver, stream: StreamHandle) -> Result<bool
         // A driver of the program's own, which knows no captures.
         Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => Ok(false),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::Call;
+
+    #[test]
+    fn a_query_relaxes_the_capture_mode_meanwhile() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let before = sim.count(Call::ThreadExchangeStreamCaptureMode);
+        assert_eq!(stream.is_done(), Ok(true));
+        let exchanges = sim.count(Call::ThreadExchangeStreamCaptureMode) - before;
+        assert_eq!(exchanges, 2, "relaxed, and restored");
+    }
+
+    #[test]
+    fn a_silent_driver_does_not_end_work() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        sim.fail(Call::StreamSynchronize, 1, Code::UNKNOWN);
+        let waited = stream.wait_until_over();
+        assert!(waited.over && waited.result.is_err(), "{waited:?}");
+        for nth in 1..100 {
+            sim.fail(Call::StreamSynchronize, nth, Code::UNKNOWN);
+            sim.fail(Call::StreamQuery, nth, Code::UNKNOWN);
+        }
+        let waited = stream.wait_until_over();
+        assert!(!waited.over && waited.result.is_err(), "{waited:?}");
     }
 }

@@ -12,11 +12,12 @@ pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// The driver's answer about the end of work.
 #[derive(Debug)]
-pub(super) struct Waited {
+#[must_use = "the work may still run"]
+pub struct Waited {
     /// The driver's first error: of the work, or only of the wait.
-    pub(super) result: Result<()>,
+    pub result: Result<()>,
     /// Whether the work has certainly ended.
-    pub(super) over: bool,
+    pub over: bool,
 }
 
 /// Waits for the end of work with `wait`, and queries it with `is_done` if the wait is refused.

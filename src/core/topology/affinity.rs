@@ -116,6 +116,33 @@ impl Topology {
     }
 }
 
+impl Topology {
+    /// Returns the host node of the CPU that the calling thread runs on now. The kernel may move the thread to another node
+    /// at any time, unless it is [bound](Self::bind_thread).
+    ///
+    /// Source: `sched_getcpu(3)`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the topology is simulated or of another machine, so that its CPUs are not those of this
+    /// one · [`Error::System`] if the kernel does not tell, or if no node has that CPU.
+    pub fn current_node(&self) -> Result<NodeId> {
+        if !matches!(self.live, Some(Live::Kernel)) {
+            let why =
+                "the calling thread runs on no CPU of a simulated or distant machine: name a node";
+            return Err(Error::invalid("node", why));
+        }
+        let what = "finding the calling thread's node";
+        // SAFETY: the call has no arguments and changes nothing.
+        let Ok(cpu) = u32::try_from(unsafe { libc::sched_getcpu() }) else {
+            return Err(Error::system(what, &io::Error::last_os_error()));
+        };
+        let mut nodes = self.nodes().iter();
+        let own = nodes.find(|node| node.cpus.contains(cpu));
+        own.map(|node| node.id)
+            .ok_or_else(|| Error::failed(what, format!("no node has CPU {cpu}")))
+    }
+}
+
 /// Returns the CPUs that the control group allows this process.
 fn allowed() -> Option<CpuSet> {
     let status = super::kernel::Kernel::here().read("/proc/thread-self/status")?;
@@ -201,6 +228,21 @@ mod tests {
                 assert_eq!(topology.usable_cpus(node.id).unwrap(), one);
             }
         }
+    }
+
+    #[test]
+    fn the_current_node_has_the_threads_cpu() {
+        let topology = Topology::of_this_machine(&Kernel::here(), Vec::new());
+        for node in topology.nodes() {
+            let Ok(_bound) = topology.bind_thread(node.id) else {
+                continue; // a node without CPUs, or none that this process may use
+            };
+            assert_eq!(topology.current_node(), Ok(node.id));
+        }
+        let machine = crate::Machine::gh200x4();
+        let error = Topology::of_machine(&machine).unwrap().current_node();
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     }
 
     #[test]
