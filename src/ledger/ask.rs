@@ -17,8 +17,12 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 /// How long a process may take for its whole answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many processes are asked at once, so that a stopped one does not delay the others. Each may have [`MAX_TEXT`] bytes of
-/// what is left.
+/// How long a process may take to accept a connection: until then the kernel keeps it, unless very many wait, as they do
+/// for a stopped process.
+const TO_ACCEPT: Duration = Duration::from_secs(1);
+
+/// How many processes are asked at once, so that a stopped one does not delay the others. Each may have [`MAX_TEXT`] of the
+/// bytes that are left.
 const AT_ONCE: usize = 8;
 
 /// The most sockets that are looked at.
@@ -171,7 +175,8 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Asks a process for at most `most` bytes; returns how many it sent, too.
 fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
-    let text = Channel::connect(path, Peers::same_user()).and_then(|mut channel| {
+    let channel = Channel::connect_within(path, Peers::same_user(), TO_ACCEPT);
+    let text = channel.and_then(|mut channel| {
         channel.set_timeout(PATIENCE);
         Ok((channel.receive_text(most)?, channel.peer()))
     });

@@ -5,8 +5,6 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::MemoryError;
-
 /// The folders that processes of this user may use, the preferred one first: a process may lack the environment variable
 /// that another has.
 pub(crate) fn places() -> Vec<PathBuf> {
@@ -40,23 +38,6 @@ pub(crate) fn make(folder: &Path) -> io::Result<()> {
         _ => {}
     }
     check(folder)
-}
-
-/// Returns the first place that can be used.
-///
-/// # Errors
-/// [`System`](MemoryError::System) that names the last place.
-pub(crate) fn open() -> Result<PathBuf, MemoryError> {
-    let mut last = None;
-    for place in places() {
-        match make(&place) {
-            Ok(()) => return Ok(place),
-            Err(error) => last = Some((place, error)),
-        }
-    }
-    let (place, error) = last.unwrap_or_else(|| (PathBuf::new(), io::ErrorKind::NotFound.into()));
-    let what = format!("the folder {} for ledgers", place.display());
-    Err(MemoryError::system(what, &error))
 }
 
 /// Returns the name of a process's socket.

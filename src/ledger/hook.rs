@@ -1,6 +1,8 @@
 //! Starts what the environment asks for, once a process has its first allocation.
 
-use std::sync::{Mutex, PoisonError};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::offer::{Offer, offer};
 use crate::{entries, leaks};
@@ -11,8 +13,9 @@ pub const PS: &str = "EGMEM_PS";
 /// The environment variable that makes a process report at its exit what is still allocated.
 pub const LEAKS: &str = "EGMEM_LEAKS";
 
-/// The offer that lasts as long as the process. A forked child replaces its parent's, which it does not have.
-static KEPT: Mutex<Option<Offer>> = Mutex::new(None);
+/// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its parent's,
+/// whose thread and socket it does not have. Without a lock, which a thread of the parent may have held.
+static KEPT: AtomicPtr<Offer> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the hook before `main`, so that a program need not call anything for the environment variables to work.
 #[used]
@@ -40,9 +43,7 @@ fn start() {
     }
     match offer() {
         Ok(offer) => {
-            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-            *kept = Some(offer);
-            drop(kept);
+            KEPT.store(Box::into_raw(Box::new(offer)), Release);
             leaks::at_exit(remove_socket);
         }
         Err(error) => tracing::warn!(%error, "this process's ledger is not offered"),
@@ -50,10 +51,8 @@ fn start() {
 }
 
 extern "C" fn remove_socket() {
-    // A thread that holds the lock is just setting it; the file is then found dead later.
-    if let Ok(kept) = KEPT.try_lock()
-        && let Some(offer) = &*kept
-    {
+    // SAFETY: the pointer is null, or of a box that is never freed nor borrowed mutably.
+    if let Some(offer) = unsafe { KEPT.load(Acquire).as_ref() } {
         offer.remove_file();
     }
 }

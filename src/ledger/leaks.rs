@@ -66,7 +66,7 @@ fn text(ledger: &Ledger) -> String {
                 text,
                 "\nallocation {}:\n{}",
                 entry.number,
-                frames.trim_end()
+                frames.to_string().trim_end()
             );
         }
     }

@@ -1,11 +1,13 @@
 //! The ledger of one process, and its sums.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::driver::{Driver, Location};
-use crate::entries::{self, AllocPath, Allocation};
+use crate::entries::{self, AllocPath, Allocation, bounded};
 use crate::procs;
 use crate::vmm::identity::InstanceId;
 
@@ -16,6 +18,7 @@ pub struct Process {
     /// Its process id, in its own PID namespace.
     pub pid: u32,
     /// The name of its program, as the kernel has it: at most 15 bytes.
+    #[serde(deserialize_with = "bounded::name")]
     pub name: String,
     /// The process as exporter of memory. `None`: the kernel has no random bytes.
     pub instance: Option<InstanceId>,
@@ -38,17 +41,46 @@ impl Process {
 #[non_exhaustive]
 pub struct Total {
     /// The driver: `"cuda"`, `"simulated"`, or a backend's own name.
+    #[serde(deserialize_with = "bounded::name")]
     pub driver: String,
     /// The node or GPU.
     pub location: Location,
     /// The number of allocations.
     pub allocations: u64,
-    /// The bytes that this process allocated.
+    /// The bytes that this process allocated, managed memory apart.
     pub own: u64,
+    /// The bytes of managed memory that this process allocated for this GPU. They take room where they were touched last:
+    /// in this GPU's memory, another's, the CPU's, or nowhere.
+    #[serde(default)]
+    pub managed: u64,
     /// The bytes that it has imported: another process has allocated them.
     pub imported: u64,
-    /// The bytes by path, own and imported.
+    /// The bytes by path, own, managed and imported.
+    #[serde(deserialize_with = "added_up")]
     pub by_path: BTreeMap<AllocPath, u64>,
+}
+
+/// Reads sums by path. Several paths of a newer version are one here.
+fn added_up<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<AllocPath, u64>, D::Error> {
+    struct Sums;
+
+    impl<'de> Visitor<'de> for Sums {
+        type Value = BTreeMap<AllocPath, u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("sums by path")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut sums = BTreeMap::new();
+            while let Some((path, bytes)) = map.next_entry()? {
+                let sum: &mut u64 = sums.entry(path).or_default();
+                *sum = sum.saturating_add(bytes);
+            }
+            Ok(sums)
+        }
+    }
+    from.deserialize_map(Sums)
 }
 
 /// What one process has allocated.
@@ -109,13 +141,15 @@ fn totals(allocations: &[Allocation]) -> Vec<Total> {
             location: entry.location,
             allocations: 0,
             own: 0,
+            managed: 0,
             imported: 0,
             by_path: BTreeMap::new(),
         });
         total.allocations += 1;
-        let sum = match entry.path.is_import() {
-            true => &mut total.imported,
-            false => &mut total.own,
+        let sum = match entry.path {
+            AllocPath::Managed => &mut total.managed,
+            path if path.is_import() => &mut total.imported,
+            _ => &mut total.own,
         };
         *sum = sum.saturating_add(entry.bytes);
         let sum = total.by_path.entry(entry.path).or_default();

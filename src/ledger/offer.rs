@@ -1,14 +1,12 @@
 //! Offers this process's ledger to other processes of its user.
 
 use std::cmp::Reverse;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egmem_share::{Channel, InstanceId, Listener, Peers};
+use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 
 use crate::fork::Generation;
 use crate::ledger::Ledger;
@@ -23,19 +21,29 @@ const BESIDES: usize = 1 << 20;
 /// How long a reader may take for all.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the thread waits at most before it looks whether it should end.
-const LONGEST: Duration = Duration::from_secs(60);
-
 /// While it lives, other processes of this user can ask for this process's ledger, as `egmem ps` does.
 ///
 /// A thread answers at a Unix socket below `$XDG_RUNTIME_DIR/egmem`, or else `/tmp/egmem-<uid>`: a folder of mode 0700.
+/// Dropping this ends an answer that is being sent.
 /// It reads nothing from the other process, whose user the kernel identifies, and sends at most [`MAX_TEXT`].
 #[derive(Debug)]
 pub struct Offer {
     path: PathBuf,
-    stop: Arc<AtomicBool>,
+    listener: Arc<Listener>,
+    answering: Arc<Mutex<Answering>>,
     thread: Option<JoinHandle<()>>,
     born: Generation,
+}
+
+/// What the thread does.
+#[derive(Debug)]
+enum Answering {
+    /// It waits for a process.
+    Nobody,
+    /// It sends the ledger, which this ends.
+    Process(Closer),
+    /// It is to end.
+    Ended,
 }
 
 /// Offers this process's ledger until the result is dropped.
@@ -44,8 +52,8 @@ pub struct Offer {
 /// allocation on.
 ///
 /// # Errors
-/// [`System`](MemoryError::System) that names the folder or the socket, also for a folder that other users can access; or if
-/// no thread can be started.
+/// [`System`](MemoryError::System) that names the last folder that was tried or its socket, also for a folder that other
+/// users can access; or if no thread can be started.
 ///
 /// ```
 /// let offer = egmem::ledger::offer()?;
@@ -53,26 +61,47 @@ pub struct Offer {
 /// # Ok::<(), egmem::share::Error>(())
 /// ```
 pub fn offer() -> Result<Offer> {
-    offer_in(&folder::open()?)
+    offer_in_one_of(folder::places())
+}
+
+/// As [`offer`], in the first place where a socket can be made.
+pub(crate) fn offer_in_one_of(places: impl IntoIterator<Item = PathBuf>) -> Result<Offer> {
+    let mut failed = Error::from(MemoryError::invalid("folders", "there is none"));
+    for place in places {
+        let made = folder::make(&place).map_err(|error| {
+            let what = format!("the folder {} for ledgers", place.display());
+            Error::from(MemoryError::system(what, &error))
+        });
+        match made.and_then(|()| offer_in(&place)) {
+            Ok(offer) => return Ok(offer),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 /// As [`offer`], in a folder that was checked.
 pub(crate) fn offer_in(folder: &Path) -> Result<Offer> {
+    offer_with(folder, PATIENCE)
+}
+
+/// As [`offer_in`]; a reader may take `patience` for all.
+pub(crate) fn offer_with(folder: &Path, patience: Duration) -> Result<Offer> {
     let pid = std::process::id();
     // Another than the exporter's: a process may offer its ledger more than once.
     let instance = InstanceId::random()?;
     let path = folder.join(folder::name(pid, &instance.to_string()));
-    let mut listener = Listener::bind(&path, Peers::same_user())?;
-    listener.set_timeout(LONGEST)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
+    let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);
+    let answering = Arc::new(Mutex::new(Answering::Nobody));
+    let (accepts, state) = (Arc::clone(&listener), Arc::clone(&answering));
     let thread = std::thread::Builder::new()
         .name("egmem-ps".into())
-        .spawn(move || serve(&listener, &seen))
+        .spawn(move || serve(&accepts, &state, patience))
         .map_err(|error| MemoryError::system("starting a thread", &error))?;
     Ok(Offer {
         path,
-        stop,
+        listener,
+        answering,
         thread: Some(thread),
         born: Generation::current(),
     })
@@ -103,39 +132,47 @@ impl Drop for Offer {
             std::mem::forget(thread);
             return;
         }
-        self.stop.store(true, Relaxed);
-        // Wakes the thread. Held until it has ended: it skips connections that are closed again. If the file is gone, the
-        // thread ends at its next look.
-        if let Ok(_wakes) = UnixStream::connect(&self.path) {
-            // It panics nowhere; if it did, that was reported.
-            let _ = thread.join();
+        if let Answering::Process(closer) = replace(&self.answering, Answering::Ended) {
+            closer.close();
         }
+        self.listener.close();
+        // It panics nowhere; if it did, that was reported.
+        let _ = thread.join();
     }
 }
 
-fn serve(listener: &Listener, stop: &AtomicBool) {
-    loop {
-        let accepted = listener.accept();
-        if stop.load(Relaxed) {
+/// Replaces the thread's state, unless it is to end; returns the previous one.
+fn replace(state: &Mutex<Answering>, new: Answering) -> Answering {
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    match *state {
+        Answering::Ended => Answering::Ended,
+        _ => std::mem::replace(&mut state, new),
+    }
+}
+
+fn serve(listener: &Listener, state: &Mutex<Answering>, patience: Duration) {
+    let is_ended = |new| matches!(replace(state, new), Answering::Ended);
+    while !is_ended(Answering::Nobody) {
+        let sent = listener.accept().and_then(|channel| {
+            match is_ended(Answering::Process(channel.closer()?)) {
+                true => Ok(()),
+                false => answer(channel, patience),
+            }
+        });
+        let Err(error) = sent else { continue };
+        if is_ended(Answering::Nobody) {
             return;
         }
-        let sent = match accepted {
-            Ok(channel) => answer(channel),
-            Err(Error::TimedOut { .. }) => Ok(()),
-            Err(error) => {
-                // The process may have no file descriptor left.
-                std::thread::sleep(Duration::from_millis(20));
-                Err(error)
-            }
-        };
-        if let Err(error) = sent {
-            tracing::debug!(%error, "a process did not get the ledger");
+        tracing::debug!(%error, "a process did not get the ledger");
+        if error.memory().is_some() {
+            // The process may have no file descriptor left.
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-fn answer(mut channel: Channel) -> Result<()> {
-    channel.set_timeout(PATIENCE);
+fn answer(mut channel: Channel, patience: Duration) -> Result<()> {
+    channel.set_timeout(patience);
     let text = encode(Ledger::of_this_process(), MAX_TEXT - BESIDES)?;
     channel.send_text(&text)
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ask::{Silent, processes};
 use crate::driver::{Driver, Location};
-use crate::entries::{Allocation, Party};
+use crate::entries::{AllocPath, Allocation, Party};
 use crate::ledger::{Ledger, Process};
 use crate::nodes::{Meminfo, NodeUse};
 use crate::once::{drawn_once, source};
@@ -25,10 +25,13 @@ pub struct GpuUse {
     /// The bytes in use, as the driver reports it: `cuMemGetInfo`. `None`: the driver does not say, for instance because
     /// the GPU has no memory left for a context.
     pub used: Option<u64>,
-    /// The bytes in the ledgers.
+    /// The bytes in the ledgers, managed memory apart.
     pub accounted: u64,
+    /// The bytes of managed memory that were allocated for this GPU. They take room where they were touched last.
+    #[serde(default)]
+    pub managed: u64,
     /// The bytes in use that no ledger accounts for: contexts (also that of the asking process), other libraries, other
-    /// users, and what pools hold and have not allocated. `None` where `used` is.
+    /// users, memory that pools hold and have not allocated, and pages of managed memory. `None` where `used` is.
     pub unaccounted: Option<u64>,
     /// The driver's error, where it did not say something.
     pub why: Option<String>,
@@ -107,12 +110,11 @@ impl Report {
     /// As [`gather`](Self::gather), of ledgers that were asked for before.
     pub(crate) fn of(processes: Vec<Ledger>, silent: Vec<Silent>, driver: Option<&Driver>) -> Self {
         let name = driver.map_or("cuda", |driver| driver.name());
-        let accounted = accounted(&processes, name);
-        let at = |location| accounted.get(&location).copied().unwrap_or(0);
+        let sums = Sums::of(&processes, name);
         let mut warnings = Vec::new();
         Self {
-            gpus: driver.map_or_else(Vec::new, |driver| gpus(driver, at, &mut warnings)),
-            nodes: nodes(driver, at, &mut warnings),
+            gpus: driver.map_or_else(Vec::new, |driver| gpus(driver, &sums, &mut warnings)),
+            nodes: nodes(driver, &sums, &mut warnings),
             kept: kept(&processes),
             processes,
             silent,
@@ -121,44 +123,63 @@ impl Report {
     }
 }
 
-/// Returns the bytes that the ledgers have at each location, each byte once.
-fn accounted(processes: &[Ledger], driver: &str) -> BTreeMap<Location, u64> {
-    let entries = processes
-        .iter()
-        .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
-    let mut sums: BTreeMap<Location, u64> = BTreeMap::new();
-    for (_, entry) in drawn_once(entries).filter(|(_, entry)| entry.driver == driver) {
-        let sum = sums.entry(entry.location).or_default();
-        *sum = sum.saturating_add(entry.bytes);
-    }
-    // What was not sent is in a process's own sums.
-    for ledger in processes.iter().filter(|ledger| ledger.omitted > 0) {
-        for total in ledger.totals.iter().filter(|total| total.driver == driver) {
-            let sent = ledger.allocations.iter().filter(|entry| {
-                !entry.path.is_import()
-                    && entry.driver == driver
-                    && entry.location == total.location
-            });
-            let sent = sent.fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
-            let sum = sums.entry(total.location).or_default();
-            *sum = sum.saturating_add(total.own.saturating_sub(sent));
+/// The bytes that the ledgers have at each location, each byte once.
+struct Sums(BTreeMap<(Location, AllocPath), u64>);
+
+impl Sums {
+    /// Sums the memory of one driver up.
+    fn of(processes: &[Ledger], driver: &str) -> Self {
+        let entries = processes
+            .iter()
+            .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
+        let mut sums = Self(BTreeMap::new());
+        for (_, entry) in drawn_once(entries).filter(|(_, entry)| entry.driver == driver) {
+            sums.add(entry.location, entry.path, entry.bytes);
         }
+        // Entries that were not sent are in a process's own sums.
+        for ledger in processes.iter().filter(|ledger| ledger.omitted > 0) {
+            for total in ledger.totals.iter().filter(|total| total.driver == driver) {
+                let own = total.by_path.iter().filter(|(path, _)| !path.is_import());
+                for (&path, &bytes) in own {
+                    let sent = ledger.allocations.iter().filter(|entry| {
+                        let place = (entry.path, entry.location);
+                        place == (path, total.location) && entry.driver == driver
+                    });
+                    let sent = sent.fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
+                    sums.add(total.location, path, bytes.saturating_sub(sent));
+                }
+            }
+        }
+        sums
     }
-    sums
+
+    fn add(&mut self, location: Location, path: AllocPath, bytes: u64) {
+        let sum = self.0.entry((location, path)).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+
+    /// Returns the bytes that take room at a location.
+    fn accounted(&self, location: Location) -> u64 {
+        let at = self.0.iter().filter(|((at, _), _)| *at == location);
+        let at = at.filter(|((_, path), _)| path.takes_room());
+        at.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+    }
+
+    /// Returns the bytes of managed memory that were allocated for a GPU.
+    fn managed(&self, gpu: Location) -> u64 {
+        let sum = self.0.get(&(gpu, AllocPath::Managed));
+        sum.copied().unwrap_or(0)
+    }
 }
 
-fn gpus(
-    driver: &Driver,
-    accounted: impl Fn(Location) -> u64,
-    warnings: &mut Vec<String>,
-) -> Vec<GpuUse> {
+fn gpus(driver: &Driver, sums: &Sums, warnings: &mut Vec<String>) -> Vec<GpuUse> {
     let count = driver.device_count().unwrap_or_else(|error| {
         warnings.push(format!("GPUs are not shown: {error}"));
         0
     });
     let gpu = |gpu| {
         let mut why = None;
-        let accounted = accounted(Location::Device(gpu));
+        let accounted = sums.accounted(Location::Device(gpu));
         // The total needs no context, for which a full GPU has no memory.
         let total = noted(driver.device_total_mem(gpu), &mut why);
         let info = noted(driver.mem_info(gpu), &mut why);
@@ -168,6 +189,7 @@ fn gpus(
             total,
             used,
             accounted,
+            managed: sums.managed(Location::Device(gpu)),
             unaccounted: used.map(|used| used.saturating_sub(accounted)),
             why,
         }
@@ -180,11 +202,7 @@ fn noted<T>(result: MemoryResult<T>, why: &mut Option<String>) -> Option<T> {
     result.map_err(|error| *why = Some(error.to_string())).ok()
 }
 
-fn nodes(
-    driver: Option<&Driver>,
-    accounted: impl Fn(Location) -> u64,
-    warnings: &mut Vec<String>,
-) -> Vec<NodeUse> {
+fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Vec<NodeUse> {
     let topology = match driver.map(Topology::discover) {
         None => Topology::of_host(),
         Some(Ok(topology)) => topology,
@@ -198,6 +216,11 @@ fn nodes(
         }
     };
     let is_simulated = driver.is_some_and(Driver::is_simulated);
+    // Pinned memory is on no node that the driver tells: with one node, on that.
+    let unplaced = match topology.nodes().len() {
+        1 => sums.accounted(Location::Host),
+        _ => 0,
+    };
     let uses = topology.nodes().iter().map(|node| {
         let known = match is_simulated {
             true => None,
@@ -207,7 +230,7 @@ fn nodes(
             Some(known) => (known.total, Some(known.free), Some(known.kernel)),
             None => (node.memory_total, node.memory_free, None),
         };
-        let accounted = accounted(node.id.into());
+        let accounted = sums.accounted(node.id.into()).saturating_add(unplaced);
         let used = total.saturating_sub(free.unwrap_or(total));
         let explained = accounted.saturating_add(kernel.unwrap_or(0));
         // Where the kernel does not say what it has, the rest says nothing on a real machine.

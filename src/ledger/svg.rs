@@ -87,20 +87,24 @@ impl Bar<'_> {
     }
 }
 
-fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Location, Bar<'a>> {
-    let mut bars: BTreeMap<Location, Bar<'a>> = BTreeMap::new();
+/// What a bar is for: whether it has managed memory, which takes no certain room at its location, and the location.
+type Place = (bool, Location);
+
+fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Place, Bar<'a>> {
+    let mut bars: BTreeMap<Place, Bar<'a>> = BTreeMap::new();
     for capacity in capacities {
         let bar = Bar {
             parts: Vec::new(),
             capacity: Some(capacity),
         };
-        bars.insert(capacity.location, bar);
+        bars.insert((false, capacity.location), bar);
     }
     let entries = ledgers
         .iter()
         .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
     for (ledger, entry) in drawn_once(entries) {
-        let bar = bars.entry(entry.location).or_insert_with(|| Bar {
+        let place = (entry.path == AllocPath::Managed, entry.location);
+        let bar = bars.entry(place).or_insert_with(|| Bar {
             parts: Vec::new(),
             capacity: None,
         });
@@ -125,8 +129,12 @@ fn draw(title: &str, ledgers: &[Ledger], capacities: &[Capacity]) -> String {
         svg.text((MARGIN as f64, TOP as f64), "", "No allocations.");
     }
     let mut y = TOP;
-    for (location, bar) in &bars {
-        draw_bar(&mut svg, *location, bar, largest, y);
+    for (&(is_managed, location), bar) in &bars {
+        let name = match is_managed {
+            true => format!("managed, {location}"),
+            false => location.to_string(),
+        };
+        draw_bar(&mut svg, &name, bar, largest, y);
         y += PITCH;
     }
     svg.file((WIDTH, height), title, STYLE, DARK)
@@ -154,7 +162,7 @@ fn legend(svg: &mut Drawing) {
     }
 }
 
-fn draw_bar(svg: &mut Drawing, location: Location, bar: &Bar<'_>, largest: u64, y: u64) {
+fn draw_bar(svg: &mut Drawing, name: &str, bar: &Bar<'_>, largest: u64, y: u64) {
     let bytes = bar.bytes();
     let total = bar.capacity.and_then(|capacity| capacity.total);
     let used = bar.capacity.and_then(|capacity| capacity.used);
@@ -168,7 +176,7 @@ fn draw_bar(svg: &mut Drawing, location: Location, bar: &Bar<'_>, largest: u64, 
     };
     let _ = writeln!(
         svg,
-        "<text class=\"name\" x=\"{MARGIN}\" y=\"{middle}\">{location}</text>\
+        "<text class=\"name\" x=\"{MARGIN}\" y=\"{middle}\">{name}</text>\
          <text class=\"soft\" x=\"{right}\" y=\"{middle}\">{known}</text>\n\
          <rect class=\"box\" x=\"{left}\" y=\"{y}\" width=\"{BAR}\" height=\"{HEIGHT}\"/>"
     );

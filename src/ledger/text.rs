@@ -40,7 +40,7 @@ fn age(ms: u64) -> String {
     }
 }
 
-/// Formats who else has an allocation: `to process 7 of user 0`, `from …`.
+/// Formats the other processes that have an allocation: `to process 7 of user 0`, `from …`.
 fn others(entry: &Allocation) -> String {
     let mut words = Vec::new();
     if let Some(imported) = &entry.imported {
@@ -142,7 +142,15 @@ impl Alike<'_> {
 
 /// Formats sums by location.
 fn totals(totals: &[Total]) -> String {
-    let mut table = Table::new(&["WHERE", "DRIVER", ">ENTRIES", ">OWN", ">IMPORTED", "PATHS"]);
+    let mut table = Table::new(&[
+        "WHERE",
+        "DRIVER",
+        ">ENTRIES",
+        ">OWN",
+        ">MANAGED",
+        ">IMPORTED",
+        "PATHS",
+    ]);
     for total in totals {
         let paths = total.by_path.iter();
         let paths: Vec<String> = paths
@@ -153,6 +161,7 @@ fn totals(totals: &[Total]) -> String {
             escaped(&total.driver),
             total.allocations.to_string(),
             Bytes(total.own).to_string(),
+            Bytes(total.managed).to_string(),
             Bytes(total.imported).to_string(),
             paths.join(", "),
         ]);
@@ -218,6 +227,7 @@ fn capacities(report: &Report) -> String {
         ">IN USE",
         ">KERNEL",
         ">LEDGERS",
+        ">MANAGED",
         ">NOT ACCOUNTED FOR",
     ]);
     let unknown = |bytes: Option<u64>| bytes.map_or("?".into(), |bytes| Bytes(bytes).to_string());
@@ -228,6 +238,7 @@ fn capacities(report: &Report) -> String {
             Bytes(node.used).to_string(),
             unknown(node.kernel),
             Bytes(node.accounted).to_string(),
+            String::new(),
             unknown(node.unaccounted),
         ]);
     }
@@ -238,6 +249,7 @@ fn capacities(report: &Report) -> String {
             unknown(gpu.used),
             String::new(),
             Bytes(gpu.accounted).to_string(),
+            Bytes(gpu.managed).to_string(),
             unknown(gpu.unaccounted),
         ]);
     }

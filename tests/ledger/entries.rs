@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use egmem::driver::{Access, DevicePtr, HandleTypes, Location};
 use egmem::ledger::{self, AllocPath, Allocation, Located};
 use egmem::pinned::{DeviceMemory, PinnedHost};
-use egmem::shapes::Growable;
+use egmem::shapes::{Growable, Replicated, Ring, Stripes};
 use egmem::share::{Channel, ImportOptions, Peers, Shared};
 use egmem::{Buffer, Driver, Heap, Memory, Pool, Stream};
 
@@ -59,6 +59,31 @@ pub fn each_path_has_its_entry(driver: &Driver) {
     growable.shrink_to_fit().unwrap();
     assert_eq!(labelled(driver, label).len(), 4);
     drop((buffer, pooled, pinned, device));
+    assert!(labelled(driver, label).is_empty());
+}
+
+pub fn each_shape_has_its_entries(driver: &Driver) {
+    let label = "each shape";
+    let place: Location = node(driver).into();
+    let replicated = Replicated::on([place, Location::Device(0)]).label(label);
+    let replicated = replicated.create(driver, &[1_u64; 100]).unwrap();
+    for who in [place, Location::Device(0)] {
+        let replica = replicated.local(who).unwrap();
+        assert_eq!(path(driver, &replica, label), AllocPath::ShapeChunk);
+    }
+    // Two versions in two places.
+    assert_eq!(labelled(driver, label).len(), 4);
+    let striped = Stripes::over([place]).options(MIB).unwrap().label(label);
+    let striped = striped.allocate(driver).unwrap();
+    assert_eq!(path(driver, &striped, label), AllocPath::ShapeChunk);
+    drop(striped);
+    let striped = Stripes::over([place]).allocate(driver, MIB).unwrap();
+    let (entry, _) = found(driver, striped.device_ptr());
+    assert!(entry.site.unwrap().file.ends_with("entries.rs"));
+    let mut ring = Ring::<u64>::on(place).label(label).create(driver).unwrap();
+    ring.producer.try_push(1).unwrap();
+    assert_eq!(labelled(driver, label).len(), 4 + 2);
+    drop((replicated, ring));
     assert!(labelled(driver, label).is_empty());
 }
 

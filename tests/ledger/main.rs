@@ -1,37 +1,19 @@
 //! The ledger through the public API, on simulated machines and on CUDA.
 
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod entries;
 mod events;
 mod overlap;
 mod processes;
 
-use egmem::driver::{Location, NodeId};
+use egmem::Driver;
+use egmem::driver::Location;
 use egmem::ledger::{self, Allocation};
-use egmem::{Driver, Machine};
+
+use drivers::{grace, node, on_both};
 
 const MIB: u64 = 1 << 20;
-
-fn grace() -> Driver {
-    Driver::simulated(Machine::gh200x4()).unwrap()
-}
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
-}
-
-/// The host node of GPU 0.
-fn node(driver: &Driver) -> NodeId {
-    let topology = egmem::Topology::discover(driver).unwrap();
-    topology.gpu(0).unwrap().host_node().unwrap()
-}
 
 /// Every host node that is some GPU's, and every GPU.
 fn places(driver: &Driver) -> Vec<Location> {
@@ -55,23 +37,11 @@ fn labelled(driver: &Driver, prefix: &str) -> Vec<Allocation> {
     entries
 }
 
-/// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
-macro_rules! on_both {
-    ($($module:ident { $($name:ident,)* })*) => {
-        mod simulated {
-            $($(#[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
-        }
-        mod cuda {
-            $($(#[test] fn $name() {
-                if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
-            })*)*
-        }
-    };
-}
-
 on_both! {
+    egmem::Machine::gh200x4();
     entries {
         each_path_has_its_entry,
+        each_shape_has_its_entries,
         a_block_is_found_in_its_heaps_chunk,
         heaps_blocks_have_no_entries,
         an_import_tells_where_it_comes_from,

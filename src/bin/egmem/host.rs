@@ -3,7 +3,7 @@
 use egmem::host::HostFacts;
 use egmem::size::Bytes;
 
-use crate::output::ranges;
+use crate::ranges::ranges;
 
 /// Returns a label and a text for each known fact.
 pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {

@@ -14,6 +14,7 @@ mod names;
 mod output;
 mod probe;
 mod ps;
+mod ranges;
 mod render;
 mod serve;
 mod signals;

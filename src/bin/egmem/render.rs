@@ -11,7 +11,7 @@ use egmem::size::Bytes;
 use egmem::text::{escape, escape_lines};
 
 use crate::host;
-use crate::output::ranges;
+use crate::ranges::ranges;
 
 const WIDTH: u16 = 80;
 

@@ -11,13 +11,13 @@ use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::Layer;
 
-/// What is to be written before the program ends.
+/// The trace, which is written before the program ends.
 static TRACE: Mutex<Option<FlushGuard>> = Mutex::new(None);
 
 /// The first error of writing: the layer's thread would panic.
 static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// A file that takes everything; what it could not write is lost.
+/// A file that takes everything; bytes that it could not write are lost.
 struct Forgiving(BufWriter<File>);
 
 impl Forgiving {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::bounded;
+use super::frames::Frames;
 use crate::driver::{AccessDesc, Location};
 use crate::vmm::identity::Identity;
 
@@ -34,12 +36,21 @@ pub enum AllocPath {
     System,
     /// Managed memory: `cuMemAllocManaged`.
     Managed,
+    /// Another way, which a newer version of this crate knows.
+    #[serde(other)]
+    Other,
 }
 
 impl AllocPath {
     /// Returns whether another process allocated the memory: that process's ledger has it too.
     pub const fn is_import(self) -> bool {
         matches!(self, Self::Import | Self::ImportedPool)
+    }
+
+    /// Returns whether the memory takes room at [`Allocation::location`] for as long as it lives. The others are managed
+    /// memory, whose pages lie where they were touched last, and this process's own pages, which the kernel counts.
+    pub const fn takes_room(self) -> bool {
+        !matches!(self, Self::Managed | Self::Registered | Self::System)
     }
 
     /// Returns a short name: `"vmm"`, `"heap chunk"`, …
@@ -56,6 +67,7 @@ impl AllocPath {
             Self::Registered => "registered",
             Self::System => "system",
             Self::Managed => "managed",
+            Self::Other => "other",
         }
     }
 }
@@ -73,6 +85,7 @@ pub struct Party {
     /// its id may be another's by now.
     pub pid: Option<u32>,
     /// Its name: a peer's of the exchange, or the process and its user.
+    #[serde(deserialize_with = "bounded::name")]
     pub name: String,
 }
 
@@ -95,11 +108,12 @@ pub struct Imported {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
     /// The source file, as the compiler knows it.
+    #[serde(deserialize_with = "bounded::name")]
     pub file: String,
     /// The line.
     pub line: u32,
     /// The frames of the call, if [`capture_backtraces`](super::capture_backtraces) was on.
-    pub backtrace: Option<String>,
+    pub backtrace: Option<Frames>,
 }
 
 impl fmt::Display for CallSite {
@@ -115,7 +129,7 @@ pub struct MappedAt {
     pub start: u64,
     /// The size in bytes.
     pub bytes: u64,
-    /// Who may access it, as last granted through this crate. The CPU is [`Location::Host`].
+    /// The access of each location, as last granted through this crate. The CPU is [`Location::Host`].
     pub access: Vec<AccessDesc>,
 }
 
@@ -136,14 +150,16 @@ pub struct Allocation {
     /// Its number among all that this process ever had.
     pub number: u64,
     /// The driver: `"cuda"`, `"simulated"`, or the name of a backend of the program's own.
+    #[serde(deserialize_with = "bounded::name")]
     pub driver: String,
     /// Its size in bytes, in the allocator's units.
     pub bytes: u64,
-    /// The node or GPU where it lies.
+    /// The node or GPU where it lies; of managed memory, the GPU that it was allocated for.
     pub location: Location,
     /// How it was allocated.
     pub path: AllocPath,
     /// The program's name for it.
+    #[serde(default, deserialize_with = "bounded::optional_name")]
     pub label: Option<String>,
     /// Milliseconds since it was allocated or imported.
     pub age_ms: u64,
@@ -151,7 +167,7 @@ pub struct Allocation {
     pub site: Option<CallSite>,
     /// Where it is mapped: nowhere, once, or more often.
     pub mapped: Vec<MappedAt>,
-    /// How often a handle of it was exported.
+    /// How often a handle or a DMA-BUF of it was exported.
     pub exports: u64,
     /// The processes that it was sent to, as far as they are known; the last [`MAX_PARTIES`](super::MAX_PARTIES). They may
     /// have released it.

@@ -165,11 +165,11 @@ impl Entry {
         self.change(|record| (record.bytes, record.location) = (bytes, location));
     }
 
-    /// Notes the identity by which importers know the memory, and that one more handle was exported.
+    /// Notes that one more handle was exported, and the identity by which importers of that handle know the memory.
     pub fn exported(&self, identity: Option<Identity>) {
         self.change(|record| {
             let rare = record.rare();
-            rare.identity = identity;
+            rare.identity = identity.or(rare.identity);
             rare.exports += 1;
         });
     }

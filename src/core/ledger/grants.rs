@@ -1,4 +1,4 @@
-//! Who may access a range, as last granted.
+//! The access to a range, as last granted.
 
 use std::sync::Mutex;
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::bounded::cut;
+
 /// A program's name for memory, such as `"kv cache"`. At most [`MAX`](Self::MAX) bytes are kept.
 ///
 /// It is shown in the ledger, to processes of the same user, and in logs: it must not contain secrets.
@@ -21,11 +23,7 @@ impl Label {
 
 impl From<&str> for Label {
     fn from(text: &str) -> Self {
-        let mut end = text.len().min(Self::MAX);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        Self(text[..end].into())
+        Self(cut(text, Self::MAX).into())
     }
 }
 

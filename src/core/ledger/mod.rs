@@ -6,7 +6,9 @@
 //! costs nothing here.
 
 mod allocation;
+pub mod bounded;
 mod entry;
+mod frames;
 mod grants;
 mod hook;
 mod label;
@@ -20,6 +22,7 @@ use std::time::Instant;
 
 pub use allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
 pub use entry::{BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces};
+pub use frames::Frames;
 pub use grants::Grants;
 pub use hook::on_first_entry;
 pub use label::Label;

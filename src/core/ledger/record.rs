@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
+use super::frames::Frames;
 use super::grants::Grants;
 use super::label::Label;
 use crate::driver::{DevicePtr, Location, WeakDriver};
@@ -92,8 +93,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns whether the memory exists: what a simulated driver did not take back ends with that driver, what CUDA did
-    /// not, with the process.
+    /// Returns whether the memory exists: memory that a simulated driver did not take back ends with that driver, CUDA's
+    /// with the process.
     pub(super) fn is_live(&self) -> bool {
         let lost = self.lost.as_ref();
         self.driver == 0 || lost.is_none_or(WeakDriver::is_alive)
@@ -109,7 +110,7 @@ impl Record {
         u64::try_from(age).unwrap_or(u64::MAX)
     }
 
-    /// Returns the record's values. Formats frames, which takes milliseconds: not under the lock.
+    /// Returns the record's values.
     pub(super) fn to_allocation(&self, now: Instant) -> Allocation {
         let rare = self.rare.as_deref().cloned().unwrap_or_default();
         let mapped = |range: &Range| MappedAt {
@@ -120,7 +121,7 @@ impl Record {
         let site = |caller: &'static Caller<'static>| CallSite {
             file: caller.file().to_owned(),
             line: caller.line(),
-            backtrace: rare.backtrace.as_ref().map(|frames| frames.to_string()),
+            backtrace: rare.backtrace.clone().map(Frames::captured),
         };
         Allocation {
             number: self.number,
@@ -144,6 +145,36 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_are_not_formatted_before_they_are_displayed() {
+        let mut record = Record {
+            number: 0,
+            driver: 0,
+            driver_name: "simulated",
+            bytes: 1,
+            location: Location::Host,
+            path: AllocPath::Pinned,
+            label: None,
+            since: Instant::now(),
+            site: Some(Caller::caller()),
+            mapped: Ranges::default(),
+            rare: None,
+            lost: None,
+        };
+        let frames = Arc::new(Backtrace::force_capture());
+        record.rare().backtrace = Some(Arc::clone(&frames));
+        let site = record.to_allocation(Instant::now()).site.unwrap();
+        let seen = site.backtrace.clone().unwrap();
+        assert!(seen.is_captured());
+        assert_eq!(seen.to_string(), frames.to_string());
+        let read: CallSite = {
+            let text = serde_json::to_string(&site).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        assert_eq!(read, site);
+        assert!(!read.backtrace.unwrap().is_captured());
+    }
 
     #[test]
     fn ranges_are_removed_in_any_order() {

@@ -3,7 +3,10 @@
 //! A record costs a few short critical sections in the life of an allocation, each of them much shorter than a driver call.
 //! Searching by address looks at all records: it is for diagnosis, and keeps allocating cheap.
 
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Mutex, MutexGuard};
 
 use super::record::Record;
 use crate::fork::Generation;
@@ -16,8 +19,8 @@ pub(super) struct Registry {
     /// [`Generation::forks`] of the process.
     forks: u32,
     slots: Mutex<Slots>,
-    /// That of a child.
-    next: OnceLock<Box<Registry>>,
+    /// That of a child: null, or a box that is never freed. Without a lock, which a thread of the parent may have held.
+    next: AtomicPtr<Registry>,
 }
 
 #[derive(Debug)]
@@ -60,7 +63,7 @@ impl Registry {
                 free: Vec::new(),
                 made: 0,
             }),
-            next: OnceLock::new(),
+            next: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
@@ -69,10 +72,27 @@ impl Registry {
         let forks = Generation::current().forks();
         let mut registry = &FIRST;
         while registry.forks < forks {
-            let next = registry.forks + 1;
-            registry = registry.next.get_or_init(|| Box::new(Self::new(next)));
+            registry = registry.next();
         }
         registry
+    }
+
+    /// Returns the registry of a child of this one's process.
+    fn next(&self) -> &'static Self {
+        let mut next = self.next.load(Acquire);
+        if next.is_null() {
+            let new = Box::into_raw(Box::new(Self::new(self.forks + 1)));
+            next = match self.next.compare_exchange(next, new, AcqRel, Acquire) {
+                Ok(_) => new,
+                Err(earlier) => {
+                    // SAFETY: the box was made here, and no other thread has seen it.
+                    drop(unsafe { Box::from_raw(new) });
+                    earlier
+                }
+            };
+        }
+        // SAFETY: the pointer is of a box that is never freed nor borrowed mutably.
+        unsafe { &*next }
     }
 
     /// Returns whether it is this process's.
@@ -130,5 +150,25 @@ impl Registry {
     /// Returns the number of records.
     pub(super) fn len(&self) -> usize {
         self.slots().live().count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_child_have_one_registry() {
+        static PARENT: Registry = Registry::new(7);
+        let found: Vec<usize> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| ptr::from_ref(PARENT.next()).addr()))
+                .collect();
+            let found = threads.into_iter().map(|thread| thread.join().unwrap());
+            found.collect()
+        });
+        let own = PARENT.next();
+        assert_eq!(own.forks, 8);
+        assert_eq!(found, [ptr::from_ref(own).addr(); 8]);
     }
 }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::driver::{Access, AccessDesc, Call, Code, DevicePtr, HandleType, HandleTypes, Location};
+use crate::driver::{
+    Access, AccessDesc, AllocationProps, Call, Code, DevicePtr, HandleType, HandleTypes, Location,
+    PoolApi, PoolProps,
+};
 use crate::pinned::{DeviceMemory, PinnedHost};
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Buffer, Machine, Pool, Stream};
@@ -218,12 +221,16 @@ fn memory_of_others_is_what_the_driver_says() {
     };
     assert_eq!(found.location, Some(Location::Host));
     assert_eq!(found.host_address, Some(start.0 + 1));
-    let device = driver.mem_alloc(1, 8192).unwrap();
-    let Located::Foreign(found) = locate(&driver, device).unwrap() else {
-        panic!("the driver knows it");
-    };
-    assert_eq!(found.location, Some(Location::Device(1)));
-    assert_eq!((found.start, found.bytes), (Some(device.0), Some(8192)));
+    let devices = [0, 1].map(|gpu| driver.mem_alloc(gpu, 8192).unwrap());
+    for (gpu, device) in devices.into_iter().enumerate() {
+        let Located::Foreign(found) = locate(&driver, device.add(7)).unwrap() else {
+            panic!("the driver knows it");
+        };
+        assert_eq!(found.location, Some(Location::Device(gpu as i32)));
+        let known = (gpu == 0).then_some((device.0, 8192));
+        let found = found.start.zip(found.bytes);
+        assert_eq!(found, known, "only GPU 0 is asked");
+    }
     let plain = Box::new(1_u64);
     let at = DevicePtr((&raw const *plain).addr() as u64);
     assert_eq!(locate(&driver, at).unwrap(), Located::Unknown);
@@ -232,9 +239,87 @@ fn memory_of_others_is_what_the_driver_says() {
     assert!(locate(&driver, at).is_err());
     // SAFETY: allocated above and used by nothing.
     unsafe {
-        driver.mem_free(1, device).unwrap();
+        driver.mem_free(0, devices[0]).unwrap();
+        driver.mem_free(1, devices[1]).unwrap();
         driver.mem_free_host(0, start).unwrap();
     }
+}
+
+/// Where memory that this crate has not allocated begins, and its size.
+fn foreign_range(driver: &Driver, address: DevicePtr) -> (Option<u64>, Option<u64>) {
+    match locate(driver, address).unwrap() {
+        Located::Foreign(found) => (found.start, found.bytes),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A pool's memory, whose attribute of its start is an offset; mappings, whose attributes are the reservation's.
+#[test]
+fn the_ranges_of_others_memory_are_their_allocations() {
+    let driver = machine();
+    let calls = driver.pools(PoolApi::Driver).unwrap();
+    let props = PoolProps {
+        location: NODE,
+        handle_types: HandleTypes::NONE,
+        max_size: 0,
+    };
+    let pool = calls.pool_create(&props).unwrap();
+    let stream = driver.stream_create(0).unwrap();
+    // SAFETY: pool and stream are live, and nothing uses the memory.
+    let pooled =
+        [1000, 4096].map(|size| unsafe { calls.alloc_from_pool_async(pool, size, stream) });
+    for (start, bytes) in pooled.into_iter().zip([1000, 4096]) {
+        let start = start.unwrap();
+        let expected = match driver.mem_address_range(start) {
+            Ok((base, size)) => (Some(base.0), Some(size)),
+            Err(_) => (None, None),
+        };
+        assert_eq!(foreign_range(&driver, start.add(bytes - 1)), expected);
+        assert!(expected.0.is_none_or(|base| base == start.0));
+    }
+
+    let range = driver.mem_address_reserve(8 * MIB, 0, 0).unwrap();
+    for (location, start) in [(NODE, None), (Location::Device(0), Some(range.0 + 4 * MIB))] {
+        let props = AllocationProps::at(location);
+        let handle = driver.mem_create(2 * MIB, &props).unwrap();
+        let at = range.add(if start.is_some() { 4 * MIB } else { 0 });
+        // SAFETY: the range is this test's own.
+        unsafe { driver.mem_map(at, 2 * MIB, 0, handle) }.unwrap();
+        let unknown = foreign_range(&driver, at.add(5));
+        assert_eq!(unknown, (None, None), "GPU 0 has no access");
+        let gpu = AccessDesc::new(Location::Device(0), Access::ReadWrite);
+        // SAFETY: as above.
+        unsafe { driver.mem_set_access(at, 2 * MIB, &[gpu]) }.unwrap();
+        let known = foreign_range(&driver, at.add(5));
+        assert_eq!(
+            known,
+            (start, Some(2 * MIB)),
+            "the driver has base 0 for host memory"
+        );
+    }
+}
+
+#[test]
+fn a_dma_buf_counts_as_an_export_of_the_parts_that_it_reaches() {
+    let driver = machine();
+    let mut buffer = Buffer::on(Location::Device(0))
+        .bytes(6 * MIB)
+        .chunk(2 * MIB)
+        .handle_types(HandleTypes::POSIX_FD)
+        .allocate(&driver)
+        .unwrap();
+    drop(buffer.physical()[1].export(HandleType::PosixFd).unwrap());
+    drop(buffer.dma_buf(2 * MIB - 4096, 8192).unwrap());
+    driver
+        .sim()
+        .unwrap()
+        .fail(Call::MemGetHandleForAddressRange, 1, Code::UNKNOWN);
+    buffer.dma_buf(0, 4096).unwrap_err();
+    let entries = allocations(&driver);
+    let exports: Vec<u64> = entries.iter().map(|entry| entry.exports).collect();
+    assert_eq!(exports, [1, 2, 0]);
+    let identity = buffer.physical()[1].identity().ok();
+    assert!(entries[0].identity.is_none() && entries[1].identity == identity);
 }
 
 #[test]

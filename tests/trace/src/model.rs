@@ -315,7 +315,7 @@ impl Model {
         }
     }
 
-    /// Somebody who may be granted access, or be asked about it.
+    /// A location that may be granted access, or be asked about it.
     pub fn location(&mut self) -> Location {
         match self.random.below(10) {
             0..4 => Location::Device(self.device()),

@@ -77,7 +77,7 @@ pub(super) struct Plain {
     pub host: bool,
 }
 
-/// What is granted to whom, as far as it is certain.
+/// The access of each location, as far as it is certain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grants(Vec<AccessDesc>);
 
