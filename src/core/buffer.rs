@@ -37,6 +37,9 @@ pub struct BufferOptions {
     chunk: Option<u64>,
     overcommit: bool,
     label: Option<Label>,
+    path: AllocPath,
+    /// The program's call; `None`: the caller of [`BufferOptions::allocate`].
+    site: Option<&'static Caller<'static>>,
 }
 
 impl BufferOptions {
@@ -132,6 +135,17 @@ impl BufferOptions {
         self
     }
 
+    /// Sets what the [ledger](crate::ledger) says of the memory, for types that create it on behalf of a program.
+    pub fn recorded_as(
+        mut self,
+        path: AllocPath,
+        site: impl Into<Option<&'static Caller<'static>>>,
+    ) -> Self {
+        self.path = path;
+        self.site = site.into();
+        self
+    }
+
     /// Refuses parts that together exceed what their node has free: small ones are not checked one by one.
     fn expect_free(&self, driver: &Driver) -> Result<()> {
         // A single part is checked when its memory is created.
@@ -159,6 +173,7 @@ impl BufferOptions {
     /// a buffer cannot be shareable as requested.
     #[track_caller]
     pub fn allocate(mut self, driver: &Driver) -> Result<Buffer> {
+        let site = self.site.unwrap_or(Caller::caller());
         self.expect_free(driver)?;
         self.cut_into_chunks()?;
         let mut physical = Vec::with_capacity(self.parts.len());
@@ -169,7 +184,7 @@ impl BufferOptions {
             let memory = PhysicalMemory::options(location)
                 .handle_types(self.handle_types_at(driver, location)?)
                 .overcommit(self.overcommit)
-                .recorded_as(AllocPath::Vmm, self.label.clone(), Caller::caller())
+                .recorded_as(self.path, self.label.clone(), site)
                 .create(driver, bytes.saturating_add(room))?;
             if !is_last && memory.size().padded() != bytes {
                 return Err(Error::invalid(
@@ -236,6 +251,8 @@ impl Buffer {
             chunk: None,
             overcommit: false,
             label: None,
+            path: AllocPath::Vmm,
+            site: None,
         }
     }
 

@@ -27,8 +27,8 @@ use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::{AllocPath, Entry, Grants, Label, NewEntry};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use crate::ledger::{AllocPath, Entry, Grants, NewEntry};
+use crate::memory::{AccessChecks, CpuView, Engine};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -59,24 +59,107 @@ fn is_supported(
     }
 }
 
-/// Returns the ledger's entry of memory at `start`, which `who` may read and write.
-fn entry(new: NewEntry<'_>, start: DevicePtr, who: impl IntoIterator<Item = Location>) -> Entry {
-    let access = who
-        .into_iter()
-        .map(|who| AccessDesc::new(who, Access::ReadWrite));
-    Entry::mapped(new, start, Arc::new(Grants::of(access.collect())))
+/// What each type here has: its driver, its addresses, and its entry in the ledger.
+#[derive(Debug)]
+struct Owned {
+    driver: Driver,
+    start: DevicePtr,
+    len: u64,
+    location: Location,
+    entry: Entry,
 }
+
+impl Owned {
+    /// Takes memory that was allocated; `gpus` and, unless it is a GPU's own, the host may read and write it.
+    fn new(
+        driver: &Driver,
+        (path, location): (AllocPath, Location),
+        (start, len): (DevicePtr, u64),
+        gpus: impl IntoIterator<Item = i32>,
+        site: &'static Caller<'static>,
+    ) -> Self {
+        let host = (path != AllocPath::Device).then_some(Location::Host);
+        let locations = host
+            .into_iter()
+            .chain(gpus.into_iter().map(Location::Device));
+        let access = locations.map(|location| AccessDesc::new(location, Access::ReadWrite));
+        let new = NewEntry {
+            driver,
+            bytes: len,
+            location,
+            path,
+            label: None,
+            site: Some(site),
+        };
+        Self {
+            entry: Entry::mapped(new, start, Arc::new(Grants::of(access.collect()))),
+            driver: driver.clone(),
+            start,
+            len,
+            location,
+        }
+    }
+
+    /// Gives the memory back by `free`, for `Drop`. Returns whether it is lost.
+    fn give_back(
+        &self,
+        what: &'static str,
+        mut free: impl FnMut(&Driver, DevicePtr) -> Result<()>,
+    ) -> bool {
+        let mut is_lost = false;
+        self.entry.give_back(&self.driver, || {
+            is_lost = give_back_or_log(&self.driver, what, || free(&self.driver, self.start));
+            is_lost
+        });
+        is_lost
+    }
+}
+
+/// Implements what all types here have in common, by their field `memory`.
+macro_rules! owned {
+    ($name:ident) => {
+        impl $name {
+            /// Sets the memory's name in the [ledger](crate::ledger).
+            pub fn labelled(self, label: impl Into<$crate::ledger::Label>) -> Self {
+                self.memory.entry.set_label(label.into());
+                self
+            }
+        }
+
+        impl $crate::memory::Memory for $name {
+            fn driver(&self) -> &$crate::driver::Driver {
+                &self.memory.driver
+            }
+            fn device_ptr(&self) -> $crate::driver::DevicePtr {
+                self.memory.start
+            }
+            fn len(&self) -> u64 {
+                self.memory.len
+            }
+            fn location(&self) -> $crate::driver::Location {
+                self.memory.location
+            }
+        }
+    };
+    ($name:ident, for the CPU) => {
+        owned!($name);
+
+        impl $crate::memory::CpuMemory for $name {
+            fn cpu(&self) -> $crate::Result<$crate::memory::CpuView<'_>> {
+                Ok(self.cpu())
+            }
+        }
+    };
+}
+use owned;
 
 /// Pinned host memory on no particular node, usable by the CPU and every GPU; freed when dropped.
 ///
 /// Source: `cuMemHostAlloc` with PORTABLE and DEVICEMAP, which is `cudaHostAlloc`.
 #[derive(Debug)]
 pub struct PinnedHost {
-    driver: Driver,
+    memory: Owned,
     device: i32,
-    start: DevicePtr,
-    len: u64,
-    entry: Entry,
 }
 
 impl PinnedHost {
@@ -88,49 +171,30 @@ impl PinnedHost {
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         // Every GPU may access it; asked first, so that nothing is allocated if the driver does not say.
-        let gpus = (0..driver.device_count()?).map(Location::Device);
+        let gpus = 0..driver.device_count()?;
         let start = driver
             .mem_host_alloc(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: Location::Host,
-            path: AllocPath::Pinned,
-            label: None,
-            site: Some(Caller::caller()),
-        };
-        Ok(Self {
-            entry: entry(new, start, std::iter::once(Location::Host).chain(gpus)),
-            start,
-            driver: driver.clone(),
-            device,
-            len: bytes,
-        })
-    }
-
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
-        self
+        let kind = (AllocPath::Pinned, Location::Host);
+        let memory = Owned::new(driver, kind, (start, bytes), gpus, Caller::caller());
+        Ok(Self { memory, device })
     }
 
     /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
         // SAFETY: pinned memory is mapped for the CPU, in whole pages, until freed, which needs `self`; safe code
         // reaches it through atomic views only.
-        unsafe { CpuView::new(self.start, self.len, true) }
+        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
     }
 }
 
 impl Drop for PinnedHost {
     fn drop(&mut self) {
-        self.entry.give_back(&self.driver, || {
-            give_back_or_log(&self.driver, "pinned host memory", || {
+        self.memory
+            .give_back("pinned host memory", |driver, start| {
                 // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
-                unsafe { self.driver.mem_free_host(self.device, self.start) }
-            })
-        });
+                unsafe { driver.mem_free_host(self.device, start) }
+            });
     }
 }
 
@@ -139,11 +203,8 @@ impl Drop for PinnedHost {
 /// Source: `cuMemAlloc`.
 #[derive(Debug)]
 pub struct DeviceMemory {
-    driver: Driver,
+    memory: Owned,
     device: i32,
-    start: DevicePtr,
-    len: u64,
-    entry: Entry,
 }
 
 impl DeviceMemory {
@@ -157,66 +218,23 @@ impl DeviceMemory {
         let start = driver
             .mem_alloc(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: Location::Device(device),
-            path: AllocPath::Device,
-            label: None,
-            site: Some(Caller::caller()),
-        };
-        Ok(Self {
-            entry: entry(new, start, [Location::Device(device)]),
-            start,
-            driver: driver.clone(),
-            device,
-            len: bytes,
-        })
-    }
-
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
-        self
+        let kind = (AllocPath::Device, Location::Device(device));
+        let memory = Owned::new(driver, kind, (start, bytes), [device], Caller::caller());
+        Ok(Self { memory, device })
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        self.entry.give_back(&self.driver, || {
-            give_back_or_log(&self.driver, "device memory", || {
-                // SAFETY: owned by `self`; the driver waits for work that uses it.
-                unsafe { self.driver.mem_free(self.device, self.start) }
-            })
+        self.memory.give_back("device memory", |driver, start| {
+            // SAFETY: owned by `self`; the driver waits for work that uses it.
+            unsafe { driver.mem_free(self.device, start) }
         });
     }
 }
 
-macro_rules! memory {
-    ($name:ident, $location:expr) => {
-        impl Memory for $name {
-            fn driver(&self) -> &Driver {
-                &self.driver
-            }
-            fn device_ptr(&self) -> DevicePtr {
-                self.start
-            }
-            fn len(&self) -> u64 {
-                self.len
-            }
-            fn location(&self) -> Location {
-                let location: fn(&Self) -> Location = $location;
-                location(self)
-            }
-        }
-    };
-}
-
-impl CpuMemory for PinnedHost {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        Ok(self.cpu())
-    }
-}
+owned!(PinnedHost, for the CPU);
+owned!(DeviceMemory);
 
 // SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
 unsafe impl AccessChecks for PinnedHost {
@@ -241,6 +259,3 @@ unsafe impl AccessChecks for DeviceMemory {
         false
     }
 }
-
-memory!(PinnedHost, |_| Location::Host);
-memory!(DeviceMemory, |this| Location::Device(this.device));

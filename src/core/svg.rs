@@ -13,7 +13,7 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 .head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}.bg{fill:#fff}\n";
 const DARK: &str = "text{fill:#e8edf4}.soft{fill:#a3afbf}.bg{fill:#12161c}";
 
-/// Elements of a drawing, in the order in which they are drawn. What is written to it are elements; writing cannot fail.
+/// Elements of a drawing, in the order in which they are drawn. Writers add whole elements; writing cannot fail.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing(String);
 

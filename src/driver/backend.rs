@@ -228,7 +228,7 @@ macro_rules! declare {
 /// context unchanged.
 ///
 /// # Safety
-/// What a method reports as success must have happened: safe code dereferences memory that is reported as
+/// A method that reports success must have had its effect: safe code dereferences memory that is reported as
 /// mapped and granted to the host.
 ///
 /// The methods that are `unsafe` here use a handle, or can remove memory that is in use. Their callers must

@@ -1,4 +1,4 @@
-//! Who is to have access to new memory, and changes of the access to a buffer.
+//! The access to new memory, and changes of the access to a buffer.
 
 use super::{Buffer, BufferOptions};
 use crate::driver::{Access, AccessDesc, Driver, Location};

@@ -33,9 +33,12 @@ impl Buffer {
         // From now on no slice of it is lent: something else may write the bytes.
         self.range.note_other_writers();
         let driver = self.range.first().driver();
-        // SAFETY: what is written through the fd lies in memory of this buffer, of which safe code holds no reference:
-        // it is borrowed exclusively, and lends none from now on.
+        // SAFETY: writes through the fd reach memory of this buffer alone, of which safe code holds no reference: it is
+        // borrowed exclusively, and lends none from now on.
         let exported = unsafe { driver.mem_dma_buf(self.device_ptr().add(offset), len) };
+        if exported.is_ok() {
+            self.range.note_export(offset, len);
+        }
         exported.map_err(|error| match (error.driver_error(), is_host) {
             (Some(source), _) if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
                 what: "DMA-BUFs",

@@ -2,12 +2,11 @@
 
 use std::panic::Location as Caller;
 
-use super::{entry, is_supported, not_empty};
-use crate::driver::{Access, DeviceAttribute, DevicePtr, Driver, Location};
+use super::{Owned, is_supported, not_empty, owned};
+use crate::driver::{Access, DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::{AllocPath, Entry, Label, NewEntry};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
-use crate::teardown::give_back_or_log;
+use crate::ledger::AllocPath;
+use crate::memory::{AccessChecks, CpuView, Engine};
 use crate::{Error, Result};
 
 /// Managed memory: its pages move to the CPU or the GPU that touches them.
@@ -19,11 +18,8 @@ use crate::{Error, Result};
 /// Source: `cuMemAllocManaged` with ATTACH_GLOBAL.
 #[derive(Debug)]
 pub struct ManagedMemory {
-    driver: Driver,
+    memory: Owned,
     device: i32,
-    start: DevicePtr,
-    len: u64,
-    entry: Entry,
 }
 
 impl ManagedMemory {
@@ -65,53 +61,29 @@ impl ManagedMemory {
         let start = driver
             .mem_alloc_managed(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: Location::Device(device),
-            path: AllocPath::Managed,
-            label: None,
-            site: Some(site),
-        };
-        Ok(Self {
-            entry: entry(new, start, [Location::Host, Location::Device(device)]),
-            start,
-            driver: driver.clone(),
-            device,
-            len: bytes,
-        })
-    }
-
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
-        self
+        let kind = (AllocPath::Managed, Location::Device(device));
+        let memory = Owned::new(driver, kind, (start, bytes), [device], site);
+        Ok(Self { memory, device })
     }
 
     /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
         // SAFETY: the driver maps it for the CPU, also while GPUs work, until it is freed, which needs `self`; safe code
         // reaches it through atomic views only.
-        unsafe { CpuView::new(self.start, self.len, true) }
+        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
     }
 }
 
 impl Drop for ManagedMemory {
     fn drop(&mut self) {
-        self.entry.give_back(&self.driver, || {
-            give_back_or_log(&self.driver, "managed memory", || {
-                // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
-                unsafe { self.driver.mem_free(self.device, self.start) }
-            })
+        self.memory.give_back("managed memory", |driver, start| {
+            // SAFETY: owned by `self`; views of it borrow `self`, so none exist.
+            unsafe { driver.mem_free(self.device, start) }
         });
     }
 }
 
-impl CpuMemory for ManagedMemory {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        Ok(self.cpu())
-    }
-}
+owned!(ManagedMemory, for the CPU);
 
 // SAFETY: the memory is freed when this is dropped.
 unsafe impl AccessChecks for ManagedMemory {
@@ -122,20 +94,5 @@ unsafe impl AccessChecks for ManagedMemory {
             Engine::Kernel if gpu == self.device => Access::ReadWrite,
             Engine::Kernel => Access::None,
         })
-    }
-}
-
-impl Memory for ManagedMemory {
-    fn driver(&self) -> &Driver {
-        &self.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        Location::Device(self.device)
     }
 }

@@ -5,12 +5,11 @@ use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 
 use super::pages::{PageSize, Pages, expect_sealed};
-use super::{entry, is_supported, not_empty};
-use crate::driver::{Access, DeviceAttribute, DevicePtr, Driver, Location};
+use super::{Owned, is_supported, not_empty, owned};
+use crate::driver::{Access, DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::{AllocPath, Entry, Label, NewEntry};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
-use crate::teardown::give_back_or_log;
+use crate::ledger::AllocPath;
+use crate::memory::{AccessChecks, CpuView, Engine};
 use crate::{Error, Result};
 
 /// Memory that this process has mapped and the driver has pinned afterwards, for the CPU and every GPU: anonymous pages, or
@@ -30,11 +29,9 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct RegisteredHost {
-    driver: Driver,
+    memory: Owned,
     device: i32,
-    len: u64,
     writable: bool,
-    entry: Entry,
     /// Unmapped after the registration has ended.
     pages: ManuallyDrop<Pages>,
 }
@@ -173,24 +170,15 @@ impl RegisteredHost {
             DeviceAttribute::HOST_REGISTER_SUPPORTED,
             what,
         )?;
-        let gpus = (0..driver.device_count()?).map(Location::Device);
+        let gpus = 0..driver.device_count()?;
         let start = pages.start();
         // SAFETY: the pages are mapped, and unmapped after the registration.
         unsafe { driver.mem_host_register(device, start, bytes, !writable) }
             .map_err(|error| name_missing_gpu(driver, error, device))?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: Location::Host,
-            path: AllocPath::Registered,
-            label: None,
-            site: Some(site),
-        };
+        let kind = (AllocPath::Registered, Location::Host);
         let registered = Self {
-            entry: entry(new, start, std::iter::once(Location::Host).chain(gpus)),
-            driver: driver.clone(),
+            memory: Owned::new(driver, kind, (start, bytes), gpus, site),
             device,
-            len: bytes,
             writable,
             pages: ManuallyDrop::new(pages),
         };
@@ -204,47 +192,32 @@ impl RegisteredHost {
         Ok(registered)
     }
 
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
-        self
-    }
-
     /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
         // SAFETY: the pages are mapped, whole, until this is dropped, and a file keeps them (`of_file`); safe code reaches
         // them through atomic views only.
-        unsafe { CpuView::new(self.pages.start(), self.len, self.writable) }
+        unsafe { CpuView::new(self.memory.start, self.memory.len, self.writable) }
     }
 }
 
 impl Drop for RegisteredHost {
     /// Pages that the driver does not let go stay mapped, and so do those of a forked child, which the kernel unmaps.
     fn drop(&mut self) {
-        let mut is_lost = !self.driver.is_of_this_process();
-        self.entry.give_back(&self.driver, || {
-            let lost = give_back_or_log(&self.driver, "registered host memory", || {
+        let is_lost = self
+            .memory
+            .give_back("registered host memory", |driver, start| {
                 // SAFETY: registered by `self`; views of it borrow `self`, so none exist.
-                unsafe {
-                    self.driver
-                        .mem_host_unregister(self.device, self.pages.start())
-                }
+                unsafe { driver.mem_host_unregister(self.device, start) }
             });
-            is_lost |= lost;
-            lost
-        });
-        if !is_lost {
+        let is_own = self.memory.driver.is_of_this_process();
+        if is_own && !is_lost {
             // SAFETY: dropped once, here; the driver uses the pages no more.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }
 }
 
-impl CpuMemory for RegisteredHost {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        Ok(self.cpu())
-    }
-}
+owned!(RegisteredHost, for the CPU);
 
 // SAFETY: the memory is registered for all GPUs until this is dropped, for reading alone if it is not writable.
 unsafe impl AccessChecks for RegisteredHost {
@@ -257,20 +230,5 @@ unsafe impl AccessChecks for RegisteredHost {
 
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
         !self.writable
-    }
-}
-
-impl Memory for RegisteredHost {
-    fn driver(&self) -> &Driver {
-        &self.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.pages.start()
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        Location::Host
     }
 }

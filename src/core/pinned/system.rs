@@ -3,10 +3,10 @@
 use std::panic::Location as Caller;
 
 use super::pages::{PageSize, Pages};
-use super::{entry, not_empty};
-use crate::driver::{Access, DeviceAttribute, DevicePtr, Driver, Location};
-use crate::ledger::{AllocPath, Entry, Label, NewEntry};
-use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
+use super::{Owned, not_empty, owned};
+use crate::driver::{Access, DeviceAttribute, Driver, Location};
+use crate::ledger::AllocPath;
+use crate::memory::{AccessChecks, CpuView, Engine};
 use crate::{Error, Result};
 
 /// Plain memory of this process, as from `malloc`, which GPUs reach through the CPU's page tables (ATS): on Grace machines.
@@ -15,10 +15,9 @@ use crate::{Error, Result};
 /// Source: `mmap`; the attribute `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`.
 #[derive(Debug)]
 pub struct SystemMemory {
-    driver: Driver,
-    len: u64,
-    entry: Entry,
-    pages: Pages,
+    // Removed from the ledger before the addresses are given back.
+    memory: Owned,
+    _pages: Pages,
 }
 
 impl SystemMemory {
@@ -41,60 +40,26 @@ impl SystemMemory {
             }
         }
         let pages = Pages::anonymous(bytes, size)?;
-        let new = NewEntry {
-            driver,
-            bytes,
-            location: Location::Host,
-            path: AllocPath::System,
-            label: None,
-            site: Some(Caller::caller()),
-        };
-        let who = std::iter::once(Location::Host).chain(gpus.map(Location::Device));
+        let kind = (AllocPath::System, Location::Host);
+        let range = (pages.start(), bytes);
         Ok(Self {
-            entry: entry(new, pages.start(), who),
-            driver: driver.clone(),
-            len: bytes,
-            pages,
+            memory: Owned::new(driver, kind, range, gpus, Caller::caller()),
+            _pages: pages,
         })
-    }
-
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
-        self
     }
 
     /// Returns the CPU's view of the bytes.
     pub fn cpu(&self) -> CpuView<'_> {
         // SAFETY: the pages are mapped, whole, until this is dropped; safe code reaches them through atomic views only.
-        unsafe { CpuView::new(self.pages.start(), self.len, true) }
+        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
     }
 }
 
-impl CpuMemory for SystemMemory {
-    fn cpu(&self) -> Result<CpuView<'_>> {
-        Ok(self.cpu())
-    }
-}
+owned!(SystemMemory, for the CPU);
 
 // SAFETY: every GPU uses the page tables of this process, where the range is mapped until this is dropped.
 unsafe impl AccessChecks for SystemMemory {
     fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         Ok(Access::ReadWrite)
-    }
-}
-
-impl Memory for SystemMemory {
-    fn driver(&self) -> &Driver {
-        &self.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.pages.start()
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        Location::Host
     }
 }

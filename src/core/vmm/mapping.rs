@@ -163,12 +163,14 @@ impl Mapping {
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`]; [`Error::NoPeerAccess`] for a GPU that cannot access the memory of another one;
-    /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often; or the
-    /// driver's: NOT_SUPPORTED for the host if it cannot reach a GPU's memory.
+    /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often;
+    /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the host
+    /// if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
             return Ok(());
         }
+        self.driver().expect_this_process("mapping")?;
         let (own, host) = self.in_own_terms(access);
         self.granted_to_gpus |= names_a_gpu(access);
         let result = self.grant(&own);
@@ -201,14 +203,15 @@ impl Mapping {
     /// Source: `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location;
-    /// the driver's errors.
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location, and in a forked
+    /// child; the driver's errors.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let Some(first) = mappings.first() else {
             return Ok(());
         };
         let (start, location) = (first.start, first.location);
         let driver = first.driver().clone();
+        driver.expect_this_process("mapping")?;
         let mut size = 0;
         for mapping in mappings.iter() {
             driver.expect_same(mapping.driver(), "mapping")?;
@@ -244,7 +247,7 @@ impl Mapping {
         result
     }
 
-    /// Notes in the ledger who has access now. CUDA does not document what a failed call has changed.
+    /// Notes the present access in the ledger. CUDA does not document what a failed call has changed.
     fn note_grants(&self, access: &[AccessDesc], granted: bool) {
         if granted {
             return self.grants.set(access);
@@ -372,6 +375,11 @@ impl Mapping {
     /// Notes that something besides GPUs may write the memory from now on: it counts as granted to them.
     pub(super) const fn note_other_writers(&mut self) {
         self.granted_to_gpus = true;
+    }
+
+    /// Notes in the ledger that a handle of mapped bytes was exported.
+    pub(super) fn note_export(&self) {
+        self.mapped.entry.exported(None);
     }
 
     /// Returns whether a grant to a GPU was ever attempted.

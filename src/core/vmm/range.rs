@@ -189,6 +189,13 @@ impl<P> MappedRange<P> {
             .for_each(Mapping::note_other_writers);
     }
 
+    /// Notes in the ledger that a handle of the `len` bytes from `offset` on was exported, which has no identity.
+    pub(crate) fn note_export(&self, offset: u64, len: u64) {
+        self.holding(offset, len)
+            .iter()
+            .for_each(Mapping::note_export);
+    }
+
     /// Returns the CPU's view of the first `len` bytes, which may include padding.
     ///
     /// # Errors

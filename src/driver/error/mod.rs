@@ -238,9 +238,10 @@ pub enum Error {
         /// Bytes of the largest free range, or slightly less: not all are examined.
         largest_free: u64,
     },
-    /// A cursor in memory that a GPU writes has a value that it cannot have. Nothing was read or written for it.
+    /// A counter in memory that a GPU writes, of a ring or of an appender, has a value that it cannot have. No record was
+    /// read or written for it.
     CursorDamaged {
-        /// The cursor.
+        /// The counter.
         what: &'static str,
         /// Its value.
         found: u64,

@@ -68,8 +68,8 @@ impl Error {
             }
             Self::HeapFull { why, .. } => why.remedy(),
             Self::CursorDamaged { .. } => {
-                "check the kernels that have the address: one that writes beyond its memory, or a second one on the same \
-                 side; then create the memory anew"
+                "check the kernels that have the address: one that writes beyond its memory, a second one on the same side of \
+                 a ring, or one that still runs when an appender's records are collected; then create a ring anew"
             }
             Self::OutOfAddresses { .. } => {
                 "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"

@@ -41,7 +41,7 @@ impl State {
         Ok(self.machine.peers(device, peer))
     }
 
-    /// CUDA documents that one GPU alone has no link. What a driver answers for GPUs that cannot access each other, and
+    /// CUDA documents that one GPU alone has no link. The answers for GPUs that cannot access each other, and
     /// the rank of PCIe, are guesses.
     pub(super) fn device_p2p_attribute(
         &self,

@@ -107,7 +107,7 @@ impl State {
         if size == 0 || self.reservation(ptr.0, size).is_none() {
             return fail(Code::INVALID_VALUE);
         }
-        // Only whole mappings; gaps are allowed: what is unmapped may be unmapped again.
+        // Only whole mappings; gaps are allowed: unmapped addresses may be unmapped again.
         let end = ptr.0 + size;
         let begins = self.region(ptr.0).is_none_or(|(start, _)| start == ptr.0);
         let ends = |(start, region): (u64, &Region)| start + region.len == end;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::driver::sim::Machine;
 use crate::driver::{HandleTypes, NodeId};
+use crate::stream::Stream;
 
 #[test]
 fn an_allocation_is_imported_once_at_a_time() {

@@ -11,7 +11,7 @@ fn read(driver: &Driver, ptr: DevicePtr) -> Result<u64, Code> {
         blocks: 1,
         threads: 32,
     };
-    // SAFETY: only this function uses the handles, and the range is the caller's, who does not write it meanwhile.
+    // SAFETY: only this function uses the handles, and the caller owns the range and does not write it meanwhile.
     unsafe {
         let module = driver.module_load(0, kernels::PTX).unwrap();
         let function = driver.module_function(0, module, kernels::READ).unwrap();

@@ -1,0 +1,258 @@
+//! Allocations of other processes' pools.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::panic::Location as Caller;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+
+use super::{Imported, ImportedPool};
+use crate::driver::{
+    Access, AccessDesc, Code, DevicePtr, Driver, Location, PointerAttribute, PoolPtrExport,
+};
+use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party};
+use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::per_driver::lock;
+use crate::stream::Stream;
+use crate::teardown::{give_back, log_lost};
+use crate::{Error, Result};
+
+/// `CU_MEMORYTYPE_HOST`
+const HOST_MEMORY: u64 = 1;
+
+impl ImportedPool {
+    /// Returns whether the driver says that the CPU reaches the pool's memory.
+    fn cpu_reaches(&self, start: DevicePtr) -> bool {
+        let attribute = |attribute| self.0.driver.pointer_attribute(start, attribute);
+        let has_address = attribute(PointerAttribute::HostPointer).is_ok_and(|at| at == start.0);
+        // For drivers that know no host pointers of imported memory.
+        has_address
+            || (attribute(PointerAttribute::MemoryType).is_ok_and(|kind| kind == HOST_MEMORY)
+                && self.0.location.is_host()
+                && self.access(self.0.location) == Ok(Access::ReadWrite))
+    }
+
+    /// Imports an allocation of `bytes`, to be freed on `stream`. The exporter keeps it while `tether` is
+    /// open.
+    ///
+    /// Source: `cuMemPoolImportPointer`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, an impossible size, and an allocation that this
+    /// process has imported and not freed; the driver's INVALID_VALUE for data that is not an allocation of the
+    /// pool.
+    ///
+    /// # Safety
+    /// Until the other end of `tether` is closed, the exporter does not free the allocation.
+    #[track_caller]
+    pub unsafe fn import_pointer(
+        &self,
+        pointer: &PoolPtrExport,
+        bytes: u64,
+        stream: &Stream,
+        tether: OwnedFd,
+    ) -> Result<ImportedPoolBuffer> {
+        let driver = &self.0.driver;
+        driver.expect_same(stream.driver(), "stream")?;
+        let start = {
+            let mut live = live();
+            // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
+            let start = unsafe { self.0.calls()?.pool_import_pointer(self.0.handle, pointer) };
+            let again = || {
+                let why = "it is imported in this process already, and not freed yet: use the buffer \
+                           that was received first, or free it before the next one is received";
+                Error::invalid("pool allocation", why)
+            };
+            let start = start.map_err(|error| match error.code() {
+                Some(Code::ALREADY_MAPPED) => again(),
+                _ => error,
+            })?;
+            if !live.insert((driver.address(), start)) {
+                // The driver returned the same address again: a free by one of two owners would free it for
+                // the other as well.
+                return Err(again());
+            }
+            start
+        };
+        let new = NewEntry {
+            driver,
+            bytes,
+            location: self.0.location,
+            path: AllocPath::ImportedPool,
+            label: None,
+            site: Some(Caller::caller()),
+        };
+        // Owned from here on, so that a failing step releases it.
+        let mut buffer = ImportedPoolBuffer {
+            entry: Entry::mapped(new, start, Arc::clone(&self.0.grants)),
+            pool: Arc::clone(&self.0),
+            start,
+            len: bytes,
+            cpu: false,
+            stream: stream.clone(),
+            tether: Some(tether),
+        };
+        // The driver, not the peer, decides its size and whether the CPU reaches it.
+        let size = driver
+            .mem_address_range(start)
+            .map(|(base, size)| match base {
+                // The answer for mapped host memory: see docs/driver-behaviour.md.
+                DevicePtr(0) => size,
+                base => size.saturating_sub(start.0.saturating_sub(base.0)),
+            })
+            .or_else(|_| driver.pointer_attribute(start, PointerAttribute::RangeSize))?;
+        if bytes > size {
+            let why = format!("{bytes} bytes in memory of {size}");
+            return Err(Error::invalid("size", why));
+        }
+        buffer.cpu = self.cpu_reaches(start);
+        if buffer.cpu {
+            let host = AccessDesc::new(Location::Host, Access::ReadWrite);
+            self.0.grants.set(&[host]);
+        }
+        Ok(buffer)
+    }
+}
+
+/// The imported allocations of this process, by driver and address: a peer that sends one twice must not
+/// create two owners.
+fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
+    static LIVE: LazyLock<Mutex<HashSet<(usize, DevicePtr)>>> = LazyLock::new(Mutex::default);
+    lock(&LIVE)
+}
+
+/// An allocation of another process's pool.
+///
+/// Dropping it frees it on its stream, after the work there, and tells the exporter once that is done; so the
+/// drop waits for the stream. Work on other streams must have finished before.
+#[derive(Debug)]
+pub struct ImportedPoolBuffer {
+    pool: Arc<Imported>,
+    start: DevicePtr,
+    len: u64,
+    /// Whether the CPU reaches it.
+    cpu: bool,
+    stream: Stream,
+    /// Closing it tells the exporter that this process has freed the memory.
+    tether: Option<OwnedFd>,
+    entry: Entry,
+}
+
+impl ImportedPoolBuffer {
+    /// Returns the CPU's view of the bytes, after the work on the stream.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] if the CPU cannot reach the memory, and the error of earlier work on the
+    /// stream.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        if !self.cpu {
+            return Err(Error::NotAccessible {
+                who: Location::Host,
+                have: Access::None,
+                need: Access::ReadWrite,
+            });
+        }
+        self.stream.synchronize()?;
+        // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
+        // `self` is freed. Pools allocate in units larger than a word, and their only access is reading and
+        // writing. Safe code reaches it through atomic views only.
+        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+    }
+
+    /// Returns the pool that it belongs to.
+    pub fn pool(&self) -> ImportedPool {
+        ImportedPool(Arc::clone(&self.pool))
+    }
+
+    /// Returns the stream that it will be freed on.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Notes in the [ledger](crate::ledger) which process lends it.
+    pub fn imported_from(&self, from: Party) {
+        let from = From {
+            from: Some(from),
+            identity: None,
+        };
+        self.entry.imported(from, None, None);
+    }
+
+    /// Frees the allocation.
+    ///
+    /// Source: `cuMemFreeAsync`, then `cuStreamSynchronize`.
+    ///
+    /// # Errors
+    /// The driver's errors: the exporter then keeps the memory until this process ends.
+    pub fn free(mut self) -> Result<()> {
+        self.free_once()
+    }
+
+    fn free_once(&mut self) -> Result<()> {
+        let Some(tether) = self.tether.take() else {
+            return Ok(());
+        };
+        let freed = {
+            let mut live = live();
+            let mut freed = Ok(());
+            self.entry.give_back(&self.pool.driver, || {
+                freed = give_back(&self.pool.driver, "a pool's memory", || {
+                    // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
+                    // the free comes after the stream's work.
+                    unsafe {
+                        self.pool
+                            .calls()?
+                            .free_async(self.start, self.stream.handle())
+                    }
+                });
+                freed.is_err()
+            });
+            if freed.is_ok() {
+                live.remove(&(self.pool.driver.address(), self.start));
+            }
+            freed
+        }
+        .and_then(|()| give_back(&self.pool.driver, "a stream", || self.stream.synchronize()));
+        if freed.is_err() {
+            // It may still be in use: the exporter must not be told otherwise.
+            std::mem::forget(tether);
+        }
+        freed
+    }
+}
+
+impl_cpu_memory!(ImportedPoolBuffer);
+
+// SAFETY: the pool's grants answer, and it is freed when this is dropped.
+unsafe impl AccessChecks for ImportedPoolBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
+        self.pool().access(Location::Device(gpu))
+    }
+
+    fn hold_grants(&self) -> Option<GrantUse> {
+        Some(self.pool.uses.begin())
+    }
+}
+
+impl Memory for ImportedPoolBuffer {
+    fn driver(&self) -> &Driver {
+        &self.pool.driver
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.start
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        self.pool.location
+    }
+}
+
+impl Drop for ImportedPoolBuffer {
+    fn drop(&mut self) {
+        // A forked child frees nothing. The pipe stays open in its parent.
+        if self.pool.driver.is_of_this_process() {
+            log_lost("another process's pool memory", self.free_once());
+        }
+    }
+}
