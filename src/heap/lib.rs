@@ -26,6 +26,7 @@ mod occupancy;
 mod options;
 mod picture;
 mod piece;
+mod raw;
 mod release;
 mod resize;
 mod room;
@@ -41,6 +42,7 @@ pub use heap::Heap;
 pub use limits::{Pressure, Relief};
 pub use occupancy::{Chunk, Occupancy, OccupancyTotals};
 pub use options::HeapOptions;
+pub use raw::RawBlock;
 pub use release::NotAllFreed;
 pub use stats::{ClassStats, DriverCounts, HeapStats};
 

@@ -39,6 +39,17 @@ impl Key {
         Self(node.number().into())
     }
 
+    /// Returns the key as a plain number, for [`from_number`](Self::from_number).
+    #[inline]
+    pub(super) const fn number(self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    pub(super) const fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
     #[inline]
     pub(super) fn kind(self) -> Kind {
         match self.0 & Self::SMALL {

@@ -10,7 +10,7 @@ const STEP: u64 = 64 << 10;
 /// How many wrong bytes a report contains.
 const SHOWN: usize = 32;
 
-/// Where a heap's memory is, and who may write it.
+/// Where a heap's memory is, and its users' access.
 pub(crate) struct HeapMemory {
     /// The address of offset 0.
     pub(super) start: u64,
