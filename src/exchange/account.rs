@@ -247,7 +247,7 @@ pub(crate) fn request(ask: &Ask) -> usize {
         Ask::Create(ask) => create(ask),
         Ask::Join(ask) => join(ask),
         Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
-        // Names are short, and so are lists of handle types. What a rank gives to a gather has its own charge.
+        // Names are short, and so are lists of handle types. A rank's contribution to a gather has its own charge.
         _ => REQUEST,
     }
 }

@@ -22,6 +22,9 @@ use crate::exchange::{PeerName, Security, Tls, TlsFiles};
 use crate::share::best_handle_types;
 use crate::{Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
 
+/// How long a service that could not be started waits for clients that have fetched from it already.
+const GIVE_UP: Duration = Duration::from_secs(1);
+
 /// Counts down when a reserve has been filled for the first time.
 #[derive(Debug)]
 struct Countdown {
@@ -140,15 +143,26 @@ impl Service {
             endpoint,
             config: Mutex::new(config.clone()),
         };
-        if let Some(directory) = &config.directory {
-            state.set_directory(etcd::register(directory, &service.server).await?);
-        }
-        for (buffer, node) in config.buffers.into_iter().zip(homes) {
-            let state = Arc::clone(&state);
-            blocking("making a buffer", move || publish(&state, &buffer, node)).await?;
+        if let Err(error) = service.fill(config, homes).await {
+            // Waits until it no longer listens, so that the caller can start another at once.
+            let _ = service.drain(GIVE_UP).await;
+            return Err(error);
         }
         unready.send_modify(|count| *count -= 1);
         Ok(service)
+    }
+
+    /// Registers with the directory and creates the configured buffers, each on its node of `homes`.
+    async fn fill(&self, config: ServiceConfig, homes: Vec<NodeId>) -> Result<()> {
+        if let Some(directory) = &config.directory {
+            let registration = etcd::register(directory, &self.server).await?;
+            self.state.set_directory(registration);
+        }
+        for (buffer, node) in config.buffers.into_iter().zip(homes) {
+            let state = Arc::clone(&self.state);
+            blocking("making a buffer", move || publish(&state, &buffer, node)).await?;
+        }
+        Ok(())
     }
 }
 

@@ -71,6 +71,7 @@ impl Client {
     ///
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
+    #[track_caller]
     pub fn fetch(&self, name: impl Into<String>) -> Result<RemoteBuffer> {
         self.fetch_with(name, |options| options)
     }
@@ -79,6 +80,7 @@ impl Client {
     ///
     /// # Errors
     /// As for [`fetch`](Self::fetch).
+    #[track_caller]
     pub fn fetch_with(
         &self,
         name: impl Into<String>,
@@ -103,11 +105,13 @@ impl Client {
     }
 
     /// Follows a name. See [`exchange::Client::follow`].
+    #[track_caller]
     pub fn follow(&self, name: impl Into<String>) -> Follow {
         self.follow_with(name, |options| options)
     }
 
     /// Follows a name, and fetches its memory with options each time.
+    #[track_caller]
     pub fn follow_with(
         &self,
         name: impl Into<String>,

@@ -71,6 +71,7 @@ impl Group {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which is
     /// no call.
+    #[track_caller]
     pub fn gather_memory(
         &self,
         memory: Option<Shared>,

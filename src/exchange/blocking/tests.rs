@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate as exchange;
 use crate::driver::{Access, HandleType, NodeId};
+use crate::ledger;
 use crate::slow::ms;
 use crate::{Absence, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
@@ -221,4 +222,82 @@ fn ranks_on_threads_form_a_group() {
             });
         }
     });
+}
+
+/// The entries of imported memory: the line of this file that imported it, and the sender.
+fn imports(driver: &Driver) -> Vec<(u32, String)> {
+    let mut entries = ledger::allocations(driver);
+    entries.retain(|entry| entry.path.is_import());
+    let shown = entries.into_iter().map(|entry| {
+        let site = entry.site.unwrap();
+        assert!(site.file.ends_with("blocking/tests.rs"), "{site}");
+        (site.line, entry.imported.unwrap().from.unwrap().name)
+    });
+    shown.collect()
+}
+
+#[test]
+fn the_ledger_shows_the_programs_lines() {
+    let (own, other) = (driver(), driver());
+    let server = server();
+    let client = Client::connect(options(&server), &other).unwrap();
+    let _published = server.publish("x", buffer(&own)).unwrap();
+    let line = line!();
+    let fetched = client.fetch("x").unwrap();
+    assert_eq!(imports(&other)[0].0, line + 1);
+    drop(fetched);
+    let fetched = client.fetch_with("x", |fetch| fetch).unwrap();
+    assert_eq!(imports(&other)[0].0, line + 4);
+    drop(fetched);
+    let mut follow = client.follow("x");
+    let followed = follow.next(LONG).unwrap();
+    assert_eq!(imports(&other)[0].0, line + 7, "{followed:?}");
+}
+
+#[test]
+fn the_ledger_names_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("group"));
+    let rank = |rank: u32, map: exchange::group::Map| {
+        let own = driver();
+        let admission = exchange::group::Admission::SamePeer;
+        let line = line!() + 1;
+        let options = exchange::group::Group::options("g", rank, 2, address.clone(), admission);
+        let options = options.memory(buffer(&own)).map(map);
+        let group = Group::join(options, &own).unwrap();
+        let them = format!("rank {} (", 1 - rank);
+        let sent = |index: usize| {
+            let entry = &ledger::allocations(&own)[index];
+            assert!(entry.exported_to[0].name.starts_with(&them), "{entry:?}");
+        };
+        sent(0);
+        let mut lines = vec![line];
+        if map == exchange::group::Map::Lazy {
+            assert!(imports(&own).is_empty());
+            group.rank(1 - rank).unwrap();
+            lines = vec![line!() - 1];
+        }
+        let memory = Some(buffer(&own).into());
+        lines.push(line!() + 1);
+        let gathered = group.gather_memory(memory, LONG).unwrap();
+        if map == exchange::group::Map::Lazy {
+            gathered.rank(1 - rank).unwrap();
+            lines[1] = line!() - 1;
+        }
+        let found = imports(&own);
+        assert!(found.iter().all(|(_, from)| from.starts_with(&them)));
+        assert_eq!(
+            found.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
+            lines
+        );
+        sent(2);
+        drop(gathered);
+        group.leave(LONG).unwrap();
+    };
+    for map in [exchange::group::Map::All, exchange::group::Map::Lazy] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| rank(0, map));
+            scope.spawn(|| rank(1, map));
+        });
+    }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::greet::Dial;
-use super::session::{Keep, Session};
+use super::lease::Keep;
+use super::session::Session;
 use super::{Client, ClientOptions, actor, greet};
 use crate::Address;
 use crate::capability::ImexChannel;

@@ -2,6 +2,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::os::fd::OwnedFd;
+use std::panic::Location as Caller;
 use std::pin::Pin;
 
 use super::leased::Leased;
@@ -25,9 +26,12 @@ pub struct FetchOptions {
     probe: bool,
     instance: Option<InstanceId>,
     owner: Option<Owner>,
+    /// The program's call, for the ledger.
+    site: &'static Caller<'static>,
 }
 
 impl FetchOptions {
+    #[track_caller]
     fn new(client: &Client, name: String) -> Self {
         Self {
             client: client.clone(),
@@ -38,7 +42,14 @@ impl FetchOptions {
             probe: true,
             instance: None,
             owner: client.0.session().dial.options.owner.clone(),
+            site: Caller::caller(),
         }
+    }
+
+    /// Sets the program's call that the ledger shows.
+    pub(crate) const fn called_at(mut self, site: &'static Caller<'static>) -> Self {
+        self.site = site;
+        self
     }
 
     pub(super) const fn client(&self) -> &Client {
@@ -287,6 +298,7 @@ impl FetchOptions {
             probe,
             no_fabric,
             owner,
+            site: self.site,
         })
     }
 
@@ -319,6 +331,7 @@ impl FetchOptions {
 
 impl Client {
     /// Returns options for fetching a name: [`go`](FetchOptions::go) imports its memory.
+    #[track_caller]
     pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
         FetchOptions::new(self, name.into())
     }

@@ -1,12 +1,13 @@
 //! A lease, as its holder sees it.
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
-use super::session::Keep;
+use super::session::Session;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
 use crate::{Error, Result};
@@ -154,5 +155,39 @@ impl fmt::Debug for Lease {
         f.debug_struct("Lease")
             .field("lease", &self.key.lease)
             .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a session alive: it closes with the last of these.
+pub(super) struct Keep(Arc<Session>);
+
+impl Keep {
+    pub(super) fn new(session: &Arc<Session>) -> Self {
+        session.users.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(session))
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.0
+    }
+}
+
+impl Clone for Keep {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.close();
+        }
+    }
+}
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }

@@ -1,5 +1,7 @@
 //! Memory that is leased and not imported yet.
 
+use std::panic::Location as Caller;
+
 use super::lease::Lease;
 use super::open;
 use super::remote::RemoteBuffer;
@@ -20,6 +22,8 @@ pub struct Leased {
     pub(super) probe: Option<u64>,
     pub(super) no_fabric: Option<String>,
     pub(super) owner: Owner,
+    /// The program's call, for the ledger.
+    pub(super) site: &'static Caller<'static>,
 }
 
 impl Leased {
@@ -87,12 +91,14 @@ impl Leased {
                 probe,
                 no_fabric,
                 owner,
+                site,
             } = self;
             let server = Party {
                 pid: terms.pid,
                 name: terms.peer.clone(),
             };
             let options = options.sender(server).or_label(name.as_str());
+            let options = options.or_called_at(site);
             // On every path the lease is dropped after the import.
             let imported = options.import(&session.driver, &description, handles);
             let imported = imported.map_err(|error| Error::Import {

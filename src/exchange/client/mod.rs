@@ -43,8 +43,9 @@ use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 pub(crate) use greet::may_pass;
+use lease::Keep;
+use session::Session;
 pub(crate) use session::{Answered, Notified};
-use session::{Keep, Session};
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
 /// everything fetched through it are dropped.

@@ -6,7 +6,7 @@ mod task;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ pub(crate) struct Session {
     gone: watch::Sender<Option<Error>>,
     /// Why the server lets this client in no more, until it does again.
     barred: watch::Sender<Option<Error>>,
-    users: AtomicUsize,
+    pub(super) users: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -399,39 +399,5 @@ impl fmt::Debug for Session {
         f.debug_struct("Session")
             .field("address", &self.dial.options.address)
             .finish_non_exhaustive()
-    }
-}
-
-/// Keeps a session alive: it closes with the last of these.
-pub(crate) struct Keep(Arc<Session>);
-
-impl Keep {
-    pub(super) fn new(session: &Arc<Session>) -> Self {
-        session.users.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(session))
-    }
-
-    pub(super) fn session(&self) -> &Arc<Session> {
-        &self.0
-    }
-}
-
-impl Clone for Keep {
-    fn clone(&self) -> Self {
-        Self::new(&self.0)
-    }
-}
-
-impl Drop for Keep {
-    fn drop(&mut self) {
-        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.close();
-        }
-    }
-}
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

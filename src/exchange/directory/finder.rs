@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::Location as Caller;
 use std::sync::{Arc, Mutex as Lock};
 use std::time::Duration;
 
@@ -77,8 +78,9 @@ impl Finder {
     ///
     /// # Errors
     /// Those of [`fetch_with`](Self::fetch_with).
-    pub async fn fetch(&self, name: &str) -> Result<RemoteBuffer> {
-        self.fetch_with(name, |fetch| fetch).await
+    #[track_caller]
+    pub fn fetch(&self, name: &str) -> impl Future<Output = Result<RemoteBuffer>> {
+        self.fetch_with(name, |fetch| fetch)
     }
 
     /// Fetches a name. If several exporters hold it, those of a directory that knows names are tried in the
@@ -91,7 +93,17 @@ impl Finder {
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing stays leased or mapped.
-    pub async fn fetch_with(
+    #[track_caller]
+    pub fn fetch_with(
+        &self,
+        name: &str,
+        options: impl Fn(FetchOptions) -> FetchOptions,
+    ) -> impl Future<Output = Result<RemoteBuffer>> {
+        let site = Caller::caller();
+        self.fetch_so(name, move |fetch| options(fetch.called_at(site)))
+    }
+
+    async fn fetch_so(
         &self,
         name: &str,
         options: impl Fn(FetchOptions) -> FetchOptions,
@@ -122,7 +134,18 @@ impl Finder {
     ///
     /// # Cancel safety
     /// As [`fetch_with`](Self::fetch_with).
-    pub async fn wait(
+    #[track_caller]
+    pub fn wait(
+        &self,
+        name: &str,
+        patience: Duration,
+        options: impl Fn(FetchOptions) -> FetchOptions,
+    ) -> impl Future<Output = Result<RemoteBuffer>> {
+        let site = Caller::caller();
+        self.wait_so(name, patience, move |fetch| options(fetch.called_at(site)))
+    }
+
+    async fn wait_so(
         &self,
         name: &str,
         patience: Duration,
@@ -138,7 +161,7 @@ impl Finder {
                     patience,
                 )
             };
-            match timeout(left, self.fetch_with(name, &options)).await {
+            match timeout(left, self.fetch_so(name, &options)).await {
                 Ok(Err(error)) if may_pass(&error) => {}
                 Ok(done) => return done,
                 Err(_) => return Err(late()),

@@ -1,6 +1,7 @@
 //! The barriers and gathers of a rank.
 
 use std::os::fd::OwnedFd;
+use std::panic::Location as Caller;
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
@@ -12,7 +13,7 @@ use super::gathered::GatheredMemory;
 use super::group::Group;
 use super::handles::{blocking, enough_fds, export, take};
 use super::kept::{Calls, discard};
-use super::member::Slot;
+use super::member::{Slot, note_sent};
 use super::options::Map;
 use super::state::server_lost;
 use crate::client::Answered;
@@ -119,10 +120,20 @@ impl Group {
     /// [`GroupOptions::map`]: super::GroupOptions::map
     /// [`GroupOptions::import`]: super::GroupOptions::import
     /// [`GroupOptions::access`]: super::GroupOptions::access
-    pub async fn gather_memory(
+    #[track_caller]
+    pub fn gather_memory(
         &self,
         memory: Option<Shared>,
         within: Duration,
+    ) -> impl Future<Output = Result<GatheredMemory>> {
+        self.gather_memory_at(memory, within, Caller::caller())
+    }
+
+    async fn gather_memory_at(
+        &self,
+        memory: Option<Shared>,
+        within: Duration,
+        site: &'static Caller<'static>,
     ) -> Result<GatheredMemory> {
         let via = self.via();
         let described = match &memory {
@@ -153,15 +164,16 @@ impl Group {
         discard(turn.kept.before(call.number)).await;
         let peers = self.joined.members.iter().map(Slot::peer);
         let slots = slots.into_iter().zip(peers);
-        let slots = slots.map(|(slot, peer)| slot.of(peer)).collect();
+        let slots: Vec<Slot> = slots.map(|(slot, peer)| slot.of(peer)).collect();
+        let own = self.own_rank();
+        note_sent(memory.as_ref(), &slots, own);
         let (driver, import) = (self.joined.driver.clone(), self.joined.import.clone());
         let gathered = GatheredMemory::new(slots, memory, driver, import);
         if self.joined.map == Map::Lazy {
             return Ok(gathered);
         }
         // Still holding this call's turn: a later call tells the others that all memory is mapped.
-        let own = self.own_rank();
-        Ok(blocking(move || gathered.map_others(own).map(|()| gathered)).await??)
+        Ok(blocking(move || gathered.map_others(own, site).map(|()| gathered)).await??)
     }
 
     /// Makes a call with the rank's next number, when it is its turn. The number is used up even if the call

@@ -1,6 +1,7 @@
 //! Memory that ranks have shared in a gather.
 
 use std::fmt;
+use std::panic::Location as Caller;
 
 use super::member::Slot;
 use crate::driver::Driver;
@@ -36,12 +37,13 @@ impl GatheredMemory {
         }
     }
 
-    /// Maps the memory of all ranks but `own`.
-    pub(super) fn map_others(&self, own: u32) -> Result<()> {
+    /// Maps the memory of all ranks but `own`, for a call of the program.
+    pub(super) fn map_others(&self, own: u32, site: &'static Caller<'static>) -> Result<()> {
+        let import = self.import.clone().or_called_at(site);
         let others = self.slots.iter().enumerate();
         let others = others.filter(|(rank, slot)| *rank != own as usize && slot.memory().is_some());
         for (rank, slot) in others {
-            slot.map(rank, &self.driver, &self.import)?;
+            slot.map(rank, &self.driver, &import)?;
         }
         Ok(())
     }
@@ -72,6 +74,7 @@ impl GatheredMemory {
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or that
     /// contributed no memory; [`Error::Import`], the same in every call.
+    #[track_caller]
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.driver, &self.import)

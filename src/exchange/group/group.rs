@@ -176,6 +176,7 @@ impl Group {
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or that brought
     /// no memory; [`Error::Import`], the same in every call.
+    #[track_caller]
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
         self.slot(rank)?
             .map(rank as usize, &self.joined.driver, &self.joined.import)

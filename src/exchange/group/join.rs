@@ -15,7 +15,7 @@ use super::handles::{blocking, enough_fds, export, take};
 use super::host::Hosted;
 use super::leave::Leaving;
 use super::local::connect_local;
-use super::member::Slot;
+use super::member::{Slot, note_sent};
 use super::options::{GroupOptions, Host, Map};
 use crate::client::Notified;
 use crate::driver::{Driver, HandleType, HandleTypes};
@@ -35,6 +35,7 @@ impl Group {
     ///
     /// Between machines, `address` is a TCP address and needs [`security`](GroupOptions::security). On one
     /// machine it may be a Unix socket.
+    #[track_caller]
     pub fn options(
         name: impl Into<String>,
         rank: u32,
@@ -211,6 +212,7 @@ impl Joining<'_> {
         };
         let members = self.exchange(&agreed).await?;
         let slots: Arc<[Slot]> = members.into();
+        note_sent(self.options.memory.as_ref(), &slots, self.options.rank);
         if self.options.map == Map::All {
             self.map(&slots).await?;
         }
@@ -364,7 +366,9 @@ impl Joining<'_> {
     /// Maps the memory of all other ranks.
     async fn map(&self, slots: &Arc<[Slot]>) -> Result<()> {
         let (slots, own) = (Arc::clone(slots), self.options.rank as usize);
-        let (driver, import) = (self.driver.clone(), self.options.import.clone());
+        let import = self.options.import.clone();
+        let import = import.or_called_at(self.options.site);
+        let driver = self.driver.clone();
         blocking(move || {
             let others = slots.iter().enumerate().filter(|(rank, _)| *rank != own);
             for (rank, slot) in others.filter(|(_, slot)| slot.memory().is_some()) {

@@ -1,11 +1,13 @@
 //! A rank's memory: mapped, or to be mapped later.
 
 use std::fmt;
+use std::panic::Location as Caller;
 use std::sync::{Mutex, OnceLock};
 
 use crate::driver::{Driver, HandleType, ShareableHandle};
+use crate::ledger::Party;
 use crate::per_driver::lock;
-use crate::share::{Description, ImportOptions, ImportedBuffer};
+use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 use crate::{End, Error, Result};
 
 /// A rank.
@@ -39,17 +41,28 @@ impl Slot {
         &self.peer
     }
 
+    /// Returns the rank as the ledger names it.
+    pub fn party(&self, rank: usize) -> Party {
+        Party {
+            pid: None,
+            name: format!("rank {rank} ({})", self.peer),
+        }
+    }
+
     pub const fn memory(&self) -> Option<&Description> {
         self.memory.as_ref()
     }
 
-    /// Returns the rank's mapped memory, and maps it on the first call.
+    /// Returns the rank's mapped memory, and maps it on the first call. The ledger shows the caller's line, unless the
+    /// options have another.
+    #[track_caller]
     pub fn map(
         &self,
         rank: usize,
         driver: &Driver,
         import: &ImportOptions,
     ) -> Result<&ImportedBuffer> {
+        let site = Caller::caller();
         let Some(memory) = &self.memory else {
             return Err(Error::invalid(
                 "rank",
@@ -64,7 +77,8 @@ impl Slot {
                 .map_or(HandleType::Fabric, ShareableHandle::handle_type);
             // Not shared with other imports: the server only forwards a rank's description of its memory, so
             // a rank could claim another's identity.
-            let import = import.clone().unshared();
+            let import = import.clone().unshared().sender(self.party(rank));
+            let import = import.or_called_at(site);
             let imported = import.import(driver, memory, handles);
             imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
@@ -74,6 +88,16 @@ impl Slot {
             })
         });
         buffer.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// Notes in the ledger that the other ranks have handles of this rank's memory.
+pub(super) fn note_sent(memory: Option<&Shared>, slots: &[Slot], own: u32) {
+    let others = slots.iter().enumerate();
+    for (rank, slot) in others.filter(|(rank, _)| *rank != own as usize) {
+        if let Some(memory) = memory {
+            memory.sent_to(&slot.party(rank));
+        }
     }
 }
 
@@ -90,7 +114,7 @@ impl fmt::Debug for Slot {
 mod tests {
     use super::*;
     use crate::driver::{Access, NodeId};
-    use crate::share::{Origin, Shared};
+    use crate::share::Origin;
     use crate::{Buffer, Machine};
 
     #[test]

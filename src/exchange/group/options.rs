@@ -1,5 +1,6 @@
 //! What a rank contributes, and how long it waits.
 
+use std::panic::Location as Caller;
 use std::time::Duration;
 
 use super::Admission;
@@ -57,9 +58,12 @@ pub struct GroupOptions {
     pub(super) access: Access,
     pub(super) import: ImportOptions,
     pub(super) map: Map,
+    /// The program's call, for the ledger.
+    pub(super) site: &'static Caller<'static>,
 }
 
 impl GroupOptions {
+    #[track_caller]
     pub(super) fn new(
         name: String,
         rank: u32,
@@ -85,6 +89,7 @@ impl GroupOptions {
             access: Access::ReadWrite,
             import: ImportOptions::new(),
             map: Map::default(),
+            site: Caller::caller(),
         }
     }
 
@@ -101,7 +106,7 @@ impl GroupOptions {
         self
     }
 
-    /// Sets who may use the other ranks' memory in this process: by default the host and all GPUs.
+    /// Sets the access to the other ranks' memory in this process: by default for the host and all GPUs.
     pub fn import(mut self, import: ImportOptions) -> Self {
         self.import = import;
         self

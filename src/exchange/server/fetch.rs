@@ -304,7 +304,7 @@ impl Inner {
     }
 }
 
-/// Notes in the ledger to whom handles of a publication are given.
+/// Notes in the ledger the process that gets handles of a publication.
 fn note(publication: &Publication, peer: &PeerName, process: Option<&Known>) {
     if let Ok(shared) = publication.shared() {
         shared.sent_to(&Party {

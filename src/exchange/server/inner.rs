@@ -261,7 +261,7 @@ impl Inner {
         }
     }
 
-    /// Handles the end of a process: what it held is not mapped any more.
+    /// Handles the end of a process: its memory is not mapped any more.
     fn process_ended(&self, process: process::Process) {
         let mut state = self.state();
         let leases = state.leases.ended(process);

@@ -20,7 +20,7 @@ pub(super) enum Reading {
 
 impl Reading {
     /// Reads some bytes, and the fds that arrived with them (`InvalidData` for more than `max_fds`). Cancel
-    /// safe: what was read is returned.
+    /// safe: bytes that were read are returned.
     pub(super) async fn read(
         &mut self,
         bytes: &mut [u8],

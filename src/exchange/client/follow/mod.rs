@@ -166,6 +166,7 @@ impl fmt::Debug for Follow {
 impl Client {
     /// Follows a name: [`Follow::next`] returns its memory, and again each time the name gets other memory.
     /// To set options, use [`FetchOptions::follow`].
+    #[track_caller]
     pub fn follow(&self, name: impl Into<String>) -> Follow {
         self.fetch(name).follow()
     }

@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
-use super::{
-    Answered, EARLY, Keep, Notified, Own, RELEASES, Session, Waiting, change, withdrawing,
-};
-use crate::client::lease::{Held, Lease, LeaseKey, LeaseState};
+use super::{Answered, EARLY, Notified, Own, RELEASES, Session, Waiting, change, withdrawing};
+use crate::client::lease::{Held, Keep, Lease, LeaseKey, LeaseState};
 use crate::client::text;
 use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
 use crate::{Error, Refusal, Result};

@@ -45,7 +45,7 @@ impl Failures {
 }
 
 impl Follower {
-    /// Notes that the server did not say what the name denotes. What is known of the name stays: a lease that
+    /// Notes that the server did not say what the name denotes. The follow keeps its knowledge of the name: a lease that
     /// is held says that its memory is still there.
     pub(super) fn look_failed(&mut self, error: Error) -> Result<()> {
         self.check_open()?;
